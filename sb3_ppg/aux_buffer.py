@@ -1,0 +1,132 @@
+"""The rollouts that are kept for the auxiliary phase."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.type_aliases import PyTorchObs
+
+Observations = np.ndarray | dict[str, np.ndarray]
+
+
+class AuxiliaryBatch(NamedTuple):
+    """
+    Samples for the auxiliary phase, B = number of sequences x ``n_steps``, sequence after sequence.
+
+    :param observations: (B, *observation shape), in the type of the observation space
+    :param value_targets: V_targ, in the units of the (normalised) return, (B,)
+    :param old_parameters: of π_old(.|s), as in ``losses.distribution_parameters``, (B, P)
+    """
+
+    observations: PyTorchObs
+    value_targets: th.Tensor
+    old_parameters: th.Tensor
+
+
+class AuxBuffer:
+    """
+    Observations and value targets of the last ``n_rollouts`` rollouts.
+
+    A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples. Sequences are numbered rollout
+    by rollout, then environment by environment.
+
+    The arrays of the rollout buffer are kept by reference, not copied: SB3's buffers allocate new ones for each rollout. A
+    buffer of another class that defines its own ``reset`` may reuse its memory, so its arrays are copied.
+
+    :param n_rollouts: how many rollouts make a phase (N_π)
+    :param device: where minibatches go
+    """
+
+    def __init__(self, n_rollouts: int, device: th.device | str = "cpu"):
+        self.n_rollouts = n_rollouts
+        self.device = device
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.observations: list[Observations] = []  # a rollout each, (n_envs, n_steps, *observation shape)
+        self.value_targets: list[np.ndarray] = []  # a rollout each, (n_envs, n_steps)
+        self.old_parameters: th.Tensor | None = None  # (n_sequences, n_steps, P)
+
+    def __len__(self) -> int:
+        """How many rollouts are kept."""
+        return len(self.value_targets)
+
+    @property
+    def full(self) -> bool:
+        """Whether the phase is complete."""
+        return len(self) >= self.n_rollouts
+
+    @property
+    def n_sequences(self) -> int:
+        """How many sequences are kept."""
+        return sum(len(targets) for targets in self.value_targets)
+
+    def add(self, rollout_buffer: RolloutBuffer) -> None:
+        """
+        Keep a rollout.
+
+        :param rollout_buffer: after the policy phase has gone through it: ``get()`` has ordered its samples environment
+            by environment, (n_envs * n_steps, ...)
+        :raises ValueError: if nobody has called ``get()``
+        """
+        if not rollout_buffer.generator_ready:
+            raise ValueError("The rollout buffer's samples are not ordered by environment yet: call its `get()` first")
+        reuses_memory = type(rollout_buffer).reset not in (RolloutBuffer.reset, DictRolloutBuffer.reset)
+
+        def keep(array: np.ndarray, *shape: int) -> np.ndarray:
+            array = array.copy() if reuses_memory else array
+            return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, *shape)
+
+        observations = rollout_buffer.observations
+        if isinstance(observations, dict):
+            self.observations.append({key: keep(array, *array.shape[1:]) for key, array in observations.items()})
+        else:
+            self.observations.append(keep(observations, *observations.shape[1:]))
+        self.value_targets.append(keep(rollout_buffer.returns))
+
+    def record_old_policy(self, parameters_fn: Callable[[PyTorchObs], th.Tensor], n_sequences: int) -> None:
+        """
+        Evaluate π_old on everything that is kept. Call it right before the auxiliary epochs.
+
+        :param parameters_fn: from observations (B, ...) to the distribution's parameters (B, P)
+        :param n_sequences: how many sequences at a time
+        """
+        chunks = [
+            parameters_fn(self._gather_observations(np.arange(start, min(start + n_sequences, self.n_sequences))))
+            for start in range(0, self.n_sequences, n_sequences)
+        ]
+        self.old_parameters = th.cat(chunks).unflatten(0, (self.n_sequences, -1))
+
+    def minibatches(self, n_sequences: int) -> Iterator[AuxiliaryBatch]:
+        """
+        One epoch: whole sequences, shuffled over environments and rollouts (by NumPy's global generator, as SB3 does), each
+        exactly once.
+
+        :param n_sequences: per minibatch; what remains makes a smaller last one
+        """
+        assert self.old_parameters is not None, "record_old_policy() comes first"
+        order = np.random.permutation(self.n_sequences)
+        targets = np.concatenate(self.value_targets)  # (n_sequences, n_steps)
+        for start in range(0, self.n_sequences, n_sequences):
+            ids = order[start : start + n_sequences]
+            yield AuxiliaryBatch(
+                observations=self._gather_observations(ids),
+                value_targets=th.as_tensor(targets[ids].reshape(-1), device=self.device),
+                old_parameters=self.old_parameters[th.as_tensor(ids, device=self.old_parameters.device)].flatten(0, 1),
+            )
+
+    def _gather_observations(self, ids: np.ndarray) -> PyTorchObs:
+        """One copy of the observations of some sequences, (len(ids) * n_steps, *observation shape)."""
+        places = [divmod(int(i), len(self.value_targets[0])) for i in ids]  # (rollout, environment)
+        if isinstance(self.observations[0], dict):
+            return {
+                key: self._stack([self.observations[rollout][key][env] for rollout, env in places])
+                for key in self.observations[0]
+            }
+        return self._stack([self.observations[rollout][env] for rollout, env in places])  # type: ignore[index]
+
+    def _stack(self, sequences: list[np.ndarray]) -> th.Tensor:
+        return th.as_tensor(np.concatenate(sequences), device=self.device)

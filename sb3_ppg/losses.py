@@ -1,0 +1,258 @@
+"""
+The losses of Phasic Policy Gradient, as pure functions of tensors.
+
+Paper: Cobbe, Hilton, Klimov, Schulman, "Phasic Policy Gradient", https://arxiv.org/abs/2009.04416.
+``B`` is the number of samples; expectations are means over the samples. Every function raises ``ValueError`` when the
+shapes of its arguments differ: a silent broadcast from (B,) and (B, 1) to (B, B) trains on nonsense.
+"""
+
+from functools import singledispatch
+
+import torch as th
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    Distribution,
+    MultiCategoricalDistribution,
+    StateDependentNoiseDistribution,
+)
+from torch.nn import functional as F
+
+
+def _check_same_shape(**tensors: th.Tensor) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"These tensors must have the same shape: {shapes}")
+
+
+# ---- policy phase ----
+
+
+def policy_gradient_loss(
+    log_prob: th.Tensor, old_log_prob: th.Tensor, advantages: th.Tensor, clip_range: float | None
+) -> th.Tensor:
+    """
+    The clipped surrogate objective, as a loss (section 2.1, "L^clip"):
+
+    .. code-block:: none
+
+        ratio = π(a|s) / π_old(a|s)
+        loss  = -E[min(ratio A, clip(ratio, 1 - ε, 1 + ε) A)]
+
+    With ``clip_range=None`` it is the plain surrogate, -E[ratio A], to which the KL penalty variant adds ``kl_penalty``.
+
+    :param log_prob: log π(a|s) of the taken actions under the policy in training, shape (B,)
+    :param old_log_prob: log π_old(a|s), under the policy that took them, shape (B,)
+    :param advantages: A, in the units of the (normalised) reward, shape (B,)
+    :param clip_range: ε, or None for no clipping
+    :return: scalar
+    """
+    _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages)
+    ratio = th.exp(log_prob - old_log_prob)
+    objective = ratio * advantages
+    if clip_range is not None:
+        objective = th.min(objective, th.clamp(ratio, 1 - clip_range, 1 + clip_range) * advantages)
+    return -objective.mean()
+
+
+def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
+    """
+    Second-order estimate of KL(π_old, π) from the taken actions: 1/2 E[(log π(a|s) - log π_old(a|s))²]
+
+    The authors' code uses it instead of clipping when its ``kl_penalty`` is set (section 3.6).
+
+    :param log_prob: log π(a|s), shape (B,)
+    :param old_log_prob: log π_old(a|s), shape (B,)
+    :return: scalar, in nats
+    """
+    _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob)
+    return 0.5 * (log_prob - old_log_prob).square().mean()
+
+
+def entropy_loss(entropy: th.Tensor | None, log_prob: th.Tensor) -> th.Tensor:
+    """
+    The negated entropy bonus, -E[H(π(.|s))].
+
+    :param entropy: H(π(.|s)) in nats, shape (B,), or None where it has no closed form (squashed gSDE): then the
+        one-sample estimate -log π(a|s) is taken, as SB3's PPO does
+    :param log_prob: log π(a|s), shape (B,)
+    :return: scalar, in nats
+    """
+    if entropy is None:
+        return log_prob.mean()
+    _check_same_shape(entropy=entropy, log_prob=log_prob)
+    return -entropy.mean()
+
+
+def value_loss(
+    values: th.Tensor,
+    targets: th.Tensor,
+    old_values: th.Tensor | None = None,
+    clip_range_vf: float | None = None,
+) -> th.Tensor:
+    """
+    Mean squared error E[(V(s) - V_targ)²] of the policy phase (section 2.1, "L^value"; the 1/2 is SB3's ``vf_coef``).
+
+    With ``clip_range_vf``, V is first kept within that distance of the value predicted at rollout time, as in SB3's PPO.
+
+    :param values: V(s), shape (B,)
+    :param targets: V_targ, shape (B,)
+    :param old_values: V(s) as predicted during the rollout, shape (B,); needed for clipping only
+    :param clip_range_vf: in the units of the (normalised) return, or None for no clipping
+    :return: scalar
+    """
+    _check_same_shape(values=values, targets=targets)
+    if clip_range_vf is not None:
+        if old_values is None:
+            raise ValueError("`clip_range_vf` needs `old_values`")
+        _check_same_shape(values=values, old_values=old_values)
+        values = old_values + th.clamp(values - old_values, -clip_range_vf, clip_range_vf)
+    return F.mse_loss(values, targets)
+
+
+def approximate_kl(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
+    """
+    Low-variance, non-negative estimate of KL(π_old, π) from the taken actions: E[(ratio - 1) - log ratio]
+
+    It is what SB3 logs as ``approx_kl`` (Schulman, http://joschu.net/blog/kl-approx.html). Not differentiated.
+
+    :param log_prob: log π(a|s), shape (B,)
+    :param old_log_prob: log π_old(a|s), shape (B,)
+    :return: scalar, in nats
+    """
+    _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob)
+    log_ratio = (log_prob - old_log_prob).detach()
+    return (th.exp(log_ratio) - 1 - log_ratio).mean()
+
+
+def clip_fraction(log_prob: th.Tensor, old_log_prob: th.Tensor, clip_range: float) -> th.Tensor:
+    """
+    Fraction of the samples whose ratio is further than ``clip_range`` from one. Not differentiated.
+
+    :param log_prob: log π(a|s), shape (B,)
+    :param old_log_prob: log π_old(a|s), shape (B,)
+    :param clip_range: ε
+    :return: scalar between 0 and 1
+    """
+    _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob)
+    ratio = th.exp(log_prob - old_log_prob).detach()
+    return ((ratio - 1).abs() > clip_range).to(ratio.dtype).mean()
+
+
+# ---- auxiliary phase ----
+
+
+def auxiliary_value_loss(values: th.Tensor, targets: th.Tensor) -> th.Tensor:
+    """
+    1/2 E[(V(s) - V_targ)²], for the auxiliary and for the true value head (section 2.2, "L^aux" and "L^value").
+
+    :param values: prediction of one of the two heads, shape (B,)
+    :param targets: V_targ as computed when the rollout was collected, shape (B,)
+    :return: scalar
+    """
+    return 0.5 * value_loss(values, targets)
+
+
+def joint_loss(
+    aux_value_loss: th.Tensor, clone_loss: th.Tensor, true_value_loss: th.Tensor, beta_clone: float
+) -> th.Tensor:
+    """
+    L^joint + L^value = L^aux + β_clone E[KL(π_old(.|s), π(.|s))] + L^value (section 2.2).
+
+    :param aux_value_loss: L^aux, scalar
+    :param clone_loss: E[KL], scalar, in nats
+    :param true_value_loss: L^value, scalar
+    :param beta_clone: β_clone
+    :return: scalar
+    """
+    return aux_value_loss + beta_clone * clone_loss + true_value_loss
+
+
+@singledispatch
+def distribution_parameters(distribution: Distribution) -> th.Tensor:
+    """
+    What defines π(.|s) for every sample, in one tensor that can be kept.
+
+    SB3's distribution object is a single mutable one that the next forward pass overwrites; this is not.
+
+    :param distribution: as returned by ``policy.get_distribution``
+    :return: shape (B, P): the (log-)probabilities' logits of Discrete (n), MultiDiscrete (sum of n) and MultiBinary (n)
+        actions; mean and standard deviation (2 x dimensions) of Box actions, before squashing if there is any
+    """
+    raise NotImplementedError(f"No exact KL divergence is known for {type(distribution).__name__}")
+
+
+@singledispatch
+def kl_divergence(distribution: Distribution, old_parameters: th.Tensor) -> th.Tensor:
+    """
+    KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions (section 2.2, the cloning term).
+
+    Squashing actions through tanh leaves it unchanged: a KL divergence is invariant under a bijection.
+
+    :param distribution: π, differentiable
+    :param old_parameters: of π_old, from ``distribution_parameters``, shape (B, P)
+    :return: shape (B,), in nats
+    """
+    raise NotImplementedError(f"No exact KL divergence is known for {type(distribution).__name__}")
+
+
+def _categorical_kl(old_log_probs: th.Tensor, log_probs: th.Tensor) -> th.Tensor:
+    return F.kl_div(log_probs, old_log_probs, reduction="none", log_target=True).sum(dim=1)
+
+
+@distribution_parameters.register
+def _(distribution: CategoricalDistribution) -> th.Tensor:
+    return distribution.distribution.logits
+
+
+@kl_divergence.register
+def _(distribution: CategoricalDistribution, old_parameters: th.Tensor) -> th.Tensor:
+    log_probs = distribution_parameters(distribution)
+    _check_same_shape(old_parameters=old_parameters, log_probs=log_probs)
+    return _categorical_kl(old_parameters, log_probs)
+
+
+@distribution_parameters.register
+def _(distribution: MultiCategoricalDistribution) -> th.Tensor:
+    return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
+
+
+@kl_divergence.register
+def _(distribution: MultiCategoricalDistribution, old_parameters: th.Tensor) -> th.Tensor:
+    log_probs = distribution_parameters(distribution)
+    _check_same_shape(old_parameters=old_parameters, log_probs=log_probs)
+    # Joint probabilities multiply, so the sum over all logits of all dimensions is the sum over dimensions
+    return _categorical_kl(old_parameters, log_probs)
+
+
+@distribution_parameters.register
+def _(distribution: BernoulliDistribution) -> th.Tensor:
+    return distribution.distribution.logits
+
+
+@kl_divergence.register
+def _(distribution: BernoulliDistribution, old_parameters: th.Tensor) -> th.Tensor:
+    logits = distribution_parameters(distribution)
+    _check_same_shape(old_parameters=old_parameters, logits=logits)
+    # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
+    kl = th.sigmoid(old_parameters) * (old_parameters - logits) + F.softplus(logits) - F.softplus(old_parameters)
+    return kl.sum(dim=1)
+
+
+@distribution_parameters.register(DiagGaussianDistribution)
+@distribution_parameters.register(StateDependentNoiseDistribution)
+def _(distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) -> th.Tensor:
+    return th.cat([distribution.distribution.mean, distribution.distribution.stddev], dim=1)
+
+
+@kl_divergence.register(DiagGaussianDistribution)
+@kl_divergence.register(StateDependentNoiseDistribution)
+def _(distribution: DiagGaussianDistribution | StateDependentNoiseDistribution, old_parameters: th.Tensor) -> th.Tensor:
+    parameters = distribution_parameters(distribution)
+    _check_same_shape(old_parameters=old_parameters, parameters=parameters)
+    old_mean, old_std = old_parameters.chunk(2, dim=1)
+    mean, std = parameters.chunk(2, dim=1)
+    # log σ/σ_old + (σ_old² + (μ_old - μ)²) / 2σ² - 1/2
+    kl = th.log(std / old_std) + ((old_std / std).square() + ((old_mean - mean) / std).square() - 1) / 2
+    return kl.sum(dim=1)

@@ -1,0 +1,248 @@
+"""The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
+
+from functools import partial
+from typing import Any, Literal
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import (
+    BaseFeaturesExtractor,
+    CombinedExtractor,
+    FlattenExtractor,
+    MlpExtractor,
+    NatureCNN,
+)
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
+
+from sb3_ppg.torch_layers import ImpalaCNN, init_normed
+
+Architecture = Literal["dual", "detached", "shared"]
+ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")
+
+
+class SharedTrunk(MlpExtractor):
+    """
+    One trunk of dense layers for the policy and the value function.
+
+    :param features_dim: of the features that come in
+    :param trunk: units of each layer
+    :param activation_fn: after each layer
+    :param detach_value: whether the value function's gradient stops at the trunk
+    :param device: where to put the layers
+    """
+
+    def __init__(
+        self,
+        features_dim: int,
+        trunk: list[int],
+        activation_fn: type[nn.Module],
+        detach_value: bool,
+        device: th.device | str = "auto",
+    ):
+        super().__init__(features_dim, dict(pi=trunk, vf=[]), activation_fn, device)
+        self.latent_dim_vf = self.latent_dim_pi
+        self.detach_value = detach_value
+
+    def forward(self, features: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        latent = self.policy_net(features)
+        return latent, latent.detach() if self.detach_value else latent
+
+    def forward_critic(self, features: th.Tensor) -> th.Tensor:
+        return self.policy_net(features)
+
+
+class PhasicActorCriticPolicy(ActorCriticPolicy):
+    """
+    SB3's actor-critic policy with what PPG adds: an auxiliary value head ``aux_value_net`` on the policy network, read in
+    the auxiliary phase only. ``value_net`` stays the true value function, for advantages and bootstrapping.
+
+    Arguments that are not listed here are those of SB3's ``ActorCriticPolicy``.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param architecture: ``"dual"``: two networks (the paper's default); ``"detached"``: one network, the value gradient
+        stops at its last shared layer in the policy phase (section 3.5); ``"shared"``: one network, nothing detached
+    :param detach_value_in_aux_phase: with ``"detached"`` only. False: the auxiliary phase lets the true value function's
+        gradient through, as the paper says; True: it stays stopped, as in the authors' code
+    :param net_arch: Layers after the features extractor. With one network they are shared, so a list, or a dict with the
+        same layers for ``pi`` and ``vf``. Default: none after a CNN, else two of 64 units
+    :param ortho_init: SB3's orthogonal initialisation. Default: yes, except with ``ImpalaCNN``, which brings the authors'
+    :param features_extractor_class: Features extractor
+    :param share_features_extractor: Whether policy and value function share the features extractor. Default: as the
+        architecture says. With ``"dual"``, True shares the extractor under two separate trunks, like SB3's PPO
+    :raises ValueError: for a combination that contradicts itself
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.Tanh,
+        ortho_init: bool | None = None,
+        use_sde: bool = False,
+        log_std_init: float = 0.0,
+        full_std: bool = True,
+        use_expln: bool = False,
+        squash_output: bool = False,
+        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        architecture: Architecture = "dual",
+        detach_value_in_aux_phase: bool = False,
+    ):
+        if architecture not in ARCHITECTURES:
+            raise ValueError(f"`architecture`={architecture!r} is unknown: use one of {', '.join(ARCHITECTURES)}")
+        if detach_value_in_aux_phase and architecture != "detached":
+            raise ValueError(
+                f"`detach_value_in_aux_phase`=True has no meaning with `architecture`={architecture!r}: "
+                "use architecture='detached' or leave it False"
+            )
+        if share_features_extractor is False and architecture != "dual":
+            raise ValueError(
+                f"`share_features_extractor`=False contradicts `architecture`={architecture!r}, which is one network: "
+                "use architecture='dual' or leave it out"
+            )
+        if squash_output and not use_sde:
+            raise ValueError("`squash_output`=True needs gSDE: pass `use_sde=True` to the algorithm")
+        if share_features_extractor is None:
+            # A FlattenExtractor has no weights: dual networks may as well flatten once
+            share_features_extractor = architecture != "dual" or features_extractor_class is FlattenExtractor
+        if net_arch is None and issubclass(features_extractor_class, (NatureCNN, ImpalaCNN)):
+            net_arch = []
+        if ortho_init is None:
+            ortho_init = not issubclass(features_extractor_class, ImpalaCNN)
+
+        self.architecture = architecture
+        self.detach_value_in_aux_phase = detach_value_in_aux_phase
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            net_arch,
+            activation_fn,
+            ortho_init,
+            use_sde,
+            log_std_init,
+            full_std,
+            use_expln,
+            squash_output,
+            features_extractor_class,
+            features_extractor_kwargs,
+            share_features_extractor,
+            normalize_images,
+            optimizer_class,
+            optimizer_kwargs,
+        )
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        data = super()._get_constructor_parameters()
+        data.update(
+            share_features_extractor=self.share_features_extractor,
+            architecture=self.architecture,
+            detach_value_in_aux_phase=self.detach_value_in_aux_phase,
+        )
+        return data
+
+    def _build_mlp_extractor(self) -> None:
+        if self.architecture == "dual":
+            super()._build_mlp_extractor()
+        else:
+            self.mlp_extractor = SharedTrunk(
+                self.features_dim,
+                self._trunk_layers(),
+                self.activation_fn,
+                detach_value=self.architecture == "detached",
+                device=self.device,
+            )
+
+    def _trunk_layers(self) -> list[int]:
+        """The layers that policy and value function share when there is one network."""
+        if isinstance(self.net_arch, dict):
+            pi, vf = self.net_arch.get("pi", []), self.net_arch.get("vf", [])
+            if pi != vf:
+                raise ValueError(
+                    f"`net_arch`={self.net_arch} has different layers for policy and value function, but "
+                    f"`architecture`={self.architecture!r} is one network: pass a list, or use architecture='dual'"
+                )
+            return pi
+        return self.net_arch
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        super()._build(lr_schedule)
+        self.aux_value_net = nn.Linear(self.mlp_extractor.latent_dim_pi, 1)
+        if self.ortho_init:
+            self.aux_value_net.apply(partial(self.init_weights, gain=1))
+        elif isinstance(self.features_extractor, ImpalaCNN):
+            for head in (self.action_net, self.value_net, self.aux_value_net):
+                init_normed(head, scale=0.1)
+        # Anew, for it to know the auxiliary head
+        self.optimizer = self.make_optimizer(lr_schedule(1))
+
+    def make_optimizer(self, learning_rate: float) -> th.optim.Optimizer:
+        """
+        A new optimizer of ``optimizer_class`` over all parameters; those that a loss does not reach are left alone.
+
+        :param learning_rate: at the start
+        """
+        return self.optimizer_class(self.parameters(), lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def predict_values(self, obs: PyTorchObs) -> th.Tensor:
+        """
+        The true value function V(s). No gradient passes a detached trunk.
+
+        :param obs: Observation
+        :return: shape (B, 1)
+        """
+        with th.set_grad_enabled(th.is_grad_enabled() and self.architecture != "detached"):
+            latent_vf = self.mlp_extractor.forward_critic(self._value_features(obs))
+        return self.value_net(latent_vf)
+
+    def evaluate_auxiliary(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor, th.Tensor]:
+        """
+        What the auxiliary phase trains. Each network is run once.
+
+        :param obs: Observation
+        :return: π(.|s); the auxiliary head's value, shape (B,); the true value function V(s), shape (B,)
+        """
+        pi_features = super(ActorCriticPolicy, self).extract_features(obs, self.pi_features_extractor)
+        latent_pi = self.mlp_extractor.forward_actor(pi_features)
+        if self.architecture == "dual":
+            vf_features = pi_features if self.share_features_extractor else self._value_features(obs)
+            latent_vf = self.mlp_extractor.forward_critic(vf_features)
+        else:
+            latent_vf = latent_pi.detach() if self.detach_value_in_aux_phase else latent_pi
+        distribution = self._get_action_dist_from_latent(latent_pi)
+        return distribution, self.aux_value_net(latent_pi).flatten(), self.value_net(latent_vf).flatten()
+
+    def _value_features(self, obs: PyTorchObs) -> th.Tensor:
+        return super(ActorCriticPolicy, self).extract_features(obs, self.vf_features_extractor)
+
+
+class PhasicActorCriticCnnPolicy(PhasicActorCriticPolicy):
+    """``PhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``; the paper's is ``ImpalaCNN``."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("features_extractor_class", NatureCNN)
+        super().__init__(*args, **kwargs)
+
+
+class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
+    """``PhasicActorCriticPolicy`` for dictionaries of observations, by default through SB3's ``CombinedExtractor``."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("features_extractor_class", CombinedExtractor)
+        super().__init__(*args, **kwargs)
+
+
+MlpPolicy = PhasicActorCriticPolicy
+CnnPolicy = PhasicActorCriticCnnPolicy
+MultiInputPolicy = MultiInputPhasicActorCriticPolicy

@@ -1,0 +1,498 @@
+"""Phasic Policy Gradient: Algorithm 1 of https://arxiv.org/abs/2009.04416 on Stable-Baselines3."""
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import psutil
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule
+from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
+
+from sb3_ppg import losses
+from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch
+from sb3_ppg.optimization import Losses, optimize_epoch
+from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+
+SelfPPG = TypeVar("SelfPPG", bound="PPG")
+
+
+class ArgumentError(ValueError, AssertionError):
+    """Arguments that cannot work. Also an ``AssertionError``, because that is what SB3's PPO raises for some of them."""
+
+
+class PPG(OnPolicyAlgorithm):
+    """
+    Phasic Policy Gradient (PPG): PPO whose policy network learns from the value function in phases of its own.
+
+    A phase is ``n_policy_iterations`` policy-phase iterations (a rollout, then PPO's update), followed by one auxiliary
+    phase over all the rollouts of the phase: the policy network's auxiliary value head is trained on the value targets while
+    a KL term holds the policy where it is, and the true value function is trained further.
+
+    Paper: https://arxiv.org/abs/2009.04416. Authors' code: https://github.com/openai/phasic-policy-gradient.
+    The defaults are for small environments; ``hyperparams/ppg.yml`` has the paper's setting for Procgen.
+
+    What is stored when ``learn()`` ends within a phase stays for the next call of ``learn()``.
+
+    :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``PhasicActorCriticPolicy``
+    :param env: The environment to learn from (if registered in Gym, can be str)
+    :param learning_rate: The learning rate of the policy phase, it can be a function
+        of the current progress remaining (from 1 to 0)
+    :param aux_learning_rate: The learning rate of the auxiliary phase, likewise. None: the same as ``learning_rate``
+    :param n_steps: The number of steps to run for each environment per rollout
+    :param batch_size: Minibatch size of the policy phase, in samples
+    :param n_epochs: E_π, the number of epochs per rollout on the policy's loss
+    :param n_value_epochs: E_V, the number of epochs on the value function's loss, which then has its own optimizer and comes
+        first. None: both losses are summed and share E_π epochs and one optimizer
+    :param n_policy_iterations: N_π, the number of rollouts in a phase
+    :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, nothing is stored
+    :param aux_batch_size: Minibatch size of the auxiliary phase, in samples: a multiple of ``n_steps``, as minibatches are
+        made of whole sequences, one environment's part of one rollout each. None: a sixteenth of the stored sequences, at
+        least one
+    :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
+    :param gamma: Discount factor
+    :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
+    :param clip_range: Clipping parameter ε, it can be a function of the current progress remaining. None: no clipping, for
+        the KL penalty variant
+    :param clip_range_vf: Clipping parameter for the value function, likewise. None: no clipping. It depends on the scale of
+        the rewards
+    :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which stands in for clipping in the paper's KL variant
+    :param normalize_advantage: Whether to normalise advantages, once over the whole rollout
+    :param ent_coef: Entropy coefficient for the loss calculation
+    :param vf_coef: Value function coefficient for the loss of the policy phase
+    :param max_grad_norm: The maximum value for the gradient clipping, in both phases. None: no clipping, as the authors
+    :param use_sde: Whether to use generalized State Dependent Exploration (gSDE) instead of action noise exploration
+    :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE, -1: at the start of the rollout only
+    :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected
+    :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
+    :param target_kl: Stop the policy phase's epochs when the approximate KL divergence from the policy that collected the
+        rollout exceeds 1.5 times this, in nats. None: never
+    :param micro_batch_size: The most samples in one forward pass. The gradient of a larger minibatch is accumulated over
+        several; the step is the same, and needs less memory. None: whole minibatches
+    :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments to be passed to the policy on creation, ``architecture`` among them, see
+        ``PhasicActorCriticPolicy``
+    :param verbose: Verbosity level: 0 for no output, 1 for info messages, 2 for debug messages
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :raises ValueError: if arguments cannot work, alone or together
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+    policy: PhasicActorCriticPolicy
+    max_grad_norm: float | None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        policy: str | type[PhasicActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 5e-4,
+        aux_learning_rate: float | Schedule | None = None,
+        n_steps: int = 256,
+        batch_size: int = 64,
+        n_epochs: int = 1,
+        n_value_epochs: int | None = None,
+        n_policy_iterations: int = 32,
+        n_aux_epochs: int = 6,
+        aux_batch_size: int | None = None,
+        beta_clone: float = 1.0,
+        gamma: float = 0.999,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule | None = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        kl_coef: float = 0.0,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.01,
+        vf_coef: float = 0.5,
+        max_grad_norm: float | None = None,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        micro_batch_size: int | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        if not isinstance(policy, str) and not issubclass(policy, PhasicActorCriticPolicy):
+            raise ArgumentError(
+                f"`policy`={policy.__name__} has no auxiliary value head: use 'MlpPolicy', 'CnnPolicy' or 'MultiInputPolicy', "
+                "or derive your class from sb3_ppg.policies.PhasicActorCriticPolicy"
+            )
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
+            use_sde=False,  # set below: the message of `_check_arguments` says more than SB3's
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            _init_setup_model=False,
+            supported_action_spaces=(
+                spaces.Box,
+                spaces.Discrete,
+                spaces.MultiDiscrete,
+                spaces.MultiBinary,
+            ),
+        )
+        self.use_sde = use_sde
+        self.aux_learning_rate = aux_learning_rate
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.n_value_epochs = n_value_epochs
+        self.n_policy_iterations = n_policy_iterations
+        self.n_aux_epochs = n_aux_epochs
+        self.aux_batch_size = aux_batch_size
+        self.beta_clone = beta_clone
+        self.clip_range = clip_range
+        self.clip_range_vf = clip_range_vf
+        self.kl_coef = kl_coef
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.micro_batch_size = micro_batch_size
+
+        self._n_aux_phases = 0
+        # As many as the auxiliary buffer holds, except in a model loaded without that buffer
+        self._n_stored_rollouts = 0
+
+        if self.env is not None:
+            self._check_arguments()
+        if _init_setup_model:
+            self._setup_model()
+
+    # ---- the algorithm ----
+
+    def train(self) -> None:
+        """
+        What follows a rollout in the paper's Algorithm 1: the policy phase's update, and, when the rollouts of ``N_π``
+        iterations are together, the auxiliary phase.
+
+        :raises NonFiniteLossError: if a loss is NaN or infinite
+        """
+        self._policy_phase()
+        if self.n_aux_epochs > 0:
+            self.aux_buffer.add(self.rollout_buffer)
+            if self.aux_buffer.full:
+                self._auxiliary_phase()
+                self.aux_buffer.reset()
+            self._n_stored_rollouts = len(self.aux_buffer)
+
+    def _policy_phase(self) -> None:
+        """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate([self.policy.optimizer, self.value_optimizer])
+        if self.normalize_advantage:
+            advantages = self.rollout_buffer.advantages
+            self.rollout_buffer.advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+        if self.n_value_epochs is None:
+            history = self._policy_phase_epochs(self.n_epochs, self._joint_losses, self.policy.optimizer)
+        else:
+            value_history = self._policy_phase_epochs(self.n_value_epochs, self._value_losses, self.value_optimizer)
+            policy_history = self._policy_phase_epochs(self.n_epochs, self._policy_losses, self.policy.optimizer)
+            history = [{**value_history[-1], **scalars} for scalars in policy_history]
+        self._log_policy_phase(history)
+
+    def _policy_phase_epochs(
+        self, n_epochs: int, loss_fn: Callable[[RolloutBufferSamples], Losses], optimizer: th.optim.Optimizer
+    ) -> list[dict[str, np.ndarray]]:
+        """Epochs over the latest rollout, in shuffled minibatches; fewer when ``target_kl`` is exceeded."""
+        history = []
+        for epoch in range(n_epochs):
+            scalars = optimize_epoch(
+                "policy",
+                self.policy,
+                optimizer,
+                self.rollout_buffer.get(self.batch_size),
+                loss_fn,
+                self.micro_batch_size,
+                self.max_grad_norm,
+                self.target_kl if loss_fn != self._value_losses else None,
+            )
+            history.append(scalars)
+            self._n_updates += loss_fn != self._value_losses
+            if self.target_kl is not None and "approx_kl" in scalars and scalars["approx_kl"][-1] > 1.5 * self.target_kl:
+                if self.verbose >= 1:
+                    print(f"Early stopping at step {epoch} due to reaching max kl: {scalars['approx_kl'][-1]:.2f}")
+                break
+        return history
+
+    def _auxiliary_phase(self) -> None:
+        """Optimise L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
+        start = time.perf_counter()
+        n_sequences = self._aux_sequences_per_batch()
+        self.policy.set_training_mode(False)
+        self.aux_buffer.record_old_policy(self._distribution_parameters, n_sequences)
+
+        self.policy.set_training_mode(True)
+        learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
+        update_learning_rate(self.aux_optimizer, learning_rate)
+        history = [
+            optimize_epoch(
+                "auxiliary",
+                self.policy,
+                self.aux_optimizer,
+                self.aux_buffer.minibatches(n_sequences),
+                self._auxiliary_losses,
+                self.micro_batch_size,
+                self.max_grad_norm,
+            )
+            for _ in range(self.n_aux_epochs)
+        ]
+        self._n_aux_phases += 1
+        for name in history[0]:
+            self.logger.record(f"aux/{name}", np.mean([scalars[name].mean() for scalars in history]))
+        self.logger.record("aux/learning_rate", learning_rate)
+        self.logger.record("aux/n_phases", self._n_aux_phases)
+        self.logger.record("aux/seconds", time.perf_counter() - start)
+
+    # ---- the losses of a minibatch ----
+
+    def _joint_losses(self, batch: RolloutBufferSamples) -> Losses:
+        values, log_prob, entropy = self.policy.evaluate_actions(batch.observations, self._taken_actions(batch))
+        policy = self._surrogate(batch, log_prob, entropy)
+        value = self._value_error(batch, values)
+        return Losses(policy.total + value.total, {**policy.terms, **value.terms}, policy.diagnostics)
+
+    def _policy_losses(self, batch: RolloutBufferSamples) -> Losses:
+        distribution = self.policy.get_distribution(batch.observations)
+        return self._surrogate(batch, distribution.log_prob(self._taken_actions(batch)), distribution.entropy())
+
+    def _value_losses(self, batch: RolloutBufferSamples) -> Losses:
+        return self._value_error(batch, self.policy.predict_values(batch.observations))
+
+    def _surrogate(self, batch: RolloutBufferSamples, log_prob: th.Tensor, entropy: th.Tensor | None) -> Losses:
+        clip_range = self._now(self.clip_range)
+        terms = {
+            "policy_gradient_loss": losses.policy_gradient_loss(log_prob, batch.old_log_prob, batch.advantages, clip_range),
+            "entropy_loss": losses.entropy_loss(entropy, log_prob),
+        }
+        total = terms["policy_gradient_loss"] + self.ent_coef * terms["entropy_loss"]
+        if self.kl_coef > 0:
+            terms["kl_penalty"] = losses.kl_penalty(log_prob, batch.old_log_prob)
+            total = total + self.kl_coef * terms["kl_penalty"]
+        diagnostics = {"approx_kl": losses.approximate_kl(log_prob, batch.old_log_prob)}
+        if clip_range is not None:
+            diagnostics["clip_fraction"] = losses.clip_fraction(log_prob, batch.old_log_prob, clip_range)
+        return Losses(total, terms, diagnostics)
+
+    def _value_error(self, batch: RolloutBufferSamples, values: th.Tensor) -> Losses:
+        value_loss = losses.value_loss(values.flatten(), batch.returns, batch.old_values, self._now(self.clip_range_vf))
+        return Losses(self.vf_coef * value_loss, {"value_loss": value_loss}, {})
+
+    def _auxiliary_losses(self, batch: AuxiliaryBatch) -> Losses:
+        distribution, aux_values, values = self.policy.evaluate_auxiliary(batch.observations)
+        terms = {
+            "kl": losses.kl_divergence(distribution, batch.old_parameters).mean(),
+            "aux_value_loss": losses.auxiliary_value_loss(aux_values, batch.value_targets),
+            "value_loss": losses.auxiliary_value_loss(values, batch.value_targets),
+        }
+        total = losses.joint_loss(terms["aux_value_loss"], terms["kl"], terms["value_loss"], self.beta_clone)
+        return Losses(total, terms, {})
+
+    def _taken_actions(self, batch: RolloutBufferSamples) -> th.Tensor:
+        # The rollout buffer gives every action as float, (B, action dimensions)
+        return batch.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else batch.actions
+
+    @th.no_grad()
+    def _distribution_parameters(self, observations: PyTorchObs) -> th.Tensor:
+        return losses.distribution_parameters(self.policy.get_distribution(observations))
+
+    # ---- set-up ----
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        # As PPO: schedules from here on
+        self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
+        self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
+        self.aux_lr_schedule = self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
+        # The policy's own optimizer is that of the policy (or joint) epochs
+        self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
+        self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1))
+        self.aux_buffer = AuxBuffer(self.n_policy_iterations, self.device)
+
+    def _check_arguments(self) -> None:
+        """
+        Refuse what cannot work, before it has cost an hour.
+
+        :raises ValueError: with the argument, its value and the remedy
+        """
+
+        def require(condition: bool, argument: str, remedy: str) -> None:
+            if not condition:
+                raise ArgumentError(f"`{argument}`={getattr(self, argument)!r} cannot work: {remedy}")
+
+        for argument in ("n_steps", "batch_size", "n_epochs", "n_policy_iterations"):
+            require(_is_count(getattr(self, argument)), argument, "use an integer of at least 1")
+        for argument in ("n_value_epochs", "aux_batch_size", "micro_batch_size"):
+            value = getattr(self, argument)
+            require(value is None or _is_count(value), argument, "use an integer of at least 1, or None")
+        require(_is_count(self.n_aux_epochs + 1), "n_aux_epochs", "use an integer, 0 for no auxiliary phase")
+        for argument in ("gamma", "gae_lambda"):
+            require(0 <= getattr(self, argument) <= 1, argument, "use a number between 0 and 1")
+        for argument in ("beta_clone", "kl_coef", "vf_coef"):
+            require(getattr(self, argument) >= 0, argument, "use a number of at least 0")
+        for argument in ("clip_range", "clip_range_vf", "max_grad_norm", "target_kl"):
+            value = getattr(self, argument)
+            require(value is None or callable(value) or value > 0, argument, "use a number above 0, or None to do without")
+        for argument in ("learning_rate", "aux_learning_rate"):
+            value = getattr(self, argument)
+            require(value is None or callable(value) or value >= 0, argument, "use a number of at least 0, or a schedule")
+        require(
+            self.clip_range is not None or self.kl_coef > 0,
+            "clip_range",
+            "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range",
+        )
+        require(
+            not self.use_sde or isinstance(self.action_space, spaces.Box),
+            "use_sde",
+            f"gSDE is for continuous actions (Box), these are {self.action_space}; leave it False",
+        )
+        rollout_size = self.n_steps * self.n_envs
+        require(
+            rollout_size > 1 or not self.normalize_advantage,
+            "n_steps",
+            "the advantage of one sample alone is normalised to zero; use more steps, or normalize_advantage=False",
+        )
+        self._check_auxiliary_batches(rollout_size)
+        if rollout_size % self.batch_size > 0:
+            warnings.warn(
+                f"You have specified a mini-batch size of {self.batch_size}, but because the rollout has "
+                f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
+                f"{rollout_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
+                stacklevel=4,
+            )
+
+    def _check_auxiliary_batches(self, rollout_size: int) -> None:
+        if self.n_aux_epochs == 0 or self.aux_batch_size is None:
+            return
+        stored = rollout_size * self.n_policy_iterations
+        if self.aux_batch_size % self.n_steps > 0:
+            raise ArgumentError(
+                f"`aux_batch_size`={self.aux_batch_size} cannot work: auxiliary minibatches are made of whole sequences of "
+                f"`n_steps`={self.n_steps} samples; use a multiple of it"
+            )
+        if self.aux_batch_size > stored:
+            raise ArgumentError(
+                f"`aux_batch_size`={self.aux_batch_size} cannot work: a phase stores only n_steps * n_envs * "
+                f"n_policy_iterations = {stored} samples; use at most that, or None"
+            )
+
+    def _aux_sequences_per_batch(self) -> int:
+        if self.aux_batch_size is None:
+            return max(1, self.aux_buffer.n_sequences // 16)
+        return self.aux_batch_size // self.n_steps
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
+        super()._maybe_recommend_cpu(mlp_class_name)
+
+    # ---- learning, saving, logging ----
+
+    def learn(
+        self: SelfPPG,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "PPG",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfPPG:
+        """
+        As in SB3. Rollouts of a phase that ``total_timesteps`` leaves incomplete are used by the policy phase, and stay for
+        the auxiliary phase of the next call.
+
+        :raises ValueError: for attributes that cannot work together
+        :raises NonFiniteLossError: if a loss is NaN or infinite
+        """
+        self._check_arguments()
+        self._warn_about_memory()
+        if self._n_stored_rollouts > len(self.aux_buffer):
+            warnings.warn(
+                f"This model was saved after {self._n_stored_rollouts} of the {self.n_policy_iterations} rollouts of a phase, "
+                "without those rollouts: the phase starts over",
+                stacklevel=2,
+            )
+            self._n_stored_rollouts = len(self.aux_buffer)
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    def _warn_about_memory(self) -> None:
+        """Say so if the machine cannot hold the observations of a phase."""
+        if self.n_aux_epochs == 0:
+            return
+        arrays = self.rollout_buffer.observations
+        rollout_bytes = sum(array.nbytes for array in (arrays.values() if isinstance(arrays, dict) else [arrays]))
+        needed = rollout_bytes * (self.n_policy_iterations - len(self.aux_buffer))
+        available = psutil.virtual_memory().available
+        if needed > available:
+            warnings.warn(
+                f"The observations of a phase take {needed / 1e9:.2f} GB, but only {available / 1e9:.2f} GB of memory are "
+                f"available: reduce `n_policy_iterations`={self.n_policy_iterations}, `n_steps`={self.n_steps} or the number "
+                f"of environments ({self.n_envs})",
+                stacklevel=3,
+            )
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        # The last rollout may overshoot the budget, where a linear schedule would be negative
+        self._current_progress_remaining = max(0.0, self._current_progress_remaining)
+
+    def _now(self, schedule: float | Schedule | None) -> float | None:
+        """The present value of a clip range."""
+        return schedule(self._current_progress_remaining) if callable(schedule) else schedule
+
+    def _log_policy_phase(self, history: list[dict[str, np.ndarray]]) -> None:
+        """Under PPO's names. The losses are means over all epochs, ``approx_kl`` over the last, ``loss`` of the last step."""
+        for name in history[0]:
+            if name not in ("loss", "approx_kl"):
+                self.logger.record(f"train/{name}", np.concatenate([scalars[name] for scalars in history]).mean())
+        self.logger.record("train/approx_kl", history[-1]["approx_kl"].mean())
+        self.logger.record("train/loss", history[-1]["loss"][-1])
+        self.logger.record(
+            "train/explained_variance",
+            explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()),
+        )
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name in ("clip_range", "clip_range_vf"):
+            if (value := self._now(getattr(self, name))) is not None:
+                self.logger.record(f"train/{name}", value)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "aux_buffer"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer"], []
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and bool(value >= 1)

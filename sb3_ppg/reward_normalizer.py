@@ -1,0 +1,74 @@
+"""The reward normaliser of the authors' code."""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+
+
+class RewardNormalizer:
+    """
+    Divides rewards by the running standard deviation of the discounted return R_t = r_t + γ (1 - episode_start_t) R_{t-1}.
+
+    It differs from SB3's ``VecNormalize(norm_obs=False, clip_reward=10)`` in one point: the statistics are updated once per
+    rollout, before they are used on it, not at each step. R is carried on from rollout to rollout.
+
+    Source: the ``RewardNormalizer`` of openai/phasic-policy-gradient. Its γ is .99 while training uses .999.
+
+    :param gamma: γ of the return
+    :param clip: normalised rewards are kept within [-clip, clip]
+    :param epsilon: added to the variance
+    """
+
+    def __init__(self, gamma: float = 0.99, clip: float = 10.0, epsilon: float = 1e-8):
+        self.gamma = gamma
+        self.clip = clip
+        self.epsilon = epsilon
+        self.return_rms = RunningMeanStd(epsilon=1e-4, shape=())
+        self.last_returns: np.ndarray | None = None  # (n_envs,)
+
+    def normalize(self, rewards: np.ndarray, episode_starts: np.ndarray) -> np.ndarray:
+        """
+        Take a rollout into the statistics, then normalise it.
+
+        :param rewards: as the environments gave them, (n_steps, n_envs)
+        :param episode_starts: whether the step begins an episode, (n_steps, n_envs)
+        :return: (n_steps, n_envs), in the type of ``rewards``
+        """
+        returns = np.zeros(rewards.shape)
+        previous = np.zeros(rewards.shape[1]) if self.last_returns is None else self.last_returns
+        for step, reward in enumerate(rewards):
+            previous = returns[step] = reward + self.gamma * (1.0 - episode_starts[step]) * previous
+        self.last_returns = previous.copy()
+        self.return_rms.update(returns.reshape(-1))
+        scale = np.sqrt(self.return_rms.var + self.epsilon)
+        return np.clip(rewards / scale, -self.clip, self.clip).astype(rewards.dtype)
+
+
+class NormalizedRewardRolloutBuffer(RolloutBuffer):
+    """
+    A rollout buffer that normalises a rollout's rewards before it computes advantages::
+
+        PPG(..., rollout_buffer_class=NormalizedRewardRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()))
+
+    The normaliser is saved with the model. Time limits have to be ordinary ends of episodes, as the authors treat them:
+    where ``TimeLimit.truncated`` is set, SB3 adds the bootstrapped value, which is in normalised units, to the reward
+    before this buffer sees it; use ``VecNormalize(gamma=0.99, norm_obs=False)`` there.
+
+    :param reward_normalizer: keeps the statistics
+    """
+
+    def __init__(self, *args: Any, reward_normalizer: RewardNormalizer, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.reward_normalizer = reward_normalizer
+
+    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
+        self.rewards = self.reward_normalizer.normalize(self.rewards, self.episode_starts)
+        super().compute_returns_and_advantage(last_values, dones)
+
+
+class NormalizedRewardDictRolloutBuffer(NormalizedRewardRolloutBuffer, DictRolloutBuffer):
+    """``NormalizedRewardRolloutBuffer`` for dictionaries of observations."""

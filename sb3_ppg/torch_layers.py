@@ -1,0 +1,110 @@
+"""Networks and initialisations of the authors' code that SB3 does not have."""
+
+import math
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import nn
+from torch.nn import functional as F
+
+
+def init_normed(layer: nn.Module, scale: float) -> None:
+    """
+    The authors' initialisation: the weights of each output unit have L2 norm ``scale``, biases are zero.
+
+    :param layer: a linear layer or a convolution; its present weights are rescaled
+    :param scale: L2 norm of the weights of one output unit
+    """
+    assert isinstance(layer, (nn.Linear, nn.Conv2d))
+    with th.no_grad():
+        norm = layer.weight.flatten(1).norm(dim=1).reshape(-1, *[1] * (layer.weight.dim() - 1))
+        layer.weight.mul_(scale / norm)
+        if layer.bias is not None:
+            layer.bias.zero_()
+
+
+class ResidualBlock(nn.Module):
+    """
+    x + conv1(relu(conv0(relu(x)))), with 3x3 convolutions: (B, channels, H, W) -> (B, channels, H, W).
+
+    :param channels: of input and output
+    :param scale: of the block's branch
+    """
+
+    def __init__(self, channels: int, scale: float):
+        super().__init__()
+        self.conv0 = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
+        self.conv1 = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
+        for conv in (self.conv0, self.conv1):
+            init_normed(conv, math.sqrt(scale))
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        return x + self.conv1(F.relu(self.conv0(F.relu(x))))
+
+
+class ConvStack(nn.Module):
+    """
+    A convolution, a max-pooling that halves the image, then residual blocks: (B, C, H, W) -> (B, channels, ⌈H/2⌉, ⌈W/2⌉).
+
+    :param in_channels: C
+    :param channels: of the output
+    :param n_blocks: how many residual blocks
+    :param scale: of all the blocks' branches together
+    """
+
+    def __init__(self, in_channels: int, channels: int, n_blocks: int, scale: float):
+        super().__init__()
+        self.firstconv = nn.Conv2d(in_channels, channels, kernel_size=3, padding=1)
+        self.blocks = nn.ModuleList(ResidualBlock(channels, scale / math.sqrt(n_blocks)) for _ in range(n_blocks))
+        init_normed(self.firstconv, scale=1.0)
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        x = F.max_pool2d(self.firstconv(x), kernel_size=3, stride=2, padding=1)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class ImpalaCNN(BaseFeaturesExtractor):
+    """
+    The residual network of IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561), the encoder of the PPG paper,
+    initialised as in the authors' code: (B, C, H, W) -> (B, features_dim).
+
+    :param observation_space: of images, channels first (SB3 transposes others)
+    :param features_dim: units of the dense layer
+    :param channels: of each convolutional stack
+    :param n_blocks: residual blocks per stack
+    :param normalized_image: the image is scaled already: skip the check of its type and bounds, as in SB3's ``NatureCNN``
+    :raises ValueError: if the observations are no images
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        features_dim: int = 256,
+        channels: tuple[int, ...] = (16, 32, 32),
+        n_blocks: int = 2,
+        normalized_image: bool = False,
+    ):
+        super().__init__(observation_space, features_dim)
+        if not is_image_space(observation_space, normalized_image=normalized_image):
+            raise ValueError(
+                f"ImpalaCNN needs images, not {observation_space}: use `MlpPolicy`, or `normalize_images=False` with "
+                "`features_extractor_kwargs=dict(normalized_image=True)` for images that are scaled already"
+            )
+        in_channels, height, width = observation_space.shape
+        stacks = []
+        for out_channels in channels:
+            stacks.append(ConvStack(in_channels, out_channels, n_blocks, scale=1 / math.sqrt(len(channels))))
+            in_channels, height, width = out_channels, math.ceil(height / 2), math.ceil(width / 2)
+        self.stacks = nn.ModuleList(stacks)
+        self.dense = nn.Linear(in_channels * height * width, features_dim)
+        init_normed(self.dense, scale=1.4)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        x = observations
+        for stack in self.stacks:
+            x = stack(x)
+        return F.relu(self.dense(F.relu(x.flatten(1))))
