@@ -154,9 +154,7 @@ def auxiliary_value_loss(values: th.Tensor, targets: th.Tensor) -> th.Tensor:
     return 0.5 * value_loss(values, targets)
 
 
-def joint_loss(
-    aux_value_loss: th.Tensor, clone_loss: th.Tensor, true_value_loss: th.Tensor, beta_clone: float
-) -> th.Tensor:
+def joint_loss(aux_value_loss: th.Tensor, clone_loss: th.Tensor, true_value_loss: th.Tensor, beta_clone: float) -> th.Tensor:
     """
     L^joint + L^value = L^aux + β_clone E[KL(π_old(.|s), π(.|s))] + L^value (section 2.2).
 

@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -56,6 +57,10 @@ class PPG(OnPolicyAlgorithm):
         made of whole sequences, one environment's part of one rollout each. None: a sixteenth of the stored sequences, at
         least one
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
+    :param normalize_value_targets: Whether the auxiliary phase measures value errors in standard deviations of the stored
+        value targets, and lets the auxiliary head predict standardised targets. β_clone then weighs the same whatever the
+        scale of the rewards: with raw rewards of CartPole, the paper's losses as they are wash the policy away. False: the
+        paper's losses, made for normalised rewards
     :param gamma: Discount factor
     :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
     :param clip_range: Clipping parameter ε, it can be a function of the current progress remaining. None: no clipping, for
@@ -108,6 +113,7 @@ class PPG(OnPolicyAlgorithm):
         n_aux_epochs: int = 6,
         aux_batch_size: int | None = None,
         beta_clone: float = 1.0,
+        normalize_value_targets: bool = True,
         gamma: float = 0.999,
         gae_lambda: float = 0.95,
         clip_range: float | Schedule | None = 0.2,
@@ -173,6 +179,7 @@ class PPG(OnPolicyAlgorithm):
         self.n_aux_epochs = n_aux_epochs
         self.aux_batch_size = aux_batch_size
         self.beta_clone = beta_clone
+        self.normalize_value_targets = normalize_value_targets
         self.clip_range = clip_range
         self.clip_range_vf = clip_range_vf
         self.kl_coef = kl_coef
@@ -256,13 +263,14 @@ class PPG(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
         update_learning_rate(self.aux_optimizer, learning_rate)
+        mean, std = self.aux_buffer.value_target_moments() if self.normalize_value_targets else (0.0, 1.0)
         history = [
             optimize_epoch(
                 "auxiliary",
                 self.policy,
                 self.aux_optimizer,
                 self.aux_buffer.minibatches(n_sequences),
-                self._auxiliary_losses,
+                partial(self._auxiliary_losses, target_mean=mean, target_std=std),
                 self.micro_batch_size,
                 self.max_grad_norm,
             )
@@ -309,12 +317,12 @@ class PPG(OnPolicyAlgorithm):
         value_loss = losses.value_loss(values.flatten(), batch.returns, batch.old_values, self._now(self.clip_range_vf))
         return Losses(self.vf_coef * value_loss, {"value_loss": value_loss}, {})
 
-    def _auxiliary_losses(self, batch: AuxiliaryBatch) -> Losses:
+    def _auxiliary_losses(self, batch: AuxiliaryBatch, target_mean: float, target_std: float) -> Losses:
         distribution, aux_values, values = self.policy.evaluate_auxiliary(batch.observations)
         terms = {
             "kl": losses.kl_divergence(distribution, batch.old_parameters).mean(),
-            "aux_value_loss": losses.auxiliary_value_loss(aux_values, batch.value_targets),
-            "value_loss": losses.auxiliary_value_loss(values, batch.value_targets),
+            "aux_value_loss": losses.auxiliary_value_loss(aux_values, (batch.value_targets - target_mean) / target_std),
+            "value_loss": losses.auxiliary_value_loss(values / target_std, batch.value_targets / target_std),
         }
         total = losses.joint_loss(terms["aux_value_loss"], terms["kl"], terms["value_loss"], self.beta_clone)
         return Losses(total, terms, {})

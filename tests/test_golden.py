@@ -67,6 +67,7 @@ class Cycle:
             n_policy_iterations=N_ROLLOUTS,
             n_aux_epochs=1,
             aux_batch_size=2 * N_STEPS,
+            normalize_value_targets=False,
             rollout_buffer_class=DoubleRolloutBuffer if self.double else NormalizedRewardRolloutBuffer,
             rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
             device="cpu",
@@ -119,7 +120,9 @@ class Cycle:
         tolerance = 1e-10 if self.double else 2e-5
         parameters = dict(self.policy.named_parameters())
         for name, value in self.weights(moment).items():
-            np.testing.assert_allclose(parameters[name].detach().numpy(), value, rtol=0, atol=tolerance, err_msg=f"{moment} {name}")
+            np.testing.assert_allclose(
+                parameters[name].detach().numpy(), value, rtol=0, atol=tolerance, err_msg=f"{moment} {name}"
+            )
 
     def check_gradient_norms(self, step: int, prefix: str) -> None:
         theirs = {self.our_name(key.removeprefix(prefix)): key for key in self.golden.files if key.startswith(prefix)}

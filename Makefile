@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# Small networks: more threads than this only wait for each other
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: train test lint format type check clean
+
+# Builds .venv when it is missing or when what it depends on has changed
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+# Trains PPG on CartPole-v1 with RL Zoo's train script, evaluates the agent, draws its learning curve
+train: $(VENV)/.installed
+	$(RUN) -m sb3_ppg train --env CartPole-v1 --seed 1 --eval-freq 10000 --progress --num-threads 1
+	$(RUN) -m sb3_ppg report --env CartPole-v1
+
+test: $(VENV)/.installed
+	$(RUN) -m pytest
+
+lint: $(VENV)/.installed
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+format: $(VENV)/.installed
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+type: $(VENV)/.installed
+	$(RUN) -m mypy
+
+check: lint type test
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

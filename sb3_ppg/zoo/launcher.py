@@ -1,0 +1,35 @@
+"""``python -m sb3_ppg SCRIPT ...`` and ``sb3-ppg SCRIPT ...``: RL Zoo's scripts, with PPG."""
+
+import importlib
+import sys
+
+# Script: module, function, whether it takes --algo, one line about it
+SCRIPTS = {
+    "train": ("rl_zoo3.train", "train", True, "train an agent"),
+    "enjoy": ("rl_zoo3.enjoy", "enjoy", True, "watch or evaluate a trained agent"),
+    "report": ("sb3_ppg.zoo.report", "main", True, "evaluate the latest agent and draw its learning curve"),
+}
+
+
+def main() -> None:
+    """Run the script that the command line names, with ``--algo ppg`` unless it says otherwise."""
+    if len(sys.argv) < 2 or sys.argv[1] not in SCRIPTS:
+        print(usage())
+        sys.exit(0 if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help") else f"\n{sys.argv[1]} is none of them")
+    script = sys.argv.pop(1)
+    module, function, takes_algo, _ = SCRIPTS[script]
+    if takes_algo and not any(argument.split("=")[0] == "--algo" for argument in sys.argv):
+        sys.argv[1:1] = ["--algo", "ppg"]
+    try:
+        from sb3_ppg.zoo import register
+    except ImportError as error:
+        sys.exit(str(error))
+
+    register()
+    getattr(importlib.import_module(module), function)()
+
+
+def usage() -> str:
+    """The list of scripts."""
+    lines = [f"  {script:10} {about}" for script, (*_, about) in SCRIPTS.items()]
+    return "\n".join(["usage: sb3-ppg SCRIPT [options]     (options: sb3-ppg SCRIPT --help)", "", *lines])

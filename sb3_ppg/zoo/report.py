@@ -1,0 +1,87 @@
+"""Evaluate the latest agent of an environment, draw its learning curve, and say where its files are."""
+
+import argparse
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import rl_zoo3.import_envs  # noqa: F401  registers environments
+from huggingface_sb3 import EnvironmentName
+from rl_zoo3 import ALGOS, create_test_env, get_saved_hyperparams
+from rl_zoo3.utils import get_model_path
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import load_results
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
+    parser.add_argument("--env", default="CartPole-v1", help="environment ID")
+    parser.add_argument("-f", "--folder", default="logs", help="log folder of the training")
+    parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest)")
+    parser.add_argument("--episodes", default=100, type=int, help="how many episodes to evaluate")
+    parser.add_argument("--seed", default=0, type=int, help="of the evaluation's environment")
+    args = parser.parse_args()
+
+    env_name = EnvironmentName(args.env)
+    _, model_path, log_path = get_model_path(args.exp_id, args.folder, args.algo, env_name)
+    returns = evaluate(args.algo, args.env, model_path, Path(log_path) / env_name, args.episodes, args.seed)
+    picture = Path(log_path) / "learning_curve.png"
+    plot_learning_curve(Path(log_path), f"{args.algo.upper()} on {args.env}", picture)
+
+    print(f"Mean return over {args.episodes} episodes: {np.mean(returns):.1f} +/- {np.std(returns):.1f}")
+    print(f"Model:          {model_path}")
+    print(f"Logs:           {log_path}")
+    print(f"Learning curve: {picture}")
+
+
+def evaluate(algo: str, env_id: str, model_path: str, stats_path: Path, n_episodes: int, seed: int) -> list[float]:
+    """
+    Returns of a trained agent, deterministic actions, rewards as the environment gives them.
+
+    :param algo: RL Zoo's name of the algorithm
+    :param env_id: environment
+    :param model_path: the agent's zip file
+    :param stats_path: where the Zoo saved its hyperparameters and normalisation
+    :param n_episodes: how many
+    :param seed: of the environment
+    :return: one per episode
+    """
+    hyperparams, maybe_stats_path = get_saved_hyperparams(str(stats_path), norm_reward=False, test_mode=True)
+    env = create_test_env(
+        env_id, stats_path=maybe_stats_path, seed=seed, should_render=False, hyperparams=hyperparams, env_kwargs={}
+    )
+    model = ALGOS[algo].load(model_path, env=env)
+    returns, _ = evaluate_policy(model, env, n_eval_episodes=n_episodes, return_episode_rewards=True)
+    env.close()
+    assert isinstance(returns, list)
+    return returns
+
+
+def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int = 20) -> None:
+    """
+    Episode returns of the training against environment steps, with their moving average, and the evaluations.
+
+    :param log_path: with the Zoo's monitor files and, if there were evaluations, ``evaluations.npz``
+    :param title: of the picture
+    :param picture: the PNG file to write
+    :param window: of the moving average, in episodes
+    """
+    episodes = load_results(str(log_path))
+    steps, returns = episodes["l"].cumsum(), episodes["r"]
+    figure, axes = plt.subplots(figsize=(8, 5))
+    axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
+    axes.plot(steps, returns.rolling(window, min_periods=1).mean(), label=f"mean of {window} episodes")
+    if (log_path / "evaluations.npz").exists():
+        evaluations = np.load(log_path / "evaluations.npz")
+        axes.plot(evaluations["timesteps"], evaluations["results"].mean(axis=1), "o-", label="evaluation, deterministic")
+    axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)

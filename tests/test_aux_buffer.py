@@ -1,0 +1,156 @@
+"""The rollouts kept for the auxiliary phase."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+
+from sb3_ppg.aux_buffer import AuxBuffer
+
+N_STEPS, N_ENVS = 5, 3
+IMAGES = spaces.Box(0, 255, (1, 8, 8), np.uint8)
+DICT = spaces.Dict(image=IMAGES, vector=spaces.Box(-1, 1, (2,)))
+
+
+def fill(buffer: RolloutBuffer, rollout: int) -> RolloutBuffer:
+    """The first number of an observation, and the value target, name their place: 100 rollout + 10 env + step."""
+    buffer.reset()
+    for step in range(N_STEPS):
+        place = (100 * rollout + 10 * np.arange(N_ENVS) + step).astype(np.float32)
+        image = np.broadcast_to((place % 256).astype(np.uint8)[:, None, None, None], (N_ENVS, 1, 8, 8))
+        obs = image
+        if isinstance(buffer, DictRolloutBuffer):
+            obs = dict(image=image, vector=np.stack([place, place], axis=1))
+        zeros = np.zeros(N_ENVS)
+        buffer.add(obs, zeros[:, None], place, zeros, th.zeros(N_ENVS), th.zeros(N_ENVS))
+    buffer.compute_returns_and_advantage(th.zeros(N_ENVS), np.ones(N_ENVS))
+    buffer.returns = buffer.rewards.copy()
+    for _ in buffer.get(4):
+        pass
+    return buffer
+
+
+def make_rollout_buffer(space: spaces.Space = IMAGES, cls: type[RolloutBuffer] | None = None) -> RolloutBuffer:
+    cls = cls or (DictRolloutBuffer if isinstance(space, spaces.Dict) else RolloutBuffer)
+    return cls(N_STEPS, space, spaces.Discrete(2), n_envs=N_ENVS, device="cpu")
+
+
+def make_aux_buffer(space: spaces.Space = IMAGES, n_rollouts: int = 4, cls: type[RolloutBuffer] | None = None) -> AuxBuffer:
+    rollout_buffer, aux_buffer = make_rollout_buffer(space, cls), AuxBuffer(n_rollouts)
+    for rollout in range(n_rollouts):
+        assert not aux_buffer.full
+        aux_buffer.add(fill(rollout_buffer, rollout))
+    assert aux_buffer.full and len(aux_buffer) == n_rollouts
+    return aux_buffer
+
+
+def record(aux_buffer: AuxBuffer, n_sequences: int = 2) -> None:
+    """As distribution parameters: the image's first pixel, and minus it."""
+
+    def parameters(observations):
+        image = observations["image"] if isinstance(observations, dict) else observations
+        pixel = image[:, 0, 0, 0].float()
+        return th.stack([pixel, -pixel], dim=1)
+
+    aux_buffer.record_old_policy(parameters, n_sequences)
+
+
+@pytest.mark.parametrize("n_sequences", [1, 2, 5, 12])
+@pytest.mark.parametrize("space", [IMAGES, DICT], ids=["images", "dict"])
+def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
+    aux_buffer = make_aux_buffer(space)
+    record(aux_buffer)
+    sequences = []
+    minibatches = list(aux_buffer.minibatches(n_sequences))
+    assert len(minibatches) == -(-12 // n_sequences)
+    for batch in minibatches:
+        image = batch.observations["image"] if isinstance(batch.observations, dict) else batch.observations
+        assert image.dtype == th.uint8 and image.shape[1:] == (1, 8, 8)
+        # Everything in a minibatch belongs to the same samples
+        places = batch.value_targets
+        assert th.equal(image[:, 0, 0, 0].float(), places % 256)
+        assert th.equal(batch.old_parameters, th.stack([places % 256, -(places % 256)], dim=1))
+        if isinstance(batch.observations, dict):
+            assert th.equal(batch.observations["vector"][:, 0], places)
+        sequences += places.reshape(-1, N_STEPS).tolist()
+    expected = [[100 * r + 10 * e + t for t in range(N_STEPS)] for r in range(4) for e in range(N_ENVS)]
+    assert sorted(sequences) == expected
+
+
+def test_minibatches_mix_environments_and_rollouts_anew_each_epoch():
+    aux_buffer = make_aux_buffer(n_rollouts=8)
+    record(aux_buffer)
+    np.random.seed(0)
+    epochs = [th.cat([batch.value_targets for batch in aux_buffer.minibatches(4)])[::N_STEPS] for _ in range(2)]
+    assert not th.equal(*epochs)
+    rollouts = [set((epochs[0][i : i + 4] // 100).tolist()) for i in range(0, 24, 4)]
+    assert max(len(of_a_minibatch) for of_a_minibatch in rollouts) > 1
+
+
+def test_rollouts_are_kept_by_reference_and_do_not_alias():
+    rollout_buffer, aux_buffer = make_rollout_buffer(), AuxBuffer(3)
+    for rollout in range(3):
+        aux_buffer.add(fill(rollout_buffer, rollout))
+        assert np.shares_memory(aux_buffer.observations[-1], rollout_buffer.observations)
+        assert np.shares_memory(aux_buffer.value_targets[-1], rollout_buffer.returns)
+    rollout_buffer.reset()
+    for i in range(3):
+        assert aux_buffer.value_targets[i][1, 2] == 100 * i + 12  # (env 1, step 2)
+        assert all(not np.shares_memory(aux_buffer.observations[i], aux_buffer.observations[j]) for j in range(i))
+
+
+def test_memory_is_the_observations_once_in_their_own_type():
+    aux_buffer = make_aux_buffer()
+    assert all(array.dtype == np.uint8 for array in aux_buffer.observations)
+    assert sum(array.nbytes for array in aux_buffer.observations) == 4 * N_ENVS * N_STEPS * 64
+    owners = {id(array.base if array.base is not None else array) for array in aux_buffer.observations}
+    assert len(owners) == 4
+
+
+class ReusingRolloutBuffer(RolloutBuffer):
+    """One that does not allocate anew for each rollout."""
+
+    def reset(self) -> None:
+        if not hasattr(self, "storage"):
+            super().reset()
+            self.storage = self.observations, self.returns
+        else:
+            observations, returns = self.storage
+            super().reset()
+            observations[:], returns[:] = 0, 0
+            self.observations, self.returns = observations, returns
+
+    @staticmethod
+    def swap_and_flatten(arr: np.ndarray) -> np.ndarray:
+        # In place: the flattened array is the storage itself
+        flat = RolloutBuffer.swap_and_flatten(arr)
+        return np.copyto(arr.reshape(flat.shape), flat) or arr.reshape(flat.shape)
+
+
+def test_a_rollout_buffer_that_reuses_its_memory_is_copied():
+    aux_buffer = make_aux_buffer(cls=ReusingRolloutBuffer)
+    assert [observations[0, 0, 0, 0, 0] for observations in aux_buffer.observations] == [0, 100, 200, 300 % 256]
+    assert [targets[2, 4] for targets in aux_buffer.value_targets] == [24, 124, 224, 324]
+
+
+def test_a_rollout_in_the_wrong_order_is_refused():
+    rollout_buffer = fill(make_rollout_buffer(), 0)
+    rollout_buffer.generator_ready = False
+    with pytest.raises(ValueError, match="get"):
+        AuxBuffer(1).add(rollout_buffer)
+
+
+def test_moments_of_the_value_targets():
+    aux_buffer = make_aux_buffer()
+    targets = np.concatenate(aux_buffer.value_targets)
+    assert aux_buffer.value_target_moments() == pytest.approx((targets.mean(), targets.std()))
+    aux_buffer.value_targets = [np.ones_like(targets) for targets in aux_buffer.value_targets]
+    assert aux_buffer.value_target_moments()[1] > 0
+
+
+def test_reset_forgets():
+    aux_buffer = make_aux_buffer()
+    record(aux_buffer)
+    aux_buffer.reset()
+    assert len(aux_buffer) == aux_buffer.n_sequences == 0 and aux_buffer.old_parameters is None

@@ -1,0 +1,170 @@
+"""The optimizer steps that both phases share."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch as th
+from torch import nn
+
+from sb3_ppg.optimization import Losses, NonFiniteLossError, accumulate_gradient, optimize_epoch
+
+
+class Batch(NamedTuple):
+    observations: dict[str, th.Tensor]
+    targets: th.Tensor
+
+
+def make_batch(n_samples: int, seed: int = 0) -> Batch:
+    generator = th.Generator().manual_seed(seed)
+    return Batch({"x": th.randn(n_samples, 3, generator=generator)}, th.randn(n_samples, generator=generator))
+
+
+class Regression:
+    """A small network with a loss on dictionary observations."""
+
+    def __init__(self):
+        th.manual_seed(0)
+        self.network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.optimizer = th.optim.Adam(self.network.parameters(), lr=1e-2)
+        self.batch_sizes: list[int] = []
+
+    def losses(self, batch: Batch) -> Losses:
+        self.batch_sizes.append(len(batch.targets))
+        error = (self.network(batch.observations["x"]).flatten() - batch.targets).square().mean()
+        return Losses(2 * error, {"error": error}, {"approx_kl": error - 1})
+
+    def gradient(self) -> list[th.Tensor]:
+        return [parameter.grad.clone() for parameter in self.network.parameters()]
+
+    def weights(self) -> list[th.Tensor]:
+        return [parameter.detach().clone() for parameter in self.network.parameters()]
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 5, 6, 7, 24, 100])
+def test_micro_batches_give_the_gradient_of_the_whole_minibatch(micro_batch_size):
+    batch = make_batch(24)
+    whole, parts = Regression(), Regression()
+    _, whole_values = accumulate_gradient(batch, whole.losses)
+    _, values = accumulate_gradient(batch, parts.losses, micro_batch_size)
+    assert max(parts.batch_sizes) <= micro_batch_size and sum(parts.batch_sizes) == 24
+    th.testing.assert_close(values, whole_values)
+    for ours, expected in zip(parts.gradient(), whole.gradient(), strict=True):
+        th.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_scalars_come_back_for_each_minibatch():
+    regression = Regression()
+    minibatches = [make_batch(8, seed) for seed in range(3)]
+    with th.no_grad():
+        first = regression.losses(minibatches[0]).terms["error"].item()
+    history = optimize_epoch("policy", regression.network, regression.optimizer, minibatches, regression.losses, 3)
+    assert set(history) == {"loss", "error", "approx_kl"}
+    assert all(values.shape == (3,) for values in history.values())
+    assert history["error"][0] == pytest.approx(first)
+    np.testing.assert_allclose(history["loss"], 2 * history["error"], rtol=1e-6)
+
+
+def test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer():
+    """One epoch over (a, remainder) equals single steps from clean gradients; nothing is left behind."""
+    minibatches = [make_batch(8, 0), make_batch(3, 1)]
+    ours, expected = Regression(), Regression()
+    for parameter in ours.network.parameters():
+        parameter.grad = th.full_like(parameter, 1e3)  # left over from something else
+    optimize_epoch("policy", ours.network, ours.optimizer, minibatches, ours.losses, micro_batch_size=2)
+    for batch in minibatches:
+        expected.optimizer.zero_grad()
+        expected.losses(batch).total.backward()
+        expected.optimizer.step()
+    for a, b in zip(ours.weights(), expected.weights(), strict=True):
+        th.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    assert all(parameter.grad is None for parameter in ours.network.parameters())
+
+
+def test_gradient_clipping():
+    norms = []
+    regression = Regression()
+    regression.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(th.cat([g.flatten() for g in regression.gradient()]).norm().item())
+    )
+    optimize_epoch("policy", regression.network, regression.optimizer, [make_batch(8)], regression.losses)
+    optimize_epoch("policy", regression.network, regression.optimizer, [make_batch(8)], regression.losses, max_grad_norm=0.1)
+    assert norms[0] > 0.2
+    assert norms[1] == pytest.approx(0.1, rel=1e-4)
+
+
+def test_target_kl_stops_before_the_step():
+    regression = Regression()
+    before = regression.weights()
+    history = optimize_epoch(
+        "policy", regression.network, regression.optimizer, [make_batch(8)] * 4, regression.losses, target_kl=-1.0
+    )
+    assert len(history["loss"]) == 1
+    assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad_minibatch", [0, 2])
+def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(bad, bad_minibatch):
+    regression = Regression()
+    optimize_epoch("policy", regression.network, regression.optimizer, [make_batch(8, 5)], regression.losses)
+    before = regression.weights()
+    states = [{k: v.clone() for k, v in s.items()} for s in regression.optimizer.state.values()]
+    minibatches = [make_batch(8, seed) for seed in range(4)]
+    minibatches[bad_minibatch].targets[3] = bad
+
+    with pytest.raises(NonFiniteLossError, match=rf"auxiliary phase.*minibatch {bad_minibatch}.*'error'"):
+        optimize_epoch("auxiliary", regression.network, regression.optimizer, minibatches, regression.losses)
+
+    assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True))
+    for state, saved in zip(regression.optimizer.state.values(), states, strict=True):
+        assert all(th.equal(state[name], saved[name]) for name in saved)
+
+
+def test_a_bad_first_epoch_leaves_a_fresh_optimizer():
+    regression = Regression()
+    batch = make_batch(8)
+    batch.targets[0] = float("nan")
+    with pytest.raises(NonFiniteLossError):
+        optimize_epoch("policy", regression.network, regression.optimizer, [batch, batch], regression.losses)
+    assert not regression.optimizer.state
+
+
+def test_bad_diagnostics_are_no_reason_to_stop():
+    regression = Regression()
+
+    def losses(batch: Batch) -> Losses:
+        return regression.losses(batch)._replace(diagnostics={"approx_kl": th.tensor(float("inf"))})
+
+    history = optimize_epoch("policy", regression.network, regression.optimizer, [make_batch(8)], losses)
+    assert np.isinf(history["approx_kl"]).all()
+
+
+def test_scalars_cross_to_the_host_once_per_epoch(monkeypatch):
+    """Neither the steps nor torch's distributions may look at values; 2 and 20 minibatches cost the same transfers."""
+
+    def count_transfers(n_minibatches: int) -> int:
+        regression = Regression()
+        # Adam reads its step counter, which it keeps on the host
+        optimizer = th.optim.SGD(regression.network.parameters(), lr=1e-2)
+        transfers = []
+
+        def losses(batch: Batch) -> Losses:
+            th.distributions.Normal(batch.targets, 1.0).log_prob(batch.targets)
+            th.distributions.Categorical(logits=batch.observations["x"]).entropy()
+            return regression.losses(batch)
+
+        with monkeypatch.context() as patch:
+            for name in ("item", "cpu", "tolist", "__bool__", "__float__", "numpy"):
+                original = getattr(th.Tensor, name)
+
+                def counted(self, *args, _original=original, _name=name, **kwargs):
+                    transfers.append(_name)
+                    return _original(self, *args, **kwargs)
+
+                patch.setattr(th.Tensor, name, counted)
+            minibatches = [make_batch(8, seed) for seed in range(n_minibatches)]
+            optimize_epoch("policy", regression.network, optimizer, minibatches, losses)
+        return len(transfers)
+
+    assert count_transfers(2) == count_transfers(20) == 2  # .cpu() and .numpy()

@@ -1,0 +1,278 @@
+"""The three architectures: which gradient reaches what, what is run when, what is saved."""
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.utils import ConstantSchedule
+from torch import nn
+
+from sb3_ppg import PPG, CnnPolicy, ImpalaCNN, MlpPolicy, MultiInputPolicy
+from sb3_ppg.torch_layers import init_normed
+
+VECTOR = spaces.Box(-1, 1, (4,))
+IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
+DICT = spaces.Dict(image=IMAGE, vector=VECTOR)
+CASES = {"mlp": (MlpPolicy, VECTOR), "cnn": (CnnPolicy, IMAGE), "multi-input": (MultiInputPolicy, DICT)}
+ARCHITECTURES = ("dual", "detached", "shared")
+
+every_policy = pytest.mark.parametrize("policy_class, observation_space", CASES.values(), ids=CASES)
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+def make(policy_class, observation_space, **kwargs):
+    th.manual_seed(0)
+    return policy_class(observation_space, spaces.Discrete(3), ConstantSchedule(1e-3), **kwargs)
+
+
+def sample(policy, n_samples: int = 6):
+    policy.observation_space.seed(0)
+    return policy.obs_to_tensor(
+        {key: np.stack([space.sample() for _ in range(n_samples)]) for key, space in policy.observation_space.items()}
+        if isinstance(policy.observation_space, spaces.Dict)
+        else np.stack([policy.observation_space.sample() for _ in range(n_samples)])
+    )[0]
+
+
+def reached(policy, loss: th.Tensor) -> set[str]:
+    """The modules that a loss has a gradient for: heads by their names, the trunks of each network as policy and value."""
+    policy.zero_grad()
+    loss.backward()
+    own = {"pi": set(), "vf": set()}
+    for side, features, mlp in (
+        ("pi", policy.pi_features_extractor, policy.mlp_extractor.policy_net),
+        ("vf", policy.vf_features_extractor, policy.mlp_extractor.value_net),
+    ):
+        own[side] = {id(p) for p in (*features.parameters(), *mlp.parameters())}
+    names = set()
+    for name, parameter in policy.named_parameters():
+        if parameter.grad is None or not parameter.grad.abs().sum() > 0:
+            continue
+        if name.split(".")[0] in ("action_net", "value_net", "aux_value_net"):
+            names.add(name.split(".")[0])
+        else:
+            names |= {f"{side} trunk" for side in own if id(parameter) in own[side]}
+    return names
+
+
+@every_policy
+def test_gradients_of_the_policy_phase(policy_class, observation_space):
+    actions = th.tensor([0, 1, 2, 0, 1, 2])
+    for architecture, value_reaches in {
+        "dual": {"value_net", "vf trunk"},
+        "detached": {"value_net"},
+        "shared": {"value_net", "pi trunk", "vf trunk"} if policy_class is not MlpPolicy else {"value_net", "pi trunk"},
+    }.items():
+        policy = make(policy_class, observation_space, architecture=architecture)
+        obs = sample(policy)
+        policy_reaches = {"action_net", "pi trunk"}
+        if architecture != "dual" and policy_class is not MlpPolicy:
+            policy_reaches |= {"vf trunk"}  # one and the same features extractor
+        values, log_prob, _ = policy.evaluate_actions(obs, actions)
+        assert reached(policy, values.square().sum()) == value_reaches, architecture
+        assert reached(policy, policy.predict_values(obs).square().sum()) == value_reaches, architecture
+        values, log_prob, _ = policy.evaluate_actions(obs, actions)
+        assert reached(policy, log_prob.sum()) == policy_reaches, architecture
+
+
+@every_policy
+def test_gradients_of_the_auxiliary_phase(policy_class, observation_space):
+    for architecture, detach, trunk_is_reached in (
+        ("dual", False, False),  # the true value function's own network is, not the policy's
+        ("detached", False, True),  # the paper
+        ("detached", True, False),  # the authors' code
+        ("shared", False, True),
+    ):
+        policy = make(policy_class, observation_space, architecture=architecture, detach_value_in_aux_phase=detach)
+        obs = sample(policy)
+        _, aux_values, _ = policy.evaluate_auxiliary(obs)
+        assert {"aux_value_net", "pi trunk"} <= reached(policy, aux_values.square().sum())
+        _, _, values = policy.evaluate_auxiliary(obs)
+        names = reached(policy, values.square().sum())
+        assert "value_net" in names and "aux_value_net" not in names
+        assert ("pi trunk" in names) == trunk_is_reached, (architecture, detach)
+        assert ("vf trunk" in names) or architecture != "dual"
+
+
+@every_policy
+@every_architecture
+def test_the_ways_to_ask_agree(policy_class, observation_space, architecture):
+    policy = make(policy_class, observation_space, architecture=architecture)
+    obs, actions = sample(policy), th.tensor([0, 1, 2, 0, 1, 2])
+    values, log_prob, entropy = policy.evaluate_actions(obs, actions)
+    distribution, aux_values, true_values = policy.evaluate_auxiliary(obs)
+    th.testing.assert_close(distribution.log_prob(actions), log_prob)
+    th.testing.assert_close(distribution.entropy(), entropy)
+    th.testing.assert_close(true_values, values.flatten())
+    th.testing.assert_close(policy.predict_values(obs), values)
+    th.testing.assert_close(policy(obs, deterministic=True)[1], values)
+    assert aux_values.shape == true_values.shape == (6,)
+    assert not th.allclose(aux_values, true_values)
+
+
+def test_one_network_shares_its_trunk_not_only_the_features_extractor():
+    dual, shared = make(MlpPolicy, VECTOR), make(MlpPolicy, VECTOR, architecture="shared")
+    trunk = 4 * 64 + 64 + 64 * 64 + 64
+    heads = (64 * 3 + 3) + 2 * (64 + 1)
+    assert sum(p.numel() for p in dual.parameters()) == 2 * trunk + heads
+    assert sum(p.numel() for p in shared.parameters()) == trunk + heads
+
+
+def count_forwards(policy, call) -> dict[str, int]:
+    counts = {"pi": 0, "vf": 0, "aux": 0}
+    modules = {"pi": policy.pi_features_extractor, "vf": policy.vf_features_extractor, "aux": policy.aux_value_net}
+    handles = [
+        module.register_forward_hook(lambda *_, name=name: counts.__setitem__(name, counts[name] + 1))
+        for name, module in modules.items()
+    ]
+    call()
+    for handle in handles:
+        handle.remove()
+    return counts
+
+
+def test_no_forward_pass_that_nobody_reads():
+    policy = make(CnnPolicy, IMAGE)
+    obs, actions = sample(policy), th.tensor([0, 1, 2, 0, 1, 2])
+    assert count_forwards(policy, lambda: policy(obs)) == dict(pi=1, vf=1, aux=0)  # rollout
+    assert count_forwards(policy, lambda: policy.evaluate_actions(obs, actions)) == dict(pi=1, vf=1, aux=0)
+    assert count_forwards(policy, lambda: policy.get_distribution(obs)) == dict(pi=1, vf=0, aux=0)
+    assert count_forwards(policy, lambda: policy.predict_values(obs)) == dict(pi=0, vf=1, aux=0)
+    assert count_forwards(policy, lambda: policy.evaluate_auxiliary(obs)) == dict(pi=1, vf=1, aux=1)
+    for architecture in ("detached", "shared"):
+        policy = make(CnnPolicy, IMAGE, architecture=architecture)  # pi and vf extractors are one module
+        for call in (lambda p=policy: p(obs), lambda p=policy: p.evaluate_auxiliary(obs)):
+            assert count_forwards(policy, call)["pi"] == 1
+
+
+@every_policy
+@every_architecture
+def test_save_and_load_of_the_policy_alone(policy_class, observation_space, architecture, tmp_path):
+    policy = make(policy_class, observation_space, architecture=architecture)
+    obs = sample(policy)
+    policy.save(tmp_path / "policy.zip")
+    loaded = policy_class.load(tmp_path / "policy.zip", device="cpu")
+    assert loaded.architecture == architecture and loaded.share_features_extractor == policy.share_features_extractor
+    for ours, theirs in zip(policy.evaluate_auxiliary(obs), loaded.evaluate_auxiliary(obs), strict=True):
+        if isinstance(ours, th.Tensor):
+            assert th.equal(ours, theirs)
+    assert th.equal(policy(obs, deterministic=True)[0], loaded(obs, deterministic=True)[0])
+
+
+def test_the_optimizer_knows_every_parameter():
+    for architecture in ARCHITECTURES:
+        policy = make(CnnPolicy, IMAGE, architecture=architecture)
+        known = {id(p) for group in policy.optimizer.param_groups for p in group["params"]}
+        assert known == {id(p) for p in policy.parameters()}
+
+
+def test_same_seed_same_weights_as_ppo():
+    ppo = PPO("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
+    ours = PPG("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
+    assert ours.keys() - ppo.keys() == {"aux_value_net.weight", "aux_value_net.bias"}
+    assert all(th.equal(ours[name], weight) for name, weight in ppo.items())
+
+
+# ---- initialisation ----
+
+
+def norms(layer) -> np.ndarray:
+    return layer.weight.detach().flatten(1).norm(dim=1).numpy()
+
+
+def test_impala_has_the_authors_initialisation():
+    policy = make(CnnPolicy, IMAGE, features_extractor_class=ImpalaCNN)
+    for extractor in (policy.pi_features_extractor, policy.vf_features_extractor):
+        assert [stack.firstconv.out_channels for stack in extractor.stacks] == [16, 32, 32]
+        np.testing.assert_allclose(norms(extractor.dense), 1.4, rtol=1e-5)
+        for stack in extractor.stacks:
+            np.testing.assert_allclose(norms(stack.firstconv), 1.0, rtol=1e-5)
+            for block in stack.blocks:
+                np.testing.assert_allclose(norms(block.conv0), math.sqrt(1 / math.sqrt(3) / math.sqrt(2)), rtol=1e-5)
+                np.testing.assert_allclose(norms(block.conv1), math.sqrt(1 / math.sqrt(3) / math.sqrt(2)), rtol=1e-5)
+    for head in (policy.action_net, policy.value_net, policy.aux_value_net):
+        np.testing.assert_allclose(norms(head), 0.1, rtol=1e-5)
+    assert all(not p.any() for name, p in policy.named_parameters() if name.endswith("bias"))
+    assert policy.net_arch == []
+    features = policy.pi_features_extractor(th.zeros(2, 3, 36, 36))
+    assert features.shape == (2, 256)
+
+
+def test_orthogonal_initialisation_can_be_asked_for():
+    policy = make(CnnPolicy, IMAGE, features_extractor_class=ImpalaCNN, ortho_init=True)
+    np.testing.assert_allclose(norms(policy.action_net), 0.01, rtol=1e-4)
+    np.testing.assert_allclose(norms(policy.aux_value_net), 1.0, rtol=1e-4)
+
+
+def test_init_normed():
+    linear = nn.Linear(3, 2)
+    weights = linear.weight.detach().clone()
+    init_normed(linear, 0.5)
+    np.testing.assert_allclose(norms(linear), 0.5, rtol=1e-6)
+    th.testing.assert_close(linear.weight.detach(), 0.5 * weights / weights.norm(dim=1, keepdim=True))
+    assert not linear.bias.any()
+
+
+@pytest.mark.parametrize("size", [7, 16, 64, 84])
+def test_impala_takes_any_image(size):
+    extractor = ImpalaCNN(spaces.Box(0, 255, (1, size, size + 1), np.uint8), features_dim=9, channels=(2, 3))
+    assert extractor(th.zeros(2, 1, size, size + 1)).shape == (2, 9)
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        (dict(architecture="triple"), "architecture.*'triple'.*dual, detached, shared"),
+        (dict(detach_value_in_aux_phase=True), "detach_value_in_aux_phase.*'dual'.*detached"),
+        (dict(architecture="shared", share_features_extractor=False), "share_features_extractor.*'shared'.*dual"),
+        (dict(architecture="detached", net_arch=dict(pi=[8], vf=[9])), "net_arch.*'detached'.*dual"),
+        (dict(squash_output=True), "squash_output.*use_sde"),
+    ],
+)
+def test_contradictions_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        PPG("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs)
+
+
+def test_impala_refuses_vectors():
+    with pytest.raises(ValueError, match="MlpPolicy"):
+        ImpalaCNN(VECTOR)
+
+
+class PlainPolicy(ActorCriticPolicy):
+    pass
+
+
+@pytest.mark.parametrize("policy_class", [ActorCriticPolicy, PlainPolicy])
+def test_a_policy_without_auxiliary_head_is_refused(policy_class):
+    with pytest.raises(ValueError, match=f"{policy_class.__name__}.*'MlpPolicy'.*PhasicActorCriticPolicy"):
+        PPG(policy_class, "CartPole-v1")
+
+
+def test_a_saved_ppo_is_refused(tmp_path):
+    PPO("MlpPolicy", "CartPole-v1").save(tmp_path / "ppo.zip")
+    with pytest.raises(ValueError, match="auxiliary value head"):
+        PPG.load(tmp_path / "ppo.zip")
+
+
+def test_equal_layers_may_be_given_as_a_dictionary():
+    policy = make(MlpPolicy, VECTOR, architecture="shared", net_arch=dict(pi=[8], vf=[8]))
+    assert [m.out_features for m in policy.mlp_extractor.policy_net if isinstance(m, nn.Linear)] == [8]
+
+
+def test_a_custom_policy_is_welcome():
+    class Wider(MlpPolicy):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs, net_arch=[32])
+
+    env = gym.make("CartPole-v1")
+    model = PPG(Wider, env, n_steps=32, n_policy_iterations=2).learn(64)
+    assert model._n_aux_phases == 1 and model.policy.value_net.in_features == 32
