@@ -364,17 +364,23 @@ class PPG(OnPolicyAlgorithm):
         for argument in ("n_value_epochs", "aux_batch_size", "micro_batch_size"):
             value = getattr(self, argument)
             require(value is None or _is_count(value), argument, "use an integer of at least 1, or None")
-        require(_is_count(self.n_aux_epochs + 1), "n_aux_epochs", "use an integer, 0 for no auxiliary phase")
+        require(self.n_aux_epochs == 0 or _is_count(self.n_aux_epochs), "n_aux_epochs", "use an integer of at least 0")
         for argument in ("gamma", "gae_lambda"):
-            require(0 <= getattr(self, argument) <= 1, argument, "use a number between 0 and 1")
+            require(
+                _is_number(getattr(self, argument)) and 0 <= getattr(self, argument) <= 1, argument, "use a number in [0, 1]"
+            )
+        require(_is_number(self.ent_coef), "ent_coef", "use a finite number")
         for argument in ("beta_clone", "kl_coef", "vf_coef"):
-            require(getattr(self, argument) >= 0, argument, "use a number of at least 0")
+            value = getattr(self, argument)
+            require(_is_number(value) and value >= 0, argument, "use a finite number of at least 0")
         for argument in ("clip_range", "clip_range_vf", "max_grad_norm", "target_kl"):
             value = getattr(self, argument)
-            require(value is None or callable(value) or value > 0, argument, "use a number above 0, or None to do without")
+            fine = value is None or callable(value) or (_is_number(value) and value > 0)
+            require(fine, argument, "use a finite number above 0, or None to do without")
         for argument in ("learning_rate", "aux_learning_rate"):
             value = getattr(self, argument)
-            require(value is None or callable(value) or value >= 0, argument, "use a number of at least 0, or a schedule")
+            fine = value is None or callable(value) or (_is_number(value) and value >= 0)
+            require(fine, argument, "use a finite number of at least 0, or a schedule")
         require(
             self.clip_range is not None or self.kl_coef > 0,
             "clip_range",
@@ -504,3 +510,7 @@ class PPG(OnPolicyAlgorithm):
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and bool(value >= 1)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))
