@@ -1,0 +1,335 @@
+"""What SB3's users expect of every algorithm."""
+
+import csv
+import io
+import json
+import zipfile
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import CallbackList, CheckpointCallback, EvalCallback, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from torch import nn
+
+from sb3_ppg import PPG, MlpPolicy, NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer, RewardNormalizer
+from tests.envs import RandomEnv
+
+SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
+PHASE = 32  # steps of one environment
+
+
+def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:
+    return PPG(policy, env, **{**SMALL, **kwargs})
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        if isinstance(a[name], dict):
+            assert_same(a[name], b[name])
+        elif isinstance(a[name], th.Tensor):
+            assert th.equal(a[name], b[name]), name
+        else:
+            assert a[name] == b[name] or name in ("state", "param_groups"), name
+
+
+def optimizer_tensors(optimizer) -> list[th.Tensor]:
+    return [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+
+
+# ---- saving and loading ----
+
+
+def test_three_lines_of_python():
+    model = PPG("MlpPolicy", "CartPole-v1", n_steps=32)
+    model.learn(total_timesteps=64)
+    action, _ = model.predict(model.get_env().reset(), deterministic=True)
+    assert action.shape == (1,)
+
+
+@pytest.mark.parametrize("kwargs", [dict(), dict(n_value_epochs=2), dict(n_aux_epochs=0)], ids=str)
+def test_save_and_load_keep_everything_but_the_stored_rollouts(kwargs, tmp_path):
+    model = make(learning_rate=LinearSchedule(1e-3, 0, 1), clip_range=LinearSchedule(0.3, 0.1, 1), **kwargs)
+    model.learn(PHASE + 16)
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=model.get_env(), device="cpu")
+    assert_same(model.policy.state_dict(), loaded.policy.state_dict())
+    for name in ("policy.optimizer", "value_optimizer", "aux_optimizer"):
+        ours, theirs = model, loaded
+        for part in name.split("."):
+            ours, theirs = getattr(ours, part), getattr(theirs, part)
+        expected, got = optimizer_tensors(ours), optimizer_tensors(theirs)
+        assert len(expected) == len(got) and all(th.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert optimizer_tensors(model.policy.optimizer)
+    for name in ("num_timesteps", "_n_updates", "_n_aux_phases", "n_policy_iterations", "beta_clone", "n_value_epochs"):
+        assert getattr(model, name) == getattr(loaded, name)
+    assert loaded.clip_range(0.5) == pytest.approx(0.2) and loaded.lr_schedule(0.5) == pytest.approx(5e-4)
+
+
+def test_after_loading_within_a_phase_the_phase_starts_over_and_says_so(tmp_path):
+    """Not: the counter restored, its rollouts not, and an auxiliary phase on a partial buffer."""
+    model = make(n_policy_iterations=3).learn(16 * 2)
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=model.get_env(), device="cpu")
+    with pytest.warns(UserWarning, match="2 of the 3 rollouts.*starts over"):
+        loaded.learn(16, reset_num_timesteps=False)
+    assert loaded._n_aux_phases == 0 and len(loaded.aux_buffer) == 1
+    loaded.learn(16 * 2, reset_num_timesteps=False)
+    assert loaded._n_aux_phases == 1
+
+
+def test_a_checkpoint_does_not_hold_the_rollouts(tmp_path):
+    model = make(env=RandomEnv(spaces.Box(-1, 1, (10_000,)), spaces.Discrete(2)), n_steps=64, policy_kwargs=dict(net_arch=[1]))
+    model.learn(64)
+    assert len(model.aux_buffer) == 1
+    model.save(tmp_path / "model.zip")
+    with zipfile.ZipFile(tmp_path / "model.zip") as file:
+        names = set(file.namelist())
+        assert {"policy.pth", "policy.optimizer.pth", "value_optimizer.pth", "aux_optimizer.pth"} <= names
+        assert "aux_buffer" not in json.loads(file.read("data"))
+    assert (tmp_path / "model.zip").stat().st_size < 64 * 10_000 * 4 / 4
+
+
+def test_load_for_another_number_of_environments(tmp_path):
+    """As enjoy does: trained with 8, loaded with one. An auxiliary batch that no longer fits matters only for training."""
+    model = make(env=make_vec_env("CartPole-v1", 8), aux_batch_size=16 * 8 * 2).learn(16 * 8)
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 1))
+    evaluate_policy(loaded, loaded.get_env(), n_eval_episodes=1)
+    with pytest.raises(ValueError, match="aux_batch_size"):
+        loaded.learn(16)
+
+
+def test_arguments_can_be_replaced_when_loading(tmp_path):
+    make().learn(16).save(tmp_path / "model")
+    loaded = PPG.load(
+        tmp_path / "model", env=gym.make("CartPole-v1"), n_value_epochs=2, n_policy_iterations=5, learning_rate=1e-5
+    )
+    loaded.learn(16)
+    assert loaded.aux_buffer.n_rollouts == 5 and loaded.logger.name_to_value["train/learning_rate"] == 1e-5
+
+
+def test_get_and_set_parameters():
+    model, other = make(), make(seed=1)
+    model.learn(PHASE)
+    parameters = model.get_parameters()
+    assert set(parameters) == {"policy", "policy.optimizer", "value_optimizer", "aux_optimizer"}
+    other.set_parameters(parameters)
+    assert_same(model.policy.state_dict(), other.policy.state_dict())
+    assert len(optimizer_tensors(other.aux_optimizer)) == len(optimizer_tensors(model.aux_optimizer)) > 0
+    with pytest.raises(ValueError):
+        other.set_parameters({"policy": parameters["policy"]}, exact_match=True)
+
+
+def test_save_to_a_stream():
+    model, stream = make().learn(16), io.BytesIO()
+    model.save(stream)
+    stream.seek(0)
+    assert_same(PPG.load(stream).policy.state_dict(), model.policy.state_dict())
+
+
+# ---- determinism ----
+
+
+@pytest.mark.parametrize(
+    "env, kwargs", [("CartPole-v1", {}), ("Pendulum-v1", dict(use_sde=True)), ("CartPole-v1", dict(n_value_epochs=2))]
+)
+def test_same_seed_same_parameters(env, kwargs):
+    runs = [make(env=make_vec_env(env, 2), **kwargs).learn(PHASE * 2 * 2).policy.state_dict() for _ in range(2)]
+    assert_same(*runs)
+    other = make(env=make_vec_env(env, 2), **{**kwargs, "seed": 1}).learn(PHASE * 2 * 2).policy.state_dict()
+    assert not th.equal(runs[0]["action_net.weight"], other["action_net.weight"])
+
+
+# ---- environments ----
+
+
+def test_set_env():
+    model = make().learn(16)
+    model.set_env(gym.make("CartPole-v1"))
+    model.learn(16, reset_num_timesteps=False)
+    assert model._n_aux_phases == 1  # what was stored has stayed
+    with pytest.raises(ValueError):
+        model.set_env(gym.make("Pendulum-v1"))
+
+
+@pytest.mark.parametrize("vec_env_cls", [DummyVecEnv, SubprocVecEnv])
+def test_vec_envs_and_normalisation(vec_env_cls, tmp_path):
+    env = VecNormalize(make_vec_env("Pendulum-v1", 2, vec_env_cls=vec_env_cls, seed=0), gamma=0.9)
+    model = make(env=env).learn(PHASE * 2)
+    assert model._n_aux_phases == 1 and model.get_vec_normalize_env() is env
+    assert np.abs(model.rollout_buffer.rewards).max() < 10
+    model.save(tmp_path / "model")
+    env.save(str(tmp_path / "stats.pkl"))
+    env.close()
+    env = VecNormalize.load(str(tmp_path / "stats.pkl"), make_vec_env("Pendulum-v1", 2))
+    PPG.load(tmp_path / "model", env=env).learn(PHASE * 2)
+
+
+def test_time_limits_are_bootstrapped():
+    """The end of an episode by its time limit is no end: the next value counts."""
+    env = RandomEnv(spaces.Box(1, 1, (1,)), spaces.Discrete(2), episode_length=4)  # every reward is 1
+    model = make(env=env, gamma=0.5, n_steps=8, learning_rate=0.0)
+    model.learn(8)
+    value = model.policy.predict_values(th.ones(1, 1)).item()
+    assert model.rollout_buffer.rewards[3, 0] == pytest.approx(1 + 0.5 * value, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "observation_space", [spaces.Box(-1, 1, (2,)), spaces.Dict(a=spaces.Box(-1, 1, (2,)))], ids=["box", "dict"]
+)
+def test_the_authors_reward_normaliser_in_training(observation_space, tmp_path):
+    is_dict = isinstance(observation_space, spaces.Dict)
+    model = make(
+        env=RandomEnv(observation_space, spaces.Discrete(2)),
+        policy="MultiInputPolicy" if is_dict else "MlpPolicy",
+        rollout_buffer_class=NormalizedRewardDictRolloutBuffer if is_dict else NormalizedRewardRolloutBuffer,
+        rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(clip=2.0)),
+    ).learn(PHASE)
+    normalizer = model.rollout_buffer.reward_normalizer
+    assert normalizer.return_rms.count == pytest.approx(PHASE, rel=1e-3)
+    assert np.abs(model.rollout_buffer.rewards).max() <= 2.0
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model").rollout_buffer.reward_normalizer
+    assert loaded.return_rms.var == normalizer.return_rms.var
+    np.testing.assert_array_equal(loaded.last_returns, normalizer.last_returns)
+
+
+def test_reward_normaliser_by_hand():
+    normalizer = RewardNormalizer(gamma=0.5, clip=1.5)
+    rewards = np.array([[1.0], [2.0], [3.0]])
+    starts = np.array([[True], [False], [True]])
+    # R = 1, 2.5, 3; with the initial count of 1e-4 their variance is all but that of the three
+    var = np.var([1, 2.5, 3])
+    np.testing.assert_allclose(normalizer.normalize(rewards, starts), np.clip(rewards / np.sqrt(var), -1.5, 1.5), rtol=1e-3)
+    normalizer.normalize(np.array([[4.0]]), np.array([[False]]))
+    assert normalizer.last_returns == [4 + 0.5 * 3]
+
+
+# ---- callbacks, logs ----
+
+
+def test_callbacks(tmp_path):
+    callback = CallbackList(
+        [
+            EvalCallback(make_vec_env("CartPole-v1", 1), n_eval_episodes=1, eval_freq=16, log_path=str(tmp_path)),
+            CheckpointCallback(16, str(tmp_path), name_prefix="ppg"),
+            StopTrainingOnMaxEpisodes(1000),
+        ]
+    )
+    make().learn(PHASE, callback=callback)
+    assert (tmp_path / "evaluations.npz").exists()
+    assert {path.name for path in tmp_path.glob("*.zip")} == {"ppg_16_steps.zip", "ppg_32_steps.zip"}
+
+
+def test_a_callback_may_stop_within_a_rollout():
+    model = make().learn(1000, callback=lambda *_: False)
+    assert model.num_timesteps == 1 and len(model.aux_buffer) == 0
+    model.learn(PHASE)
+    assert model._n_aux_phases == 1
+
+
+def test_logger_formats_and_tensorboard(tmp_path):
+    model = make(tensorboard_log=str(tmp_path / "tb"))
+    model.learn(16 * 3, tb_log_name="run")
+    assert list((tmp_path / "tb" / "run_1").glob("events*"))
+    model.set_logger(configure(str(tmp_path), ["csv", "json", "log"]))
+    model.learn(PHASE + 16)
+    rows = list(csv.DictReader((tmp_path / "progress.csv").open()))
+    assert any(row["aux/n_phases"] and row["aux/kl"] for row in rows)
+
+
+def test_progress_bar():
+    make().learn(16, progress_bar=True)
+
+
+# ---- policies ----
+
+
+class BatchNormExtractor(BaseFeaturesExtractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 4)
+        self.layers = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+    def forward(self, observations):
+        return self.layers(observations)
+
+
+def test_train_and_eval_mode():
+    """Batch normalisation counts in training only; dropout is off when pi_old is recorded."""
+    model = make(policy_kwargs=dict(features_extractor_class=BatchNormExtractor))
+    norm = model.policy.features_extractor.layers[0]
+    model.learn(16)
+    counted = norm.num_batches_tracked.item()
+    assert counted == 1  # one minibatch
+    modes = []
+    original = model._distribution_parameters
+    model._distribution_parameters = lambda obs: modes.append(model.policy.training) or original(obs)
+    model.learn(16, reset_num_timesteps=False)
+    assert modes and not any(modes)
+    assert norm.num_batches_tracked.item() > counted
+    obs = model.get_env().reset()
+    assert model.policy.training
+    predictions = {model.predict(obs, deterministic=True)[0].item() for _ in range(5)}
+    assert len(predictions) == 1 and not model.policy.training
+
+
+def test_custom_extractor_activation_and_optimizer():
+    model = make(
+        policy_kwargs=dict(
+            features_extractor_class=BatchNormExtractor,
+            activation_fn=nn.ReLU,
+            net_arch=dict(pi=[8], vf=[9, 10]),
+            optimizer_class=th.optim.RMSprop,
+            optimizer_kwargs=dict(alpha=0.9),
+        )
+    ).learn(PHASE)
+    assert isinstance(model.aux_optimizer, th.optim.RMSprop) and model.policy.value_net.in_features == 10
+
+
+def test_compiled_policy(tmp_path):
+    """As SB3 documents it: ``model.policy = th.compile(model.policy)``."""
+    plain, compiled = make().learn(PHASE), make()
+    compiled.policy = th.compile(compiled.policy, backend="eager")
+    compiled.learn(PHASE)
+    assert_same(plain.policy.state_dict(), compiled.policy._orig_mod.state_dict())
+    compiled.save(tmp_path / "model")
+    assert_same(PPG.load(tmp_path / "model").policy.state_dict(), plain.policy.state_dict())
+
+
+def test_a_policy_class_may_be_given():
+    assert isinstance(make(policy=MlpPolicy).policy, MlpPolicy)
+
+
+def test_it_learns():
+    """Short: a walking-stick of a problem, that only a working update solves. Learning curves are in benchmarks/."""
+
+    class Match(gym.Env):
+        """Say which of the two numbers is larger."""
+
+        observation_space, action_space = spaces.Box(0, 1, (2,)), spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.obs = self.np_random.random(2, dtype=np.float32)
+            return self.obs, {}
+
+        def step(self, action):
+            reward = float(action == np.argmax(self.obs))
+            self.obs = self.np_random.random(2, dtype=np.float32)
+            return self.obs, reward, False, self.np_random.random() < 0.05, {}
+
+    env = make_vec_env(Match, 4, seed=0)
+    model = PPG("MlpPolicy", env, n_steps=64, gamma=0.5, n_policy_iterations=8, learning_rate=1e-3, seed=0, device="cpu")
+    model.learn(20_000)
+    assert model._n_aux_phases == 9
+    obs = np.random.default_rng(0).random((1000, 2), dtype=np.float32)
+    assert (model.predict(obs, deterministic=True)[0] == obs.argmax(axis=1)).mean() > 0.95

@@ -1,0 +1,95 @@
+"""Every space that SB3 knows, in and out, through both phases, saving and loading."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_ppg import PPG, ImpalaCNN
+from tests.envs import RandomEnv, image_space
+
+VECTOR = spaces.Box(-2, 2, (3,), np.float32)
+ACTIONS = {
+    "Box": (spaces.Box(-1.0, 2.0, (2,), np.float32), dict()),
+    "gSDE": (spaces.Box(-1.0, 2.0, (2,), np.float32), dict(use_sde=True, sde_sample_freq=4)),
+    "squashed gSDE": (
+        spaces.Box(-1.0, 2.0, (2,), np.float32),
+        dict(use_sde=True, policy_kwargs=dict(squash_output=True, full_std=False, use_expln=True)),
+    ),
+    "Discrete": (spaces.Discrete(4), dict()),
+    "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), dict()),
+    "MultiBinary": (spaces.MultiBinary(3), dict()),
+}
+OBSERVATIONS = {
+    "Box": ("MlpPolicy", VECTOR),
+    "Box of float64": ("MlpPolicy", spaces.Box(-2, 2, (2, 2), np.float64)),
+    "Discrete": ("MlpPolicy", spaces.Discrete(5)),
+    "MultiDiscrete": ("MlpPolicy", spaces.MultiDiscrete([3, 4])),
+    "MultiBinary": ("MlpPolicy", spaces.MultiBinary(4)),
+    "CHW images": ("CnnPolicy", image_space(3, 36, 36)),
+    "HWC images": ("CnnPolicy", image_space(36, 36, 3)),
+    "Dict": (
+        "MultiInputPolicy",
+        spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR, number=spaces.Discrete(3), bits=spaces.MultiBinary(2)),
+    ),
+}
+ARCHITECTURES = ("dual", "detached", "shared")
+
+
+def check(policy, observation_space, action_space, tmp_path, n_envs=2, **kwargs):
+    """Train through an auxiliary phase and beyond; every parameter moves; the loaded model predicts the same."""
+    env = make_vec_env(lambda: RandomEnv(observation_space, action_space), n_envs, seed=0)
+    model = PPG(policy, env, n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu", **kwargs)
+    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
+    model.learn(8 * n_envs * 3)
+    assert model._n_aux_phases == 1 and len(model.aux_buffer) == 1
+    still = [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
+    assert not still
+    assert all(np.isfinite(value) for name, value in model.logger.name_to_value.items() if "explained" not in name)
+
+    # Images that were transposed for training are transposed for prediction, too
+    raw = (
+        {key: np.asarray(value)[None] for key, value in observation_space.sample().items()}
+        if isinstance(observation_space, spaces.Dict)
+        else np.asarray(observation_space.sample())[None]
+    )
+    model.save(tmp_path / "model.zip")
+    loaded = PPG.load(tmp_path / "model.zip", device="cpu")
+    action, _ = model.predict(raw, deterministic=True)
+    np.testing.assert_array_equal(action, loaded.predict(raw, deterministic=True)[0])
+    assert action_space.contains(action[0])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_action_spaces(action, architecture, tmp_path):
+    space, kwargs = ACTIONS[action]
+    kwargs = {**kwargs, "policy_kwargs": {**kwargs.get("policy_kwargs", {}), "architecture": architecture}}
+    check("MlpPolicy", VECTOR, space, tmp_path, **kwargs)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_observation_spaces(observation, architecture, tmp_path):
+    policy, space = OBSERVATIONS[observation]
+    check(policy, space, spaces.Discrete(3), tmp_path, policy_kwargs=dict(architecture=architecture))
+
+
+def test_one_environment(tmp_path):
+    check("MlpPolicy", VECTOR, spaces.Discrete(3), tmp_path, n_envs=1)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_impala_on_images(architecture, tmp_path):
+    kwargs = dict(architecture=architecture, features_extractor_class=ImpalaCNN)
+    check("CnnPolicy", image_space(16, 16, 3), spaces.Discrete(15), tmp_path, policy_kwargs=kwargs)
+
+
+@pytest.mark.parametrize("shape", [(36, 36, 3), (3, 36, 36)], ids=["HWC", "CHW"])
+def test_images_stay_uint8_until_the_network(shape):
+    env = make_vec_env(lambda: RandomEnv(image_space(*shape), spaces.Discrete(3)), 2)
+    model = PPG("CnnPolicy", env, n_steps=8, batch_size=16, n_policy_iterations=2, device="cpu").learn(16)
+    (kept,) = model.aux_buffer.observations
+    assert kept.dtype == np.uint8 and kept.shape == (2, 8, 3, 36, 36)
+    assert np.shares_memory(kept, model.rollout_buffer.observations)
