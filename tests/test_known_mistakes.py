@@ -1,0 +1,242 @@
+"""
+Mistakes that other implementations of PPG made (each is a function's name), caught where they would show. Some have their
+test beside the code they concern; the index at the end says where.
+"""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import Logger
+
+from sb3_ppg import PPG, losses
+from tests.envs import RandomEnv, image_space
+
+SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
+
+
+def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:
+    model = PPG(policy, env, **{**SMALL, **kwargs})
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    return model
+
+
+def collect(model: PPG) -> None:
+    _, callback = model._setup_learn(1000)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+
+
+def fill_phase(model: PPG) -> None:
+    for _ in range(model.n_policy_iterations):
+        collect(model)
+        model._policy_phase()
+        model.aux_buffer.add(model.rollout_buffer)
+
+
+def recorded_batch(model: PPG):
+    model.policy.set_training_mode(False)
+    model.aux_buffer.record_old_policy(model._distribution_parameters, 1)
+    return next(model.aux_buffer.minibatches(model.aux_buffer.n_sequences))
+
+
+def test_cloning_holds_the_whole_distribution_not_the_taken_actions():
+    """Move the probability of actions that were never taken: the cloning loss must see it, finitely."""
+    model = make(env=RandomEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(4)))
+    fill_phase(model)
+    batch = recorded_batch(model)
+    kl = model._auxiliary_losses(batch, 0.0, 1.0).terms["kl"]
+    assert kl.item() == pytest.approx(0, abs=1e-7)
+    with th.no_grad():  # actions 2 and 3 trade probability, 0 and 1 keep theirs
+        model.policy.action_net.bias += th.tensor([0.0, 0.0, 1.0, -1.0])
+        shift = model.policy.get_distribution(batch.observations).distribution.logits - batch.old_parameters
+        model.policy.action_net.bias -= shift[:, 0].mean()
+    kl = model._auxiliary_losses(batch, 0.0, 1.0).terms["kl"]
+    assert np.isfinite(kl.item()) and kl.item() > 0.1
+
+
+def test_the_kl_is_old_policy_first():
+    model = make()
+    fill_phase(model)
+    batch = recorded_batch(model)
+    with th.no_grad():
+        model.policy.action_net.bias += th.tensor([2.0, 0.0])
+    logits = model.policy.get_distribution(batch.observations).distribution.logits.detach()
+    old = batch.old_parameters
+    forward = (old.exp() * (old - logits)).sum(1).mean().item()
+    backward = (logits.exp() * (logits - old)).sum(1).mean().item()
+    assert model._auxiliary_losses(batch, 0.0, 1.0).terms["kl"].item() == pytest.approx(forward, rel=1e-4)
+    assert abs(forward - backward) > 0.01
+
+
+def test_the_cloning_target_is_the_policy_right_before_the_auxiliary_phase():
+    """Not the one that collected the rollouts, which would pull the policy back by up to N_π iterations."""
+    model = make(learning_rate=1e-2)
+    targets = []
+    record = model.aux_buffer.record_old_policy
+
+    def recorded(*args):
+        record(*args)
+        with th.no_grad():
+            now = model._distribution_parameters(th.as_tensor(model.aux_buffer.observations[0].reshape(-1, 4)))
+        targets.append((model.aux_buffer.old_parameters[:1].flatten(0, 1), now))
+
+    model.aux_buffer.record_old_policy = recorded
+    collect(model)
+    at_rollout = th.as_tensor(model.rollout_buffer.log_probs.copy()).flatten()
+    actions = th.as_tensor(model.rollout_buffer.actions.copy()).long().flatten()
+    model.train()
+    collect(model)
+    model.train()
+    ((old, now),) = targets
+    assert th.equal(old, now)
+    assert (old.gather(1, actions[:, None]).flatten() - at_rollout).abs().max() > 1e-3
+
+
+def test_no_stale_gradient_enters_the_first_auxiliary_step():
+    """The gradient of the first auxiliary step is that of its loss alone, whatever was left in ``.grad``."""
+    model = make(aux_batch_size=32, n_aux_epochs=1)
+    fill_phase(model)
+    seen = []
+    model.aux_optimizer.register_step_pre_hook(lambda *_: seen.append(model.policy.value_net.weight.grad.clone()))
+    for parameter in model.policy.parameters():
+        parameter.grad = th.full_like(parameter, 1e6)
+    state = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    model._auxiliary_phase()
+    fresh = make(aux_batch_size=32)
+    fresh.policy.load_state_dict(state)
+    batch = recorded_batch_of(model_state=fresh, source=model)
+    mean, std = model.aux_buffer.value_target_moments()
+    fresh._auxiliary_losses(batch, mean, std).total.backward()
+    expected = fresh.policy.value_net.weight.grad
+    clipped = expected * min(1.0, (model.max_grad_norm or np.inf) / total_norm(fresh))
+    th.testing.assert_close(seen[0], clipped, rtol=1e-4, atol=1e-6)
+
+
+def recorded_batch_of(model_state: PPG, source: PPG):
+    model_state.aux_buffer = source.aux_buffer
+    return recorded_batch(model_state)
+
+
+def total_norm(model: PPG) -> float:
+    return th.stack([p.grad.norm() for p in model.policy.parameters() if p.grad is not None]).norm().item()
+
+
+def test_advantages_and_bootstraps_are_the_true_value_functions():
+    """An auxiliary head that has gone astray changes nothing of a rollout."""
+    buffers = []
+    for astray in (0.0, 1e6):
+        model = make("Pendulum-v1", n_steps=250)  # beyond the time limit of 200 steps
+        with th.no_grad():
+            model.policy.aux_value_net.bias.fill_(astray)
+        collect(model)
+        buffers.append((model.rollout_buffer.advantages, model.rollout_buffer.returns, model.rollout_buffer.values))
+        value = model.policy.predict_values(th.as_tensor(model.rollout_buffer.observations[:, 0])).detach().numpy()
+        np.testing.assert_allclose(value, model.rollout_buffer.values, rtol=1e-5, atol=1e-6)
+    for a, b in zip(*buffers, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_values_and_targets_have_one_shape():
+    """(B, 1) minus (B,) would broadcast to (B, B)."""
+    model = make()
+    fill_phase(model)
+    batch = recorded_batch(model)
+    _, aux_values, values = model.policy.evaluate_auxiliary(batch.observations)
+    assert aux_values.shape == values.shape == batch.value_targets.shape == (32,)
+    terms = model._auxiliary_losses(batch, 0.0, 1.0).terms
+    errors = (values - batch.value_targets).detach().numpy()
+    assert terms["value_loss"].item() == pytest.approx(0.5 * np.mean(errors**2), rel=1e-5)
+    collect(model)
+    (rollout,) = model.rollout_buffer.get(16)
+    errors = (model.policy.predict_values(rollout.observations).flatten() - rollout.returns).detach().numpy()
+    assert model._value_losses(rollout).terms["value_loss"].item() == pytest.approx(np.mean(errors**2), rel=1e-5)
+
+
+def test_no_copy_of_the_stored_images_is_made_in_float32():
+    """Peak memory of an auxiliary phase, beyond the stored images: a minibatch, not the buffer again."""
+    env = make_vec_env(lambda: RandomEnv(image_space(3, 64, 64), spaces.Discrete(2)), 4)
+    kwargs = dict(net_arch=[1], features_extractor_kwargs=dict(features_dim=1))
+    model = make(env, "CnnPolicy", n_policy_iterations=16, aux_batch_size=16, n_aux_epochs=1, policy_kwargs=kwargs)
+    for _ in range(16):
+        collect(model)
+        list(model.rollout_buffer.get(64))
+        model.aux_buffer.add(model.rollout_buffer)
+    stored = sum(observations.nbytes for observations in model.aux_buffer.observations)
+    assert stored == 16 * 16 * 4 * 3 * 64 * 64
+    tracemalloc.start()  # NumPy's memory; a minibatch is gathered there
+    model._auxiliary_phase()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < stored / 8
+
+
+def test_every_option_has_an_effect():
+    """Gradient clipping, micro-batches and schedules accepted and ignored: change each, and training changes."""
+
+    def trained(**kwargs) -> th.Tensor:
+        model = make(**{"n_epochs": 2, **kwargs})
+        model.learn(16 * 4)
+        return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+
+    base = trained()
+    for kwargs in (
+        dict(max_grad_norm=1e-3),
+        dict(learning_rate=lambda progress: 5e-4 * progress),
+        dict(aux_learning_rate=lambda progress: 5e-4 * progress),
+        dict(clip_range_vf=1e-3),
+        dict(n_epochs=3),
+        dict(n_value_epochs=2),
+        dict(n_aux_epochs=3),
+        dict(n_policy_iterations=4),
+        dict(aux_batch_size=32),
+        dict(beta_clone=100.0),
+        dict(normalize_value_targets=False),
+        dict(ent_coef=0.1),
+        dict(vf_coef=0.1),
+        dict(kl_coef=10.0),
+        dict(gamma=0.9),
+        dict(gae_lambda=0.5),
+        dict(normalize_advantage=False),
+        dict(policy_kwargs=dict(optimizer_kwargs=dict(eps=1e-3))),
+    ):
+        assert not th.equal(trained(**kwargs), base), kwargs
+
+
+# The other mistakes of the list, and the tests that would catch them
+ELSEWHERE = {
+    "the KL's mean over action dimensions": "losses.py::test_kl_is_torchs_summed_over_action_dimensions",
+    "remainders that leak": "optimization.py::test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer",
+    "broadcasts": "losses.py::test_shapes_that_would_broadcast_are_refused",
+    "float32 images": "aux_buffer.py::test_memory_is_the_observations_once_in_their_own_type",
+    "aliases": "aux_buffer.py::test_rollouts_are_kept_by_reference_and_do_not_alias",
+    "annealing by phase": "ppg.py::test_schedules_run_over_the_whole_budget",
+    "a budget cut short": "ppg.py::test_what_a_budget_leaves_over_is_used_by_the_next_call",
+    "a partial phase": "citizenship.py::test_after_loading_within_a_phase_the_phase_starts_over_and_says_so",
+    "wasted forwards": "policies.py::test_no_forward_pass_that_nobody_reads",
+    "wasted forwards in separate epochs": "ppg.py::test_separate_epochs_run_and_move_one_network_each",
+}
+
+
+@pytest.mark.parametrize("test", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_the_index_is_true(test):
+    file, name = test.split("::")
+    assert f"def {name}(" in (Path(__file__).parent / f"test_{file}").read_text()
+
+
+def test_the_losses_are_the_documented_ones():
+    """L^aux + β KL + L^value, with the paper's halves."""
+    model = make(beta_clone=3.0)
+    fill_phase(model)
+    batch = recorded_batch(model)
+    with th.no_grad():
+        model.policy.action_net.bias += th.tensor([1.0, 0.0])
+    distribution, aux_values, values = model.policy.evaluate_auxiliary(batch.observations)
+    kl = losses.kl_divergence(distribution, batch.old_parameters).mean()
+    total = model._auxiliary_losses(batch, 0.0, 1.0).total
+    targets = batch.value_targets
+    expected = 0.5 * (aux_values - targets).square().mean() + 3.0 * kl + 0.5 * (values - targets).square().mean()
+    assert total.item() == pytest.approx(expected.item(), rel=1e-6)
