@@ -87,11 +87,6 @@ class AuxBuffer:
             self.observations.append(keep(observations, *observations.shape[1:]))
         self.value_targets.append(keep(rollout_buffer.returns))
 
-    def value_target_moments(self) -> tuple[float, float]:
-        """Mean and standard deviation (never zero) of all value targets."""
-        targets = np.concatenate(self.value_targets)
-        return float(targets.mean()), float(targets.std()) + 1e-8
-
     def record_old_policy(self, parameters_fn: Callable[[PyTorchObs], th.Tensor], n_sequences: int) -> None:
         """
         Evaluate π_old on everything that is kept. Call it right before the auxiliary epochs.

@@ -18,7 +18,7 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, up
 
 from sb3_ppg import losses
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch
-from sb3_ppg.optimization import Losses, optimize_epoch
+from sb3_ppg.optimization import Losses, moments, optimize_epoch, start_alike
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 
 SelfPPG = TypeVar("SelfPPG", bound="PPG")
@@ -40,6 +40,10 @@ class PPG(OnPolicyAlgorithm):
     The defaults are for small environments; ``hyperparams/ppg.yml`` has the paper's setting for Procgen.
 
     What is stored when ``learn()`` ends within a phase stays for the next call of ``learn()``.
+
+    Several processes (``torchrun``, with the process group initialised before) train one policy: each collects with its own
+    environments and seed, with the same settings; gradients, advantage moments and losses are averaged. ``batch_size``,
+    ``aux_batch_size`` and ``total_timesteps`` count one process's samples.
 
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``PhasicActorCriticPolicy``
     :param env: The environment to learn from (if registered in Gym, can be str)
@@ -218,8 +222,8 @@ class PPG(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rate([self.policy.optimizer, self.value_optimizer])
         if self.normalize_advantage:
-            advantages = self.rollout_buffer.advantages
-            self.rollout_buffer.advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            mean, std = moments(self.rollout_buffer.advantages, self.device)
+            self.rollout_buffer.advantages = (self.rollout_buffer.advantages - mean) / (std + 1e-8)
 
         if self.n_value_epochs is None:
             history = self._policy_phase_epochs(self.n_epochs, self._joint_losses, self.policy.optimizer)
@@ -263,14 +267,16 @@ class PPG(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
         update_learning_rate(self.aux_optimizer, learning_rate)
-        mean, std = self.aux_buffer.value_target_moments() if self.normalize_value_targets else (0.0, 1.0)
+        mean, std = 0.0, 1.0
+        if self.normalize_value_targets:
+            mean, std = moments(np.concatenate(self.aux_buffer.value_targets), self.device)
         history = [
             optimize_epoch(
                 "auxiliary",
                 self.policy,
                 self.aux_optimizer,
                 self.aux_buffer.minibatches(n_sequences),
-                partial(self._auxiliary_losses, target_mean=mean, target_std=std),
+                partial(self._auxiliary_losses, target_mean=mean, target_std=max(std, 1e-8)),
                 self.micro_batch_size,
                 self.max_grad_norm,
             )
@@ -456,6 +462,7 @@ class PPG(OnPolicyAlgorithm):
                 stacklevel=2,
             )
             self._n_stored_rollouts = len(self.aux_buffer)
+        start_alike(self.policy)
         return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     def _warn_about_memory(self) -> None:

@@ -141,14 +141,6 @@ def test_a_rollout_in_the_wrong_order_is_refused():
         AuxBuffer(1).add(rollout_buffer)
 
 
-def test_moments_of_the_value_targets():
-    aux_buffer = make_aux_buffer()
-    targets = np.concatenate(aux_buffer.value_targets)
-    assert aux_buffer.value_target_moments() == pytest.approx((targets.mean(), targets.std()))
-    aux_buffer.value_targets = [np.ones_like(targets) for targets in aux_buffer.value_targets]
-    assert aux_buffer.value_target_moments()[1] > 0
-
-
 def test_reset_forgets():
     aux_buffer = make_aux_buffer()
     record(aux_buffer)

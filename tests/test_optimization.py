@@ -7,7 +7,7 @@ import pytest
 import torch as th
 from torch import nn
 
-from sb3_ppg.optimization import Losses, NonFiniteLossError, accumulate_gradient, optimize_epoch
+from sb3_ppg.optimization import Losses, NonFiniteLossError, accumulate_gradient, moments, optimize_epoch
 
 
 class Batch(NamedTuple):
@@ -168,3 +168,8 @@ def test_scalars_cross_to_the_host_once_per_epoch(monkeypatch):
         return len(transfers)
 
     assert count_transfers(2) == count_transfers(20) == 2  # .cpu() and .numpy()
+
+
+def test_moments():
+    assert moments(np.array([[1.0, 2.0], [3.0, 6.0]])) == pytest.approx((3.0, 3.5**0.5))
+    assert moments(np.full(3, 0.1, np.float32)) == pytest.approx((0.1, 0.0))

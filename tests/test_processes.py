@@ -1,0 +1,117 @@
+"""Training with several processes, real ones, over torch.distributed."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import Logger
+
+from sb3_ppg import PPG, NonFiniteLossError
+
+N_STEPS, N_ROLLOUTS = 16, 2
+
+
+def make(n_envs: int, seed: int, **kwargs) -> PPG:
+    settings = dict(n_steps=N_STEPS, batch_size=N_STEPS * n_envs, n_policy_iterations=N_ROLLOUTS, n_epochs=2, n_aux_epochs=3)
+    settings |= dict(aux_batch_size=N_STEPS * n_envs * N_ROLLOUTS, max_grad_norm=0.3, device="cpu")
+    model = PPG("MlpPolicy", make_vec_env("CartPole-v1", n_envs, seed=seed), seed=seed, **{**settings, **kwargs})
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    return model
+
+
+def train_on(model: PPG, rollouts: list[dict[str, np.ndarray]], envs: slice) -> None:
+    """One phase on given rollouts, (step, env, ...), of which this process has some environments."""
+    for rollout in rollouts:
+        model.rollout_buffer.reset()
+        for name, array in rollout.items():
+            setattr(model.rollout_buffer, name, array[:, envs].copy())
+        model.rollout_buffer.full = True
+        model.train()
+    assert model._n_aux_phases == 1
+
+
+def parameters(model: PPG) -> np.ndarray:
+    return th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().numpy()
+
+
+def collect(n_envs: int) -> list[dict[str, np.ndarray]]:
+    model = make(n_envs, seed=0)
+    names = ("observations", "actions", "values", "log_probs", "advantages", "returns")
+    rollouts = []
+    for _ in range(N_ROLLOUTS):
+        _, callback = model._setup_learn(1000)
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, N_STEPS)
+        rollouts.append({name: getattr(model.rollout_buffer, name).copy() for name in names})
+    return rollouts
+
+
+def worker(rank: int, folder: Path, task: str, rollouts: list[dict[str, np.ndarray]]) -> None:
+    th.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", timedelta(seconds=60), world_size=2, rank=rank)
+    result = {"halves": halves, "learn": learn, "nan": nan}[task](rank, rollouts)
+    np.save(folder / f"{rank}.npy", result)
+    dist.destroy_process_group()
+
+
+def halves(rank: int, rollouts) -> np.ndarray:
+    model = make(n_envs=2, seed=0)
+    train_on(model, rollouts, slice(2 * rank, 2 * rank + 2))
+    return parameters(model)
+
+
+def learn(rank: int, _) -> np.ndarray:
+    model = make(n_envs=2, seed=rank, target_kl=0.01)
+    model.learn(N_STEPS * 2 * N_ROLLOUTS * 2)
+    assert model._n_aux_phases == 2
+    return np.append(parameters(model), model.rollout_buffer.observations.sum())
+
+
+def nan(rank: int, rollouts) -> np.ndarray:
+    """A bad number in one process stops both: none waits for the other."""
+    model = make(n_envs=2, seed=0)
+    before = parameters(model)
+    if rank == 1:
+        rollouts[0]["returns"][3, 2] = np.nan
+    with pytest.raises(NonFiniteLossError, match="policy phase"):
+        train_on(model, rollouts, slice(2 * rank, 2 * rank + 2))
+    np.testing.assert_array_equal(parameters(model), before)
+    return before
+
+
+def run(task: str, folder: Path, rollouts=None) -> list[np.ndarray]:
+    mp.spawn(worker, (folder, task, rollouts), nprocs=2)
+    return [np.load(folder / f"{rank}.npy") for rank in range(2)]
+
+
+needs_gloo = pytest.mark.skipif(sys.platform == "win32", reason="gloo's file rendezvous is not for Windows")
+
+
+@needs_gloo
+def test_two_processes_with_half_the_batch_are_one_with_the_whole(tmp_path):
+    """Advantages normalised over all, gradients averaged before clipping, in both phases."""
+    rollouts = collect(n_envs=4)
+    whole = make(n_envs=4, seed=0)
+    start = parameters(whole)
+    train_on(whole, rollouts, slice(None))
+    first, second = run("halves", tmp_path, rollouts)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, parameters(whole), rtol=0, atol=2e-6)
+    assert np.abs(first - start).max() > 1e-3
+
+
+@needs_gloo
+def test_processes_with_other_seeds_train_one_policy(tmp_path):
+    first, second = run("learn", tmp_path)
+    np.testing.assert_array_equal(first[:-1], second[:-1])
+    assert first[-1] != second[-1]  # from different rollouts
+
+
+@needs_gloo
+def test_a_bad_number_in_one_process_stops_all(tmp_path):
+    run("nan", tmp_path, collect(n_envs=4))
