@@ -226,34 +226,40 @@ class PPG(OnPolicyAlgorithm):
             self.rollout_buffer.advantages = (self.rollout_buffer.advantages - mean) / (std + 1e-8)
 
         if self.n_value_epochs is None:
-            history = self._policy_phase_epochs(self.n_epochs, self._joint_losses, self.policy.optimizer)
+            history = self._policy_phase_epochs(self.n_epochs, self._joint_losses, self.policy.optimizer, self.target_kl)
         else:
-            value_history = self._policy_phase_epochs(self.n_value_epochs, self._value_losses, self.value_optimizer)
-            policy_history = self._policy_phase_epochs(self.n_epochs, self._policy_losses, self.policy.optimizer)
-            history = [{**value_history[-1], **scalars} for scalars in policy_history]
+            values = self._policy_phase_epochs(self.n_value_epochs, self._value_losses, self.value_optimizer)[-1]
+            history = self._policy_phase_epochs(self.n_epochs, self._policy_losses, self.policy.optimizer, self.target_kl)
+            history = [{**values, **scalars} for scalars in history]
+        self._n_updates += len(history)
         self._log_policy_phase(history)
 
     def _policy_phase_epochs(
-        self, n_epochs: int, loss_fn: Callable[[RolloutBufferSamples], Losses], optimizer: th.optim.Optimizer
+        self,
+        n_epochs: int,
+        loss_fn: Callable[[RolloutBufferSamples], Losses],
+        optimizer: th.optim.Optimizer,
+        target_kl: float | None = None,
     ) -> list[dict[str, np.ndarray]]:
         """Epochs over the latest rollout, in shuffled minibatches; fewer when ``target_kl`` is exceeded."""
-        history = []
+        history: list[dict[str, np.ndarray]] = []
         for epoch in range(n_epochs):
-            scalars = optimize_epoch(
-                "policy",
-                self.policy,
-                optimizer,
-                self.rollout_buffer.get(self.batch_size),
-                loss_fn,
-                self.micro_batch_size,
-                self.max_grad_norm,
-                self.target_kl if loss_fn != self._value_losses else None,
+            minibatches = self.rollout_buffer.get(self.batch_size)
+            history.append(
+                optimize_epoch(
+                    "policy",
+                    self.policy,
+                    optimizer,
+                    minibatches,
+                    loss_fn,
+                    self.micro_batch_size,
+                    self.max_grad_norm,
+                    target_kl,
+                )
             )
-            history.append(scalars)
-            self._n_updates += loss_fn != self._value_losses
-            if self.target_kl is not None and "approx_kl" in scalars and scalars["approx_kl"][-1] > 1.5 * self.target_kl:
+            if target_kl is not None and (approx_kl := history[-1]["approx_kl"][-1]) > 1.5 * target_kl:
                 if self.verbose >= 1:
-                    print(f"Early stopping at step {epoch} due to reaching max kl: {scalars['approx_kl'][-1]:.2f}")
+                    print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
                 break
         return history
 
