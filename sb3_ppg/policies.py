@@ -54,6 +54,40 @@ class SharedTrunk(MlpExtractor):
         return self.policy_net(features)
 
 
+class ValueHead(nn.Linear):
+    """
+    A linear layer whose output is in units that can be changed without changing what it computes: (B, in) -> (B, 1).
+
+    Source: Pop-Art, van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714.
+
+    :param in_features: of the latent features
+    """
+
+    mean: th.Tensor
+    std: th.Tensor
+
+    def __init__(self, in_features: int):
+        super().__init__(in_features, 1)
+        self.register_buffer("mean", th.zeros(()))
+        self.register_buffer("std", th.ones(()))
+
+    def forward(self, latent: th.Tensor) -> th.Tensor:
+        return self.mean + self.std * super().forward(latent)
+
+    @th.no_grad()
+    def change_units(self, mean: float, std: float) -> None:
+        """
+        From now on the layer's weights predict (value - mean) / std; its output stays the same.
+
+        :param mean: in the units of the returns
+        :param std: likewise, above zero
+        """
+        self.weight.mul_(self.std / std)
+        self.bias.copy_((self.std * self.bias + self.mean - mean) / std)
+        self.mean.fill_(mean)
+        self.std.fill_(std)
+
+
 class PhasicActorCriticPolicy(ActorCriticPolicy):
     """
     SB3's actor-critic policy with what PPG adds: an auxiliary value head ``aux_value_net`` on the policy network, read in
@@ -76,6 +110,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         architecture says. With ``"dual"``, True shares the extractor under two separate trunks, like SB3's PPO
     :raises ValueError: for a combination that contradicts itself
     """
+
+    value_net: ValueHead
+    aux_value_net: ValueHead
 
     def __init__(
         self,
@@ -178,7 +215,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
-        self.aux_value_net = nn.Linear(self.mlp_extractor.latent_dim_pi, 1)
+        weights = self.value_net.state_dict()
+        self.value_net = ValueHead(self.mlp_extractor.latent_dim_vf)
+        self.value_net.load_state_dict(weights, strict=False)
+        self.aux_value_net = ValueHead(self.mlp_extractor.latent_dim_pi)
         if self.ortho_init:
             self.aux_value_net.apply(partial(self.init_weights, gain=1))
         elif isinstance(self.features_extractor, ImpalaCNN):

@@ -273,16 +273,14 @@ class PPG(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
         update_learning_rate(self.aux_optimizer, learning_rate)
-        mean, std = 0.0, 1.0
-        if self.normalize_value_targets:
-            mean, std = moments(np.concatenate(self.aux_buffer.value_targets), self.device)
+        scale = self._normalize_value_targets() if self.normalize_value_targets else 1.0
         history = [
             optimize_epoch(
                 "auxiliary",
                 self.policy,
                 self.aux_optimizer,
                 self.aux_buffer.minibatches(n_sequences),
-                partial(self._auxiliary_losses, target_mean=mean, target_std=max(std, 1e-8)),
+                partial(self._auxiliary_losses, scale=scale),
                 self.micro_batch_size,
                 self.max_grad_norm,
             )
@@ -294,6 +292,15 @@ class PPG(OnPolicyAlgorithm):
         self.logger.record("aux/learning_rate", learning_rate)
         self.logger.record("aux/n_phases", self._n_aux_phases)
         self.logger.record("aux/seconds", time.perf_counter() - start)
+
+    def _normalize_value_targets(self) -> float:
+        """Let both value heads work in standard deviations of the stored value targets; return that unit."""
+        mean, std = moments(np.concatenate(self.aux_buffer.value_targets), self.device)
+        std = max(std, 1e-8)
+        if np.isfinite(std):  # else the losses are not finite, and say so
+            for head in (self.policy.value_net, self.policy.aux_value_net):
+                head.change_units(mean, std)
+        return std
 
     # ---- the losses of a minibatch ----
 
@@ -329,12 +336,12 @@ class PPG(OnPolicyAlgorithm):
         value_loss = losses.value_loss(values.flatten(), batch.returns, batch.old_values, self._now(self.clip_range_vf))
         return Losses(self.vf_coef * value_loss, {"value_loss": value_loss}, {})
 
-    def _auxiliary_losses(self, batch: AuxiliaryBatch, target_mean: float, target_std: float) -> Losses:
+    def _auxiliary_losses(self, batch: AuxiliaryBatch, scale: float) -> Losses:
         distribution, aux_values, values = self.policy.evaluate_auxiliary(batch.observations)
         terms = {
             "kl": losses.kl_divergence(distribution, batch.old_parameters).mean(),
-            "aux_value_loss": losses.auxiliary_value_loss(aux_values, (batch.value_targets - target_mean) / target_std),
-            "value_loss": losses.auxiliary_value_loss(values / target_std, batch.value_targets / target_std),
+            "aux_value_loss": losses.auxiliary_value_loss(aux_values / scale, batch.value_targets / scale),
+            "value_loss": losses.auxiliary_value_loss(values / scale, batch.value_targets / scale),
         }
         total = losses.joint_loss(terms["aux_value_loss"], terms["kl"], terms["value_loss"], self.beta_clone)
         return Losses(total, terms, {})

@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import ConstantSchedule
 from torch import nn
 
 from sb3_ppg import PPG, CnnPolicy, ImpalaCNN, MlpPolicy, MultiInputPolicy
+from sb3_ppg.policies import ValueHead
 from sb3_ppg.torch_layers import init_normed
 
 VECTOR = spaces.Box(-1, 1, (4,))
@@ -174,7 +175,8 @@ def test_the_optimizer_knows_every_parameter():
 def test_same_seed_same_weights_as_ppo():
     ppo = PPO("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
     ours = PPG("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
-    assert ours.keys() - ppo.keys() == {"aux_value_net.weight", "aux_value_net.bias"}
+    assert {name.split(".")[0] for name in ours.keys() - ppo.keys()} == {"aux_value_net", "value_net"}
+    assert ours["value_net.mean"] == 0 and ours["value_net.std"] == 1
     assert all(th.equal(ours[name], weight) for name, weight in ppo.items())
 
 
@@ -207,6 +209,16 @@ def test_orthogonal_initialisation_can_be_asked_for():
     policy = make(CnnPolicy, IMAGE, features_extractor_class=ImpalaCNN, ortho_init=True)
     np.testing.assert_allclose(norms(policy.action_net), 0.01, rtol=1e-4)
     np.testing.assert_allclose(norms(policy.aux_value_net), 1.0, rtol=1e-4)
+
+
+def test_changing_a_value_heads_units_does_not_change_its_values():
+    head, latent = ValueHead(4), th.randn(5, 4)
+    before = head(latent)
+    for mean, std in ((100.0, 30.0), (-7.0, 0.01)):
+        head.change_units(mean, std)
+        th.testing.assert_close(head(latent), before, rtol=1e-4, atol=1e-4)
+        standardised = latent @ head.weight.T + head.bias
+        th.testing.assert_close(standardised, (before - mean) / std, rtol=1e-4, atol=1e-3)
 
 
 def test_init_normed():

@@ -314,23 +314,29 @@ def test_value_targets_of_any_scale_weigh_the_same_against_cloning():
     """Rewards times 1000 change neither the auxiliary losses nor the policy that the phase leaves."""
     results = []
     for scale in (1.0, 1000.0):
-        model = make(n_aux_epochs=3, normalize_value_targets=True)
-        collect(model)
-        model._policy_phase()
-        model.load_start = None
-        make_same = make(seed=0)
-        model.policy.load_state_dict(make_same.policy.state_dict())
-        with th.no_grad():
-            model.policy.value_net.weight *= scale
-            model.policy.value_net.bias *= scale
-        model.rollout_buffer.returns = model.rollout_buffer.returns * scale
-        model.aux_buffer.add(model.rollout_buffer)
+        model = make(n_aux_epochs=3)
+        for _ in range(3):
+            collect(model)
+            list(model.rollout_buffer.get(16))
+            model.rollout_buffer.returns = model.rollout_buffer.returns * scale
+            model.aux_buffer.add(model.rollout_buffer)
+        for head in (model.policy.value_net, model.policy.aux_value_net):
+            with th.no_grad():
+                head.weight *= scale
+                head.bias *= scale
         np.random.seed(0)
         model._auxiliary_phase()
         results.append((model.logger.name_to_value["aux/aux_value_loss"], weights(model)))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
-    for name in ("action_net.weight", "mlp_extractor.policy_net.0.weight", "aux_value_net.weight"):
+    for name in ("action_net.weight", "mlp_extractor.policy_net.0.weight", "aux_value_net.weight", "value_net.weight"):
         th.testing.assert_close(results[0][1][name], results[1][1][name], rtol=1e-3, atol=1e-5)
+    assert results[1][1]["value_net.std"] / results[0][1]["value_net.std"] == pytest.approx(1000, rel=1e-4)
+
+
+def test_value_targets_as_they_are_leave_the_heads_units_alone():
+    model = make(normalize_value_targets=False).learn(48)
+    assert model._n_aux_phases == 1
+    assert model.policy.value_net.mean == 0 and model.policy.value_net.std == 1
 
 
 # ---- the first auxiliary step ----
