@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from sb3_ppg.optimization import NonFiniteLossError
+from sb3_ppg.errors import ArgumentError, NonFiniteLossError
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.ppg import PPG
 from sb3_ppg.reward_normalizer import (
@@ -16,6 +16,7 @@ __version__ = version("sb3-ppg")
 
 __all__ = [
     "PPG",
+    "ArgumentError",
     "CnnPolicy",
     "ImpalaCNN",
     "MlpPolicy",

@@ -27,7 +27,7 @@ class AuxiliaryBatch(NamedTuple):
 
 class AuxBuffer:
     """
-    Observations and value targets of the last ``n_rollouts`` rollouts.
+    Observations and value targets of the rollouts since the last auxiliary phase.
 
     A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples. Sequences are numbered rollout
     by rollout, then environment by environment.
@@ -35,12 +35,10 @@ class AuxBuffer:
     The arrays of the rollout buffer are kept by reference, not copied: SB3's buffers allocate new ones for each rollout. A
     buffer of another class that defines its own ``reset`` may reuse its memory, so its arrays are copied.
 
-    :param n_rollouts: how many rollouts make a phase (N_π)
     :param device: where minibatches go
     """
 
-    def __init__(self, n_rollouts: int, device: th.device | str = "cpu"):
-        self.n_rollouts = n_rollouts
+    def __init__(self, device: th.device | str = "cpu"):
         self.device = device
         self.reset()
 
@@ -53,11 +51,6 @@ class AuxBuffer:
     def __len__(self) -> int:
         """How many rollouts are kept."""
         return len(self.value_targets)
-
-    @property
-    def full(self) -> bool:
-        """Whether the phase is complete."""
-        return len(self) >= self.n_rollouts
 
     @property
     def n_sequences(self) -> int:

@@ -1,9 +1,6 @@
 """
 One epoch of optimizer steps, the same for both phases: micro-batches, averaging over processes, gradient clipping, and the
 guard against losses that are not finite.
-
-Several processes are those of ``torch.distributed``, when its process group is initialised. Each has its own environments
-and the same settings, so minibatches are of one size everywhere.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,8 +9,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
-import torch.distributed as dist
 from torch import nn
+
+from sb3_ppg.errors import NonFiniteLossError
+from sb3_ppg.processes import average_over_processes
 
 Minibatch = TypeVar("Minibatch", bound=tuple)
 
@@ -40,14 +39,6 @@ class Losses(NamedTuple):
     def values(self) -> th.Tensor:
         """All scalars without their graph, shape (n_scalars,)."""
         return th.stack([self.total, *self.terms.values(), *self.diagnostics.values()]).detach()
-
-
-class NonFiniteLossError(ValueError):
-    """
-    A loss was NaN or infinite. Policy and optimizer are as they were before the epoch in which it happened.
-
-    It is a ``ValueError`` for hyperparameter searches to prune the trial instead of ending.
-    """
 
 
 def optimize_epoch(
@@ -81,16 +72,14 @@ def optimize_epoch(
         for minibatch in minibatches:
             optimizer.zero_grad()
             losses, values = accumulate_gradient(minibatch, loss_fn, micro_batch_size)
-            if dist.is_initialized():
-                average_over_processes([values, *(p.grad for p in module.parameters() if p.grad is not None)])
+            average_over_processes([values, *(p.grad for p in module.parameters() if p.grad is not None)])
             history.append(values)
             if target_kl is not None and values[losses.names.index("approx_kl")] > 1.5 * target_kl:
                 break
             if max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm)
             optimizer.step()
-    # The parameters have other optimizers, too: none may find this one's last gradient
-    optimizer.zero_grad()
+    optimizer.zero_grad()  # free the last gradient
 
     table = th.stack(history).cpu().numpy()  # (n_minibatches, n_scalars)
     checked = ["loss", *losses.terms]
@@ -131,53 +120,6 @@ def accumulate_gradient(
         minibatch_values = values if minibatch_values is None else minibatch_values + values
     assert minibatch_values is not None, "An empty minibatch"
     return losses, minibatch_values
-
-
-@th.no_grad()
-def average_over_processes(tensors: list[th.Tensor]) -> None:
-    """
-    Replace tensors by their averages over all processes, in one transfer.
-
-    :param tensors: of the same shapes in every process
-    """
-    flat = th.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for tensor, average in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(average.view_as(tensor))
-
-
-@th.no_grad()
-def start_alike(module: nn.Module) -> None:
-    """
-    Give every process the parameters and buffers of the first one.
-
-    :param module: of the same architecture everywhere
-    """
-    if dist.is_initialized():
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor, src=0)
-
-
-def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float, float]:
-    """
-    Mean and standard deviation (of the population), over all processes.
-
-    :param values: of any shape, of one size everywhere
-    :param device: of the process group's backend
-    :return: in the units of the values
-    """
-
-    def mean(array: np.ndarray) -> float:
-        average = array.mean(dtype=np.float64)
-        if dist.is_initialized():
-            tensor = th.tensor([average], dtype=th.float64, device=device)
-            average_over_processes([tensor])
-            average = tensor.item()
-        return float(average)
-
-    center = mean(values)
-    return center, mean(np.square(values - center)) ** 0.5
 
 
 def _n_samples(minibatch: tuple) -> int:

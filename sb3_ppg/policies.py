@@ -17,6 +17,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.torch_layers import ImpalaCNN, init_normed
 
 Architecture = Literal["dual", "detached", "shared"]
@@ -108,7 +109,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     :param features_extractor_class: Features extractor
     :param share_features_extractor: Whether policy and value function share the features extractor. Default: as the
         architecture says. With ``"dual"``, True shares the extractor under two separate trunks, like SB3's PPO
-    :raises ValueError: for a combination that contradicts itself
+    :raises ArgumentError: (a ``ValueError``) for a combination that contradicts itself
     """
 
     value_net: ValueHead
@@ -136,27 +137,17 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         architecture: Architecture = "dual",
         detach_value_in_aux_phase: bool = False,
     ):
-        if architecture not in ARCHITECTURES:
-            raise ValueError(f"`architecture`={architecture!r} is unknown: use one of {', '.join(ARCHITECTURES)}")
-        if detach_value_in_aux_phase and architecture != "detached":
-            raise ValueError(
-                f"`detach_value_in_aux_phase`=True has no meaning with `architecture`={architecture!r}: "
-                "use architecture='detached' or leave it False"
-            )
-        if share_features_extractor is False and architecture != "dual":
-            raise ValueError(
-                f"`share_features_extractor`=False contradicts `architecture`={architecture!r}, which is one network: "
-                "use architecture='dual' or leave it out"
-            )
+        _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
+        _check_net_arch(net_arch)
         if squash_output and not use_sde:
-            raise ValueError("`squash_output`=True needs gSDE: pass `use_sde=True` to the algorithm")
+            raise ArgumentError("`squash_output`=True cannot work without gSDE: pass `use_sde=True` to the algorithm")
         if share_features_extractor is None:
             # A FlattenExtractor has no weights: dual networks may as well flatten once
             share_features_extractor = architecture != "dual" or features_extractor_class is FlattenExtractor
-        if net_arch is None and issubclass(features_extractor_class, (NatureCNN, ImpalaCNN)):
+        if net_arch is None and _makes(features_extractor_class, NatureCNN, ImpalaCNN):
             net_arch = []
         if ortho_init is None:
-            ortho_init = not issubclass(features_extractor_class, ImpalaCNN)
+            ortho_init = not _makes(features_extractor_class, ImpalaCNN)
 
         self.architecture = architecture
         self.detach_value_in_aux_phase = detach_value_in_aux_phase
@@ -179,6 +170,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             optimizer_class,
             optimizer_kwargs,
         )
+        if architecture != "dual" and not isinstance(self.mlp_extractor, SharedTrunk):
+            raise ArgumentError(
+                f"`architecture`={architecture!r} cannot work: the `mlp_extractor` is a {type(self.mlp_extractor).__name__}; "
+                "derive it from sb3_ppg.policies.SharedTrunk, or use architecture='dual'"
+            )
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
@@ -206,7 +202,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if isinstance(self.net_arch, dict):
             pi, vf = self.net_arch.get("pi", []), self.net_arch.get("vf", [])
             if pi != vf:
-                raise ValueError(
+                raise ArgumentError(
                     f"`net_arch`={self.net_arch} has different layers for policy and value function, but "
                     f"`architecture`={self.architecture!r} is one network: pass a list, or use architecture='dual'"
                 )
@@ -281,6 +277,43 @@ class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("features_extractor_class", CombinedExtractor)
         super().__init__(*args, **kwargs)
+
+
+def _makes(features_extractor_class: Any, *classes: type) -> bool:
+    """Whether it is one of these classes; any callable may be given for a class."""
+    return isinstance(features_extractor_class, type) and issubclass(features_extractor_class, classes)
+
+
+def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share_features_extractor: Any) -> None:
+    if architecture not in ARCHITECTURES:
+        raise ArgumentError(f"`architecture`={architecture!r} is unknown: use one of {', '.join(ARCHITECTURES)}")
+    if not isinstance(detach_value_in_aux_phase, bool):
+        raise ArgumentError(f"`detach_value_in_aux_phase`={detach_value_in_aux_phase!r} cannot work: use True or False")
+    if share_features_extractor not in (None, True, False):
+        raise ArgumentError(f"`share_features_extractor`={share_features_extractor!r} cannot work: use True, False or None")
+    if detach_value_in_aux_phase and architecture != "detached":
+        raise ArgumentError(
+            f"`detach_value_in_aux_phase`=True has no meaning with `architecture`={architecture!r}: "
+            "use architecture='detached' or leave it False"
+        )
+    if share_features_extractor is False and architecture != "dual":
+        raise ArgumentError(
+            f"`share_features_extractor`=False contradicts `architecture`={architecture!r}, which is one network: "
+            "use architecture='dual' or leave it out"
+        )
+
+
+def _check_net_arch(net_arch: Any) -> None:
+    if net_arch is None or (isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict)):
+        return  # the latter is an old form of SB3, which warns about it
+    branches = [net_arch]
+    if isinstance(net_arch, dict):
+        branches = list(net_arch.values())
+        if not net_arch.keys() <= {"pi", "vf"}:
+            raise ArgumentError(f"`net_arch`={net_arch} cannot work: its keys are 'pi' and 'vf'")
+    for branch in branches:
+        if not isinstance(branch, (list, tuple)) or any(not isinstance(units, int) or units < 1 for units in branch):
+            raise ArgumentError(f"`net_arch`={net_arch} cannot work: use lists of numbers of units, each at least 1")
 
 
 MlpPolicy = PhasicActorCriticPolicy

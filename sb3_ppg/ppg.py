@@ -17,15 +17,13 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorch
 from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
 
 from sb3_ppg import losses
+from sb3_ppg.arguments import check_arguments, check_policy_class, check_value_heads
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch
-from sb3_ppg.optimization import Losses, moments, optimize_epoch, start_alike
+from sb3_ppg.optimization import Losses, optimize_epoch
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+from sb3_ppg.processes import moments, start_alike
 
 SelfPPG = TypeVar("SelfPPG", bound="PPG")
-
-
-class ArgumentError(ValueError, AssertionError):
-    """Arguments that cannot work. Also an ``AssertionError``, because that is what SB3's PPO raises for some of them."""
 
 
 class PPG(OnPolicyAlgorithm):
@@ -62,9 +60,9 @@ class PPG(OnPolicyAlgorithm):
         least one
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param normalize_value_targets: Whether the auxiliary phase measures value errors in standard deviations of the stored
-        value targets, and lets the auxiliary head predict standardised targets. β_clone then weighs the same whatever the
-        scale of the rewards: with raw rewards of CartPole, the paper's losses as they are wash the policy away. False: the
-        paper's losses, made for normalised rewards
+        value targets (if they exceed one), and both value heads work in that unit, as in Pop-Art
+        (https://arxiv.org/abs/1602.07714). β_clone then weighs the same however large the rewards: with raw rewards of
+        CartPole, the paper's losses as they are wash the policy away. False: the paper's losses, made for normalised rewards
     :param gamma: Discount factor
     :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
     :param clip_range: Clipping parameter ε, it can be a function of the current progress remaining. None: no clipping, for
@@ -92,7 +90,7 @@ class PPG(OnPolicyAlgorithm):
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
-    :raises ValueError: if arguments cannot work, alone or together
+    :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -141,11 +139,7 @@ class PPG(OnPolicyAlgorithm):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        if not isinstance(policy, str) and not issubclass(policy, PhasicActorCriticPolicy):
-            raise ArgumentError(
-                f"`policy`={policy.__name__} has no auxiliary value head: use 'MlpPolicy', 'CnnPolicy' or 'MultiInputPolicy', "
-                "or derive your class from sb3_ppg.policies.PhasicActorCriticPolicy"
-            )
+        check_policy_class(policy)
         super().__init__(
             policy,
             env,
@@ -156,7 +150,7 @@ class PPG(OnPolicyAlgorithm):
             ent_coef=ent_coef,
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
-            use_sde=False,  # set below: the message of `_check_arguments` says more than SB3's
+            use_sde=False,  # set below, and checked by `check_arguments`, which says more than SB3
             sde_sample_freq=sde_sample_freq,
             rollout_buffer_class=rollout_buffer_class,
             rollout_buffer_kwargs=rollout_buffer_kwargs,
@@ -196,7 +190,7 @@ class PPG(OnPolicyAlgorithm):
         self._n_stored_rollouts = 0
 
         if self.env is not None:
-            self._check_arguments()
+            check_arguments(self)
         if _init_setup_model:
             self._setup_model()
 
@@ -212,9 +206,11 @@ class PPG(OnPolicyAlgorithm):
         self._policy_phase()
         if self.n_aux_epochs > 0:
             self.aux_buffer.add(self.rollout_buffer)
-            if self.aux_buffer.full:
-                self._auxiliary_phase()
-                self.aux_buffer.reset()
+            if len(self.aux_buffer) >= self.n_policy_iterations:
+                try:
+                    self._auxiliary_phase()
+                finally:  # after an error, too, the next phase starts with nothing
+                    self.aux_buffer.reset()
             self._n_stored_rollouts = len(self.aux_buffer)
 
     def _policy_phase(self) -> None:
@@ -273,7 +269,7 @@ class PPG(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
         update_learning_rate(self.aux_optimizer, learning_rate)
-        scale = self._normalize_value_targets() if self.normalize_value_targets else 1.0
+        scale = self._change_value_units() if self.normalize_value_targets else 1.0
         history = [
             optimize_epoch(
                 "auxiliary",
@@ -288,19 +284,25 @@ class PPG(OnPolicyAlgorithm):
         ]
         self._n_aux_phases += 1
         for name in history[0]:
-            self.logger.record(f"aux/{name}", np.mean([scalars[name].mean() for scalars in history]))
+            self.logger.record(f"aux/{name}", float(np.mean([scalars[name] for scalars in history])))
         self.logger.record("aux/learning_rate", learning_rate)
         self.logger.record("aux/n_phases", self._n_aux_phases)
         self.logger.record("aux/seconds", time.perf_counter() - start)
 
-    def _normalize_value_targets(self) -> float:
-        """Let both value heads work in standard deviations of the stored value targets; return that unit."""
+    def _change_value_units(self) -> float:
+        """
+        Let both value heads work in standard deviations of the stored value targets, as in Pop-Art.
+
+        The unit is at least one: targets that are small or constant, as before the first reward, are left as they are.
+
+        :return: the unit
+        """
         mean, std = moments(np.concatenate(self.aux_buffer.value_targets), self.device)
-        std = max(std, 1e-8)
-        if np.isfinite(std):  # else the losses are not finite, and say so
+        unit = max(std, 1.0)
+        if np.isfinite(unit):  # else the losses are not finite, and say so
             for head in (self.policy.value_net, self.policy.aux_value_net):
-                head.change_units(mean, std)
-        return std
+                head.change_units(mean, unit)
+        return unit
 
     # ---- the losses of a minibatch ----
 
@@ -365,80 +367,8 @@ class PPG(OnPolicyAlgorithm):
         # The policy's own optimizer is that of the policy (or joint) epochs
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1))
-        self.aux_buffer = AuxBuffer(self.n_policy_iterations, self.device)
-
-    def _check_arguments(self) -> None:
-        """
-        Refuse what cannot work, before it has cost an hour.
-
-        :raises ValueError: with the argument, its value and the remedy
-        """
-
-        def require(condition: bool, argument: str, remedy: str) -> None:
-            if not condition:
-                raise ArgumentError(f"`{argument}`={getattr(self, argument)!r} cannot work: {remedy}")
-
-        for argument in ("n_steps", "batch_size", "n_epochs", "n_policy_iterations"):
-            require(_is_count(getattr(self, argument)), argument, "use an integer of at least 1")
-        for argument in ("n_value_epochs", "aux_batch_size", "micro_batch_size"):
-            value = getattr(self, argument)
-            require(value is None or _is_count(value), argument, "use an integer of at least 1, or None")
-        require(self.n_aux_epochs == 0 or _is_count(self.n_aux_epochs), "n_aux_epochs", "use an integer of at least 0")
-        for argument in ("gamma", "gae_lambda"):
-            require(
-                _is_number(getattr(self, argument)) and 0 <= getattr(self, argument) <= 1, argument, "use a number in [0, 1]"
-            )
-        require(_is_number(self.ent_coef), "ent_coef", "use a finite number")
-        for argument in ("beta_clone", "kl_coef", "vf_coef"):
-            value = getattr(self, argument)
-            require(_is_number(value) and value >= 0, argument, "use a finite number of at least 0")
-        for argument in ("clip_range", "clip_range_vf", "max_grad_norm", "target_kl"):
-            value = getattr(self, argument)
-            fine = value is None or callable(value) or (_is_number(value) and value > 0)
-            require(fine, argument, "use a finite number above 0, or None to do without")
-        for argument in ("learning_rate", "aux_learning_rate"):
-            value = getattr(self, argument)
-            fine = value is None or callable(value) or (_is_number(value) and value >= 0)
-            require(fine, argument, "use a finite number of at least 0, or a schedule")
-        require(
-            self.clip_range is not None or self.kl_coef > 0,
-            "clip_range",
-            "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range",
-        )
-        require(
-            not self.use_sde or isinstance(self.action_space, spaces.Box),
-            "use_sde",
-            f"gSDE is for continuous actions (Box), these are {self.action_space}; leave it False",
-        )
-        rollout_size = self.n_steps * self.n_envs
-        require(
-            rollout_size > 1 or not self.normalize_advantage,
-            "n_steps",
-            "the advantage of one sample alone is normalised to zero; use more steps, or normalize_advantage=False",
-        )
-        self._check_auxiliary_batches(rollout_size)
-        if rollout_size % self.batch_size > 0:
-            warnings.warn(
-                f"You have specified a mini-batch size of {self.batch_size}, but because the rollout has "
-                f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
-                f"{rollout_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
-                stacklevel=4,
-            )
-
-    def _check_auxiliary_batches(self, rollout_size: int) -> None:
-        if self.n_aux_epochs == 0 or self.aux_batch_size is None:
-            return
-        stored = rollout_size * self.n_policy_iterations
-        if self.aux_batch_size % self.n_steps > 0:
-            raise ArgumentError(
-                f"`aux_batch_size`={self.aux_batch_size} cannot work: auxiliary minibatches are made of whole sequences of "
-                f"`n_steps`={self.n_steps} samples; use a multiple of it"
-            )
-        if self.aux_batch_size > stored:
-            raise ArgumentError(
-                f"`aux_batch_size`={self.aux_batch_size} cannot work: a phase stores only n_steps * n_envs * "
-                f"n_policy_iterations = {stored} samples; use at most that, or None"
-            )
+        self.aux_buffer = AuxBuffer(self.device)
+        check_value_heads(self)
 
     def _aux_sequences_per_batch(self) -> int:
         if self.aux_batch_size is None:
@@ -463,20 +393,28 @@ class PPG(OnPolicyAlgorithm):
         As in SB3. Rollouts of a phase that ``total_timesteps`` leaves incomplete are used by the policy phase, and stay for
         the auxiliary phase of the next call.
 
-        :raises ValueError: for attributes that cannot work together
+        :raises ArgumentError: for attributes that cannot work together
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
-        self._check_arguments()
+        check_arguments(self)
         self._warn_about_memory()
-        if self._n_stored_rollouts > len(self.aux_buffer):
+        if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
             warnings.warn(
                 f"This model was saved after {self._n_stored_rollouts} of the {self.n_policy_iterations} rollouts of a phase, "
                 "without those rollouts: the phase starts over",
                 stacklevel=2,
             )
             self._n_stored_rollouts = len(self.aux_buffer)
-        start_alike(self.policy)
+        start_alike(self.policy, self._common_settings(total_timesteps), self.seed)
         return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    def _common_settings(self, total_timesteps: int) -> dict[str, Any]:
+        """What several processes have to agree on, for their gradients to meet."""
+        names = [
+            *("n_envs", "n_steps", "batch_size", "n_epochs", "n_value_epochs", "n_policy_iterations", "n_aux_epochs"),
+            *("aux_batch_size", "normalize_advantage", "normalize_value_targets", "target_kl"),
+        ]
+        return {"total_timesteps": total_timesteps, **{name: getattr(self, name) for name in names}}
 
     def _warn_about_memory(self) -> None:
         """Say so if the machine cannot hold the observations of a phase."""
@@ -500,16 +438,16 @@ class PPG(OnPolicyAlgorithm):
         self._current_progress_remaining = max(0.0, self._current_progress_remaining)
 
     def _now(self, schedule: float | Schedule | None) -> float | None:
-        """The present value of a clip range."""
+        """The present value of a clip range; a plain number if somebody has set the attribute to one."""
         return schedule(self._current_progress_remaining) if callable(schedule) else schedule
 
     def _log_policy_phase(self, history: list[dict[str, np.ndarray]]) -> None:
         """Under PPO's names. The losses are means over all epochs, ``approx_kl`` over the last, ``loss`` of the last step."""
         for name in history[0]:
             if name not in ("loss", "approx_kl"):
-                self.logger.record(f"train/{name}", np.concatenate([scalars[name] for scalars in history]).mean())
-        self.logger.record("train/approx_kl", history[-1]["approx_kl"].mean())
-        self.logger.record("train/loss", history[-1]["loss"][-1])
+                self.logger.record(f"train/{name}", float(np.concatenate([scalars[name] for scalars in history]).mean()))
+        self.logger.record("train/approx_kl", float(history[-1]["approx_kl"].mean()))
+        self.logger.record("train/loss", float(history[-1]["loss"][-1]))
         self.logger.record(
             "train/explained_variance",
             explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()),
@@ -526,11 +464,3 @@ class PPG(OnPolicyAlgorithm):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer"], []
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and bool(value >= 1)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))

@@ -7,22 +7,31 @@ import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.processes import moments, n_processes
+
 
 class RewardNormalizer:
     """
     Divides rewards by the running standard deviation of the discounted return R_t = r_t + γ (1 - episode_start_t) R_{t-1}.
 
     It differs from SB3's ``VecNormalize(norm_obs=False, clip_reward=10)`` in one point: the statistics are updated once per
-    rollout, before they are used on it, not at each step. R is carried on from rollout to rollout.
+    rollout, before they are used on it, not at each step. R is carried on from rollout to rollout. Several processes share
+    their statistics. One object is for one model.
 
     Source: the ``RewardNormalizer`` of openai/phasic-policy-gradient. Its γ is .99 while training uses .999.
 
     :param gamma: γ of the return
     :param clip: normalised rewards are kept within [-clip, clip]
     :param epsilon: added to the variance
+    :raises ArgumentError: for numbers that cannot work
     """
 
     def __init__(self, gamma: float = 0.99, clip: float = 10.0, epsilon: float = 1e-8):
+        if not (0 <= gamma <= 1 and clip > 0 and epsilon >= 0):
+            raise ArgumentError(
+                f"`{gamma=}`, `{clip=}`, `{epsilon=}` cannot work: use gamma in [0, 1], clip > 0, epsilon >= 0"
+            )
         self.gamma = gamma
         self.clip = clip
         self.epsilon = epsilon
@@ -36,13 +45,20 @@ class RewardNormalizer:
         :param rewards: as the environments gave them, (n_steps, n_envs)
         :param episode_starts: whether the step begins an episode, (n_steps, n_envs)
         :return: (n_steps, n_envs), in the type of ``rewards``
+        :raises ValueError: if a reward is not finite; the statistics are then as before
         """
+        if not np.isfinite(rewards).all():
+            step, env = np.argwhere(~np.isfinite(rewards))[0]
+            raise ValueError(f"The reward of environment {env} at step {step} of the rollout is {rewards[step, env]}")
         returns = np.zeros(rewards.shape)
-        previous = np.zeros(rewards.shape[1]) if self.last_returns is None else self.last_returns
+        previous = self.last_returns
+        if previous is None or len(previous) != rewards.shape[1]:  # new, or loaded for another number of environments
+            previous = np.zeros(rewards.shape[1])
         for step, reward in enumerate(rewards):
             previous = returns[step] = reward + self.gamma * (1.0 - episode_starts[step]) * previous
         self.last_returns = previous.copy()
-        self.return_rms.update(returns.reshape(-1))
+        mean, std = moments(returns)
+        self.return_rms.update_from_moments(np.array(mean), np.array(std**2), returns.size * n_processes())
         scale = np.sqrt(self.return_rms.var + self.epsilon)
         return np.clip(rewards / scale, -self.clip, self.clip).astype(rewards.dtype)
 

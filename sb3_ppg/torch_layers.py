@@ -9,6 +9,8 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 from torch.nn import functional as F
 
+from sb3_ppg.errors import ArgumentError
+
 
 def init_normed(layer: nn.Module, scale: float) -> None:
     """
@@ -77,7 +79,7 @@ class ImpalaCNN(BaseFeaturesExtractor):
     :param channels: of each convolutional stack
     :param n_blocks: residual blocks per stack
     :param normalized_image: the image is scaled already: skip the check of its type and bounds, as in SB3's ``NatureCNN``
-    :raises ValueError: if the observations are no images
+    :raises ArgumentError: if the observations are no images, or for sizes that cannot work
     """
 
     def __init__(
@@ -88,9 +90,13 @@ class ImpalaCNN(BaseFeaturesExtractor):
         n_blocks: int = 2,
         normalized_image: bool = False,
     ):
+        if min((features_dim, *channels), default=0) < 1 or not channels or n_blocks < 0:
+            raise ArgumentError(
+                f"`{features_dim=}`, `{channels=}`, `{n_blocks=}` cannot work: use at least one stack, and sizes of at least 1"
+            )
         super().__init__(observation_space, features_dim)
         if not is_image_space(observation_space, normalized_image=normalized_image):
-            raise ValueError(
+            raise ArgumentError(
                 f"ImpalaCNN needs images, not {observation_space}: use `MlpPolicy`, or `normalize_images=False` with "
                 "`features_extractor_kwargs=dict(normalized_image=True)` for images that are scaled already"
             )

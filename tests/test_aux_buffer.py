@@ -37,11 +37,11 @@ def make_rollout_buffer(space: spaces.Space = IMAGES, cls: type[RolloutBuffer] |
 
 
 def make_aux_buffer(space: spaces.Space = IMAGES, n_rollouts: int = 4, cls: type[RolloutBuffer] | None = None) -> AuxBuffer:
-    rollout_buffer, aux_buffer = make_rollout_buffer(space, cls), AuxBuffer(n_rollouts)
+    rollout_buffer, aux_buffer = make_rollout_buffer(space, cls), AuxBuffer()
     for rollout in range(n_rollouts):
-        assert not aux_buffer.full
+        assert len(aux_buffer) == rollout
         aux_buffer.add(fill(rollout_buffer, rollout))
-    assert aux_buffer.full and len(aux_buffer) == n_rollouts
+    assert aux_buffer.n_sequences == n_rollouts * N_ENVS
     return aux_buffer
 
 
@@ -89,7 +89,7 @@ def test_minibatches_mix_environments_and_rollouts_anew_each_epoch():
 
 
 def test_rollouts_are_kept_by_reference_and_do_not_alias():
-    rollout_buffer, aux_buffer = make_rollout_buffer(), AuxBuffer(3)
+    rollout_buffer, aux_buffer = make_rollout_buffer(), AuxBuffer()
     for rollout in range(3):
         aux_buffer.add(fill(rollout_buffer, rollout))
         assert np.shares_memory(aux_buffer.observations[-1], rollout_buffer.observations)
@@ -138,7 +138,7 @@ def test_a_rollout_in_the_wrong_order_is_refused():
     rollout_buffer = fill(make_rollout_buffer(), 0)
     rollout_buffer.generator_ready = False
     with pytest.raises(ValueError, match="get"):
-        AuxBuffer(1).add(rollout_buffer)
+        AuxBuffer().add(rollout_buffer)
 
 
 def test_reset_forgets():

@@ -114,7 +114,7 @@ def test_arguments_can_be_replaced_when_loading(tmp_path):
         tmp_path / "model", env=gym.make("CartPole-v1"), n_value_epochs=2, n_policy_iterations=5, learning_rate=1e-5
     )
     loaded.learn(16)
-    assert loaded.aux_buffer.n_rollouts == 5 and loaded.logger.name_to_value["train/learning_rate"] == 1e-5
+    assert loaded.n_policy_iterations == 5 and loaded.logger.name_to_value["train/learning_rate"] == 1e-5
 
 
 def test_get_and_set_parameters():

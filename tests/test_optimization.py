@@ -7,7 +7,9 @@ import pytest
 import torch as th
 from torch import nn
 
-from sb3_ppg.optimization import Losses, NonFiniteLossError, accumulate_gradient, moments, optimize_epoch
+from sb3_ppg.errors import NonFiniteLossError
+from sb3_ppg.optimization import Losses, accumulate_gradient, optimize_epoch
+from sb3_ppg.processes import moments
 
 
 class Batch(NamedTuple):

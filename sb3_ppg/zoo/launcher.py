@@ -3,23 +3,22 @@
 import importlib
 import sys
 
-# Script: module, function, whether it takes --algo, one line about it
+# Script: module, function, our defaults for its options, one line about it
 SCRIPTS = {
-    "train": ("rl_zoo3.train", "train", True, "train an agent"),
-    "enjoy": ("rl_zoo3.enjoy", "enjoy", True, "watch or evaluate a trained agent"),
-    "report": ("sb3_ppg.zoo.report", "main", True, "evaluate the latest agent and draw its learning curve"),
+    "train": ("rl_zoo3.train", "train", ["--algo", "ppg"], "train an agent"),
+    "enjoy": ("rl_zoo3.enjoy", "enjoy", ["--algo", "ppg", "-f", "logs"], "watch or evaluate a trained agent"),
+    "report": ("sb3_ppg.zoo.report", "main", ["--algo", "ppg"], "evaluate the latest agent and draw its learning curve"),
 }
 
 
 def main() -> None:
-    """Run the script that the command line names, with ``--algo ppg`` unless it says otherwise."""
+    """Run the script that the command line names, with our defaults unless it says otherwise."""
     if len(sys.argv) < 2 or sys.argv[1] not in SCRIPTS:
         print(usage())
         sys.exit(0 if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help") else f"\n{sys.argv[1]} is none of them")
     script = sys.argv.pop(1)
-    module, function, takes_algo, _ = SCRIPTS[script]
-    if takes_algo and not any(argument.split("=")[0] == "--algo" for argument in sys.argv):
-        sys.argv[1:1] = ["--algo", "ppg"]
+    module, function, defaults, _ = SCRIPTS[script]
+    sys.argv[1:1] = defaults  # first, because of an option given twice the last counts
     try:
         from sb3_ppg.zoo import register
     except ImportError as error:

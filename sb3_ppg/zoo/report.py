@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import rl_zoo3.import_envs  # noqa: F401  registers environments
+import yaml
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import ALGOS, create_test_env, get_saved_hyperparams
 from rl_zoo3.utils import get_model_path
@@ -27,8 +28,14 @@ def main() -> None:
     parser.add_argument("--seed", default=0, type=int, help="of the evaluation's environment")
     args = parser.parse_args()
 
+    if args.episodes < 1:
+        parser.error(f"--episodes {args.episodes} cannot work: use at least 1")
+
     env_name = EnvironmentName(args.env)
-    _, model_path, log_path = get_model_path(args.exp_id, args.folder, args.algo, env_name)
+    try:
+        _, model_path, log_path = get_model_path(args.exp_id, args.folder, args.algo, env_name)
+    except (AssertionError, ValueError) as error:
+        parser.error(f"{error}: no training of {args.algo} on {args.env} below {args.folder}; see --folder and --exp-id")
     returns = evaluate(args.algo, args.env, model_path, Path(log_path) / env_name, args.episodes, args.seed)
     picture = Path(log_path) / "learning_curve.png"
     plot_learning_curve(Path(log_path), f"{args.algo.upper()} on {args.env}", picture)
@@ -52,8 +59,16 @@ def evaluate(algo: str, env_id: str, model_path: str, stats_path: Path, n_episod
     :return: one per episode
     """
     hyperparams, maybe_stats_path = get_saved_hyperparams(str(stats_path), norm_reward=False, test_mode=True)
+    # The environment's options are in the hyperparameters, or were given on the command line; the files are the Zoo's own
+    env_kwargs = hyperparams.pop("env_kwargs", {})
+    arguments = yaml.load((stats_path / "args.yml").read_text(), Loader=yaml.UnsafeLoader)
     env = create_test_env(
-        env_id, stats_path=maybe_stats_path, seed=seed, should_render=False, hyperparams=hyperparams, env_kwargs={}
+        env_id,
+        stats_path=maybe_stats_path,
+        seed=seed,
+        should_render=False,
+        hyperparams=hyperparams,
+        env_kwargs={**env_kwargs, **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})},
     )
     model = ALGOS[algo].load(model_path, env=env)
     returns, _ = evaluate_policy(model, env, n_eval_episodes=n_episodes, return_episode_rewards=True)

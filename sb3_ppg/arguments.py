@@ -1,0 +1,189 @@
+"""Arguments of ``PPG`` that cannot work are refused before they have cost an hour."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
+
+if TYPE_CHECKING:
+    from sb3_ppg.ppg import PPG
+
+
+def is_count(value: Any, at_least: int = 1) -> bool:
+    """Whether it is an integer (and no truth value) of at least so much."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= at_least)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite Python number (and no truth value), as SB3 asks for."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_number_or_schedule(value: Any, fine: Callable[[float], bool]) -> bool:
+    """Whether a number, or a schedule's first one, is finite and ``fine``."""
+    if callable(value):
+        try:
+            value = float(value(1.0))
+        except (TypeError, ValueError):
+            return False
+    return is_number(value) and fine(value)
+
+
+# What the values of some arguments have to be, and how to say it
+RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
+    (("n_steps", "batch_size", "n_epochs", "n_policy_iterations"), is_count, "use an integer of at least 1"),
+    (
+        ("n_value_epochs", "aux_batch_size", "micro_batch_size"),
+        lambda value: value is None or is_count(value),
+        "use an integer of at least 1, or None",
+    ),
+    (("_stats_window_size",), lambda value: is_count(value), "use an integer of at least 1"),
+    (("n_aux_epochs",), lambda value: is_count(value, at_least=0), "use an integer of at least 0"),
+    (("sde_sample_freq",), lambda value: value == -1 or is_count(value), "use an integer of at least 1, or -1 for never"),
+    (("gamma", "gae_lambda"), lambda value: is_number(value) and 0 <= value <= 1, "use a number in [0, 1]"),
+    (("ent_coef",), is_number, "use a finite number"),
+    (
+        ("beta_clone", "kl_coef", "vf_coef"),
+        lambda value: is_number(value) and value >= 0,
+        "use a finite number of at least 0",
+    ),
+    (
+        ("max_grad_norm", "target_kl"),
+        lambda value: value is None or (is_number(value) and value > 0),
+        "use a finite number above 0, or None to do without",
+    ),
+    (
+        ("clip_range", "clip_range_vf"),
+        lambda value: value is None or is_number_or_schedule(value, lambda start: start > 0),
+        "use a finite number above 0, a schedule that starts with one, or None to do without",
+    ),
+    (
+        ("learning_rate",),
+        lambda value: is_number_or_schedule(value, lambda start: start >= 0),
+        "use a finite number of at least 0, or a schedule that starts with one",
+    ),
+    (
+        ("aux_learning_rate",),
+        lambda value: value is None or is_number_or_schedule(value, lambda start: start >= 0),
+        "use a finite number of at least 0, a schedule that starts with one, or None for that of the policy phase",
+    ),
+    (
+        ("normalize_advantage", "normalize_value_targets", "use_sde"),
+        lambda value: isinstance(value, (bool, np.bool_)),
+        "use True or False",
+    ),
+    (("rollout_buffer_kwargs", "policy_kwargs"), lambda value: isinstance(value, dict), "use a dictionary, or None"),
+]
+
+
+def require(model: "PPG", condition: bool, argument: str, remedy: str) -> None:
+    """
+    :param model: whose argument it is
+    :param condition: without which it cannot work
+    :param argument: its name
+    :param remedy: what to do
+    :raises ArgumentError: with the argument, its value and the remedy
+    """
+    if not condition:
+        raise ArgumentError(f"`{argument.lstrip('_')}`={getattr(model, argument)!r} cannot work: {remedy}")
+
+
+def check_policy_class(policy: Any) -> None:
+    """
+    :param policy: what was given for ``policy``
+    :raises ArgumentError: if it is neither a name nor a class with an auxiliary value head
+    """
+    if isinstance(policy, str):
+        return
+    if not isinstance(policy, type) or not issubclass(policy, PhasicActorCriticPolicy):
+        raise ArgumentError(
+            f"`policy`={getattr(policy, '__name__', policy)} has no auxiliary value head: use 'MlpPolicy', 'CnnPolicy' or "
+            "'MultiInputPolicy', or derive your class from sb3_ppg.policies.PhasicActorCriticPolicy"
+        )
+
+
+def check_arguments(model: "PPG") -> None:
+    """
+    :param model: with its environment
+    :raises ArgumentError: with the argument, its value and the remedy
+    """
+    for arguments, fine, remedy in RULES:
+        for argument in arguments:
+            require(model, fine(getattr(model, argument)), argument, remedy)
+    require(
+        model,
+        model.clip_range is not None or model.kl_coef > 0,
+        "clip_range",
+        "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range",
+    )
+    require(
+        model,
+        not model.use_sde or isinstance(model.action_space, spaces.Box),
+        "use_sde",
+        f"gSDE is for continuous actions (Box), these are {model.action_space}; leave it False",
+    )
+    _check_rollout_buffer_class(model)
+    rollout_size = model.n_steps * model.n_envs
+    require(
+        model,
+        rollout_size > 1 or not model.normalize_advantage,
+        "n_steps",
+        "the advantage of one sample alone is normalised to zero; use more steps, or normalize_advantage=False",
+    )
+    _check_auxiliary_batches(model, rollout_size)
+    if rollout_size % model.batch_size > 0:
+        warnings.warn(
+            f"You have specified a mini-batch size of {model.batch_size}, but because the rollout has "
+            f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
+            f"{rollout_size % model.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
+            stacklevel=3,
+        )
+
+
+def check_value_heads(model: "PPG") -> None:
+    """
+    :param model: with its policy
+    :raises ArgumentError: if a policy of the user's has value heads whose units cannot be changed, but they would be
+    """
+    heads = (model.policy.value_net, model.policy.aux_value_net)
+    require(
+        model,
+        not model.normalize_value_targets or model.n_aux_epochs == 0 or all(isinstance(head, ValueHead) for head in heads),
+        "normalize_value_targets",
+        f"the policy's `value_net` and `aux_value_net` are no sb3_ppg.policies.ValueHead; use that class, or False ({heads})",
+    )
+
+
+def _check_rollout_buffer_class(model: "PPG") -> None:
+    cls = model.rollout_buffer_class
+    for_dict = isinstance(model.observation_space, spaces.Dict)
+    fine = cls is None or (
+        isinstance(cls, type) and issubclass(cls, RolloutBuffer) and issubclass(cls, DictRolloutBuffer) == for_dict
+    )
+    wanted = "DictRolloutBuffer" if for_dict else "RolloutBuffer that is no DictRolloutBuffer"
+    require(model, fine, "rollout_buffer_class", f"use a subclass of SB3's {wanted} for these observations, or None")
+
+
+def _check_auxiliary_batches(model: "PPG", rollout_size: int) -> None:
+    if model.n_aux_epochs == 0 or model.aux_batch_size is None:
+        return
+    stored = rollout_size * model.n_policy_iterations
+    require(
+        model,
+        model.aux_batch_size % model.n_steps == 0,
+        "aux_batch_size",
+        f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it",
+    )
+    require(
+        model,
+        model.aux_batch_size <= stored,
+        "aux_batch_size",
+        f"a phase stores only n_steps * n_envs * n_policy_iterations = {stored} samples; use at most that, or None",
+    )
