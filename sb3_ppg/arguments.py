@@ -138,6 +138,13 @@ def check_arguments(model: "PPG") -> None:
         "the advantage of one sample alone is normalised to zero; use more steps, or normalize_advantage=False",
     )
     _check_auxiliary_batches(model, rollout_size)
+
+
+def warn_of_truncated_minibatches(model: "PPG") -> None:
+    """
+    :param model: with its environment
+    """
+    rollout_size = model.n_steps * model.n_envs
     if rollout_size % model.batch_size > 0:
         warnings.warn(
             f"You have specified a mini-batch size of {model.batch_size}, but because the rollout has "

@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorch
 from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_arguments, check_policy_class, check_value_heads
+from sb3_ppg.arguments import check_arguments, check_policy_class, check_value_heads, warn_of_truncated_minibatches
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.optimization import Losses, optimize_epoch
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
@@ -191,6 +191,7 @@ class PPG(OnPolicyAlgorithm):
 
         if self.env is not None:
             check_arguments(self)
+            warn_of_truncated_minibatches(self)
         if _init_setup_model:
             self._setup_model()
 
@@ -206,12 +207,13 @@ class PPG(OnPolicyAlgorithm):
         self._policy_phase()
         if self.n_aux_epochs > 0:
             self.aux_buffer.add(self.rollout_buffer)
-            if len(self.aux_buffer) >= self.n_policy_iterations:
+            self._n_stored_rollouts = len(self.aux_buffer)
+            if self._n_stored_rollouts >= self.n_policy_iterations:
                 try:
                     self._auxiliary_phase()
                 finally:  # after an error, too, the next phase starts with nothing
                     self.aux_buffer.reset()
-            self._n_stored_rollouts = len(self.aux_buffer)
+                    self._n_stored_rollouts = 0
 
     def _policy_phase(self) -> None:
         """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout."""

@@ -214,6 +214,25 @@ def test_reward_normaliser_by_hand():
     assert normalizer.last_returns == [4 + 0.5 * 3]
 
 
+def test_the_authors_reward_normaliser_takes_another_number_of_environments():
+    normalizer = RewardNormalizer()
+    normalizer.normalize(np.ones((3, 4)), np.zeros((3, 4)))
+    assert normalizer.normalize(np.ones((3, 2)), np.zeros((3, 2))).shape == (3, 2)
+    assert normalizer.last_returns.shape == (2,)
+
+
+def test_the_authors_reward_normaliser_refuses_what_is_not_finite():
+    normalizer = RewardNormalizer()
+    rewards = np.ones((3, 2))
+    rewards[2, 1] = np.nan
+    with pytest.raises(ValueError, match=r"environment 1 at step 2"):
+        normalizer.normalize(rewards, np.zeros((3, 2)))
+    assert normalizer.return_rms.var == 1.0 and normalizer.last_returns is None
+    for kwargs in (dict(clip=-1), dict(gamma=2), dict(epsilon=-1)):
+        with pytest.raises(ValueError, match=next(iter(kwargs))):
+            RewardNormalizer(**kwargs)
+
+
 # ---- callbacks, logs ----
 
 

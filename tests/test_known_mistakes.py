@@ -205,6 +205,17 @@ def test_every_option_has_an_effect():
         assert not th.equal(trained(**kwargs), base), kwargs
 
 
+def test_the_auxiliary_phase_clips_its_gradient_and_splits_its_minibatches():
+    model = make(aux_batch_size=32, n_aux_epochs=1, max_grad_norm=0.01, micro_batch_size=5)
+    fill_phase(model)
+    norms, sizes, original = [], [], model._auxiliary_losses
+    model._auxiliary_losses = lambda batch, **kwargs: sizes.append(len(batch.value_targets)) or original(batch, **kwargs)
+    model.aux_optimizer.register_step_pre_hook(lambda *_: norms.append(total_norm(model)))
+    model._auxiliary_phase()
+    assert norms == [pytest.approx(0.01, rel=1e-4)]
+    assert sizes == [5] * 6 + [2]
+
+
 # The other mistakes of the list, and the tests that would catch them
 ELSEWHERE = {
     "the KL's mean over action dimensions": "losses.py::test_kl_is_torchs_summed_over_action_dimensions",

@@ -132,6 +132,20 @@ def test_a_bad_first_epoch_leaves_a_fresh_optimizer():
     assert not regression.optimizer.state
 
 
+def test_buffers_are_put_back_too():
+    network = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    batch = make_batch(8)
+    batch.targets[0] = float("nan")
+
+    def losses(batch: Batch) -> Losses:
+        error = (network(batch.observations["x"]).flatten() - batch.targets).square().mean()
+        return Losses(error, {"error": error}, {})
+
+    with pytest.raises(NonFiniteLossError):
+        optimize_epoch("policy", network, th.optim.SGD(network.parameters(), lr=0.1), [batch], losses)
+    assert not network[0].running_mean.any() and network[0].num_batches_tracked == 0
+
+
 def test_bad_diagnostics_are_no_reason_to_stop():
     regression = Regression()
 

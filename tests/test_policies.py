@@ -1,6 +1,7 @@
 """The three architectures: which gradient reaches what, what is run when, what is saved."""
 
 import math
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -9,6 +10,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.utils import ConstantSchedule
 from torch import nn
 
@@ -145,8 +147,8 @@ def test_no_forward_pass_that_nobody_reads():
     assert count_forwards(policy, lambda: policy.get_distribution(obs)) == dict(pi=1, vf=0, aux=0)
     assert count_forwards(policy, lambda: policy.predict_values(obs)) == dict(pi=0, vf=1, aux=0)
     assert count_forwards(policy, lambda: policy.evaluate_auxiliary(obs)) == dict(pi=1, vf=1, aux=1)
-    for architecture in ("detached", "shared"):
-        policy = make(CnnPolicy, IMAGE, architecture=architecture)  # pi and vf extractors are one module
+    for kwargs in (dict(architecture="detached"), dict(architecture="shared"), dict(share_features_extractor=True)):
+        policy = make(CnnPolicy, IMAGE, **kwargs)  # pi and vf extractors are one module
         for call in (lambda p=policy: p(obs), lambda p=policy: p.evaluate_auxiliary(obs)):
             assert count_forwards(policy, call)["pi"] == 1
 
@@ -247,11 +249,52 @@ def test_impala_takes_any_image(size):
         (dict(architecture="shared", share_features_extractor=False), "share_features_extractor.*'shared'.*dual"),
         (dict(architecture="detached", net_arch=dict(pi=[8], vf=[9])), "net_arch.*'detached'.*dual"),
         (dict(squash_output=True), "squash_output.*use_sde"),
+        (dict(detach_value_in_aux_phase="False"), "detach_value_in_aux_phase"),
+        (dict(share_features_extractor="no"), "share_features_extractor"),
+        (dict(net_arch=[0]), "net_arch"),
+        (dict(net_arch="64"), "net_arch"),
+        (dict(net_arch=dict(foo=[8])), "net_arch.*foo.*pi"),
+        (dict(net_arch=dict(pi=[8], vf=8)), "net_arch"),
     ],
 )
 def test_contradictions_are_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         PPG("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs)
+
+
+class OwnTrunk(MlpPolicy):
+    def _build_mlp_extractor(self):
+        self.mlp_extractor = MlpExtractor(self.features_dim, [8], nn.Tanh)
+
+
+class OwnHead(MlpPolicy):
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.value_net = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 1))
+        self.optimizer = self.make_optimizer(lr_schedule(1))
+
+
+def test_a_custom_trunk_needs_two_networks_or_our_base_class():
+    PPG(OwnTrunk, "CartPole-v1", n_steps=32, n_policy_iterations=1, batch_size=32).learn(32)
+    with pytest.raises(ValueError, match="SharedTrunk"):
+        PPG(OwnTrunk, "CartPole-v1", policy_kwargs=dict(architecture="detached"))
+
+
+def test_a_custom_value_head_is_refused_before_its_units_would_be_changed():
+    with pytest.raises(ValueError, match=r"normalize_value_targets.*ValueHead"):
+        PPG(OwnHead, "CartPole-v1")
+    settings = dict(n_steps=32, n_policy_iterations=1, batch_size=32)
+    assert PPG(OwnHead, "CartPole-v1", normalize_value_targets=False, **settings).learn(32)._n_aux_phases == 1
+
+
+def test_a_features_extractor_may_be_any_callable():
+    make(CnnPolicy, IMAGE, features_extractor_class=partial(ImpalaCNN, features_dim=8))
+
+
+@pytest.mark.parametrize("kwargs", [dict(channels=()), dict(channels=(0,)), dict(n_blocks=-1), dict(features_dim=0)])
+def test_impala_refuses_impossible_sizes(kwargs):
+    with pytest.raises(ValueError, match=next(iter(kwargs))):
+        ImpalaCNN(IMAGE, **kwargs)
 
 
 def test_impala_refuses_vectors():

@@ -8,6 +8,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import DictRolloutBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
@@ -147,7 +148,7 @@ def test_advantages_are_normalised_once_over_the_whole_rollout():
 
 
 def epochs_of(model) -> list[str]:
-    """What the policy phase of one iteration optimises, in order, by optimizer, and which networks it runs."""
+    """The optimizers that step in the policy phase of one iteration, in order."""
     log = []
     for name, optimizer in (
         ("policy", model.policy.optimizer),
@@ -235,14 +236,21 @@ def test_what_a_budget_leaves_over_is_used_by_the_next_call():
     model, record = make(), Record()
     model.learn(16 * 2, callback=record)
     assert model._n_aux_phases == 0 and len(model.aux_buffer) == 2
-    kept = model.aux_buffer.value_targets[0].copy()
+    kept = set(np.concatenate(model.aux_buffer.value_targets).ravel().tolist())
+    trained_on, original = set(), model._auxiliary_losses
+
+    def spy(batch, **kwargs):
+        trained_on.update(batch.value_targets.tolist())
+        return original(batch, **kwargs)
+
+    model._auxiliary_losses = spy
     model.learn(16, callback=record, reset_num_timesteps=False)
     assert record.stored == [0, 1, 2]
     assert model._n_aux_phases == 1 and len(model.aux_buffer) == 0
-    assert kept.any()
+    assert kept < trained_on
 
 
-def test_two_calls_are_one(tmp_path):
+def test_two_calls_are_one():
     """Stopping within a phase changes nothing (but for the schedules' end: constant here)."""
     whole = make(seed=3).learn(16 * 6)
     parts = make(seed=3)
@@ -282,15 +290,18 @@ def test_the_log_has_the_documented_names():
 
 
 def test_schedules_run_over_the_whole_budget():
-    rates = {"policy": [], "aux": []}
+    rates = {"policy": [], "value": [], "aux": []}
     model = make(
+        n_value_epochs=1,
         learning_rate=LinearSchedule(1.0e-3, 0.0, 1.0),
         aux_learning_rate=LinearSchedule(2.0e-3, 0.0, 1.0),
         clip_range=lambda p: p,
     )
     model.policy.optimizer.register_step_pre_hook(lambda o, *_: rates["policy"].append(o.param_groups[0]["lr"]))
+    model.value_optimizer.register_step_pre_hook(lambda o, *_: rates["value"].append(o.param_groups[0]["lr"]))
     model.aux_optimizer.register_step_pre_hook(lambda o, *_: rates["aux"].append(o.param_groups[0]["lr"]))
     model.learn(16 * 6)
+    assert rates["value"] == rates["policy"]
     np.testing.assert_allclose(rates["policy"], [1e-3 * (1 - i / 6) for i in range(1, 7)], rtol=1e-6, atol=1e-12)
     assert rates["aux"][0] == pytest.approx(2e-3 * 0.5) and rates["aux"][-1] == pytest.approx(0.0)
     assert model.logger.name_to_value["train/clip_range"] == 0.0
@@ -305,9 +316,11 @@ def test_the_auxiliary_learning_rate_follows_the_other_by_default():
 
 
 def test_schedules_do_not_turn_negative_past_the_budget():
-    model = make(learning_rate=LinearSchedule(1e-3, 0.0, 1.0)).learn(40)  # the third rollout ends at 48
+    model = make(learning_rate=lambda progress: 1e-3 * progress, clip_range=lambda progress: 0.2 * progress)
+    model.learn(40)  # the third rollout ends at 48
     assert model.num_timesteps == 48
-    assert model.policy.optimizer.param_groups[0]["lr"] == 0.0
+    assert model.policy.optimizer.param_groups[0]["lr"] == model.aux_optimizer.param_groups[0]["lr"] == 0.0
+    assert model.logger.name_to_value["train/clip_range"] == 0.0
 
 
 def test_value_targets_of_any_scale_weigh_the_same_against_cloning():
@@ -331,6 +344,37 @@ def test_value_targets_of_any_scale_weigh_the_same_against_cloning():
     for name in ("action_net.weight", "mlp_extractor.policy_net.0.weight", "aux_value_net.weight", "value_net.weight"):
         th.testing.assert_close(results[0][1][name], results[1][1][name], rtol=1e-3, atol=1e-5)
     assert results[1][1]["value_net.std"] / results[0][1]["value_net.std"] == pytest.approx(1000, rel=1e-4)
+
+
+def test_small_or_constant_value_targets_stay_in_their_units():
+    """As before the first reward of a sparse task: dividing by next to nothing would wreck the heads."""
+    model = make()
+    collect(model)
+    list(model.rollout_buffer.get(16))
+    for targets in (np.zeros((16, 1)), np.full((16, 1), 7.0), 0.01 * np.random.default_rng(0).random((16, 1))):
+        model.rollout_buffer.returns = targets.astype(np.float32)
+        model.aux_buffer.add(model.rollout_buffer)
+        before = weights(model)
+        model._auxiliary_phase()
+        model.aux_buffer.reset()
+        assert model.policy.value_net.std == model.policy.aux_value_net.std == 1
+        assert model.logger.name_to_value["aux/loss"] < 100
+        assert "mlp_extractor.policy_net.0.weight" in changed(before, weights(model))
+
+
+def test_the_number_of_iterations_may_be_changed():
+    model = make(n_policy_iterations=3)
+    model.n_policy_iterations = 1
+    model.learn(16 * 3)
+    assert model._n_aux_phases == 3
+
+
+def test_the_default_auxiliary_minibatch_is_a_sixteenth_of_the_sequences():
+    model = make(env=make_vec_env("CartPole-v1", 8), n_policy_iterations=4)
+    sizes, original = [], model._auxiliary_losses
+    model._auxiliary_losses = lambda batch, **kwargs: sizes.append(len(batch.value_targets)) or original(batch, **kwargs)
+    model.learn(16 * 8 * 4)
+    assert sizes == [2 * 16] * 16 * 2
 
 
 def test_value_targets_as_they_are_leave_the_heads_units_alone():
@@ -395,6 +439,25 @@ BAD_ARGUMENTS = [
     (dict(learning_rate="fast"), "learning_rate"),
     (dict(n_steps=1, batch_size=1), "n_steps.*1.*normalize_advantage"),
     (dict(use_sde=True), "use_sde.*True.*Box"),
+    (dict(batch_size=True), "batch_size"),
+    (dict(n_aux_epochs=False), "n_aux_epochs"),
+    (dict(gamma=True), "gamma"),
+    (dict(learning_rate=None), "learning_rate"),
+    (dict(learning_rate=np.float32(1e-3)), "learning_rate"),
+    (dict(learning_rate=lambda _: float("nan")), "learning_rate"),
+    (dict(clip_range=lambda: 0.2), "clip_range"),
+    (dict(max_grad_norm=lambda _: 0.5), "max_grad_norm"),
+    (dict(normalize_advantage="False"), "normalize_advantage.*'False'"),
+    (dict(normalize_value_targets=None), "normalize_value_targets"),
+    (dict(use_sde="no"), "use_sde"),
+    (dict(sde_sample_freq=0), "sde_sample_freq"),
+    (dict(stats_window_size=-1), "stats_window_size"),
+    (dict(rollout_buffer_class=ReplayBuffer), "rollout_buffer_class.*ReplayBuffer"),
+    (dict(rollout_buffer_class=DictRolloutBuffer), "rollout_buffer_class.*DictRolloutBuffer"),
+    (dict(rollout_buffer_class="RolloutBuffer"), "rollout_buffer_class"),
+    (dict(policy_kwargs="dict(net_arch=[8])"), "policy_kwargs"),
+    (dict(policy=None), "policy"),
+    (dict(policy=3), "policy"),
 ]
 
 
@@ -429,6 +492,11 @@ def test_a_phase_that_memory_cannot_hold_is_announced(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model._warn_about_memory()
+    model.learn(16)  # one of three rollouts is there already
+    monkeypatch.setattr("sb3_ppg.ppg.psutil.virtual_memory", lambda: type("M", (), {"available": needed * 2 // 3}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model._warn_about_memory()
 
 
 class NanReward(gym.Wrapper):
@@ -451,6 +519,15 @@ def test_nan_stops_the_policy_phase_before_the_weights_are_touched():
     with pytest.raises(NonFiniteLossError, match=r"policy phase.*'value_loss': nan"):
         model.learn(16, reset_num_timesteps=False)
     assert not changed(before, weights(model))
+
+
+def test_after_an_error_in_the_auxiliary_phase_the_next_phase_starts_with_nothing():
+    model = make().learn(16 * 2)
+    model.aux_buffer.value_targets[0][:] = np.nan
+    with pytest.raises(NonFiniteLossError):
+        model.learn(16, reset_num_timesteps=False)
+    model.learn(16 * 3, reset_num_timesteps=False)
+    assert model._n_aux_phases == 1 and len(model.aux_buffer) == 0
 
 
 def test_nan_stops_the_auxiliary_phase_before_the_weights_are_touched():

@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 
-from sb3_ppg import PPG, NonFiniteLossError
+from sb3_ppg import PPG, NonFiniteLossError, RewardNormalizer
 
 N_STEPS, N_ROLLOUTS = 16, 2
 
@@ -54,7 +54,7 @@ def collect(n_envs: int) -> list[dict[str, np.ndarray]]:
 def worker(rank: int, folder: Path, task: str, rollouts: list[dict[str, np.ndarray]]) -> None:
     th.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", timedelta(seconds=60), world_size=2, rank=rank)
-    result = {"halves": halves, "learn": learn, "nan": nan}[task](rank, rollouts)
+    result = {"halves": halves, "learn": learn, "nan": nan, "refuse": refuse}[task](rank, rollouts)
     np.save(folder / f"{rank}.npy", result)
     dist.destroy_process_group()
 
@@ -82,6 +82,19 @@ def nan(rank: int, rollouts) -> np.ndarray:
         train_on(model, rollouts, slice(2 * rank, 2 * rank + 2))
     np.testing.assert_array_equal(parameters(model), before)
     return before
+
+
+def refuse(rank: int, _) -> np.ndarray:
+    """Every process gets the error; none waits."""
+    with pytest.raises(ValueError, match=r"`seed`=\[0, 0\].*seed \+ rank"):
+        make(n_envs=2, seed=0).learn(32)
+    with pytest.raises(ValueError, match=r"`n_envs`=\[1, 2\]"):
+        make(n_envs=1 + rank, seed=rank).learn(32)
+    # The authors' reward normaliser shares its statistics
+    normalizer = RewardNormalizer(gamma=0.0)
+    normalizer.normalize(np.array([[1.0, 3.0], [5.0, 7.0]]) + 10 * rank, np.ones((2, 2)))
+    assert normalizer.return_rms.var == pytest.approx(np.var([1, 3, 5, 7, 11, 13, 15, 17]), rel=1e-2)
+    return np.zeros(1)
 
 
 def run(task: str, folder: Path, rollouts=None) -> list[np.ndarray]:
@@ -115,3 +128,8 @@ def test_processes_with_other_seeds_train_one_policy(tmp_path):
 @needs_gloo
 def test_a_bad_number_in_one_process_stops_all(tmp_path):
     run("nan", tmp_path, collect(n_envs=4))
+
+
+@needs_gloo
+def test_processes_that_do_not_fit_together_are_refused(tmp_path):
+    run("refuse", tmp_path)

@@ -34,7 +34,7 @@ def trained(tmp_path_factory) -> Path:
         *("-params", "aux_learning_rate:'lin_0.002'"),
         cwd=folder,
     )
-    assert "2,048/2,000" in output or "2000" in output
+    assert "Loading hyperparameters from" in output and "100%" in output
     return folder
 
 
@@ -62,8 +62,9 @@ def test_the_model_loads_where_the_zoo_is_not_installed(trained, tmp_path):
 
 
 def test_enjoy(trained):
-    output = run("enjoy", "--env", "CartPole-v1", "-f", "logs", "--no-render", "-n", "300", cwd=trained)
-    assert "Episode Reward" in output or "Mean reward" in output
+    output = run("enjoy", "--env", "CartPole-v1", "--no-render", "-n", "600", cwd=trained)
+    assert "Loading logs/ppg/CartPole-v1_1/CartPole-v1.zip" in output
+    assert "Mean reward" in output or "Episode Reward" in output
 
 
 def test_report(trained):
@@ -77,6 +78,18 @@ def test_report(trained):
     ):
         assert line in output
     assert (trained / folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_evaluates_the_environment_that_was_trained(trained):
+    run("train", "--env", "CartPole-v1", "-n", "1024", "-f", "short", "--env-kwargs", "max_episode_steps:12", cwd=trained)
+    output = run("report", "--env", "CartPole-v1", "-f", "short", "--episodes", "20", cwd=trained)
+    mean = float(output.split("Mean return over 20 episodes: ")[1].split()[0])
+    assert mean <= 12
+
+
+def test_report_says_what_is_missing(trained):
+    assert "no training of ppg on Pendulum-v1 below logs" in run("report", "--env", "Pendulum-v1", cwd=trained, fails=True)
+    assert "--episodes 0" in run("report", "--episodes", "0", cwd=trained, fails=True)
 
 
 def test_other_algorithms_still_work(tmp_path):
