@@ -59,10 +59,6 @@ class PPG(OnPolicyAlgorithm):
         made of whole sequences, one environment's part of one rollout each. None: a sixteenth of the stored sequences, at
         least one
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
-    :param normalize_value_targets: Whether the auxiliary phase measures value errors in standard deviations of the stored
-        value targets (if they exceed one), and both value heads work in that unit, as in Pop-Art
-        (https://arxiv.org/abs/1602.07714). β_clone then weighs the same however large the rewards: with raw rewards of
-        CartPole, the paper's losses as they are wash the policy away. False: the paper's losses, made for normalised rewards
     :param gamma: Discount factor
     :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
     :param clip_range: Clipping parameter ε, it can be a function of the current progress remaining. None: no clipping, for
@@ -74,12 +70,16 @@ class PPG(OnPolicyAlgorithm):
     :param ent_coef: Entropy coefficient for the loss calculation
     :param vf_coef: Value function coefficient for the loss of the policy phase
     :param max_grad_norm: The maximum value for the gradient clipping, in both phases. None: no clipping, as the authors
+    :param target_kl: Stop the policy phase's epochs when the approximate KL divergence from the policy that collected the
+        rollout exceeds 1.5 times this, in nats. None: never
     :param use_sde: Whether to use generalized State Dependent Exploration (gSDE) instead of action noise exploration
     :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE, -1: at the start of the rollout only
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
-    :param target_kl: Stop the policy phase's epochs when the approximate KL divergence from the policy that collected the
-        rollout exceeds 1.5 times this, in nats. None: never
+    :param normalize_value_targets: Whether the auxiliary phase measures value errors in standard deviations of the stored
+        value targets (if they exceed one), and both value heads work in that unit, as in Pop-Art
+        (https://arxiv.org/abs/1602.07714). β_clone then weighs the same however large the rewards: with raw rewards of
+        CartPole, the paper's losses as they are wash the policy away. False: the paper's losses, made for normalised rewards
     :param micro_batch_size: The most samples in one forward pass. The gradient of a larger minibatch is accumulated over
         several; the step is the same, and needs less memory. None: whole minibatches
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
@@ -115,7 +115,6 @@ class PPG(OnPolicyAlgorithm):
         n_aux_epochs: int = 6,
         aux_batch_size: int | None = None,
         beta_clone: float = 1.0,
-        normalize_value_targets: bool = True,
         gamma: float = 0.999,
         gae_lambda: float = 0.95,
         clip_range: float | Schedule | None = 0.2,
@@ -125,11 +124,12 @@ class PPG(OnPolicyAlgorithm):
         ent_coef: float = 0.01,
         vf_coef: float = 0.5,
         max_grad_norm: float | None = None,
+        target_kl: float | None = None,
         use_sde: bool = False,
         sde_sample_freq: int = -1,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
-        target_kl: float | None = None,
+        normalize_value_targets: bool = True,
         micro_batch_size: int | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
