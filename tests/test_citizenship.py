@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from torch import nn
 
 from sb3_ppg import PPG, MlpPolicy, NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer, RewardNormalizer
-from tests.envs import RandomEnv
+from tests.helpers import RandomEnv
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
 PHASE = 32  # steps of one environment

@@ -112,13 +112,13 @@ class Cycle:
                 parameters[name].copy_(th.as_tensor(value))
 
     def check(self, ours, key: str, scale: float = 1.0) -> None:
-        # float32: rounding of 6e-8 per operation, amplified through some 20 layers and sums of 32 samples
-        tolerance = dict(rtol=1e-11, atol=1e-12) if self.double else dict(rtol=2e-4, atol=2e-6)
+        # Measured: 6e-14 in float64; in float32 3e-8 absolute or 2e-6 relative, whichever is larger
+        tolerance = dict(rtol=1e-12, atol=1e-13) if self.double else dict(rtol=2e-5, atol=5e-7)
         np.testing.assert_allclose(np.asarray(ours) * scale, self.golden[key], err_msg=key, **tolerance)
 
     def check_weights(self, moment: str) -> None:
-        # float32: a step of Adam is up to the learning rate of 5e-4; where a gradient is nearly zero its sign is noise
-        tolerance = 1e-10 if self.double else 2e-5
+        # Measured: 2e-15 and 2e-7. A step of Adam is up to the learning rate of 5e-4
+        tolerance = 1e-13 if self.double else 2e-6
         parameters = dict(self.policy.named_parameters())
         for name, value in self.weights(moment).items():
             np.testing.assert_allclose(

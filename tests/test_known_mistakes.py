@@ -14,7 +14,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG, losses
-from tests.envs import RandomEnv, image_space
+from tests.helpers import RandomEnv, collect, image_space
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
 
@@ -23,11 +23,6 @@ def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:
     model = PPG(policy, env, **{**SMALL, **kwargs})
     model.set_logger(Logger(folder=None, output_formats=[]))
     return model
-
-
-def collect(model: PPG) -> None:
-    _, callback = model._setup_learn(1000)
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
 
 
 def fill_phase(model: PPG) -> None:

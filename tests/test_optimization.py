@@ -10,6 +10,7 @@ from torch import nn
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.optimization import Losses, accumulate_gradient, optimize_epoch
 from sb3_ppg.processes import moments
+from tests.helpers import transfers_to_host
 
 
 class Batch(NamedTuple):
@@ -163,22 +164,13 @@ def test_scalars_cross_to_the_host_once_per_epoch(monkeypatch):
         regression = Regression()
         # Adam reads its step counter, which it keeps on the host
         optimizer = th.optim.SGD(regression.network.parameters(), lr=1e-2)
-        transfers = []
 
         def losses(batch: Batch) -> Losses:
             th.distributions.Normal(batch.targets, 1.0).log_prob(batch.targets)
             th.distributions.Categorical(logits=batch.observations["x"]).entropy()
             return regression.losses(batch)
 
-        with monkeypatch.context() as patch:
-            for name in ("item", "cpu", "tolist", "__bool__", "__float__", "numpy"):
-                original = getattr(th.Tensor, name)
-
-                def counted(self, *args, _original=original, _name=name, **kwargs):
-                    transfers.append(_name)
-                    return _original(self, *args, **kwargs)
-
-                patch.setattr(th.Tensor, name, counted)
+        with transfers_to_host(monkeypatch) as transfers:
             minibatches = [make_batch(8, seed) for seed in range(n_minibatches)]
             optimize_epoch("policy", regression.network, optimizer, minibatches, losses)
         return len(transfers)

@@ -11,11 +11,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, NonFiniteLossError, losses
-from tests.envs import RandomEnv, image_space
+from tests.helpers import RandomEnv, collect, image_space, transfers_to_host
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
 
@@ -30,14 +29,6 @@ def weights(model) -> dict[str, th.Tensor]:
 
 def changed(before, after) -> set[str]:
     return {name for name in before if not th.equal(before[name], after[name])}
-
-
-def collect(model) -> None:
-    """One rollout, without its update."""
-    if not hasattr(model, "_logger"):
-        model.set_logger(Logger(folder=None, output_formats=[]))
-    _, callback = model._setup_learn(1000)
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
 
 
 # ---- identities ----
@@ -381,6 +372,30 @@ def test_value_targets_as_they_are_leave_the_heads_units_alone():
     model = make(normalize_value_targets=False).learn(48)
     assert model._n_aux_phases == 1
     assert model.policy.value_net.mean == 0 and model.policy.value_net.std == 1
+
+
+def test_neither_phase_looks_at_values_minibatch_by_minibatch(monkeypatch):
+    """As many transfers to the host for 8 minibatches an epoch as for one; PPO has several for each minibatch."""
+
+    def count_transfers(n_minibatches: int) -> int:
+        model = make(
+            "Pendulum-v1",
+            batch_size=16 // n_minibatches,
+            n_policy_iterations=8,
+            aux_batch_size=16 * 8 // n_minibatches,
+            # Adam reads its step counter, which it keeps on the host
+            policy_kwargs=dict(optimizer_class=th.optim.SGD),
+        )
+        for _ in range(8):
+            collect(model)
+            list(model.rollout_buffer.get(16))
+            model.aux_buffer.add(model.rollout_buffer)
+        with transfers_to_host(monkeypatch) as transfers:
+            model._policy_phase()
+            model._auxiliary_phase()
+        return len(transfers)
+
+    assert count_transfers(1) == count_transfers(8) < 20
 
 
 # ---- the first auxiliary step ----

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ImpalaCNN
-from tests.envs import RandomEnv, image_space
+from tests.helpers import RandomEnv, image_space
 
 VECTOR = spaces.Box(-2, 2, (3,), np.float32)
 ACTIONS = {

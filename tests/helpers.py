@@ -1,10 +1,16 @@
-"""Environments for the tests."""
+"""What several tests need."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.logger import Logger
+
+from sb3_ppg import PPG
 
 
 class RandomEnv(gym.Env):
@@ -32,3 +38,26 @@ class RandomEnv(gym.Env):
 
 def image_space(*shape: int) -> spaces.Box:
     return spaces.Box(0, 255, shape, np.uint8)
+
+
+def collect(model: PPG) -> None:
+    """One rollout, without its update."""
+    if not hasattr(model, "_logger"):
+        model.set_logger(Logger(folder=None, output_formats=[]))
+    _, callback = model._setup_learn(1000)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+
+
+@contextmanager
+def transfers_to_host(monkeypatch) -> Iterator[list[str]]:
+    """The methods of tensors by which Python code looks at values, as they are called."""
+    transfers: list[str] = []
+
+    def count(name: str):
+        original = getattr(th.Tensor, name)
+        return lambda *args, **kwargs: transfers.append(name) or original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        for name in ("item", "cpu", "tolist", "__bool__", "__float__", "__int__", "numpy"):
+            patch.setattr(th.Tensor, name, count(name))
+        yield transfers
