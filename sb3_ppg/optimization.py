@@ -68,7 +68,7 @@ def optimize_epoch(
     """
     backup = _Backup(module, optimizer)
     history: list[th.Tensor] = []
-    with _unvalidated_distributions():
+    with unvalidated_distributions():
         for minibatch in minibatches:
             optimizer.zero_grad()
             losses, values = accumulate_gradient(minibatch, loss_fn, micro_batch_size)
@@ -168,7 +168,7 @@ class _Backup:
 
 
 @contextmanager
-def _unvalidated_distributions() -> Iterator[None]:
+def unvalidated_distributions() -> Iterator[None]:
     """
     Torch's distributions look at their arguments' values when they are made: a transfer from the device, each time. The
     losses are checked instead, once per epoch.

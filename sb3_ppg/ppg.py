@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, up
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_arguments, check_policy_class, check_value_heads, warn_of_truncated_minibatches
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch
-from sb3_ppg.optimization import Losses, optimize_epoch
+from sb3_ppg.optimization import Losses, optimize_epoch, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import moments, start_alike
 
@@ -355,6 +355,7 @@ class PPG(OnPolicyAlgorithm):
         return batch.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else batch.actions
 
     @th.no_grad()
+    @unvalidated_distributions()
     def _distribution_parameters(self, observations: PyTorchObs) -> th.Tensor:
         return losses.distribution_parameters(self.policy.get_distribution(observations))
 
