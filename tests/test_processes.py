@@ -1,5 +1,6 @@
 """Training with several processes, real ones, over torch.distributed."""
 
+import gc
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -56,7 +57,9 @@ def worker(rank: int, folder: Path, task: str, rollouts: list[dict[str, np.ndarr
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", timedelta(seconds=60), world_size=2, rank=rank)
     result = {"halves": halves, "learn": learn, "nan": nan, "refuse": refuse}[task](rank, rollouts)
     np.save(folder / f"{rank}.npy", result)
+    dist.barrier()
     dist.destroy_process_group()
+    gc.collect()  # the group's threads end with its last reference; at the interpreter's exit they would abort it
 
 
 def halves(rank: int, rollouts) -> np.ndarray:
