@@ -38,13 +38,16 @@ def is_number_or_schedule(value: Any, fine: Callable[[float], bool]) -> bool:
 
 # What the values of some arguments have to be, and how to say it
 RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
-    (("n_steps", "batch_size", "n_epochs", "n_policy_iterations"), is_count, "use an integer of at least 1"),
+    (
+        ("n_steps", "batch_size", "n_epochs", "n_policy_iterations", "_stats_window_size"),
+        is_count,
+        "use an integer of at least 1",
+    ),
     (
         ("n_value_epochs", "aux_batch_size", "micro_batch_size"),
         lambda value: value is None or is_count(value),
         "use an integer of at least 1, or None",
     ),
-    (("_stats_window_size",), lambda value: is_count(value), "use an integer of at least 1"),
     (("n_aux_epochs",), lambda value: is_count(value, at_least=0), "use an integer of at least 0"),
     (("sde_sample_freq",), lambda value: value == -1 or is_count(value), "use an integer of at least 1, or -1 for never"),
     (("gamma", "gae_lambda"), lambda value: is_number(value) and 0 <= value <= 1, "use a number in [0, 1]"),

@@ -12,7 +12,7 @@ import torch as th
 from torch import nn
 
 from sb3_ppg.errors import NonFiniteLossError
-from sb3_ppg.processes import average_over_processes
+from sb3_ppg.processes import average_over_processes, n_processes
 
 Minibatch = TypeVar("Minibatch", bound=tuple)
 
@@ -61,7 +61,7 @@ def optimize_epoch(
     :param loss_fn: the losses of a minibatch
     :param micro_batch_size: the most samples in one forward pass, see ``accumulate_gradient``
     :param max_grad_norm: the gradient's L2 norm is clipped to it; None: no clipping
-    :param target_kl: in nats. Stop, without taking the step, at a minibatch whose ``approx_kl`` exceeds 1.5 times this;
+    :param target_kl: in nats. Stop, without taking the step, at a minibatch whose ``approx_kl`` exceeds it, see ``exceeds``;
         it has to be looked at for each minibatch. None: never
     :return: by the names of the losses, their values for each minibatch, shape (n_minibatches,)
     :raises NonFiniteLossError: if a loss is NaN or infinite
@@ -72,9 +72,10 @@ def optimize_epoch(
         for minibatch in minibatches:
             optimizer.zero_grad()
             losses, values = accumulate_gradient(minibatch, loss_fn, micro_batch_size)
-            average_over_processes([values, *(p.grad for p in module.parameters() if p.grad is not None)])
+            if n_processes() > 1:
+                average_over_processes([values, *(p.grad for p in module.parameters() if p.grad is not None)])
             history.append(values)
-            if target_kl is not None and values[losses.names.index("approx_kl")] > 1.5 * target_kl:
+            if target_kl is not None and exceeds(values[losses.names.index("approx_kl")], target_kl):
                 break
             if max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm)
@@ -94,6 +95,16 @@ def optimize_epoch(
             "normalise them (VecNormalize), or use a smaller learning rate or `max_grad_norm`"
         )
     return dict(zip(losses.names, table.T, strict=True))
+
+
+def exceeds(approx_kl: th.Tensor | np.floating, target_kl: float) -> bool:
+    """
+    Whether a policy has moved too far: SB3's PPO stops at one and a half times its target.
+
+    :param approx_kl: scalar, in nats
+    :param target_kl: in nats
+    """
+    return bool(approx_kl > 1.5 * target_kl)
 
 
 def accumulate_gradient(

@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, up
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_arguments, check_policy_class, check_value_heads, warn_of_truncated_minibatches
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch
-from sb3_ppg.optimization import Losses, optimize_epoch, unvalidated_distributions
+from sb3_ppg.optimization import Losses, exceeds, optimize_epoch, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import moments, start_alike
 
@@ -255,7 +255,7 @@ class PPG(OnPolicyAlgorithm):
                     target_kl,
                 )
             )
-            if target_kl is not None and (approx_kl := history[-1]["approx_kl"][-1]) > 1.5 * target_kl:
+            if target_kl is not None and exceeds(approx_kl := history[-1]["approx_kl"][-1], target_kl):
                 if self.verbose >= 1:
                     print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
                 break
