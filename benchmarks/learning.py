@@ -2,23 +2,27 @@
 Learning curves and final returns of PPG, beside PPO with the same number of steps.
 
 - CartPole-v1 in Python with all defaults, seeds 0 to 4: ``PPG("MlpPolicy", "CartPole-v1", seed=s).learn(100_000)``.
-- Pendulum-v1 through RL Zoo with ``hyperparams/ppg.yml``, and with RL Zoo's own tuned PPO, seeds 0 to 2.
+- Through RL Zoo, with ``hyperparams/ppg.yml`` and with RL Zoo's own tuned PPO, seeds 0 to 2: the environments for which
+  ``ppg.yml`` claims to be tuned.
 
-Each agent is evaluated on 20 episodes, deterministically. Writes results/learning.csv, learning_curves.csv, learning.md and
-learning.png; ``--plot`` draws the picture again from the committed results.
+Each agent is evaluated on 100 episodes, deterministically. Writes results/learning.csv, learning_curves.csv, learning.md and
+learning.png after each training; those that learning.csv has, with the same hyperparameters, are not run again.
 
-    python -m benchmarks.learning [--plot]
+    python -m benchmarks.learning [--plot] [--algo ppg] [--env CartPole-v1]
 """
 
 import argparse
+import hashlib
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 
@@ -26,37 +30,68 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import rl_zoo3
 import torch as th
+import yaml
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 
 from sb3_ppg import PPG
+from sb3_ppg.zoo import register
+from sb3_ppg.zoo.registration import hyperparameter_file
+from sb3_ppg.zoo.report import evaluate, load_agent
 
 RESULTS = Path(__file__).parent / "results"
-N_EPISODES = 20
+N_EPISODES = 100
 CURVE_POINTS = 50
-EXPERIMENTS = [("CartPole-v1", "defaults", range(5), 450.0), ("Pendulum-v1", "RL Zoo", range(3), -250.0)]
+ZOO_ENVS = [
+    *("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1"),
+    *("LunarLander-v3", "LunarLanderContinuous-v3"),
+]
+EXPERIMENTS = [("CartPole-v1", "defaults", range(5)), *((env_id, "RL Zoo", range(3)) for env_id in ZOO_ENVS)]
 
 
-def run(task: tuple[str, str, str, int]) -> tuple[dict, pd.DataFrame]:
-    """
-    Train and evaluate one agent.
+class Training(NamedTuple):
+    """What identifies a row of results."""
 
-    :param task: environment, setting, algorithm ("ppg" or "ppo"), seed
-    :return: a row of results; the learning curve
-    """
-    env_id, setting, algo, seed = task
-    th.set_num_threads(1)
-    start = time.time()
-    with tempfile.TemporaryDirectory() as folder:
-        train = train_in_python if setting == "defaults" else train_with_the_zoo
-        returns, monitor = train(env_id, algo, seed, folder)
-    row = dict(env=env_id, setting=setting, algo=algo, seed=seed, steps=int(monitor["l"].sum()))
-    row |= dict(mean=np.mean(returns), std=np.std(returns), seconds=round(time.time() - start))
-    print(row, flush=True)
-    return row, curve(monitor).assign(env=env_id, setting=setting, algo=algo, seed=seed)
+    env: str
+    setting: str  # "defaults" or "RL Zoo"
+    algo: str  # "ppg" or "ppo"
+    seed: int
+    hyperparameters: str  # a hash of the file's entry
+
+    def run(self) -> tuple[dict, pd.DataFrame]:
+        """
+        Train and evaluate one agent.
+
+        :return: a row of results; the learning curve
+        """
+        th.set_num_threads(1)
+        start = time.time()
+        with tempfile.TemporaryDirectory() as folder:
+            train = train_in_python if self.setting == "defaults" else train_with_the_zoo
+            returns, monitor = train(self.env, self.algo, self.seed, folder)
+        row = dict(steps=int(monitor["l"].sum()), mean=round(np.mean(returns), 2), std=round(np.std(returns), 2))
+        return {**self._asdict(), **row, "seconds": round(time.time() - start)}, curve(monitor).assign(**self._asdict())
+
+
+def all_trainings() -> list[Training]:
+    """What the table is made of."""
+    return [
+        Training(env_id, setting, algo, seed, hyperparameters(env_id, algo) if setting == "RL Zoo" else "defaults")
+        for env_id, setting, seeds in EXPERIMENTS
+        for algo in ("ppg", "ppo")
+        for seed in seeds
+    ]
+
+
+def hyperparameters(env_id: str, algo: str) -> str:
+    """A short hash of an environment's entry, which changes when the entry does."""
+    file = hyperparameter_file(algo) if algo == "ppg" else Path(rl_zoo3.__file__).parent / "hyperparams" / f"{algo}.yml"
+    entry = yaml.safe_load(file.read_text())[env_id]
+    return hashlib.sha256(repr(sorted(entry.items())).encode()).hexdigest()[:8]
 
 
 def train_in_python(env_id: str, algo: str, seed: int, folder: str) -> tuple[list[float], pd.DataFrame]:
@@ -71,14 +106,11 @@ def train_in_python(env_id: str, algo: str, seed: int, folder: str) -> tuple[lis
 
 def train_with_the_zoo(env_id: str, algo: str, seed: int, folder: str) -> tuple[list[float], pd.DataFrame]:
     """As a user does on the command line."""
-    from sb3_ppg.zoo import register
-    from sb3_ppg.zoo.report import evaluate
-
     command = ["train", "--algo", algo, "--env", env_id, "--seed", str(seed), "-f", folder, "--eval-freq", "-1"]
     subprocess.run([sys.executable, "-m", "sb3_ppg", *command, "--num-threads", "1"], check=True, stdout=subprocess.DEVNULL)
     register()
     path = Path(folder) / algo / f"{env_id}_1"
-    returns = evaluate(algo, env_id, str(path / f"{env_id}.zip"), path / env_id, N_EPISODES, seed=1000 + seed)
+    returns = evaluate(load_agent(algo, env_id, path / f"{env_id}.zip", path / env_id, seed=1000 + seed), N_EPISODES)
     return returns, load_results(str(path))
 
 
@@ -89,59 +121,108 @@ def curve(monitor: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(dict(step=grid.astype(int), episode_return=np.interp(grid, steps, smooth).round(2)))
 
 
-def table(rows: pd.DataFrame) -> str:
-    """Markdown."""
+class Results:
+    """The committed tables: rows and learning curves of trainings."""
+
+    def __init__(self) -> None:
+        self.rows = self._read("learning.csv")
+        self.curves = self._read("learning_curves.csv")
+
+    @staticmethod
+    def _read(name: str) -> pd.DataFrame:
+        file = RESULTS / name
+        return pd.read_csv(file) if file.exists() else pd.DataFrame(columns=list(Training._fields))
+
+    def missing(self, trainings: Iterable[Training]) -> list[Training]:
+        """Those that were not run with these hyperparameters."""
+        done = set(self.rows[list(Training._fields)].itertuples(index=False, name=None))
+        return [training for training in trainings if tuple(training) not in done]
+
+    def add(self, row: dict, points: pd.DataFrame) -> None:
+        """In place of a row with other hyperparameters, if there is one."""
+        self.rows = pd.concat([self._without(self.rows, row), pd.DataFrame([row])])
+        self.curves = pd.concat([self._without(self.curves, row), points])
+
+    @staticmethod
+    def _without(table: pd.DataFrame, row: dict) -> pd.DataFrame:
+        key = ["env", "setting", "algo", "seed"]
+        return table[~(table[key] == [row[name] for name in key]).all(axis=1)]
+
+    def write(self) -> None:
+        """Tables, Markdown and picture; of what is there."""
+        RESULTS.mkdir(exist_ok=True)
+        key = ["setting", "env", "algo", "seed"]
+        self.rows.sort_values(key).to_csv(RESULTS / "learning.csv", index=False)
+        self.curves.sort_values([*key, "step"]).to_csv(RESULTS / "learning_curves.csv", index=False)
+        (RESULTS / "learning.md").write_text(markdown(self.rows))
+        plot(self.curves, RESULTS / "learning.png")
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    """The table."""
     lines = [
         "# Final returns",
         "",
         f"`python -m benchmarks.learning`, {platform.machine()}, {os.cpu_count()} cores, one thread per training, torch "
-        f"{th.__version__}. Mean of {N_EPISODES} deterministic episodes after training.",
+        f"{th.__version__}. Mean of {N_EPISODES} deterministic episodes after training, per seed; ± is the standard error of "
+        "the mean over seeds.",
         "",
-        "| environment | setting | algorithm | steps | return per seed | mean | lowest | asked for |",
-        "|---|---|---|---|---|---|---|---|",
+        "| environment | setting | algorithm | steps | return per seed | mean | seconds |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for env_id, setting, _, wanted in EXPERIMENTS:
+    for env_id, setting, _ in EXPERIMENTS:
         for algo in ("ppg", "ppo"):
-            part = rows[(rows.env == env_id) & (rows.algo == algo)].sort_values("seed")
-            per_seed = ", ".join(f"{value:.0f}" for value in part["mean"])
-            steps = f"{part.steps.max() / 1000:.0f}k"
-            numbers = f"{part['mean'].mean():.0f} | {part['mean'].min():.0f} | {f'>= {wanted:.0f}' if algo == 'ppg' else ''}"
-            lines.append(f"| {env_id} | {setting} | {algo.upper()} | {steps} | {per_seed} | {numbers} |")
+            part = rows[(rows.env == env_id) & (rows.setting == setting) & (rows.algo == algo)].sort_values("seed")
+            if len(part) > 0:
+                per_seed = ", ".join(f"{value:.1f}" for value in part["mean"])
+                mean = f"{part['mean'].mean():.1f} ± {part['mean'].sem():.1f}"
+                steps = f"{part.steps.max() / 1000:.0f}k"
+                lines.append(
+                    f"| {env_id} | {setting} | {algo.upper()} | {steps} | {per_seed} | {mean} | {part.seconds.mean():.0f} |"
+                )
     return "\n".join(lines) + "\n"
 
 
 def plot(curves: pd.DataFrame, picture: Path) -> None:
-    """One panel per environment: mean over seeds, and their range."""
-    figure, panels = plt.subplots(1, len(EXPERIMENTS), figsize=(5 * len(EXPERIMENTS), 4))
-    for axes, (env_id, setting, seeds, _) in zip(panels, EXPERIMENTS, strict=True):
+    """One panel per experiment: mean over seeds, and their range."""
+    figure, panels = plt.subplots(2, 4, figsize=(16, 7))
+    for axes in panels.flat[len(EXPERIMENTS) :]:
+        axes.set_axis_off()
+    for axes, (env_id, setting, _) in zip(panels.flat, EXPERIMENTS, strict=False):
         for algo in ("ppg", "ppo"):
-            part = curves[(curves.env == env_id) & (curves.algo == algo)]
-            values = np.stack([part[part.seed == seed].episode_return.to_numpy() for seed in seeds])
-            steps = part[part.seed == 0].step.to_numpy()
-            axes.plot(steps, values.mean(axis=0), label=algo.upper())
-            axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
-        axes.set(title=f"{env_id}, {setting}, {len(seeds)} seeds", xlabel="environment steps", ylabel="return in training")
+            part = curves[(curves.env == env_id) & (curves.setting == setting) & (curves.algo == algo)]
+            if len(part) > 0:
+                values = np.stack([one.episode_return.to_numpy() for _, one in part.groupby("seed")])
+                steps = part[part.seed == part.seed.min()].step.to_numpy()
+                axes.plot(steps, values.mean(axis=0), label=algo.upper())
+                axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
+        axes.set(title=f"{env_id}, {setting}", xlabel="environment steps", ylabel="return in training")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
     figure.tight_layout()
-    figure.savefig(picture, dpi=110)
+    figure.savefig(picture, dpi=90)
+    plt.close(figure)
 
 
 def main() -> None:
-    """Run everything, or only draw."""
+    """Run what is missing, or only draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", action="store_true", help="only draw, from the results that are there")
-    if not parser.parse_args().plot:
-        tasks = [(env, setting, algo, s) for env, setting, seeds, _ in EXPERIMENTS for algo in ("ppg", "ppo") for s in seeds]
-        with ProcessPoolExecutor(os.cpu_count()) as pool:
-            results = list(pool.map(run, tasks))
-        RESULTS.mkdir(exist_ok=True)
-        rows = pd.DataFrame([row for row, _ in results])
-        rows.round(2).to_csv(RESULTS / "learning.csv", index=False)
-        pd.concat([points for _, points in results]).to_csv(RESULTS / "learning_curves.csv", index=False)
-        (RESULTS / "learning.md").write_text(table(rows))
-        print(table(rows))
-    plot(pd.read_csv(RESULTS / "learning_curves.csv"), RESULTS / "learning.png")
+    parser.add_argument("--plot", action="store_true", help="only write table and picture, from the results that are there")
+    parser.add_argument("--algo", nargs="*", default=["ppg", "ppo"], help="only these")
+    parser.add_argument("--env", nargs="*", default=[env_id for env_id, *_ in EXPERIMENTS], help="only these")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at a time")
+    args = parser.parse_args()
+    results = Results()
+    if not args.plot:
+        chosen = [training for training in all_trainings() if training.algo in args.algo and training.env in args.env]
+        with ProcessPoolExecutor(args.jobs) as pool:
+            for done in as_completed([pool.submit(training.run) for training in results.missing(chosen)]):
+                row, points = done.result()
+                print(row, flush=True)
+                results.add(row, points)
+                results.write()
+    results.write()
+    print(markdown(results.rows))
 
 
 if __name__ == "__main__":

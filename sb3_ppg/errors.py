@@ -11,3 +11,11 @@ class NonFiniteLossError(ValueError):
 
     It is a ``ValueError`` for hyperparameter searches to prune the trial instead of ending.
     """
+
+
+class ModelFormatError(ValueError):
+    """A shared model that cannot be written as plain data, or whose files are damaged, not to be trusted or too new."""
+
+
+class HubError(RuntimeError):
+    """A model that cannot be sent to the Hugging Face Hub or fetched from there."""

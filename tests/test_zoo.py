@@ -1,45 +1,68 @@
 """RL Zoo's commands as a user types them: child processes, real files."""
 
-import inspect
+import itertools
 import os
+import pickle
 import subprocess
 import sys
+import warnings
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
+import gymnasium as gym
+import imageio_ffmpeg
+import numpy as np
+import optuna
+import pandas as pd
 import pytest
+import torch as th
 import yaml
+from matplotlib import pyplot as plt
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.env_util import make_vec_env
 
+from benchmarks import learning
 from sb3_ppg import PPG
+from sb3_ppg.zoo import launcher
+from sb3_ppg.zoo.hyperparameter_search import convert_ppg_params, sample_ppg_params
 from sb3_ppg.zoo.registration import hyperparameter_file, register
+from tests.helpers import RandomEnv, image_space
 
 
-def run(*arguments: str, cwd: Path, fails: bool = False) -> str:
+def run(*arguments: str, cwd: Path, **environment: str) -> str:
     """``python -m sb3_ppg ...`` in a folder of its own; what it printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **environment}
     done = subprocess.run(
         [sys.executable, "-m", "sb3_ppg", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
     )
     output = done.stdout + done.stderr
-    assert (done.returncode != 0) == fails, output
+    assert done.returncode == 0, output
     return output
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A folder in which ``train`` was run, as ``make train`` runs it but shorter."""
+    """A folder in which PPG was trained, as ``make train`` does but shorter, and PPO."""
     folder = tmp_path_factory.mktemp("zoo")
+    options = ("--env", "CartPole-v1", "-n", "2000", "--eval-freq", "1000", "--seed", "1")
     output = run(
-        *("train", "--env", "CartPole-v1", "-n", "2000", "--eval-freq", "1000", "--seed", "1", "--progress"),
-        *("-params", "aux_learning_rate:'lin_0.002'"),
-        cwd=folder,
+        *("train", *options, "--save-freq", "1000", "--progress", "-params", "aux_learning_rate:'lin_0.002'"), cwd=folder
     )
     assert "Loading hyperparameters from" in output and "100%" in output
+    run("train", "--algo", "ppo", *options, cwd=folder)
     return folder
 
 
-def test_train_uses_our_algorithm_and_our_hyperparameters(trained):
-    run_folder = trained / "logs" / "ppg" / "CartPole-v1_1"
+@pytest.fixture(scope="module")
+def run_folder(trained) -> Path:
+    return trained / "logs" / "ppg" / "CartPole-v1_1"
+
+
+def test_train_uses_our_algorithm_and_our_hyperparameters(run_folder):
     assert {"CartPole-v1.zip", "best_model.zip", "evaluations.npz"} <= {path.name for path in run_folder.iterdir()}
     saved = yaml.load((run_folder / "CartPole-v1" / "config.yml").read_text(), Loader=yaml.UnsafeLoader)
     ours = yaml.safe_load(hyperparameter_file("ppg").read_text())["CartPole-v1"]
@@ -49,14 +72,14 @@ def test_train_uses_our_algorithm_and_our_hyperparameters(trained):
     assert model.aux_lr_schedule(0.5) == pytest.approx(0.001)
 
 
-def test_the_model_loads_where_the_zoo_is_not_installed(trained, tmp_path):
+def test_the_model_loads_where_the_zoo_is_not_installed(run_folder):
     """No class of RL Zoo is pickled into it."""
-    with zipfile.ZipFile(trained / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip") as file:
+    with zipfile.ZipFile(run_folder / "CartPole-v1.zip") as file:
         assert b"rl_zoo3" not in file.read("data")
     code = (
         "import sys; sys.modules['rl_zoo3'] = None\n"
         "from sb3_ppg import PPG\n"
-        f"print(PPG.load({str(trained / 'logs' / 'ppg' / 'CartPole-v1_1' / 'CartPole-v1.zip')!r}).lr_schedule(1.0))"
+        f"print(PPG.load({str(run_folder / 'CartPole-v1.zip')!r}).lr_schedule(1.0))"
     )
     assert float(subprocess.check_output([sys.executable, "-c", code], text=True)) > 0
 
@@ -87,25 +110,150 @@ def test_report_evaluates_the_environment_that_was_trained(trained):
     assert mean <= 12
 
 
-def test_report_says_what_is_missing(trained):
-    assert "no training of ppg on Pendulum-v1 below logs" in run("report", "--env", "Pendulum-v1", cwd=trained, fails=True)
-    assert "--episodes 0" in run("report", "--episodes", "0", cwd=trained, fails=True)
+def test_record_video_without_a_system_ffmpeg(trained, run_folder):
+    run("record_video", "--env", "CartPole-v1", "-n", "40", cwd=trained, PATH="")
+    (video,) = (run_folder / "videos").glob("final-model-ppg-CartPole-v1-*.mp4")
+    assert n_frames(video) == 41
 
 
-def test_other_algorithms_still_work(tmp_path):
-    run("train", "--algo", "ppo", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", cwd=tmp_path)
-    assert (tmp_path / "logs" / "ppo" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
+def test_record_training_without_a_system_ffmpeg(trained, run_folder):
+    """One video of all checkpoints, the last and the best model, with their names in the picture, and the same as a GIF."""
+    output = run("record_training", "--env", "CartPole-v1", "-n", "20", "-g", "-o", "films", cwd=trained, PATH="")
+    assert "Error" not in output
+    parts = [path.name for path in (trained / "films").glob("*-step-0-to-step-20.mp4")]
+    assert sorted(name.split("-ppg-")[0] for name in parts) == [
+        *("best-model", "checkpoint-1000", "checkpoint-2000", "final-model")
+    ]
+    assert n_frames(trained / "films" / "training.mp4") == sum(n_frames(trained / "films" / name) for name in parts)
+    assert (trained / "films" / "training.gif").read_bytes().startswith(b"GIF8")
 
 
-def test_an_entry_point_with_its_list_of_scripts(tmp_path):
-    output = run(cwd=tmp_path)
-    assert "usage: sb3-ppg SCRIPT" in output and "train" in output and "enjoy" in output
-    assert "nonsense is none of them" in run("nonsense", cwd=tmp_path, fails=True)
+def n_frames(video: Path) -> int:
+    return imageio_ffmpeg.count_frames_and_secs(video)[0]
+
+
+def test_benchmark(trained):
+    output = run("benchmark", "-n", "600", "--no-hub", "--num-threads", "1", cwd=trained)
+    assert "Evaluating ppg on CartPole-v1" in output and "Evaluating ppo on CartPole-v1" in output
+    table = (trained / "benchmark.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "CartPole-v1" in line]
+    assert {row[1] for row in rows} == {"ppg", "ppo"} and all(float(row[3]) > 5 for row in rows)
+
+
+def test_plots_compare_ppg_with_ppo(trained):
+    run("plot_train", "-e", "CartPole-v1", "-f", "logs", "-w", "5", cwd=trained)
+    options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "-f", "logs")
+    output = run("all_plots", *options, "-o", "comparison", "--no-million", cwd=trained)
+    assert "PPG" in output and "PPO" in output
+    results = pickle.loads((trained / "comparison.pkl").read_bytes())["CartPole-v1"]
+    assert set(results) == {"PPG-logs", "PPO-logs"} and all(curve["mean"].shape == (2,) for curve in results.values())
+    run("plot_from_file", "-i", "comparison", "-o", "bars.png", "--format", "png", "-b", cwd=trained)
+    for picture in ("training_episodic_reward.png", "results_cartpole-v1.png", "bars.png"):
+        pixels = plt.imread(trained / picture)
+        assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, picture
+
+
+def test_optimize_and_train_a_trial_again(tmp_path):
+    """A study in a journal, with pruning; its first trial is made again by ``--trial-id 0``."""
+    study = ("--env", "CartPole-v1", "--storage", "journal.log", "--study-name", "ppg")
+    output = run(
+        *("train", "-optimize", *study, "-n", "6000", "--n-trials", "5", "--n-startup-trials", "1", "--n-evaluations", "3"),
+        *("--eval-episodes", "2", "--sampler", "tpe", "--pruner", "median", "--no-optim-plots", "--num-threads", "1"),
+        cwd=tmp_path,
+    )
+    assert "Number of finished trials:  5" in output
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal.log")))
+    trials = optuna.load_study(study_name="ppg", storage=storage).trials
+    assert len(trials) == 5 and all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
+    assert {"n_policy_iterations", "n_aux_epochs", "beta_clone", "aux_learning_rate", "architecture"} <= trials[
+        0
+    ].params.keys()
+    assert list((tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv"))
+
+    for number in (0, 1):
+        run("train", *study, "--trial-id", str(number), "-n", "64", "--eval-freq", "-1", "-f", f"again{number}", cwd=tmp_path)
+        model = PPG.load(tmp_path / f"again{number}" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
+        params = convert_ppg_params(trials[number].params)
+        for name, value in params.items():
+            made = getattr(model, name)
+            assert (made(1.0) if callable(made) else made) == value, name
+
+
+def test_every_sampled_model_can_be_made():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        trial = study.ask()
+        sampled = sample_ppg_params(trial, n_actions=2, n_envs=4, additional_args={})
+        assert sampled == convert_ppg_params(trial.params)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # truncated minibatches
+            PPG("MlpPolicy", make_vec_env("CartPole-v1", 4), **sampled)
+
+
+def test_continue_training(trained, run_folder):
+    """From the weights, the optimizers and the statistics that were saved."""
+    options = ("--env", "CartPole-v1", "-n", "1024", "--eval-freq", "-1", "-f", "more")
+    run("train", *options, "-i", str(run_folder / "CartPole-v1.zip"), "-params", "learning_rate:0.0", cwd=trained)
+    before = PPG.load(run_folder / "CartPole-v1.zip", device="cpu")
+    after = PPG.load(trained / "more" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
+    for name, parameter in after.policy.state_dict().items():
+        assert th.equal(parameter, before.policy.state_dict()[name]), name  # with a learning rate of 0
+    steps = [optimizer.state_dict()["state"][0]["step"] for optimizer in (before.policy.optimizer, after.policy.optimizer)]
+    assert steps[1] > steps[0] > 0
+
+
+def test_training_with_worker_processes(tmp_path):
+    run("train", "--env", "CartPole-v1", "-n", "1024", "--vec-env", "subproc", "--eval-freq", "-1", cwd=tmp_path)
+    assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("train --env CartPol-v1", "no environment 'CartPol-v1'; nearest: CartPole-v1"),
+        ("enjoy --env cartpole-v1", "no environment 'cartpole-v1'; nearest: CartPole-v1"),
+        ("train --env ALE/Nonsense-v5", 'pip install "sb3-ppg[atari]"'),
+        ("train --algo pgp", "no algorithm 'pgp'; nearest: ppo, ppg"),
+        ("all_plots -a ppg pppo -e CartPole-v1 -f logs", "no algorithm 'pppo'; nearest: ppo"),
+        ("train -i logs/ppg/CartPole-v1_1/CartPole.zip", "nearest: CartPole-v1.zip"),
+        ("train -i lgs/ppg/CartPole-v1_1/CartPole-v1.zip", "no 'lgs'"),
+        ("train -conf ppgg.yml", "ppgg.yml does not exist"),
+        ("enjoy -f log", "no 'log' in"),
+        ("enjoy --env Pendulum-v1", "no training of ppg on Pendulum-v1 in logs; there are CartPole-v1_1"),
+        ("record_training --env Acrobot-v1", "no training of ppg on Acrobot-v1"),
+        ("enjoy --load-checkpoint 1500", "nearest: rl_model_"),
+        ("report --env Pendulum-v1", "no training of ppg on Pendulum-v1"),
+        ("report --exp-id 7", "nearest: CartPole-v1_1"),
+        ("report --episodes 0", "--episodes 0"),
+        ("benchmark --log-dir logz", "nearest: logs"),
+        ("plot_from_file -i comparisn", "comparisn.pkl does not exist"),
+        ("push_to_hub --env Pendulum-v1 -orga me", "no training of ppg on Pendulum-v1"),
+        ("train -params n_polcy_iterations:4", "PPG has no hyperparameter 'n_polcy_iterations'"),
+        ("train -i logs/ppg/CartPole-v1_1/CartPole-v1.zip -params gama:0.9", "nearest: gamma"),
+        ("train -params clip_range:-1.0", "`clip_range`"),
+    ],
+)
+def test_bad_input_names_what_is_nearest(trained, command, complaint, monkeypatch, capsys):
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", *command.split()])
+    with pytest.raises(SystemExit) as exit_:
+        launcher.main()
+    assert complaint in f"{exit_.value}\n{capsys.readouterr().err}"
+
+
+def test_the_console_command_lists_the_scripts(tmp_path):
+    output = subprocess.check_output([Path(sys.executable).parent / "sb3-ppg"], text=True, cwd=tmp_path)
+    listed = [line.split() for line in output.splitlines() if line.startswith("  ")]
+    assert [line[0] for line in listed] == list(launcher.SCRIPTS) and all(len(line) > 2 for line in listed)
+
+
+def test_an_unknown_script(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "nonsense"])
+    with pytest.raises(SystemExit, match="nonsense is none of them"):
+        launcher.main()
 
 
 def test_register_twice_is_once():
-    from rl_zoo3.exp_manager import ExperimentManager
-
     register()
     patched = ExperimentManager.__init__, ExperimentManager._preprocess_schedules
     register()
@@ -118,20 +266,30 @@ def test_a_missing_extra_says_how_to_get_it(tmp_path):
     assert done.returncode != 0 and 'pip install "sb3-ppg[zoo]"' in done.stderr
 
 
-def test_every_entry_of_our_file_makes_a_model():
-    """All keys that RL Zoo does not consume are arguments of PPG."""
-    consumed = {
-        "n_timesteps",
-        "n_envs",
-        "normalize",
-        "env_wrapper",
-        "vec_env_wrapper",
-        "frame_stack",
-        "callback",
-        "env_kwargs",
-    }
-    arguments = set(inspect.signature(PPG.__init__).parameters)
-    entries = yaml.safe_load(hyperparameter_file("ppg").read_text())
-    assert {"default", "CartPole-v1", "Pendulum-v1"} <= entries.keys()
-    for name, entry in entries.items():
-        assert entry.keys() - consumed <= arguments, name
+@pytest.mark.parametrize("entry", yaml.safe_load(hyperparameter_file("ppg").read_text()))
+def test_every_entry_of_our_file_makes_a_model(entry, tmp_path, monkeypatch):
+    """With its environment, as ``train`` makes it. Presets for Procgen, which is not installed here, on images of noise."""
+    register()
+    monkeypatch.chdir(tmp_path)
+    env_id = {"default": "CliffWalking-v1", "atari": "PongNoFrameskip-v4"}.get(entry, entry)
+    if entry.startswith("procgen-"):
+        gym.register(entry, lambda **_: RandomEnv(image_space(64, 64, 3), gym.spaces.Discrete(15)))
+    import rl_zoo3.import_envs  # noqa: F401  registers environments
+
+    manager = ExperimentManager(Namespace(), "ppg", env_id, str(tmp_path), eval_freq=-1)
+    model, hyperparameters = manager.setup_experiment()
+    assert isinstance(model, PPG) and model.n_envs == hyperparameters["n_envs"]
+    assert model.batch_size <= model.n_steps * model.n_envs
+    model.env.close()
+    gym.registry.pop("procgen-", None)
+
+
+def test_no_entry_claims_to_be_tuned_that_was_not_run():
+    """As the benchmark's table shows, with the hyperparameters that it was run with."""
+    lines = hyperparameter_file("ppg").read_text().splitlines()
+    tuned = [line.split(":")[0] for comment, line in itertools.pairwise(lines) if comment == "# Tuned"]
+    results = pd.read_csv(Path(__file__).parent.parent / "benchmarks" / "results" / "learning.csv")
+    assert set(tuned) == set(learning.ZOO_ENVS)
+    for env_id in tuned:
+        rows = results[(results.env == env_id) & (results.setting == "RL Zoo") & (results.algo == "ppg")]
+        assert set(rows.hyperparameters) == {learning.hyperparameters(env_id, "ppg")} and len(rows) >= 3, env_id

@@ -1,5 +1,5 @@
 """PPG in RL Zoo. Needs the extra ``zoo``."""
 
-from sb3_ppg.zoo.registration import register
+from sb3_ppg.zoo.registration import ALGOS, register
 
-__all__ = ["register"]
+__all__ = ["ALGOS", "register"]

@@ -1,8 +1,9 @@
 """
-Makes PPG known to RL Zoo, which has no plugin mechanism. This is the one module that patches it (rl_zoo3 2.9.2), and only
-when ``register()`` is called.
+Makes PPG known to RL Zoo, which has no plugin mechanism. This module and ``repairs`` are the ones that patch it (rl_zoo3
+2.9.2), and only when ``register()`` is called.
 """
 
+import importlib
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -12,31 +13,44 @@ from stable_baselines3.common.utils import LinearSchedule
 
 import sb3_ppg
 from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg.errors import ArgumentError
 
 try:
     import rl_zoo3
     import rl_zoo3.exp_manager
     from rl_zoo3.exp_manager import ExperimentManager
+    from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
     from rl_zoo3.utils import SimpleLinearSchedule
+
+    from sb3_ppg.zoo import repairs
 except ImportError as error:
     raise ImportError(f'RL Zoo cannot be imported ({error}): pip install "sb3-ppg[zoo]"') from error
+
+from sb3_ppg.zoo.command_line import nearest
+from sb3_ppg.zoo.hyperparameter_search import convert_ppg_params, sample_ppg_params
 
 ALGOS = {"ppg": PPG}
 
 
 def register() -> None:
     """
-    Make our algorithms, their hyperparameter files and their schedules known to RL Zoo's scripts, in this process.
+    Make our algorithms, their hyperparameter files, schedules and Optuna samplers known to RL Zoo's scripts, in this process
+    and in those that the scripts start, and repair what is broken in them for every algorithm.
 
-    Call it before a script's ``main``; a second call changes nothing.
+    Call it before a script is imported; a second call changes nothing.
     """
     if ALGOS.keys() <= rl_zoo3.ALGOS.keys():
         return
     rl_zoo3.ALGOS.update(ALGOS)
+    HYPERPARAMS_SAMPLER["ppg"] = sample_ppg_params
+    HYPERPARAMS_CONVERTER["ppg"] = convert_ppg_params
     # Strings in hyperparameter files are evaluated in that module
     vars(rl_zoo3.exp_manager)["ImpalaCNN"] = ImpalaCNN
     _use_our_hyperparameter_files()
     _parse_our_schedules()
+    _refuse_unknown_hyperparameters()
+    repairs.apply()
+    _download_without_pickle()
 
 
 def hyperparameter_file(algo: str) -> Path:
@@ -82,3 +96,41 @@ def _parse_our_schedules() -> None:
         return hyperparams
 
     ExperimentManager._preprocess_schedules = staticmethod(preprocess)  # type: ignore[method-assign]
+
+
+def _download_without_pickle() -> None:
+    """The Zoo fetches models that it does not have, as SB3 zip files."""
+    script = importlib.import_module("rl_zoo3.load_from_hub")
+    original = script.download_from_hub
+
+    @wraps(original)
+    def download_from_hub(algo: str, *args: Any, **kwargs: Any) -> None:
+        if algo not in ALGOS:
+            return original(algo, *args, **kwargs)
+        from sb3_ppg.zoo.sharing import download_without_pickle
+
+        download_without_pickle(algo, *args, **kwargs)
+
+    vars(script)["download_from_hub"] = download_from_hub
+
+
+def _refuse_unknown_hyperparameters() -> None:
+    """
+    What the Zoo does not consume itself goes to the constructor, or, where training continues (``-i``), becomes an attribute
+    of the model, whatever its name.
+    """
+    original = ExperimentManager._preprocess_hyperparams
+
+    @wraps(original)
+    def preprocess(self: ExperimentManager, hyperparams: dict[str, Any]) -> tuple:
+        result = original(self, hyperparams)
+        if self.algo in ALGOS:
+            known = signature(ALGOS[self.algo].__init__).parameters
+            for name in result[0].keys() - known:
+                raise ArgumentError(
+                    f"{self.algo.upper()} has no hyperparameter {name!r} (from {self.config}, -params or a study)"
+                    f"{nearest(name, known)}"
+                )
+        return result
+
+    ExperimentManager._preprocess_hyperparams = preprocess  # type: ignore[method-assign]

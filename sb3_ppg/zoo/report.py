@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -11,8 +12,8 @@ import numpy as np
 import rl_zoo3.import_envs  # noqa: F401  registers environments
 import yaml
 from huggingface_sb3 import EnvironmentName
-from rl_zoo3 import ALGOS, create_test_env, get_saved_hyperparams
-from rl_zoo3.utils import get_model_path
+from rl_zoo3 import ALGOS, create_test_env, get_saved_hyperparams, utils
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 
@@ -32,11 +33,9 @@ def main() -> None:
         parser.error(f"--episodes {args.episodes} cannot work: use at least 1")
 
     env_name = EnvironmentName(args.env)
-    try:
-        _, model_path, log_path = get_model_path(args.exp_id, args.folder, args.algo, env_name)
-    except (AssertionError, ValueError) as error:
-        parser.error(f"{error}: no training of {args.algo} on {args.env} below {args.folder}; see --folder and --exp-id")
-    returns = evaluate(args.algo, args.env, model_path, Path(log_path) / env_name, args.episodes, args.seed)
+    _, model_path, log_path = utils.get_model_path(args.exp_id, args.folder, args.algo, env_name)
+    model = load_agent(args.algo, args.env, model_path, Path(log_path) / env_name, seed=args.seed)
+    returns = evaluate(model, args.episodes)
     picture = Path(log_path) / "learning_curve.png"
     plot_learning_curve(Path(log_path), f"{args.algo.upper()} on {args.env}", picture)
 
@@ -46,33 +45,65 @@ def main() -> None:
     print(f"Learning curve: {picture}")
 
 
-def evaluate(algo: str, env_id: str, model_path: str, stats_path: Path, n_episodes: int, seed: int) -> list[float]:
+def load_agent(
+    algo: str,
+    env_id: str,
+    model_path: str | Path,
+    stats_path: Path,
+    *,
+    seed: int = 0,
+    n_envs: int = 1,
+    env_kwargs: dict[str, Any] | None = None,
+    device: str = "auto",
+) -> BaseAlgorithm:
     """
-    Returns of a trained agent, deterministic actions, rewards as the environment gives them.
+    A trained agent in the environment that it was trained in, with rewards as the environment gives them.
 
     :param algo: RL Zoo's name of the algorithm
     :param env_id: environment
     :param model_path: the agent's zip file
     :param stats_path: where the Zoo saved its hyperparameters and normalisation
-    :param n_episodes: how many
     :param seed: of the environment
-    :return: one per episode
+    :param n_envs: number of environments
+    :param env_kwargs: further options of the environment
+    :param device: where to put it
+    :return: with ``env``
     """
     hyperparams, maybe_stats_path = get_saved_hyperparams(str(stats_path), norm_reward=False, test_mode=True)
-    # The environment's options are in the hyperparameters, or were given on the command line; the files are the Zoo's own
-    env_kwargs = hyperparams.pop("env_kwargs", {})
-    arguments = yaml.load((stats_path / "args.yml").read_text(), Loader=yaml.UnsafeLoader)
+    hyperparams.pop("env_kwargs", None)
     env = create_test_env(
         env_id,
+        n_envs=n_envs,
         stats_path=maybe_stats_path,
         seed=seed,
         should_render=False,
         hyperparams=hyperparams,
-        env_kwargs={**env_kwargs, **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})},
+        env_kwargs={**saved_env_kwargs(stats_path), **(env_kwargs or {})},
     )
-    model = ALGOS[algo].load(model_path, env=env)
-    returns, _ = evaluate_policy(model, env, n_eval_episodes=n_episodes, return_episode_rewards=True)
-    env.close()
+    return ALGOS[algo].load(model_path, env=env, device=device)
+
+
+def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
+    """
+    :param stats_path: where the Zoo saved a training's hyperparameters
+    :return: the options of its evaluation environment, from the hyperparameters or, above them, the command line
+    """
+    # The Zoo's own files, read as it reads them
+    config = yaml.load((stats_path / "config.yml").read_text(), Loader=yaml.UnsafeLoader)
+    arguments = yaml.load((stats_path / "args.yml").read_text(), Loader=yaml.UnsafeLoader)
+    return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
+
+
+def evaluate(model: BaseAlgorithm, n_episodes: int, deterministic: bool = True) -> list[float]:
+    """
+    :param model: an agent with its environment
+    :param n_episodes: how many to play
+    :param deterministic: whether to take the most likely actions
+    :return: their returns
+    """
+    env = model.get_env()
+    assert env is not None
+    returns, _ = evaluate_policy(model, env, n_episodes, deterministic=deterministic, return_episode_rewards=True)
     assert isinstance(returns, list)
     return returns
 

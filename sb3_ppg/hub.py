@@ -1,0 +1,178 @@
+"""Share models on the Hugging Face Hub, or in a folder, without pickle. The files are those of ``sb3_ppg.pretrained``."""
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.type_aliases import GymEnv
+
+from sb3_ppg.errors import HubError, ModelFormatError
+from sb3_ppg.ppg import PPG
+
+try:
+    import huggingface_hub
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    from sb3_ppg.model_card import Evaluation, model_card, python_usage
+    from sb3_ppg.pretrained import (
+        ARRAYS,
+        CHECKSUMS,
+        DESCRIPTION,
+        from_pretrained,
+        load_vec_normalize,
+        save_pretrained,
+        why_not_pickle,
+        write_checksums,
+    )
+except ModuleNotFoundError as error:
+    raise ImportError(f'Models cannot be shared ({error}): pip install "sb3-ppg[hub]"') from error
+
+__all__ = [
+    "Evaluation",
+    "download",
+    "from_pretrained",
+    "load",
+    "load_vec_normalize",
+    "push",
+    "python_usage",
+    "save_pretrained",
+]
+
+
+def push(
+    model: PPG,
+    repo_id: str,
+    *,
+    env_id: str | None = None,
+    evaluation: Evaluation | None = None,
+    files: Mapping[str, Path] | None = None,
+    usage: str | None = None,
+    private: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    commit_message: str = "Share a model of sb3_ppg",
+    custom_objects: Mapping[str, Any] | None = None,
+) -> str:
+    """
+    Share a model on the Hugging Face Hub, with a model card. The repository is created if there is none.
+
+    :param model: what to share
+    :param repo_id: "user/name"
+    :param env_id: the environment, for the card. None: what the model's environment says, if it has one
+    :param evaluation: how good it is, for the card
+    :param files: further files: names there, paths here. The card shows "replay.mp4" and "learning_curve.png"
+    :param usage: Markdown that the card says about loading. None: how to do it with ``hub.load``
+    :param private: whether a new repository is private
+    :param revision: the branch to commit to. None: the main one
+    :param token: of the Hub. None: that of ``hf auth login``
+    :param commit_message: of the commit; all files come with one
+    :param custom_objects: what is not plain data, by name: readers have to give the same
+    :return: the address of the commit
+    :raises ModelFormatError: if something of it is not plain data
+    :raises HubError: if the Hub does not take it; nothing is changed there then
+    """
+    env_id = env_id or _env_id(model)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        save_pretrained(model, folder, custom_objects)
+        for name, path in (files or {}).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(Path(path).read_bytes())
+        write_checksums(folder, [DESCRIPTION, ARRAYS, *(files or {})])
+        card = model_card(folder, repo_id, env_id, evaluation, usage, list(custom_objects or {}))
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))
+        with _explained(f"{repo_id} could not be pushed", repo_id, revision):
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                revision=revision,
+                commit_message=commit_message,
+                # What an earlier model had and this one has not
+                delete_patterns=[DESCRIPTION, ARRAYS, CHECKSUMS, "zoo.json", "replay.mp4", "learning_curve.png", "logs/*"],
+            )
+        return str(commit.commit_url)
+
+
+def load(
+    repo_id: str,
+    env: GymEnv | str | None = None,
+    device: th.device | str = "auto",
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    trust_pickle: bool = False,
+) -> PPG:
+    """
+    Fetch a model from the Hugging Face Hub, or from the client's cache if the Hub cannot be reached.
+
+    :param repo_id: "user/name"
+    :param env: see ``from_pretrained``
+    :param device: where to put it
+    :param revision: a branch, tag or commit. None: the latest of the main branch
+    :param token: of the Hub, for private repositories. None: that of ``hf auth login``
+    :param custom_objects: see ``from_pretrained``
+    :param trust_pickle: see ``from_pretrained``
+    :return: the model
+    :raises ModelFormatError: see ``from_pretrained``
+    :raises HubError: if there is no such repository or revision, or it cannot be reached
+    """
+    folder = download(repo_id, [DESCRIPTION, ARRAYS, CHECKSUMS], revision, token)
+    if not (folder / DESCRIPTION).exists():
+        archive = _zip_of_sb3(repo_id, revision, token)
+        if trust_pickle and archive:
+            folder = download(repo_id, [archive, "vec_normalize.pkl"], revision, token) / archive
+        elif archive:
+            raise ModelFormatError(why_not_pickle(f"{repo_id}/{archive}"))
+    return from_pretrained(folder, env, device, custom_objects=custom_objects, trust_pickle=trust_pickle)
+
+
+def download(repo_id: str, names: list[str], revision: str | None = None, token: str | bool | None = None) -> Path:
+    """
+    :param repo_id: "user/name"
+    :param names: of files in it; those that it has not are left out
+    :param revision: a branch, tag or commit. None: the latest of the main branch
+    :param token: of the Hub
+    :return: a folder of the client's cache with those files, all of one commit
+    :raises HubError: if there is no such repository or revision, or it cannot be reached
+    """
+    with _explained(f"{repo_id} could not be loaded", repo_id, revision):
+        return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=names, revision=revision, token=token))
+
+
+def _env_id(model: PPG) -> str | None:
+    if model.env is None:
+        return None
+    spec = model.env.unwrapped.get_attr("spec")[0] if hasattr(model.env.unwrapped, "get_attr") else None
+    return getattr(spec, "id", None)
+
+
+def _zip_of_sb3(repo_id: str, revision: str | None, token: str | bool | None) -> str | None:
+    with _explained(f"{repo_id} could not be loaded", repo_id, revision):
+        names = huggingface_hub.HfApi(token=token).list_repo_files(repo_id, revision=revision)
+    archives = [name for name in names if re.fullmatch(r"[\w.-]+\.zip", name) and name != "train_eval_metrics.zip"]
+    return archives[0] if len(archives) == 1 else None
+
+
+@contextmanager
+def _explained(what: str, repo_id: str, revision: str | None) -> Iterator[None]:
+    """Errors of the Hub's client in our words."""
+    try:
+        yield
+    except RepositoryNotFoundError as error:
+        raise HubError(
+            f"{what}: there is no such repository, or you may not see it: log in (hf auth login), or give token=..."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise HubError(f"{what}: there is no revision {revision!r} of it") from error
+    except Exception as error:  # of the network, by any name
+        raise HubError(f"{what} ({type(error).__name__}): {error}") from error

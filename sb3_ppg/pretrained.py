@@ -1,0 +1,418 @@
+"""
+Models as plain data in a folder, without pickle.
+
+``model.json`` holds the class, its arguments, the spaces, counters, optimizer settings, ``VecNormalize``'s settings and the
+versions; ``model.safetensors`` all arrays; ``SHA256SUMS`` what the files have to be, as ``sha256sum`` writes it. Reading them
+never unpickles, imports or evaluates what they say, and writes nothing.
+"""
+
+import hashlib
+import inspect
+import json
+import math
+import platform
+import re
+from collections.abc import Mapping
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch as th
+from gymnasium import spaces
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.save_util import recursive_getattr
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import check_for_correct_spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
+from torch.overrides import TorchFunctionMode
+
+from sb3_ppg.arguments import check_arguments
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.plain_data import Decoder, Encoder
+from sb3_ppg.ppg import PPG
+
+SCHEMA_VERSION = 1
+DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"
+MAX_DESCRIPTION_BYTES = 2**20
+
+# Arguments of the algorithm that belong to a machine or a run, not to the model
+NOT_SHARED = {"self", "policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
+COUNTERS = [
+    *("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_current_progress_remaining", "_episode_num"),
+    *("_n_updates", "_n_aux_phases", "_n_stored_rollouts"),
+]
+VEC_NORMALIZE = [
+    *("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys"),
+]
+
+
+def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str, Any] | None = None) -> None:
+    """
+    Write a model as plain data: predictions and the continued training of what is read again are the same, bit for bit.
+    As in SB3's zip files, the rollouts of an incomplete phase are not in it.
+
+    :param model: what to write
+    :param folder: made if it is not there; ``model.json``, ``model.safetensors`` and ``SHA256SUMS`` are (over)written
+    :param custom_objects: what is not plain data, such as a features extractor of yours, by name; readers have to give it, too
+    :raises ModelFormatError: if something else of it is not plain data
+    """
+    encoder = Encoder(custom_objects)
+    description = {
+        "format": "sb3_ppg",
+        "schema_version": SCHEMA_VERSION,
+        "versions": _versions(),
+        "algorithm": encoder.encode(type(model), "algorithm"),
+        "policy": encoder.encode(model.policy_class, "policy"),
+        "arguments": {name: encoder.encode(getattr(model, name), name) for name in _arguments(type(model))},
+        "spaces": {
+            "observation": encoder.encode(model.observation_space, "observation_space"),
+            "action": encoder.encode(model.action_space, "action_space"),
+        },
+        "n_envs": model.n_envs,
+        "counters": {name: encoder.encode(getattr(model, name), name) for name in COUNTERS},
+        "optimizers": {
+            name: _describe_optimizer(recursive_getattr(model, name), encoder, name) for name in _optimizers(model)
+        },
+        "vec_normalize": _describe_vec_normalize(model.get_vec_normalize_env(), encoder),
+    }
+    text = json.dumps(description, indent=1, allow_nan=False)
+    weights = {f"policy.{name}": tensor for name, tensor in model.policy.state_dict().items()}
+    arrays = {**encoder.arrays, **{name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}}
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    save_file(arrays, folder / ARRAYS)
+    write_checksums(folder, [DESCRIPTION, ARRAYS])
+
+
+def from_pretrained(
+    folder: str | Path,
+    env: GymEnv | str | None = None,
+    device: th.device | str = "auto",
+    *,
+    custom_objects: Mapping[str, Any] | None = None,
+    trust_pickle: bool = False,
+) -> PPG:
+    """
+    Read a model that ``save_pretrained`` has written. Nothing that the files say is imported, evaluated or unpickled.
+
+    :param folder: where its files are, or an SB3 zip file
+    :param env: to go on training, or to predict for; or the name of one. If the model was trained under ``VecNormalize`` and this has none, it is
+        put under one with the saved statistics: ``model.get_env()`` is what to step
+    :param device: where to put it
+    :param custom_objects: what is not plain data, by the names that its author gave
+    :param trust_pickle: whether an SB3 zip file may be loaded if there is nothing else. It can run any code of its author's
+    :return: the model
+    :raises ModelFormatError: if the files are damaged, not what this version knows, or need what was not given
+    """
+    folder = Path(folder)
+    if folder.suffix == ".zip" or not (folder / DESCRIPTION).exists():
+        return _from_sb3_zip(folder, env, device, custom_objects, trust_pickle)
+    description, arrays = _read(folder)
+    decoder = Decoder(arrays, custom_objects)
+    try:
+        model = _build(description, decoder, env, device)
+        _load_weights(model, description, decoder)
+    except ModelFormatError:
+        raise
+    except Exception as error:  # whatever a stranger thought of
+        raise ModelFormatError(f"{folder}: no model can be made of it ({type(error).__name__}: {error})") from error
+    if decoder.unread:
+        raise ModelFormatError(f"{folder / ARRAYS}: nothing says what {sorted(decoder.unread)} is for")
+    return model
+
+
+def load_vec_normalize(folder: str | Path, venv: VecEnv | None = None) -> VecNormalize:
+    """
+    The normalisation under which a model was trained, for what ``from_pretrained`` cannot do: put it inside other wrappers, or
+    ``normalize_obs()`` alone.
+
+    :param folder: where the model's files are
+    :param venv: the environments to normalise. None: some that have spaces, but cannot be stepped
+    :return: them, with the saved statistics
+    :raises ModelFormatError: if the files are damaged, the model was trained without, or the observations differ
+    """
+    description, arrays = _read(Path(folder))
+    decoder = Decoder(arrays)
+    saved = decoder.decode(description["vec_normalize"], "vec_normalize")
+    if saved is None:
+        raise ModelFormatError(f"{folder}: this model was trained without VecNormalize")
+    if venv is None:
+        action_space = _space(decoder, description["spaces"], "action")
+        venv = DummyVecEnv([lambda: _SpacesOnly(saved["observation_space"], action_space)])
+    return _wrap_in_vec_normalize(venv, saved)
+
+
+class _SpacesOnly(gym.Env):
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+
+# ---- checksums ----
+
+
+def write_checksums(folder: Path, names: list[str]) -> None:
+    """
+    Write ``SHA256SUMS``.
+
+    :param folder: where it will be
+    :param names: of files there
+    """
+    lines = [f"{_sha256(folder / name)}  {name}\n" for name in sorted(names)]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def check_sums(folder: Path, names: list[str]) -> None:
+    """
+    :param folder: where the files are
+    :param names: of those that are needed
+    :raises ModelFormatError: if one of them is missing, or not what ``SHA256SUMS`` says
+    """
+    for name in (*names, CHECKSUMS):
+        if not (folder / name).is_file():
+            raise ModelFormatError(f"{folder}: {name} is missing")
+    lines = (folder / CHECKSUMS).read_bytes().splitlines(keepends=True)
+    for name in names:
+        if f"{_sha256(folder / name)}  {name}\n".encode() not in lines:
+            raise ModelFormatError(f"{folder / name} is damaged, or {CHECKSUMS} is: they do not agree")
+    if not all(re.fullmatch(rb"[0-9a-f]{64}  [^\n]+\n", line) for line in lines):
+        raise ModelFormatError(f"{folder / CHECKSUMS} is damaged")
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+# ---- writing ----
+
+
+def _arguments(cls: type[PPG]) -> list[str]:
+    return [name for name in inspect.signature(cls.__init__).parameters if name not in NOT_SHARED]
+
+
+def _optimizers(model: PPG) -> list[str]:
+    return [name for name in model._get_torch_save_params()[0] if name != "policy"]
+
+
+def _versions() -> dict[str, str]:
+    packages = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
+    return {"python": platform.python_version(), **{package: version(package) for package in packages}}
+
+
+def _describe_optimizer(optimizer: th.optim.Optimizer, encoder: Encoder, name: str) -> dict[str, Any]:
+    state = optimizer.state_dict()
+    return {
+        "groups": [
+            encoder.encode({key: value for key, value in group.items() if key != "params"}, f"{name}.groups[{index}]")
+            for index, group in enumerate(state["param_groups"])
+        ],
+        "state": encoder.encode({str(index): values for index, values in state["state"].items()}, f"{name}.state"),
+    }
+
+
+def _describe_vec_normalize(env: VecNormalize | None, encoder: Encoder) -> Any:
+    if env is None:
+        return None
+    obs_rms = getattr(env, "obs_rms", None)
+    statistics = {"returns": env.ret_rms, **(obs_rms if isinstance(obs_rms, dict) else {"observations": obs_rms})}
+    return encoder.encode(
+        {
+            "settings": {name: getattr(env, name) for name in VEC_NORMALIZE},
+            "observation_space": env.venv.observation_space,
+            "statistics": [
+                [name, {"mean": np.asarray(rms.mean), "var": np.asarray(rms.var), "count": float(rms.count)}]
+                for name, rms in statistics.items()
+                if rms is not None
+            ],
+        },
+        "vec_normalize",
+    )
+
+
+# ---- reading ----
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
+    """The two files, if they are what the third says."""
+    check_sums(folder, [DESCRIPTION, ARRAYS])
+    if (folder / DESCRIPTION).stat().st_size > MAX_DESCRIPTION_BYTES:
+        raise ModelFormatError(f"{folder / DESCRIPTION} is larger than {MAX_DESCRIPTION_BYTES} bytes")
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"), parse_constant=_no_constant)
+        arrays = load_file(folder / ARRAYS)
+    except (ValueError, RecursionError, SafetensorError, OSError) as error:
+        raise ModelFormatError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error
+    if not isinstance(description, dict) or description.get("format") != "sb3_ppg":
+        raise ModelFormatError(f"{folder / DESCRIPTION} is not a model of sb3_ppg")
+    if description.get("schema_version") != SCHEMA_VERSION:
+        raise ModelFormatError(
+            f"{folder / DESCRIPTION} has schema version {description.get('schema_version')!r}, this sb3_ppg "
+            f"({version('sb3-ppg')}) knows {SCHEMA_VERSION}: install the version that wrote it, {description.get('versions')}"
+        )
+    return description, arrays
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _build(description: dict[str, Any], decoder: Decoder, env: GymEnv | str | None, device: th.device | str) -> PPG:
+    """The model, with fresh weights, as its constructor makes it."""
+    cls = decoder.decode(description["algorithm"], "algorithm")
+    policy_class = decoder.decode(description["policy"], "policy")
+    if not (isinstance(cls, type) and issubclass(cls, PPG)):
+        raise ModelFormatError(f"algorithm: {cls} is not PPG")
+    arguments = {name: decoder.decode(value, name) for name, value in description["arguments"].items()}
+    if unknown := arguments.keys() - set(_arguments(cls)):
+        raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
+    model = cls(policy_class, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
+    model.observation_space = _space(decoder, description["spaces"], "observation")
+    model.action_space = _space(decoder, description["spaces"], "action")
+    model.n_envs = _number(description, "n_envs")
+    vec_normalize = decoder.decode(description["vec_normalize"], "vec_normalize")
+    if env is not None:
+        _set_env(model, env, vec_normalize)
+    check_arguments(model)
+    _check_rollout_size(model)
+    # A caller's own classes may allocate what they like
+    with nullcontext() if decoder.custom_objects else _Allowance(decoder.arrays):
+        model._setup_model()
+    for name in COUNTERS:
+        setattr(model, name, _number(description["counters"], name))
+    return model
+
+
+def _set_env(model: PPG, env: GymEnv | str, vec_normalize: dict[str, Any] | None) -> None:
+    """As SB3's ``load``."""
+    venv = env if isinstance(env, VecEnv) else model._wrap_env(maybe_make_env(env, verbose=0), verbose=0)
+    if vec_normalize is not None and unwrap_vec_normalize(venv) is None:
+        venv = _wrap_in_vec_normalize(venv, vec_normalize)
+    venv = model._wrap_env(venv, verbose=0)
+    check_for_correct_spaces(venv, model.observation_space, model.action_space)
+    model.env, model.n_envs = venv, venv.num_envs
+    model._vec_normalize_env = unwrap_vec_normalize(venv)
+
+
+def _wrap_in_vec_normalize(venv: VecEnv, description: dict[str, Any]) -> VecNormalize:
+    if venv.observation_space != description["observation_space"]:
+        raise ModelFormatError(
+            f"the model's VecNormalize was around observations {description['observation_space']}, these are "
+            f"{venv.observation_space}: give an environment with all its wrappers, this one by `load_vec_normalize`"
+        )
+    env = VecNormalize(venv, **description["settings"])
+    known = {"returns": env.ret_rms}
+    if env.norm_obs:
+        known |= env.obs_rms if isinstance(env.obs_rms, dict) else {"observations": env.obs_rms}
+    for name, values in description["statistics"]:
+        if name in known:
+            rms = known[name]
+            if values["mean"].shape != np.shape(rms.mean) or values["var"].shape != np.shape(rms.var):
+                raise ModelFormatError(f"vec_normalize: the statistics of {name} have another shape than they")
+            rms.mean, rms.var, rms.count = values["mean"].numpy(), values["var"].numpy(), values["count"]
+    return env
+
+
+def _space(decoder: Decoder, data: dict[str, Any], name: str) -> spaces.Space:
+    space = decoder.decode(data[name], f"spaces.{name}")
+    if not isinstance(space, spaces.Space):
+        raise ModelFormatError(f"spaces.{name}: {space!r} is not a space")
+    return space
+
+
+def _number(data: dict[str, Any], name: str) -> Any:
+    if isinstance(data[name], bool) or not isinstance(data[name], (int, float)):
+        raise ModelFormatError(f"{name}: {data[name]!r} is not a number")
+    return data[name]
+
+
+def _check_rollout_size(model: PPG) -> None:
+    """
+    :raises ModelFormatError: if the description claims more than any rollout here could take
+    """
+    numbers = spaces.utils.flatdim(model.observation_space) + spaces.utils.flatdim(model.action_space) + 6
+    claimed = 4 * numbers * model.n_steps * model.n_envs
+    if claimed > 4 * psutil.virtual_memory().total:
+        raise ModelFormatError(f"n_steps={model.n_steps} with n_envs={model.n_envs} claims {claimed:.1e} bytes of memory")
+
+
+class _Allowance(TorchFunctionMode):
+    """
+    Networks are not allocated many more numbers than the file's arrays have (some are made and replaced): a description cannot
+    claim memory that is not backed by data.
+
+    :param arrays: of the file
+    """
+
+    def __init__(self, arrays: Mapping[str, th.Tensor]) -> None:
+        super().__init__()
+        self.left = 10**6 + 2 * sum(array.numel() for array in arrays.values())
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (th.empty, th.zeros, th.ones):
+            size = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else (args or kwargs["size"])
+            self.left -= math.prod(size)
+            if self.left < 0:
+                raise ModelFormatError("it describes networks that are larger than its arrays")
+        return func(*args, **(kwargs or {}))
+
+
+def _load_weights(model: PPG, description: dict[str, Any], decoder: Decoder) -> None:
+    weights = {name: decoder.decode({"$array": f"policy.{name}"}, name) for name in model.policy.state_dict()}
+    model.policy.load_state_dict(weights)
+    for name in _optimizers(model):
+        _load_optimizer(recursive_getattr(model, name), description["optimizers"][name], decoder, name)
+    if model.use_sde:
+        model.policy.reset_noise()  # on the right device, as SB3 does
+
+
+def _load_optimizer(optimizer: th.optim.Optimizer, data: dict[str, Any], decoder: Decoder, name: str) -> None:
+    fresh = optimizer.state_dict()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {}
+    for index, values in decoder.decode(data["state"], f"{name}.state").items():
+        parameter = parameters[int(index)]
+        for key, value in values.items():
+            if isinstance(value, th.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
+                raise ModelFormatError(f"{name}.state.{index}.{key} has the shape {tuple(value.shape)} of no parameter")
+        state[int(index)] = values
+    for group, described in zip(fresh["param_groups"], data["groups"], strict=True):
+        options = decoder.decode(described, f"{name}.groups")
+        group.update({key: value for key, value in options.items() if key in group and key != "params"})
+    optimizer.load_state_dict({"state": state, "param_groups": fresh["param_groups"]})
+
+
+# ---- SB3's zip files ----
+
+
+def _from_sb3_zip(
+    path: Path, env: GymEnv | str | None, device: th.device | str, custom_objects: Mapping[str, Any] | None, trust_pickle: bool
+) -> PPG:
+    archives = [path] if path.suffix == ".zip" else sorted(path.glob("*.zip"))
+    if len(archives) != 1 or not archives[0].exists():
+        raise ModelFormatError(f"{path} holds no model: there is no {DESCRIPTION}")
+    if not trust_pickle:
+        raise ModelFormatError(why_not_pickle(str(archives[0])))
+    statistics = archives[0].parent / "vec_normalize.pkl"
+    if env is not None and statistics.exists():
+        env = VecNormalize.load(str(statistics), PPG._wrap_env(maybe_make_env(env, 0), verbose=0))
+    return PPG.load(archives[0], env=env, device=device, custom_objects=dict(custom_objects or {}))
+
+
+def why_not_pickle(archive: str) -> str:
+    """
+    :param archive: an SB3 zip file
+    :return: why it is not loaded, and what to do
+    """
+    return (
+        f"{archive} is an SB3 zip file and was not loaded: it is made with pickle, and loading it runs whatever code its "
+        "author put in, with your rights. Ask for the model as sb3_ppg.hub.push shares it, or, if you trust its author and "
+        "where you got it, load it with trust_pickle=True"
+    )

@@ -1,0 +1,362 @@
+"""
+``push_to_hub`` and ``load_from_hub``, with the options of the Zoo's scripts, for models as plain data.
+
+A repository holds what ``sb3_ppg.hub`` writes, ``zoo.json`` (what the environment needs), the learning curve with its data,
+and a video. Loading makes the folder of a training from it, with an SB3 zip file that is written here, for all other scripts.
+"""
+
+import argparse
+import json
+import os
+import re
+import runpy
+import shutil
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import rl_zoo3.import_envs  # noqa: F401  registers environments
+import torch as th
+import yaml
+from huggingface_sb3 import EnvironmentName, ModelName
+from rl_zoo3 import ALGOS, get_latest_run_id, get_saved_hyperparams, utils
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import StoreDict
+from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecVideoRecorder
+
+from sb3_ppg import hub, zoo
+from sb3_ppg.errors import ArgumentError, ModelFormatError
+from sb3_ppg.ppg import PPG
+from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, check_sums, why_not_pickle
+from sb3_ppg.zoo.report import evaluate, load_agent, plot_learning_curve, saved_env_kwargs
+
+ZOO = "zoo.json"
+LOG_FILES = re.compile(r"evaluations\.npz|\d+\.monitor\.csv")
+
+# The wrappers that a shared model may name, by module
+WRAPPERS_OF = {
+    "stable_baselines3.common.atari_wrappers": """
+        AtariWrapper ClipRewardEnv EpisodicLifeEnv FireResetEnv MaxAndSkipEnv NoopResetEnv StickyActionEnv WarpFrame""",
+    "rl_zoo3.wrappers": """
+        ActionNoiseWrapper ActionSmoothingWrapper DelayedRewardWrapper FrameSkip HistoryWrapper HistoryWrapperObsDict
+        MaskVelocityWrapper TimeFeatureWrapper YAMLCompatResizeObservation""",
+    "gymnasium.wrappers": """
+        ClipAction FlattenObservation FrameStackObservation GrayscaleObservation RescaleAction RescaleObservation
+        ResizeObservation TimeAwareObservation TimeLimit""",
+    "gymnasium.wrappers.transform_observation": "GrayscaleObservation ResizeObservation",
+    "minigrid.wrappers": """
+        FlatObsWrapper FullyObsWrapper ImgObsWrapper OneHotPartialObsWrapper RGBImgObsWrapper RGBImgPartialObsWrapper""",
+}
+WRAPPERS = {f"{module}.{name}" for module, names in WRAPPERS_OF.items() for name in names.split()}
+
+
+# ---- push_to_hub ----
+
+
+def push() -> None:
+    """The command. For algorithms that are not ours, the Zoo's."""
+    parser = argparse.ArgumentParser(description="Share a trained agent on the Hugging Face Hub", allow_abbrev=False)
+    parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
+    parser.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
+    parser.add_argument("-f", "--folder", default="logs", help="log folder of the training")
+    parser.add_argument("-orga", "--organization", required=True, help="user or organization on the Hub")
+    parser.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
+    parser.add_argument("-m", "--commit-message", default="Initial commit", help="commit message")
+    parser.add_argument("--private", action="store_true", help="create a private repository")
+    parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest, -1: no such folder)")
+    parser.add_argument("--load-best", action="store_true", help="the best model instead of the last")
+    parser.add_argument("--load-checkpoint", type=int, help="the checkpoint with this number of steps instead")
+    parser.add_argument("--load-last-checkpoint", action="store_true", help="the last checkpoint instead")
+    parser.add_argument("-n", "--n-timesteps", default=1000, type=int, help="length of the video in steps")
+    parser.add_argument("--no-render", action="store_true", help="no video")
+    parser.add_argument("--eval-episodes", default=10, type=int, help="how many episodes to evaluate")
+    parser.add_argument("--n-envs", default=1, type=int, help="number of environments")
+    parser.add_argument("--deterministic", action="store_true", help="deterministic actions (the default but for images)")
+    parser.add_argument("--stochastic", action="store_true", help="stochastic actions")
+    parser.add_argument("--seed", default=0, type=int, help="random seed")
+    parser.add_argument("--num-threads", default=-1, type=int, help="threads of PyTorch (-1: its own choice)")
+    parser.add_argument("--device", default="auto", help="PyTorch device")
+    parser.add_argument("--verbose", default=1, type=int, help="for the Zoo's algorithms")
+    parser.add_argument("--env-kwargs", nargs="+", action=StoreDict, help="further options of the environment")
+    args = parser.parse_args()
+    if args.algo not in zoo.ALGOS:
+        runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
+        return
+
+    set_random_seed(args.seed)
+    if args.num_threads > 0:
+        th.set_num_threads(args.num_threads)
+    _, model_path, log_path = utils.get_model_path(
+        *(args.exp_id, args.folder, args.algo, args.env, args.load_best, args.load_checkpoint, args.load_last_checkpoint)
+    )
+    print(f"Loading {model_path}")
+    print(f"Shared as {push_run(args, model_path, Path(log_path))}")
+
+
+def push_run(args: argparse.Namespace, model_path: str, log_path: Path) -> str:
+    """
+    Evaluate and record an agent, draw its learning curve, and share all.
+
+    :param args: of the command
+    :param model_path: the agent's zip file
+    :param log_path: of its training
+    :return: the address of the commit
+    """
+    env_id, repo_id = args.env.gym_id, f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
+    stats_path = log_path / args.env
+    rendering = {} if args.no_render else {"render_mode": "rgb_array"}
+    model = load_agent(
+        *(args.algo, env_id, model_path, stats_path),
+        seed=args.seed,
+        n_envs=args.n_envs,
+        env_kwargs={**(args.env_kwargs or {}), **rendering},
+        device=args.device,
+    )
+    assert isinstance(model, PPG)
+    images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
+    deterministic = not (args.stochastic or (images and not args.deterministic))
+    returns = th.tensor(evaluate(model, args.eval_episodes, deterministic))
+    evaluation = hub.Evaluation(returns.mean().item(), returns.std(unbiased=False).item(), len(returns), deterministic)
+    print(f"Mean return over {len(returns)} episodes: {evaluation.mean:.2f} +/- {evaluation.std:.2f}")
+
+    config, _ = get_saved_hyperparams(str(stats_path), norm_reward=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        files = {f"logs/{file.name}": file for file in log_path.iterdir() if LOG_FILES.fullmatch(file.name)}
+        files |= {ZOO: describe_environment(env_id, config, saved_env_kwargs(stats_path), Path(temporary) / ZOO)}
+        if any(name.endswith(".monitor.csv") for name in files):
+            files["learning_curve.png"] = Path(temporary) / "learning_curve.png"
+            plot_learning_curve(log_path, f"{args.algo.upper()} on {env_id}", files["learning_curve.png"])
+        if not args.no_render:
+            files["replay.mp4"] = record(model, args.n_timesteps, deterministic, temporary)
+        # As in training: evaluation has switched it off
+        if (vec_normalize := model.get_vec_normalize_env()) is not None:
+            vec_normalize.norm_reward = config["normalize_kwargs"].get("norm_reward", True)
+        return hub.push(
+            *(model, repo_id),
+            env_id=env_id,
+            evaluation=evaluation,
+            files=files,
+            usage=usage(args, repo_id, config),
+            private=args.private,
+            commit_message=args.commit_message,
+        )
+
+
+def describe_environment(env_id: str, config: dict[str, Any], env_kwargs: dict[str, Any], file: Path) -> Path:
+    """
+    :param env_id: environment
+    :param config: hyperparameters as the Zoo saves them
+    :param env_kwargs: options of the environment
+    :param file: to write
+    :return: it
+    :raises ModelFormatError: if something of them is not plain data
+    """
+    names = ("n_timesteps", "frame_stack", "env_wrapper", "vec_env_wrapper")
+    description = {
+        "env_id": env_id,
+        "env_kwargs": env_kwargs,
+        "config": {name: config[name] for name in names if config.get(name) is not None},
+    }
+    try:
+        file.write_text(json.dumps(description, indent=1), encoding="utf-8")
+    except TypeError as error:
+        raise ModelFormatError(f"the environment's options are not plain data: {error} ({description})") from error
+    return file
+
+
+def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
+    """
+    :param model: an agent with its environment, which is closed afterwards
+    :param n_steps: to play
+    :param deterministic: whether to take the most likely actions
+    :param folder: where to write
+    :return: the video
+    """
+    env = model.get_env()
+    assert env is not None
+    recorder = VecVideoRecorder(env, folder, record_video_trigger=lambda step: step == 0, video_length=n_steps)
+    observations = recorder.reset()
+    for _ in range(n_steps):
+        actions, _ = model.predict(observations, deterministic=deterministic)  # type: ignore[arg-type]
+        observations, *_ = recorder.step(actions)
+    recorder.close()
+    return Path(recorder.video_path)
+
+
+def usage(args: argparse.Namespace, repo_id: str, config: dict[str, Any]) -> str:
+    """
+    :param args: of the command
+    :param repo_id: where the model will be
+    :param config: hyperparameters as the Zoo saves them
+    :return: what the model card says about loading it
+    """
+    env_id = args.env.gym_id
+    algo = "" if args.algo == "ppg" else f" --algo {args.algo}"
+    foreign = [name for name in wrapper_names(config) if name not in WRAPPERS]
+    options = [
+        *([f"-name {args.repo_name}"] if args.repo_name else []),
+        *([f"--allow {' '.join(foreign)}"] if foreign else []),
+    ]
+    commands = f"""With [RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo)'s commands:
+
+```bash
+pip install "sb3-ppg[zoo]"
+sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization} {" ".join([*options, "-f logs"])}
+sb3-ppg enjoy{algo} --env {env_id} -f logs
+sb3-ppg train{algo} --env {env_id}    # another one like it
+```"""
+    if wrapper_names(config) or config.get("frame_stack"):  # the environment alone is not what the model knows
+        return commands
+    return f"{commands}\n\nIn Python:\n\n{hub.python_usage(repo_id, env_id, [])}"
+
+
+def wrapper_names(config: dict[str, Any]) -> list[str]:
+    """
+    :param config: hyperparameters, the Zoo's way: a wrapper is a name, or a name with its arguments, or a list of such
+    :return: the names of all wrappers
+    :raises ModelFormatError: if it is something else
+    """
+    names: list[str] = []
+    for key in ("env_wrapper", "vec_env_wrapper"):
+        entries = config.get(key) or []
+        for entry in entries if isinstance(entries, list) else [entries]:
+            name = next(iter(entry)) if isinstance(entry, dict) and len(entry) == 1 else entry
+            if not isinstance(name, str):
+                raise ModelFormatError(f"{key}: {entry!r} is not the name of a wrapper")
+            names.append(name)
+    return names
+
+
+# ---- load_from_hub ----
+
+
+def load() -> None:
+    """The command. For algorithms that are not ours, the Zoo's."""
+    parser = argparse.ArgumentParser(description="Fetch a trained agent from the Hugging Face Hub", allow_abbrev=False)
+    parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
+    parser.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
+    parser.add_argument("-f", "--folder", default="logs", help="log folder to put it in")
+    parser.add_argument("-orga", "--organization", default="sb3", help="user or organization on the Hub")
+    parser.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
+    parser.add_argument("--revision", help="branch, tag or commit, by default the latest")
+    parser.add_argument("--exp-id", default=0, type=int, help="experiment ID to give it (0: the next, -1: no such folder)")
+    parser.add_argument("--force", action="store_true", help="overwrite the experiment if it exists")
+    parser.add_argument("--allow", nargs="+", default=[], help="further wrappers that its environment may have")
+    parser.add_argument("--trust-pickle", action="store_true", help="load an SB3 zip file, too, which can run any code")
+    parser.add_argument("--verbose", default=1, type=int, help="not used")
+    args = parser.parse_args()
+    if args.trust_pickle:
+        os.environ["TRUST_REMOTE_CODE"] = "True"
+    place = (args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)
+    if args.algo in zoo.ALGOS:
+        download_without_pickle(*place, revision=args.revision, allowed=args.allow, trust_pickle=args.trust_pickle)
+    else:
+        import_module("rl_zoo3.load_from_hub").download_from_hub(*place)
+
+
+def download_without_pickle(
+    algo: str,
+    env_name: EnvironmentName,
+    exp_id: int,
+    folder: str,
+    organization: str,
+    repo_name: str | None = None,
+    force: bool = False,
+    *,
+    revision: str | None = None,
+    allowed: list[str] | None = None,
+    trust_pickle: bool = False,
+) -> Path:
+    """
+    Fetch a model that ``push_to_hub`` has shared, and make the folder of a training from it.
+
+    :param algo: one of ours
+    :param env_name: environment
+    :param exp_id: of the new folder. 0: the next one, -1: none
+    :param folder: log folder
+    :param organization: user or organization on the Hub
+    :param repo_name: name of the repository. None: algo-env
+    :param force: whether to overwrite an experiment
+    :param revision: a branch, tag or commit
+    :param allowed: wrappers of the environment that it may name besides ``WRAPPERS``
+    :param trust_pickle: whether an SB3 zip file may be loaded
+    :return: the new folder
+    :raises ArgumentError: if the experiment exists
+    :raises HubError: if the repository cannot be read
+    :raises ModelFormatError: if it is damaged or not to be trusted
+    """
+    repo_id = f"{organization}/{repo_name or ModelName(algo, env_name)}"
+    print(f"Downloading {repo_id}")
+    source = hub.download(repo_id, [DESCRIPTION, ARRAYS, CHECKSUMS, ZOO, "logs/*"], revision)
+    if not (source / DESCRIPTION).exists():
+        if not trust_pickle:
+            raise ModelFormatError(why_not_pickle(f"{repo_id}/{ModelName(algo, env_name).filename}"))
+        original = import_module("rl_zoo3.load_from_hub").download_from_hub.__wrapped__
+        original(algo, env_name, exp_id, folder, organization, repo_name, force)
+        return Path(folder) / algo
+
+    runs = Path(folder) / algo
+    new = exp_id or get_latest_run_id(str(runs), env_name) + 1
+    log_path = runs if new < 0 else runs / f"{env_name}_{new}"
+    if log_path.exists() and not force:
+        raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
+    runs.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=runs.parent) as temporary:
+        made = Path(temporary) / "run"
+        _make_run(source, env_name, algo, set(allowed or []) | WRAPPERS, made)
+        shutil.rmtree(log_path, ignore_errors=True)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        made.rename(log_path)
+    print(f"Saved to {log_path}")
+    return log_path
+
+
+def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
+    """What training would have written. Nothing is copied that the Zoo would unpickle, evaluate or import."""
+    model = hub.from_pretrained(source, device="cpu")
+    description = _read_environment(source, env_name, allowed)
+    (log_path / env_name).mkdir(parents=True)
+    config = {**description["config"], "normalize": False}
+    if _has_vec_normalize(source):
+        vec_normalize = hub.load_vec_normalize(source)
+        vec_normalize.save(str(log_path / env_name / "vecnormalize.pkl"))
+        config["normalize"] = {"norm_obs": vec_normalize.norm_obs, "norm_reward": vec_normalize.norm_reward}
+    env_kwargs = description["env_kwargs"]
+    arguments = {"algo": algo, "env": env_name.gym_id, "env_kwargs": env_kwargs, "eval_env_kwargs": None}
+    (log_path / env_name / "config.yml").write_text(yaml.safe_dump(config))
+    (log_path / env_name / "args.yml").write_text(yaml.safe_dump(arguments))
+    model.save(log_path / f"{env_name}.zip")
+    for file in (source / "logs").iterdir() if (source / "logs").is_dir() else []:
+        if LOG_FILES.fullmatch(file.name):
+            shutil.copy(file, log_path / file.name)
+
+
+def _has_vec_normalize(source: Path) -> bool:
+    return json.loads((source / DESCRIPTION).read_text(encoding="utf-8"))["vec_normalize"] is not None
+
+
+def _read_environment(source: Path, env_name: EnvironmentName, allowed: set[str]) -> dict[str, Any]:
+    """``zoo.json``, with nothing in it but what ``describe_environment`` writes."""
+    if not (source / ZOO).exists():
+        return {"config": {"n_timesteps": 0}, "env_kwargs": {}}
+    check_sums(source, [ZOO])
+    try:
+        data = json.loads((source / ZOO).read_text(encoding="utf-8"))
+        env_id, config, env_kwargs = data["env_id"], data["config"], data["env_kwargs"]
+        unknown = set(config) - {"n_timesteps", "frame_stack", "env_wrapper", "vec_env_wrapper"}
+        numbers = [config.get("n_timesteps", 0), config.get("frame_stack", 0)]
+        if unknown or not isinstance(env_kwargs, dict) or not all(isinstance(number, (int, float)) for number in numbers):
+            raise ValueError(f"unknown settings {sorted(unknown)}, or no numbers {numbers}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelFormatError(f"{source / ZOO} cannot be read ({type(error).__name__}: {error})") from error
+    if env_id != env_name.gym_id:
+        raise ModelFormatError(f"this model was trained on {env_id!r}, not on {env_name.gym_id!r}")
+    for name in wrapper_names(config):
+        if name not in allowed:
+            raise ModelFormatError(
+                f"the model's environment has the wrapper {name!r}, which is not one of the well-known ones: if you trust the "
+                f"module of that name that you have installed, load it with --allow {name}"
+            )
+    return {"config": config, "env_kwargs": env_kwargs}

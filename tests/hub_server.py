@@ -1,0 +1,211 @@
+"""A small Hugging Face Hub on this machine, in memory, for the real client: the routes that push and load use."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+TOKEN = os.environ.get("HF_TOKEN", "hf_local")
+
+
+class Repository:
+    """Commits, and what the branches are at."""
+
+    def __init__(self, private: bool) -> None:
+        self.private = private
+        self.commits: dict[str, dict[str, bytes]] = {}
+        self.branches: dict[str, str] = {}
+        self.commit("main", {}, [])
+
+    def commit(self, branch: str, files: dict[str, bytes], deleted: list[str]) -> str:
+        """A new commit on a branch; its name."""
+        tree = {**self.commits.get(self.branches.get(branch, ""), {}), **files}
+        tree = {name: content for name, content in tree.items() if name not in deleted or name in files}
+        sha = f"{uuid.uuid4().hex}{len(self.commits):08x}"
+        self.commits[sha] = tree
+        self.branches[branch] = sha
+        return sha
+
+
+class HubServer:
+    """
+    Started and stopped as a context manager.
+
+    :param port: to listen on. 0: any that is free
+
+    ``break_off`` names a route during whose requests the server hangs up in the middle.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.break_off: str | None = None
+        self.log: list[str] = []
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self) -> "HubServer":
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """From here on connections are refused."""
+        self.server.shutdown()
+        self.server.server_close()
+
+    def files(self, repo_id: str, branch: str = "main") -> dict[str, bytes]:
+        """What is in a repository."""
+        repository = self.repositories[repo_id]
+        return repository.commits[repository.branches[branch]]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: HubServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._dispatch()
+
+    do_HEAD = do_POST = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _dispatch(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.hub.log.append(f"{self.command} {path}")
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.hub.break_off and re.search(self.hub.break_off, path):
+            self.close_connection = True
+            self.connection.close()
+            return
+        for method, pattern, answer in ROUTES:
+            found = re.fullmatch(pattern, path)
+            if found and self.command in method:
+                answer(self, **found.groupdict())
+                return
+        self._error(404, "no such route", "")
+
+    def _repository(self, repo_id: str) -> Repository | None:
+        repository = self.hub.repositories.get(repo_id)
+        if repository is None or (repository.private and self.headers.get("Authorization") != f"Bearer {TOKEN}"):
+            self._error(404, "Repository not found", "RepoNotFound")
+            return None
+        return repository
+
+    def _tree(self, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        repository = self._repository(repo_id)
+        if repository is None:
+            return None
+        sha = repository.branches.get(revision, revision)
+        if sha not in repository.commits:
+            self._error(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+            return None
+        return sha, repository.commits[sha]
+
+    # ---- routes ----
+
+    def create(self) -> None:
+        request = json.loads(self.body)
+        repo_id = f"{request.get('organization') or 'me'}/{request['name']}"
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self._error(401, "Invalid credentials", "")
+        elif repo_id in self.hub.repositories:
+            self._json({"error": "exists", "url": f"{self.hub.url}/{repo_id}"}, 409)
+        else:
+            self.hub.repositories[repo_id] = Repository(private=request.get("visibility") == "private")
+            self._json({"url": f"{self.hub.url}/{repo_id}", "name": repo_id})
+
+    def branch(self, repo_id: str, name: str) -> None:
+        repository = self._repository(repo_id)
+        if repository is not None:
+            repository.branches.setdefault(name, repository.branches["main"])
+            self._json({})
+
+    def info(self, repo_id: str, revision: str | None = None) -> None:
+        tree = self._tree(repo_id, revision or "main")
+        if tree is not None:
+            sha, files = tree
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+            private = self.hub.repositories[repo_id].private
+            self._json({"id": repo_id, "modelId": repo_id, "sha": sha, "private": private, "siblings": siblings, "tags": []})
+
+    def tree(self, repo_id: str, revision: str) -> None:
+        tree = self._tree(repo_id, revision)
+        if tree is not None:
+            entries = [
+                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                for name, content in tree[1].items()
+            ]
+            self._json(entries)
+
+    def resolve(self, repo_id: str, revision: str, path: str) -> None:
+        tree = self._tree(repo_id, revision)
+        if tree is None:
+            return
+        sha, files = tree
+        if path not in files:
+            self._error(404, "Entry not found", "EntryNotFound")
+            return
+        etag = hashlib.sha256(files[path]).hexdigest()
+        self._answer(200, files[path], {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Content-Type": "application/octet-stream"})
+
+    def validate_yaml(self) -> None:
+        self._json({"errors": [], "warnings": []})
+
+    def preupload(self, repo_id: str, revision: str) -> None:
+        files = [{**file, "uploadMode": "regular", "shouldIgnore": False} for file in json.loads(self.body)["files"]]
+        self._json({"files": files})
+
+    def commit(self, repo_id: str, revision: str) -> None:
+        repository = self._repository(repo_id)
+        if repository is None:
+            return
+        files, deleted = {}, []
+        for line in self.body.decode().splitlines():
+            item = json.loads(line)
+            if item["key"] == "file":
+                files[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
+            elif item["key"] == "deletedFile":
+                deleted.append(item["value"]["path"])
+        sha = repository.commit(revision, files, deleted)
+        self._json({"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/{repo_id}/commit/{sha}"})
+
+    # ---- answers ----
+
+    def _json(self, data: Any, status: int = 200) -> None:
+        self._answer(status, json.dumps(data).encode(), {"Content-Type": "application/json"})
+
+    def _error(self, status: int, message: str, code: str) -> None:
+        self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": message})
+
+    def _answer(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+ID = r"(?P<repo_id>[^/]+/[^/]+)"
+ROUTES: list[tuple[str, str, Callable[..., None]]] = [
+    ("POST", "/api/repos/create", _Handler.create),
+    ("POST", "/api/validate-yaml", _Handler.validate_yaml),
+    ("POST", f"/api/models/{ID}/preupload/(?P<revision>[^/]+)", _Handler.preupload),
+    ("POST", f"/api/models/{ID}/commit/(?P<revision>[^/]+)", _Handler.commit),
+    ("POST", f"/api/models/{ID}/branch/(?P<name>[^/]+)", _Handler.branch),
+    ("GET", f"/api/models/{ID}/tree/(?P<revision>[^/]+)", _Handler.tree),
+    ("GET", f"/api/models/{ID}(/revision/(?P<revision>[^/]+))?", _Handler.info),
+    ("GET HEAD", f"/{ID}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", _Handler.resolve),
+]

@@ -1,0 +1,514 @@
+"""Models as plain data: the same model comes back, bit for bit, and nothing else does any harm."""
+
+import copy
+import hashlib
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.utils import LinearSchedule, set_random_seed
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+
+from sb3_ppg import PPG, ImpalaCNN, MlpPolicy
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
+from sb3_ppg.plain_data import CLASSES
+from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, NOT_SHARED, write_checksums
+from tests.helpers import RandomEnv, image_space
+
+SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+BOX = spaces.Box(-2, 2, (3,), np.float32)
+DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces.Discrete(4)})
+
+
+def small_model(**arguments: Any) -> PPG:
+    """A model of a few hundred numbers, after one phase."""
+    arguments = {"policy_kwargs": dict(net_arch=[4]), **SMALL, **arguments}
+    return PPG("MlpPolicy", RandomEnv(BOX, spaces.Discrete(2)), **arguments).learn(16)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    save_pretrained(small_model(), folder)
+    return folder
+
+
+@pytest.fixture
+def copied(small, tmp_path) -> Path:
+    """To be changed by a test."""
+    for name in (DESCRIPTION, ARRAYS, CHECKSUMS):
+        (tmp_path / name).write_bytes((small / name).read_bytes())
+    return tmp_path
+
+
+def same_parameters(one: PPG, other: PPG) -> None:
+    for name, tensor in one.policy.state_dict().items():
+        assert th.equal(tensor, other.policy.state_dict()[name]), name
+    for name in one._get_torch_save_params()[0]:
+        states = [model.policy.optimizer if name == "policy.optimizer" else getattr(model, name) for model in (one, other)]
+        if name != "policy":
+            mine, theirs = (optimizer.state_dict() for optimizer in states)
+            assert mine["param_groups"] == theirs["param_groups"]
+            assert mine["state"].keys() == theirs["state"].keys()
+            for index, values in mine["state"].items():
+                for key, value in values.items():
+                    assert th.equal(th.as_tensor(value), th.as_tensor(theirs["state"][index][key])), (name, index, key)
+
+
+# ---- round trips ----
+
+
+MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
+    "discrete": ("MlpPolicy", BOX, spaces.Discrete(3), {}),
+    "gSDE": ("MlpPolicy", BOX, spaces.Box(-1, 1, (2,), np.float32), dict(use_sde=True)),
+    "squashed": (
+        "MlpPolicy",
+        BOX,
+        spaces.Box(np.array([-1, -2], np.float32), np.array([1, 5], np.float32)),
+        dict(use_sde=True, policy_kwargs=dict(squash_output=True, use_expln=True)),
+    ),
+    "multi-discrete": ("MlpPolicy", spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([2, 5]), {}),
+    "multi-binary": (
+        "MlpPolicy",
+        spaces.MultiBinary(5),
+        spaces.MultiBinary(3),
+        dict(policy_kwargs=dict(architecture="shared")),
+    ),
+    "images": (
+        "CnnPolicy",
+        image_space(36, 36, 3),
+        spaces.Discrete(4),
+        dict(policy_kwargs=dict(architecture="detached", features_extractor_class=ImpalaCNN)),
+    ),
+    "dictionary": ("MultiInputPolicy", DICT, spaces.Discrete(4), dict(policy_kwargs=dict(share_features_extractor=False))),
+    "settings": (
+        "MlpPolicy",
+        BOX,
+        spaces.Discrete(2),
+        dict(
+            learning_rate=LinearSchedule(1e-3, 1e-5, 0.5),
+            aux_learning_rate=LinearSchedule(1e-4, 0.0, 1.0),
+            clip_range_vf=0.3,
+            n_value_epochs=2,
+            target_kl=0.5,
+            policy_kwargs=dict(
+                net_arch=dict(pi=[8, 4], vf=[16]),
+                activation_fn=th.nn.ELU,
+                optimizer_class=th.optim.AdamW,
+                optimizer_kwargs=dict(eps=1e-7, betas=(0.8, 0.99)),
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_round_trip(name, tmp_path):
+    """Predictions, parameters, optimizers and counters are the same, bit for bit, and so is the training that follows."""
+    policy, observations, actions, arguments = MODELS[name]
+    env = DummyVecEnv([lambda: RandomEnv(observations, actions)] * 2)
+    model = PPG(policy, env, **{**SMALL, **arguments}).learn(2 * 2 * 16)
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path, env, "cpu")
+
+    same_parameters(model, loaded)
+    assert loaded.observation_space == model.observation_space and loaded.action_space == model.action_space
+    assert type(loaded.policy) is type(model.policy)
+    assert {counter: getattr(loaded, counter) for counter in COUNTERS} == {
+        counter: getattr(model, counter) for counter in COUNTERS
+    }
+    batch = env.reset()
+    assert np.array_equal(model.predict(batch, deterministic=True)[0], loaded.predict(batch, deterministic=True)[0])
+
+    model.save(tmp_path / "model.zip")
+    ways = [PPG.load(tmp_path / "model.zip", env, "cpu"), from_pretrained(tmp_path, env, "cpu")]
+    for again in ways:
+        env.seed(1)
+        set_random_seed(1)
+        again.learn(2 * 16, reset_num_timesteps=False)
+    same_parameters(*ways)
+    assert ways[0]._n_aux_phases == ways[1]._n_aux_phases == model._n_aux_phases + 1
+
+
+def test_everything_that_a_zip_holds_is_kept_or_known_not_to_matter(tmp_path):
+    """If an attribute is added to the algorithm, somebody has to decide."""
+    model = small_model()
+    in_a_zip = set(model.__dict__) - set(model._excluded_save_params())
+    arguments = {name for name in in_a_zip if name in PPG.__init__.__code__.co_varnames} - NOT_SHARED
+    made_again = {"lr_schedule", "aux_lr_schedule", "value_optimizer", "aux_optimizer", "policy_class", "observation_space"}
+    of_a_run = {"verbose", "start_time", "tensorboard_log", "_last_obs", "_last_episode_starts", "_last_original_obs"}
+    of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise"}
+    assert in_a_zip == arguments | set(COUNTERS) | made_again | of_a_run | {"action_space", "n_envs"}
+
+
+def test_the_files_are_what_others_can_read(small):
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    description = json.loads((small / DESCRIPTION).read_text(), parse_constant=refuse)
+    assert description["schema_version"] == 1 and description["versions"]["torch"] == th.__version__
+    arrays = safetensors.torch.load_file(small / ARRAYS)
+    assert {"policy.action_net.weight", "policy.optimizer.state.0.exp_avg", "observation_space.low"} <= arrays.keys()
+    for line in (small / CHECKSUMS).read_text().splitlines():
+        digest, name = line.split("  ")
+        assert digest == hashlib.sha256((small / name).read_bytes()).hexdigest()
+
+
+def test_without_an_environment(small):
+    model = from_pretrained(small, device="cpu")
+    assert model.env is None and model.predict(np.zeros(3, np.float32))[0] in (0, 1)
+    model.set_env(RandomEnv(BOX, spaces.Discrete(2)))
+    model.learn(16)
+
+
+def test_another_environment_than_the_models(small):
+    with pytest.raises(ModelFormatError, match="Observation spaces do not match"):
+        from_pretrained(small, RandomEnv(spaces.Box(-1, 1, (5,)), spaces.Discrete(2)))
+
+
+@pytest.mark.parametrize("n_stack", [0, 2])
+def test_normalisation_comes_with_the_model(n_stack, tmp_path):
+    def environments(wrap: Callable[[Any], Any]) -> Any:
+        venv = wrap(make_vec_env("Pendulum-v1", 2, seed=0))
+        return VecFrameStack(venv, n_stack) if n_stack else venv
+
+    model = PPG("MlpPolicy", environments(partial(VecNormalize, gamma=0.9, clip_obs=5.0)), **SMALL).learn(64)
+    save_pretrained(model, tmp_path)
+    if n_stack:
+        with pytest.raises(ModelFormatError, match="load_vec_normalize"):
+            from_pretrained(tmp_path, environments(lambda venv: venv))
+        loaded = from_pretrained(tmp_path, environments(partial(load_vec_normalize, tmp_path)))
+    else:
+        loaded = from_pretrained(tmp_path, "Pendulum-v1")
+    one, other = model.get_vec_normalize_env(), loaded.get_vec_normalize_env()
+    for statistics in ("obs_rms", "ret_rms"):
+        for number in ("mean", "var", "count"):
+            assert np.array_equal(getattr(getattr(one, statistics), number), getattr(getattr(other, statistics), number))
+    assert (other.gamma, other.clip_obs, other.norm_reward, other.training) == (0.9, 5.0, True, True)
+    raw = np.array([[0.3, -0.4, 2.0]], np.float32)
+    assert np.array_equal(one.normalize_obs(raw), load_vec_normalize(tmp_path).normalize_obs(raw))
+    loaded.learn(16)
+
+
+def test_normalisation_of_dictionaries(tmp_path):
+    space = spaces.Dict({"one": BOX, "two": spaces.Box(-1, 1, (2,))})
+    venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(2))]), norm_obs_keys=["two"])
+    save_pretrained(PPG("MultiInputPolicy", venv, **SMALL).learn(16), tmp_path)
+    loaded = load_vec_normalize(tmp_path)
+    assert loaded.obs_rms.keys() == {"two"} and np.array_equal(loaded.obs_rms["two"].mean, venv.obs_rms["two"].mean)
+
+
+# ---- what is not plain data ----
+
+
+class Features(FlattenExtractor):
+    """A user's own."""
+
+
+class Policy(MlpPolicy):
+    """A user's own."""
+
+
+def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
+    schedule = lambda progress: 1e-3 * progress**2  # noqa: E731
+    arguments = dict(learning_rate=schedule, policy_kwargs=dict(features_extractor_class=Features))
+    model = PPG(Policy, RandomEnv(BOX, spaces.Discrete(2)), **SMALL, **arguments)
+    custom: dict[str, Any] = {}
+    for complaint, name, value in [
+        ("policy=<class .*Policy'>", "Policy", Policy),
+        ("learning_rate=<function", "schedule", schedule),
+        (r"policy_kwargs.features_extractor_class=<class .*Features'>", "Features", Features),
+    ]:
+        with pytest.raises(ModelFormatError, match=complaint):
+            save_pretrained(model, tmp_path, custom)
+        custom[name] = value
+    save_pretrained(model, tmp_path, custom)
+
+    for name in custom:
+        with pytest.raises(ModelFormatError, match=f"custom_objects={{'{name}': ...}}"):
+            from_pretrained(tmp_path, custom_objects={key: value for key, value in custom.items() if key != name})
+    loaded = from_pretrained(tmp_path, custom_objects=custom)
+    same_parameters(model, loaded)
+    assert type(loaded.policy) is Policy and loaded.lr_schedule(0.5) == schedule(0.5)
+
+
+def test_nothing_is_written_that_cannot_be_shared(tmp_path):
+    with pytest.raises(ModelFormatError, match="learning_rate"):
+        save_pretrained(small_model(learning_rate=lambda progress: 1e-3), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+# ---- damage ----
+
+
+def refused(folder: Path, complaint: str = "") -> None:
+    with pytest.raises(ModelFormatError, match=complaint):
+        from_pretrained(folder, device="cpu")
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, ARRAYS, CHECKSUMS])
+@pytest.mark.parametrize("mask", [0x01, 0x20, 0xFF])
+def test_flipped_bytes(copied, name, mask):
+    """Every range of 16 bytes in turn."""
+    original = (copied / name).read_bytes()
+    for start in range(0, len(original), 16):
+        flipped = bytes(byte ^ mask for byte in original[start : start + 16])
+        (copied / name).write_bytes(original[:start] + flipped + original[start + 16 :])
+        refused(copied, "damaged")
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, ARRAYS])
+def test_flipped_bytes_with_checksums_to_match(copied, name):
+    """Whoever changes the files can change the checksums, too: a model or a clear error comes of it, never anything else."""
+    original = (copied / name).read_bytes()
+    generator = np.random.default_rng(0)
+    outcomes = {"model": 0, "error": 0}
+    for start in range(0, min(len(original), 10000), 40):
+        changed = bytearray(original)
+        changed[start + int(generator.integers(min(40, len(original) - start)))] ^= 1 << int(generator.integers(8))
+        (copied / name).write_bytes(changed)
+        write_checksums(copied, [DESCRIPTION, ARRAYS])
+        try:
+            assert isinstance(from_pretrained(copied, device="cpu"), PPG)
+            outcomes["model"] += 1
+        except ModelFormatError:
+            outcomes["error"] += 1
+    assert outcomes["error"] > 20
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, ARRAYS, CHECKSUMS])
+def test_truncated_files(copied, name):
+    original = (copied / name).read_bytes()
+    for length in {0, 1, 7, len(original) // 2, len(original) - 1}:
+        (copied / name).write_bytes(original[:length])
+        refused(copied, "damaged")
+        if name != CHECKSUMS:
+            write_checksums(copied, [DESCRIPTION, ARRAYS])
+            refused(copied)
+
+
+@pytest.mark.parametrize("name", [ARRAYS, CHECKSUMS])
+def test_missing_files(copied, name):
+    (copied / name).unlink()
+    refused(copied, f"{name} is missing")
+
+
+def test_no_model_at_all(tmp_path):
+    refused(tmp_path, "holds no model: there is no model.json")
+    refused(tmp_path / "nowhere", "holds no model")
+    refused(tmp_path / "nothing.zip", "holds no model")
+
+
+# ---- malice ----
+
+
+def change(folder: Path, change_description: Callable[[dict[str, Any]], Any]) -> None:
+    """With checksums to match."""
+    description = json.loads((folder / DESCRIPTION).read_text())
+    replaced = change_description(description)
+    (folder / DESCRIPTION).write_text(json.dumps(description if replaced is None else replaced))
+    write_checksums(folder, [DESCRIPTION, ARRAYS])
+
+
+def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Something at a place of the description."""
+
+    def set_(description: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            description = description[key]
+        description[path[-1]] = value
+
+    return set_
+
+
+def nested(depth: int) -> Any:
+    data: Any = 0
+    for _ in range(depth):
+        data = [data]
+    return data
+
+
+MALICE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "unknown class": (put("algorithm", value={"$class": "os.system"}), "'os.system' is not on the list"),
+    "builtin": (put("policy", value={"$class": "builtins.eval"}), "'builtins.eval' is not on the list"),
+    "class by import": (
+        put("arguments", "policy_kwargs", value={"activation_fn": {"$class": "antigravity.geohash"}}),
+        "policy_kwargs.activation_fn: the class 'antigravity.geohash' is not on the list",
+    ),
+    "another class of ours": (put("algorithm", value={"$class": "torch.nn.modules.activation.ReLU"}), "is not PPG"),
+    "no policy": (put("policy", value={"$class": "torch.nn.modules.activation.ReLU"}), "no auxiliary value head"),
+    "class that is no string": (put("algorithm", value={"$class": ["a"]}), "algorithm"),
+    "string to evaluate": (put("arguments", "policy_kwargs", value="dict(net_arch=[1])"), "policy_kwargs"),
+    "unknown kind": (put("arguments", "gamma", value={"$reduce": "x"}), "a newer sb3_ppg may know it"),
+    "two kinds": (put("arguments", "gamma", value={"$float": "inf", "$class": "x"}), "is not known"),
+    "custom object": (put("arguments", "gamma", value={"$custom": "mine"}), "custom_objects={'mine': ...}"),
+    "unknown argument": (put("arguments", "shell", value="rm"), r"PPG has no \['shell'\]"),
+    "argument of a machine": (put("arguments", "tensorboard_log", value="../../home"), r"PPG has no \['tensorboard_log'\]"),
+    "argument out of range": (put("arguments", "gamma", value=7), "gamma"),
+    "schedule": (put("arguments", "learning_rate", value={"$schedule": ["constant", "1"]}), "made of numbers"),
+    "unknown schedule": (put("arguments", "learning_rate", value={"$schedule": ["eval", 1]}), "learning_rate"),
+    "no number": (put("counters", "num_timesteps", value="many"), "num_timesteps: 'many' is not a number"),
+    "no space": (put("spaces", "action", value=3), "is not a space"),
+    "unknown space": (put("spaces", "action", value={"$space": ["Text", {}]}), "spaces.action"),
+    "space of a path": (
+        put("spaces", "action", value={"$space": ["Discrete", {"n": 2, "start": 0, "seed": 1}]}),
+        "is made of",
+    ),
+    "missing array": (put("spaces", "observation", "$space", 1, "low", value={"$array": "../../x"}), "no array '../../x'"),
+    "rollout of a petabyte": (put("arguments", "n_steps", value=10**15), "claims"),
+    "environments": (put("n_envs", value=10**15), "claims"),
+    "network of a petabyte": (
+        put("arguments", "policy_kwargs", value={"net_arch": [10**7, 10**8]}),
+        "larger than its arrays",
+    ),
+    "actions": (
+        put("spaces", "action", value={"$space": ["Discrete", {"n": 10**12, "start": 0}]}),
+        "claims|larger than its arrays",
+    ),
+    "another network": (put("arguments", "policy_kwargs", value={"net_arch": [3]}), "size mismatch|shape"),
+    "optimizer's shape": (
+        put("optimizers", "aux_optimizer", "state", "0", "exp_avg", value={"$array": "action_space.bias"}),
+        "there is no array",
+    ),
+    "optimizer's array": (
+        put("optimizers", "aux_optimizer", "state", "0", "exp_avg", value={"$array": "policy.action_net.bias"}),
+        "of no parameter",
+    ),
+    "too many states": (put("optimizers", "aux_optimizer", "state", "999", value={}), "no model can be made"),
+    "newer schema": (put("schema_version", value=2), "schema version 2"),
+    "no schema": (lambda description: description.pop("schema_version") and None, "schema version None"),
+    "something else": (put("format", value="keras"), "is not a model of sb3_ppg"),
+    "a list": (lambda description: [description], "is not a model of sb3_ppg"),
+    "missing part": (lambda description: description.pop("counters") and None, "no model can be made"),
+    "deep": (lambda description: {**description, "format": nested(900)}, "cannot be read|is not a model"),
+    "large": (lambda description: {**description, "x": "x" * 2**20}, "is larger than"),
+}
+
+
+@pytest.mark.parametrize("name", MALICE)
+def test_a_malicious_description(copied, name, monkeypatch):
+    monkeypatch.setattr(os, "system", lambda *_: pytest.fail("it was run"))
+    change_description, complaint = MALICE[name]
+    change(copied, change_description)
+    start = time.perf_counter()
+    refused(copied, complaint)
+    assert time.perf_counter() - start < 5
+
+
+def test_json_that_is_none(copied):
+    for text in (
+        "{",
+        "[" * 100_000,
+        '{"format": NaN}',
+        '{"format": Infinity}',
+        "1" * 10_000,
+        "\ud800".encode("utf-8", "surrogatepass"),
+    ):
+        (copied / DESCRIPTION).write_bytes(text if isinstance(text, bytes) else text.encode())
+        write_checksums(copied, [DESCRIPTION, ARRAYS])
+        refused(copied, "cannot be read")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"policy.action_net.bias": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}},
+        {"policy.action_net.bias": {"dtype": "F32", "shape": [2], "data_offsets": [0, 2**60]}},
+        {"policy.action_net.bias": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}},
+        {"policy.action_net.bias": {"dtype": "PICKLE", "shape": [2], "data_offsets": [0, 8]}},
+        {
+            "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+            "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+        },
+    ],
+)
+def test_arrays_that_claim_what_is_not_there(copied, header):
+    text = json.dumps(header).encode()
+    (copied / ARRAYS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    write_checksums(copied, [DESCRIPTION, ARRAYS])
+    refused(copied, "cannot be read")
+
+
+def test_a_header_that_claims_to_be_huge(copied):
+    (copied / ARRAYS).write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    write_checksums(copied, [DESCRIPTION, ARRAYS])
+    refused(copied, "cannot be read")
+
+
+def test_arrays_that_nobody_asked_for(copied):
+    arrays = safetensors.torch.load_file(copied / ARRAYS)
+    safetensors.torch.save_file({**arrays, "policy.trojan": th.zeros(3)}, copied / ARRAYS)
+    write_checksums(copied, [DESCRIPTION, ARRAYS])
+    refused(copied, r"nothing says what \['policy.trojan'\] is for")
+
+
+def test_loading_writes_nothing(copied):
+    before = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+    from_pretrained(copied)
+    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == before
+
+
+class Payload:
+    """Pickled, it creates a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def malicious_zip(folder: Path) -> Path:
+    """An SB3 zip file whose loading creates the file "ran"; the path of that file."""
+    model = small_model()
+    model.innocent = Payload(folder / "ran")  # type: ignore[attr-defined]
+    model.save(folder / "model.zip")
+    return folder / "ran"
+
+
+@pytest.mark.parametrize("name", ["", "model.zip"])
+def test_an_sb3_zip_is_only_loaded_if_it_is_trusted(tmp_path, name):
+    ran = malicious_zip(tmp_path)
+    refused(tmp_path / name, "runs whatever code its author put in.*trust_pickle=True")
+    assert not ran.exists()
+    assert isinstance(from_pretrained(tmp_path / name, trust_pickle=True), PPG)
+    assert ran.exists()  # so the payload was alive
+
+
+def test_pickles_beside_a_model_are_not_opened(copied):
+    ran = malicious_zip(copied)
+    (copied / "vec_normalize.pkl").write_bytes((copied / "model.zip").read_bytes())
+    from_pretrained(copied, RandomEnv(BOX, spaces.Discrete(2)), trust_pickle=True)
+    assert not ran.exists()
+
+
+def test_no_class_that_a_file_may_name_does_anything_when_made_but_build():
+    """The list is of networks, optimizers, buffers and algorithms."""
+    for name, cls in CLASSES.items():
+        assert re.match(r"(sb3_ppg|stable_baselines3|torch\.(nn|optim))\.", name) and isinstance(cls, type)
+
+
+def test_numbers_that_json_has_not(tmp_path):
+    model = small_model(target_kl=None)
+    model.ent_coef = math.inf
+    save_pretrained(model, tmp_path)
+    refused(tmp_path, "ent_coef")  # read as infinity, and refused as that
+    space = spaces.Box(-np.inf, np.inf, (3,))
+    model = PPG("MlpPolicy", RandomEnv(space, spaces.Discrete(2)), **SMALL)
+    model.observation_space = copy.deepcopy(space)
+    save_pretrained(model, tmp_path)
+    assert from_pretrained(tmp_path).observation_space == space
