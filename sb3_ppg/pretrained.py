@@ -104,8 +104,8 @@ def from_pretrained(
     Read a model that ``save_pretrained`` has written. Nothing that the files say is imported, evaluated or unpickled.
 
     :param folder: where its files are, or an SB3 zip file
-    :param env: to go on training, or to predict for; or the name of one. If the model was trained under ``VecNormalize`` and this has none, it is
-        put under one with the saved statistics: ``model.get_env()`` is what to step
+    :param env: to go on training, or to predict for; or its name. If the model was trained under ``VecNormalize`` and this has
+        none, it is put under one with the saved statistics: ``model.get_env()`` is what to step
     :param device: where to put it
     :param custom_objects: what is not plain data, by the names that its author gave
     :param trust_pickle: whether an SB3 zip file may be loaded if there is nothing else. It can run any code of its author's
@@ -400,10 +400,11 @@ def _from_sb3_zip(
         raise ModelFormatError(f"{path} holds no model: there is no {DESCRIPTION}")
     if not trust_pickle:
         raise ModelFormatError(why_not_pickle(str(archives[0])))
+    venv = None if env is None else PPG._wrap_env(maybe_make_env(env, verbose=0), verbose=0)
     statistics = archives[0].parent / "vec_normalize.pkl"
-    if env is not None and statistics.exists():
-        env = VecNormalize.load(str(statistics), PPG._wrap_env(maybe_make_env(env, 0), verbose=0))
-    return PPG.load(archives[0], env=env, device=device, custom_objects=dict(custom_objects or {}))
+    if venv is not None and statistics.exists():
+        venv = VecNormalize.load(str(statistics), venv)
+    return PPG.load(archives[0], env=venv, device=device, custom_objects=dict(custom_objects or {}))
 
 
 def why_not_pickle(archive: str) -> str:

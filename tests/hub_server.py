@@ -5,9 +5,11 @@ import hashlib
 import json
 import os
 import re
+import socket
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -46,7 +48,7 @@ class HubServer:
     def __init__(self, port: int = 0) -> None:
         self.repositories: dict[str, Repository] = {}
         self.break_off: str | None = None
-        self.log: list[str] = []
+        self.connections: set[socket.socket] = set()
         handler = type("Handler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -59,9 +61,12 @@ class HubServer:
         self.stop()
 
     def stop(self) -> None:
-        """From here on connections are refused."""
+        """From here on connections are refused, and those that there are closed."""
         self.server.shutdown()
         self.server.server_close()
+        for connection in list(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def files(self, repo_id: str, branch: str = "main") -> dict[str, bytes]:
         """What is in a repository."""
@@ -73,6 +78,14 @@ class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
     protocol_version = "HTTP/1.1"
 
+    def setup(self) -> None:
+        super().setup()
+        self.hub.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.hub.connections.discard(self.connection)
+        super().finish()
+
     def do_GET(self) -> None:
         self._dispatch()
 
@@ -83,7 +96,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _dispatch(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.hub.log.append(f"{self.command} {path}")
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.hub.break_off and re.search(self.hub.break_off, path):
             self.close_connection = True

@@ -241,6 +241,14 @@ def test_bad_input_names_what_is_nearest(trained, command, complaint, monkeypatc
     assert complaint in f"{exit_.value}\n{capsys.readouterr().err}"
 
 
+def test_a_hyperparameter_file_with_an_unknown_name(tmp_path, monkeypatch):
+    (tmp_path / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 100, n_aux_epoch: 3}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "train", "-conf", "mine.yml"])
+    with pytest.raises(SystemExit, match=r"no hyperparameter 'n_aux_epoch' \(from mine.yml.*nearest: n_aux_epochs"):
+        launcher.main()
+
+
 def test_the_console_command_lists_the_scripts(tmp_path):
     output = subprocess.check_output([Path(sys.executable).parent / "sb3-ppg"], text=True, cwd=tmp_path)
     listed = [line.split() for line in output.splitlines() if line.startswith("  ")]
@@ -260,10 +268,13 @@ def test_register_twice_is_once():
     assert patched == (ExperimentManager.__init__, ExperimentManager._preprocess_schedules)
 
 
-def test_a_missing_extra_says_how_to_get_it(tmp_path):
-    code = "import sys; sys.modules['rl_zoo3'] = None; sys.argv = ['sb3-ppg', 'train']; import sb3_ppg.__main__"
+@pytest.mark.parametrize(
+    ("module", "extra", "command"), [("rl_zoo3", "zoo", ["train"]), ("seaborn", "plots", ["plot_train", "-e", "x", "-f", "."])]
+)
+def test_a_missing_extra_says_how_to_get_it(module, extra, command, tmp_path):
+    code = f"import sys; sys.modules[{module!r}] = None; sys.argv = ['sb3-ppg', *{command}]; import sb3_ppg.__main__"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0 and 'pip install "sb3-ppg[zoo]"' in done.stderr
+    assert done.returncode != 0 and f'pip install "sb3-ppg[{extra}]"' in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("entry", yaml.safe_load(hyperparameter_file("ppg").read_text()))

@@ -349,7 +349,7 @@ def _read_environment(source: Path, env_name: EnvironmentName, allowed: set[str]
         numbers = [config.get("n_timesteps", 0), config.get("frame_stack", 0)]
         if unknown or not isinstance(env_kwargs, dict) or not all(isinstance(number, (int, float)) for number in numbers):
             raise ValueError(f"unknown settings {sorted(unknown)}, or no numbers {numbers}")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFormatError(f"{source / ZOO} cannot be read ({type(error).__name__}: {error})") from error
     if env_id != env_name.gym_id:
         raise ModelFormatError(f"this model was trained on {env_id!r}, not on {env_name.gym_id!r}")

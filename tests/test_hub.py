@@ -1,0 +1,404 @@
+"""The Hugging Face Hub, with its real client, against a server on this machine."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import yaml
+from gymnasium import spaces
+from huggingface_hub import ModelCard
+from huggingface_hub.utils import _http
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_ppg import PPG, hub
+from sb3_ppg.errors import HubError, ModelFormatError
+from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
+from sb3_ppg.zoo import launcher
+from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, wrapper_names
+from tests.helpers import RandomEnv
+from tests.hub_server import HubServer
+from tests.test_pretrained import BOX, SMALL, malicious_zip, same_parameters, small_model
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch):
+    """The client waits longer and longer between its attempts."""
+    monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def model() -> PPG:
+    return small_model()
+
+
+# ---- push and load ----
+
+
+def test_push_and_load(hub_server, model):
+    url = hub.push(model, "me/model", evaluation=hub.Evaluation(21.5, 3.25, 10))
+    assert url.startswith(f"{hub_server.url}/me/model/commit/")
+    assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, CHECKSUMS, "README.md"}
+    loaded = hub.load("me/model", RandomEnv(BOX, spaces.Discrete(2)), "cpu")
+    same_parameters(model, loaded)
+    loaded.learn(16)
+
+
+def test_load_by_revision(hub_server, model):
+    first = hub.push(model, "me/model").rpartition("/")[2]
+    later = small_model().learn(32, reset_num_timesteps=False)
+    hub.push(later, "me/model")
+    hub.push(small_model(gamma=0.5), "me/model", revision="try")
+    assert hub.load("me/model").num_timesteps == later.num_timesteps != model.num_timesteps
+    assert hub.load("me/model", revision=first).num_timesteps == model.num_timesteps
+    assert hub.load("me/model", revision="try").gamma == 0.5
+    with pytest.raises(HubError, match="no revision 'nonsense'"):
+        hub.load("me/model", revision="nonsense")
+
+
+def test_load_from_the_cache_when_the_hub_is_down(hub_server, model):
+    hub.push(model, "me/cached")
+    hub.load("me/cached")
+    hub_server.stop()
+    same_parameters(model, hub.load("me/cached", device="cpu"))
+    with pytest.raises(HubError, match="me/never-seen could not be loaded"):
+        hub.load("me/never-seen")
+    with pytest.raises(HubError, match="me/cached could not be pushed"):
+        hub.push(model, "me/cached")
+
+
+def test_private_repositories(hub_server, model):
+    hub.push(model, "me/secret", private=True)
+    for token in (False, "hf_somebody_else"):
+        with pytest.raises(HubError, match="no such repository, or you may not see it"):
+            hub.load("me/secret", token=token)
+    same_parameters(model, hub.load("me/secret", device="cpu"))
+    with pytest.raises(HubError, match="me/other could not be pushed"):
+        hub.push(model, "me/other", token="hf_somebody_else")
+
+
+def test_missing_repositories_and_files(hub_server, model):
+    with pytest.raises(HubError, match="no such repository"):
+        hub.load("me/nothing")
+    hub.push(model, "me/half")
+    hub_server.repositories["me/half"].commit("main", {}, [ARRAYS])
+    with pytest.raises(ModelFormatError, match=f"{ARRAYS} is missing"):
+        hub.load("me/half")
+    hub_server.repositories["me/half"].commit("main", {}, [DESCRIPTION])
+    with pytest.raises(ModelFormatError, match="holds no model"):
+        hub.load("me/half")
+
+
+@pytest.mark.parametrize("route", ["/preupload/", "/commit/"])
+def test_an_interrupted_upload_changes_nothing(hub_server, model, route):
+    hub.push(model, "me/model")
+    before = hub_server.files("me/model")
+    hub_server.break_off = route
+    with pytest.raises(HubError, match="me/model could not be pushed"):
+        hub.push(small_model(gamma=0.5), "me/model")
+    hub_server.break_off = None
+    assert hub_server.files("me/model") == before
+    hub.push(small_model(gamma=0.5), "me/model")
+    assert hub.load("me/model").gamma == 0.5
+
+
+def test_an_interrupted_download_can_be_repeated(hub_server, model):
+    hub.push(model, "me/model")
+    hub_server.break_off = "resolve/.*safetensors"
+    with pytest.raises(HubError, match="me/model could not be loaded"):
+        hub.load("me/model")
+    hub_server.break_off = None
+    same_parameters(model, hub.load("me/model", device="cpu"))
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, ARRAYS, CHECKSUMS])
+def test_a_damaged_repository(hub_server, model, name):
+    hub.push(model, "me/model")
+    content = bytearray(hub_server.files("me/model")[name])
+    content[len(content) // 2] ^= 1
+    hub_server.repositories["me/model"].commit("main", {name: bytes(content)}, [])
+    with pytest.raises(ModelFormatError, match="damaged"):
+        hub.load("me/model")
+
+
+def test_what_an_earlier_push_had_is_gone(hub_server, model, tmp_path):
+    (tmp_path / "film").write_bytes(b"film")
+    hub.push(model, "me/model", files={"replay.mp4": tmp_path / "film", "logs/0.monitor.csv": tmp_path / "film"})
+    assert {"replay.mp4", "logs/0.monitor.csv"} <= set(hub_server.files("me/model"))
+    hub_server.repositories["me/model"].commit("main", {"notes.md": b"mine"}, [])
+    hub.push(model, "me/model")
+    assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, CHECKSUMS, "README.md", "notes.md"}
+
+
+# ---- the model card ----
+
+
+def test_the_card_says_what_and_how(hub_server, tmp_path):
+    venv = VecNormalize(make_vec_env("CartPole-v1", 2))
+    hub.push(PPG("MlpPolicy", venv, **SMALL).learn(64), "me/cartpole", evaluation=hub.Evaluation(21.5, 3.25, 10))
+    text = hub_server.files("me/cartpole")["README.md"].decode()
+    data = ModelCard(text).data
+    assert data.library_name == "stable-baselines3" and data.pipeline_tag == "reinforcement-learning"
+    assert {"CartPole-v1", "sb3-ppg", "ppg", "stable-baselines3", "reinforcement-learning"} <= set(data.tags)
+    (result,) = data.eval_results
+    assert (result.dataset_name, result.metric_type, result.metric_value) == ("CartPole-v1", "mean_reward", "21.50 +/- 3.25")
+    for word in (
+        "21.50 ± 3.25",
+        "10 episodes",
+        "n_policy_iterations",
+        "| torch |",
+        "| environment | CartPole-v1 |",
+        "64 steps",
+    ):
+        assert word in text, word
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    check = "\nassert env.get_attr('spec')[0].id == 'CartPole-v1' and type(env).__name__ == 'VecNormalize'"
+    subprocess.run([sys.executable, "-c", snippet + check], check=True, cwd=tmp_path)
+
+
+def test_the_card_names_what_a_reader_has_to_give(hub_server):
+    def schedule(progress: float) -> float:
+        return 1e-3
+
+    hub.push(small_model(learning_rate=schedule), "me/custom", custom_objects={"schedule": schedule})
+    assert "custom_objects=dict(schedule=...)" in hub_server.files("me/custom")["README.md"].decode()
+    with pytest.raises(ModelFormatError, match="learning_rate=<function"):
+        hub.push(small_model(learning_rate=schedule), "me/custom")
+
+
+# ---- SB3's zip files, and malice ----
+
+
+def zip_repository(hub_server: HubServer, tmp_path: Path) -> Path:
+    """As stock tools share models; the file that its payload creates."""
+    ran = malicious_zip(tmp_path)
+    hub.push(small_model(), "stranger/model")
+    files = {"ppg-Some-v0.zip": (tmp_path / "model.zip").read_bytes(), "config.yml": b"!!python/object/apply:os.system ['ls']"}
+    names = list(hub_server.files("stranger/model"))
+    hub_server.repositories["stranger/model"].commit("main", files, names)
+    return ran
+
+
+def test_a_repository_with_an_sb3_zip(hub_server, tmp_path):
+    ran = zip_repository(hub_server, tmp_path)
+    with pytest.raises(ModelFormatError, match=r"ppg-Some-v0.zip is an SB3 zip file.*trust_pickle=True"):
+        hub.load("stranger/model")
+    assert not ran.exists()
+    assert isinstance(hub.load("stranger/model", trust_pickle=True), PPG)
+    assert ran.exists()
+
+
+def test_normalisation_of_an_sb3_zip(hub_server, tmp_path):
+    venv = VecNormalize(make_vec_env("Pendulum-v1", 1))
+    PPG("MlpPolicy", venv, **SMALL).learn(16).save(tmp_path / "model.zip")
+    venv.save(str(tmp_path / "vec_normalize.pkl"))
+    huggingface_hub.HfApi().create_repo("me/zip")
+    huggingface_hub.HfApi().upload_folder(repo_id="me/zip", folder_path=tmp_path)
+    loaded = hub.load("me/zip", "Pendulum-v1", trust_pickle=True)
+    assert np.array_equal(loaded.get_vec_normalize_env().obs_rms.mean, venv.obs_rms.mean)
+
+
+def test_names_that_lead_out_of_the_folder(hub_server, model, tmp_path, monkeypatch):
+    """Not even the client's cache gets files under such names."""
+    monkeypatch.chdir(tmp_path)
+    hub.push(model, "me/model", files={"logs/0.monitor.csv": Path(__file__)})
+    evil = {f"{up}evil.zip": b"evil" for up in ("../", "../../../../", "/tmp/", "logs/../../../../", "logs/../../../../../")}
+    hub_server.repositories["me/model"].commit("main", evil, [])
+    same_parameters(model, hub.load("me/model", device="cpu"))
+    sb3_ppg("load_from_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", fails=True)
+    found = [path for folder in (tmp_path.parent, Path(os.environ["HF_HOME"])) for path in folder.rglob("evil.zip")]
+    assert found == [] and not Path("/tmp/evil.zip").exists()
+
+
+# ---- sb3-ppg push_to_hub and load_from_hub ----
+
+
+def sb3_ppg(*arguments: str, fails: bool = False) -> str:
+    """A command as a user types it; what it printed."""
+    done = subprocess.run([sys.executable, "-m", "sb3_ppg", *arguments], capture_output=True, text=True, timeout=300)
+    output = done.stdout + done.stderr
+    assert (done.returncode != 0) == fails, output
+    return output
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch) -> Path:
+    """A folder with a training under VecNormalize, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = ("--env", "CartPole-v1", "-n", "2048", "--eval-freq", "1000", "-params", "normalize:True", "--seed", "1")
+    sb3_ppg("train", *options, "--env-kwargs", "max_episode_steps:100")
+    return tmp_path
+
+
+def test_share_a_training_and_fetch_it(hub_server, trained):
+    """The card's own commands, in an empty folder; what comes back is what was shared, and works with the other scripts."""
+    output = sb3_ppg("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60")
+    files = hub_server.files("me/ppg-CartPole-v1")
+    expected = {DESCRIPTION, ARRAYS, CHECKSUMS, ZOO, "README.md", "replay.mp4", "learning_curve.png"}
+    assert expected | {"logs/evaluations.npz", "logs/0.monitor.csv"} <= set(files)
+    assert not any(name.endswith((".zip", ".pkl", ".yml")) for name in files)
+    assert files["replay.mp4"][4:8] == b"ftyp" and files["learning_curve.png"].startswith(b"\x89PNG")
+    card = files["README.md"].decode()
+    assert "replay.mp4" in card and "learning_curve.png" in card and "Mean return" in output
+
+    elsewhere = trained / "elsewhere"
+    elsewhere.mkdir()
+    os.chdir(elsewhere)
+    commands = [line.split("#")[0] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
+    assert [command.split()[1] for command in commands] == ["load_from_hub", "enjoy", "train"]
+    sb3_ppg(*commands[0].split()[1:])
+    assert "Mean reward" in sb3_ppg(*commands[1].split()[1:], "--no-render")
+    for snippet in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        subprocess.run([sys.executable, "-c", snippet], check=True)
+
+    run, original = elsewhere / "logs" / "ppg" / "CartPole-v1_1", trained / "logs" / "ppg" / "CartPole-v1_1"
+    same_parameters(PPG.load(original / "CartPole-v1.zip", device="cpu"), PPG.load(run / "CartPole-v1.zip", device="cpu"))
+    for name in ("evaluations.npz", "0.monitor.csv"):
+        assert (run / name).read_bytes() == (original / name).read_bytes()
+    one, other = (
+        VecNormalize.load(str(folder / "CartPole-v1" / "vecnormalize.pkl"), make_vec_env("CartPole-v1"))
+        for folder in (original, run)
+    )
+    assert np.array_equal(one.obs_rms.var, other.obs_rms.var) and one.norm_reward == other.norm_reward is True
+    assert yaml.safe_load((run / "CartPole-v1" / "args.yml").read_text())["env_kwargs"] == {"max_episode_steps": 100}
+    report = sb3_ppg("report", "--env", "CartPole-v1", "--episodes", "5")
+    assert (
+        report.split(":")[1]
+        == sb3_ppg("report", "--env", "CartPole-v1", "--episodes", "5", "-f", str(trained / "logs")).split(":")[1]
+    )
+
+    sb3_ppg("train", "--env", "CartPole-v1", "-i", str(run / "CartPole-v1.zip"), "-n", "1024", "--eval-freq", "-1")
+    assert (elsewhere / "logs" / "ppg" / "CartPole-v1_2" / "CartPole-v1.zip").exists()
+    sb3_ppg(*commands[0].split()[1:], "--exp-id", "1", "--force", "--revision", "main")
+    assert sorted(path.name for path in (elsewhere / "logs").iterdir()) == ["ppg"]  # nothing half-made is left
+
+
+def test_an_experiment_is_not_overwritten_unasked(hub_server, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    share(model, tmp_path, {"env_id": "CartPole-v1", "env_kwargs": {}, "config": {}})
+    (tmp_path / "logs" / "ppg" / "CartPole-v1_1").mkdir(parents=True)
+    assert "already exists: --force overwrites it" in load_from_hub(monkeypatch, "--exp-id", "1")
+
+
+def test_the_zoos_other_algorithms_are_shared_as_ever(hub_server, tmp_path, monkeypatch):
+    """Which is broken in the Zoo itself: it imports what is no longer there, and expects another error for a missing file."""
+    monkeypatch.chdir(tmp_path)
+    place = ("--algo", "ppo", "--env", "CartPole-v1", "-f", "logs", "-orga", "me")
+    sb3_ppg("train", "--algo", "ppo", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1")
+    sb3_ppg("push_to_hub", *place, "-n", "20")
+    assert {"ppo-CartPole-v1.zip", "README.md", "replay.mp4"} <= set(hub_server.files("me/ppo-CartPole-v1"))
+    assert (
+        ModelCard(hub_server.files("me/ppo-CartPole-v1")["README.md"].decode()).data.eval_results[0].metric_type
+        == "mean_reward"
+    )
+    sb3_ppg("load_from_hub", *place, fails=True)  # not without a word about pickle
+    sb3_ppg("load_from_hub", *place, "--trust-pickle")
+    assert (tmp_path / "logs" / "ppo" / "CartPole-v1_2" / "CartPole-v1.zip").exists()
+
+
+def load_from_hub(monkeypatch, *options: str) -> str:
+    """In this process; how it ended."""
+    monkeypatch.setattr(
+        sys, "argv", ["sb3-ppg", "load_from_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", *options]
+    )
+    with pytest.raises(SystemExit) as exit_:
+        launcher.main()
+    return str(exit_.value)
+
+
+def share(model: PPG, folder: Path, description: object) -> None:
+    (folder / ZOO).write_text(description if isinstance(description, str) else json.dumps(description))
+    hub.push(model, "me/model", files={ZOO: folder / ZOO})
+
+
+MALICIOUS = [
+    ({"config": {"env_wrapper": "os.system"}}, "has the wrapper 'os.system'.*--allow os.system"),
+    ({"config": {"env_wrapper": [{"subprocess.Popen": {"args": "touch ran"}}]}}, "has the wrapper 'subprocess.Popen'"),
+    ({"config": {"vec_env_wrapper": ["rl_zoo3.wrappers.FrameSkip", "a.b"]}}, "has the wrapper 'a.b'"),
+    ({"config": {"env_wrapper": [["os.system"]]}}, "is not the name of a wrapper"),
+    ({"config": {"normalize": "__import__('os').system('touch ran')"}}, r"unknown settings \['normalize'\]"),
+    ({"config": {"policy_kwargs": "dict()"}}, r"unknown settings \['policy_kwargs'\]"),
+    ({"config": {"frame_stack": "4"}}, "no numbers"),
+    ({"config": []}, "cannot be read|no numbers"),
+    ({"env_kwargs": "dict()"}, "cannot be read"),
+    ({"env_id": "os:CartPole-v1"}, "was trained on 'os:CartPole-v1'"),
+    ({"env_id": "Pendulum-v1"}, "was trained on 'Pendulum-v1', not on 'CartPole-v1'"),
+    ("[1, 2", "cannot be read"),
+    ("[" * 100_000, "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("changes", "complaint"), MALICIOUS)
+def test_a_malicious_environment(hub_server, model, tmp_path, monkeypatch, changes, complaint):
+    monkeypatch.chdir(tmp_path)
+    description = {"env_id": "CartPole-v1", "env_kwargs": {}, "config": {}}
+    share(model, tmp_path, changes if isinstance(changes, str) else {**description, **changes})
+    assert re.search(complaint, load_from_hub(monkeypatch))
+    assert not (tmp_path / "ran").exists() and not list(tmp_path.rglob("*.yml"))
+
+
+def test_a_damaged_environment(hub_server, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    share(model, tmp_path, {"env_id": "CartPole-v1", "env_kwargs": {}, "config": {"n_timesteps": 1000}})
+    content = hub_server.files("me/model")[ZOO]
+    hub_server.repositories["me/model"].commit("main", {ZOO: content.replace(b"1000", b"1001")}, [])
+    assert "damaged" in load_from_hub(monkeypatch)
+
+
+def test_a_zip_in_the_place_of_a_model(hub_server, tmp_path, monkeypatch):
+    ran = zip_repository(hub_server, tmp_path)
+    hub_server.repositories["me/model"] = hub_server.repositories["stranger/model"]
+    monkeypatch.chdir(tmp_path)
+    assert "runs whatever code its author put in" in load_from_hub(monkeypatch)
+    assert not ran.exists()
+
+
+def test_a_wrapper_that_the_user_allows(hub_server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    share(small_model(), tmp_path, {"env_id": "CartPole-v1", "env_kwargs": {}, "config": {"env_wrapper": "mine.Wrapper"}})
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["sb3-ppg", "load_from_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", "--allow", "mine.Wrapper"],
+    )
+    launcher.main()
+    config = yaml.safe_load((tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1" / "config.yml").read_text())
+    assert config["env_wrapper"] == "mine.Wrapper"
+
+
+def test_the_well_known_wrappers_exist():
+    for name in WRAPPERS:
+        module, _, wrapper = name.rpartition(".")
+        assert isinstance(getattr(__import__(module, fromlist=[wrapper]), wrapper), type), name
+
+
+def test_wrapper_names():
+    assert wrapper_names({"env_wrapper": ["a.B", {"c.D": {"x": 1}}], "vec_env_wrapper": "e.F"}) == ["a.B", "c.D", "e.F"]
+    assert wrapper_names({"env_wrapper": None}) == []
+
+
+def test_without_the_extra(tmp_path):
+    code = "import sys; sys.modules['safetensors'] = None; import sb3_ppg; from sb3_ppg import hub"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode != 0 and 'pip install "sb3-ppg[hub]"' in done.stderr
+
+
+def test_checksums_cover_every_file_but_the_card(hub_server, model, tmp_path):
+    (tmp_path / "film").write_bytes(b"film")
+    hub.push(model, "me/model", files={"replay.mp4": tmp_path / "film"})
+    folder = hub.download("me/model", ["*"])
+    listed = {line.split("  ")[1] for line in (folder / CHECKSUMS).read_text().splitlines()}
+    assert listed == {DESCRIPTION, ARRAYS, "replay.mp4"}
+    expected = (folder / CHECKSUMS).read_text()
+    (tmp_path / "copy").mkdir()
+    for name in listed:
+        (tmp_path / "copy" / name).write_bytes((folder / name).read_bytes())
+    write_checksums(tmp_path / "copy", sorted(listed))
+    assert (tmp_path / "copy" / CHECKSUMS).read_text() == expected
