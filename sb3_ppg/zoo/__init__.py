@@ -1,5 +1,17 @@
 """PPG in RL Zoo. Needs the extra ``zoo``."""
 
-from sb3_ppg.zoo.registration import ALGOS, register
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sb3_ppg.zoo.registration import ALGOS, register
 
 __all__ = ["ALGOS", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    """The Zoo is imported when it is needed: the launcher lists its scripts without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sb3_ppg.zoo import registration
+
+    return getattr(registration, name)
