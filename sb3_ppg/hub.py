@@ -150,10 +150,11 @@ def download(repo_id: str, names: list[str], revision: str | None = None, token:
 
 
 def _env_id(model: PPG) -> str | None:
-    if model.env is None:
+    """What Gymnasium has made the environment from, if it has."""
+    try:
+        return model.env.get_attr("spec")[0].id  # type: ignore[union-attr]
+    except (AttributeError, NotImplementedError):
         return None
-    spec = model.env.unwrapped.get_attr("spec")[0] if hasattr(model.env.unwrapped, "get_attr") else None
-    return getattr(spec, "id", None)
 
 
 def _zip_of_sb3(repo_id: str, revision: str | None, token: str | bool | None) -> str | None:

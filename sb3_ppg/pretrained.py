@@ -12,8 +12,8 @@ import json
 import math
 import platform
 import re
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ import torch as th
 from gymnasium import spaces
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces
@@ -39,7 +40,7 @@ from sb3_ppg.ppg import PPG
 
 SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"
-MAX_DESCRIPTION_BYTES = 2**20
+MAX_DESCRIPTION_BYTES = 2**24
 
 # Arguments of the algorithm that belong to a machine or a run, not to the model
 NOT_SHARED = {"self", "policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
@@ -47,9 +48,7 @@ COUNTERS = [
     *("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_current_progress_remaining", "_episode_num"),
     *("_n_updates", "_n_aux_phases", "_n_stored_rollouts"),
 ]
-VEC_NORMALIZE = [
-    *("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys"),
-]
+VEC_NORMALIZE = ["norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys"]
 
 
 def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str, Any] | None = None) -> None:
@@ -117,16 +116,12 @@ def from_pretrained(
         return _from_sb3_zip(folder, env, device, custom_objects, trust_pickle)
     description, arrays = _read(folder)
     decoder = Decoder(arrays, custom_objects)
-    try:
+    with _distrust(folder):
         model = _build(description, decoder, env, device)
         _load_weights(model, description, decoder)
-    except ModelFormatError:
-        raise
-    except Exception as error:  # whatever a stranger thought of
-        raise ModelFormatError(f"{folder}: no model can be made of it ({type(error).__name__}: {error})") from error
-    if decoder.unread:
-        raise ModelFormatError(f"{folder / ARRAYS}: nothing says what {sorted(decoder.unread)} is for")
-    return model
+        if decoder.unread:
+            raise ModelFormatError(f"{folder / ARRAYS}: nothing says what {sorted(decoder.unread)} is for")
+        return model
 
 
 def load_vec_normalize(folder: str | Path, venv: VecEnv | None = None) -> VecNormalize:
@@ -141,13 +136,14 @@ def load_vec_normalize(folder: str | Path, venv: VecEnv | None = None) -> VecNor
     """
     description, arrays = _read(Path(folder))
     decoder = Decoder(arrays)
-    saved = decoder.decode(description["vec_normalize"], "vec_normalize")
-    if saved is None:
-        raise ModelFormatError(f"{folder}: this model was trained without VecNormalize")
-    if venv is None:
-        action_space = _space(decoder, description["spaces"], "action")
-        venv = DummyVecEnv([lambda: _SpacesOnly(saved["observation_space"], action_space)])
-    return _wrap_in_vec_normalize(venv, saved)
+    with _distrust(Path(folder)):
+        saved = decoder.decode(description["vec_normalize"], "vec_normalize")
+        if saved is None:
+            raise ModelFormatError(f"{folder}: this model was trained without VecNormalize")
+        if venv is None:
+            action_space = _space(decoder, description["spaces"], "action")
+            venv = DummyVecEnv([lambda: _SpacesOnly(saved["observation_space"], action_space)])
+        return _wrap_in_vec_normalize(venv, saved)
 
 
 class _SpacesOnly(gym.Env):
@@ -221,20 +217,24 @@ def _describe_optimizer(optimizer: th.optim.Optimizer, encoder: Encoder, name: s
 def _describe_vec_normalize(env: VecNormalize | None, encoder: Encoder) -> Any:
     if env is None:
         return None
-    obs_rms = getattr(env, "obs_rms", None)
-    statistics = {"returns": env.ret_rms, **(obs_rms if isinstance(obs_rms, dict) else {"observations": obs_rms})}
     return encoder.encode(
         {
             "settings": {name: getattr(env, name) for name in VEC_NORMALIZE},
             "observation_space": env.venv.observation_space,
             "statistics": [
-                [name, {"mean": np.asarray(rms.mean), "var": np.asarray(rms.var), "count": float(rms.count)}]
-                for name, rms in statistics.items()
-                if rms is not None
+                [key, {"mean": np.asarray(rms.mean), "var": np.asarray(rms.var), "count": float(rms.count)}]
+                for key, rms in _statistics(env)
             ],
         },
         "vec_normalize",
     )
+
+
+def _statistics(env: VecNormalize) -> list[tuple[str | None, RunningMeanStd]]:
+    """Of the returns, then of the observations, with the keys of a dictionary."""
+    observations = env.obs_rms if env.norm_obs else {}
+    pairs = observations.items() if isinstance(observations, dict) else [(None, observations)]
+    return [(None, env.ret_rms), *pairs]
 
 
 # ---- reading ----
@@ -258,6 +258,17 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
             f"({version('sb3-ppg')}) knows {SCHEMA_VERSION}: install the version that wrote it, {description.get('versions')}"
         )
     return description, arrays
+
+
+@contextmanager
+def _distrust(folder: Path) -> Iterator[None]:
+    """Whatever a stranger thought of ends in one error."""
+    try:
+        yield
+    except ModelFormatError:
+        raise
+    except Exception as error:
+        raise ModelFormatError(f"{folder}: no model can be made of it ({type(error).__name__}: {error})") from error
 
 
 def _no_constant(name: str) -> None:
@@ -292,8 +303,10 @@ def _build(description: dict[str, Any], decoder: Decoder, env: GymEnv | str | No
 
 def _set_env(model: PPG, env: GymEnv | str, vec_normalize: dict[str, Any] | None) -> None:
     """As SB3's ``load``."""
-    venv = env if isinstance(env, VecEnv) else model._wrap_env(maybe_make_env(env, verbose=0), verbose=0)
+    venv = _as_vec_env(env)
     if vec_normalize is not None and unwrap_vec_normalize(venv) is None:
+        if venv.observation_space != vec_normalize["observation_space"]:
+            venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
         venv = _wrap_in_vec_normalize(venv, vec_normalize)
     venv = model._wrap_env(venv, verbose=0)
     check_for_correct_spaces(venv, model.observation_space, model.action_space)
@@ -301,22 +314,26 @@ def _set_env(model: PPG, env: GymEnv | str, vec_normalize: dict[str, Any] | None
     model._vec_normalize_env = unwrap_vec_normalize(venv)
 
 
-def _wrap_in_vec_normalize(venv: VecEnv, description: dict[str, Any]) -> VecNormalize:
-    if venv.observation_space != description["observation_space"]:
+def _as_vec_env(env: GymEnv | str) -> VecEnv:
+    return env if isinstance(env, VecEnv) else make_vec_env(env if isinstance(env, str) else lambda: env)
+
+
+def _wrap_in_vec_normalize(venv: VecEnv, saved: dict[str, Any]) -> VecNormalize:
+    settings = saved["settings"]
+    for name, value in settings.items():
+        if not (isinstance(value, (bool, int, float)) or name == "norm_obs_keys"):
+            raise ModelFormatError(f"vec_normalize.settings.{name}: {value!r} cannot work")
+    if settings["norm_obs"] and venv.observation_space != saved["observation_space"]:
         raise ModelFormatError(
-            f"the model's VecNormalize was around observations {description['observation_space']}, these are "
+            f"the model's VecNormalize was around observations {saved['observation_space']}, these are "
             f"{venv.observation_space}: give an environment with all its wrappers, this one by `load_vec_normalize`"
         )
-    env = VecNormalize(venv, **description["settings"])
-    known = {"returns": env.ret_rms}
-    if env.norm_obs:
-        known |= env.obs_rms if isinstance(env.obs_rms, dict) else {"observations": env.obs_rms}
-    for name, values in description["statistics"]:
-        if name in known:
-            rms = known[name]
-            if values["mean"].shape != np.shape(rms.mean) or values["var"].shape != np.shape(rms.var):
-                raise ModelFormatError(f"vec_normalize: the statistics of {name} have another shape than they")
-            rms.mean, rms.var, rms.count = values["mean"].numpy(), values["var"].numpy(), values["count"]
+    env = VecNormalize(venv, **settings)
+    for (key, rms), (saved_key, values) in zip(_statistics(env), saved["statistics"], strict=True):
+        shapes = [np.shape(rms.mean), tuple(values["mean"].shape), tuple(values["var"].shape)]
+        if key != saved_key or len(set(shapes)) > 1:
+            raise ModelFormatError(f"vec_normalize: statistics of {saved_key} {shapes[1:]} where {key} {shapes[0]} belong")
+        rms.mean, rms.var, rms.count = values["mean"].numpy(), values["var"].numpy(), _number(values, "count")
     return env
 
 
@@ -400,7 +417,7 @@ def _from_sb3_zip(
         raise ModelFormatError(f"{path} holds no model: there is no {DESCRIPTION}")
     if not trust_pickle:
         raise ModelFormatError(why_not_pickle(str(archives[0])))
-    venv = None if env is None else PPG._wrap_env(maybe_make_env(env, verbose=0), verbose=0)
+    venv = None if env is None else _as_vec_env(env)
     statistics = archives[0].parent / "vec_normalize.pkl"
     if venv is not None and statistics.exists():
         venv = VecNormalize.load(str(statistics), venv)

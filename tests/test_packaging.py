@@ -25,6 +25,16 @@ def test_the_wheel_has_the_hyperparameters(tmp_path):
 
 
 def test_importing_needs_no_extra():
-    extras = ["rl_zoo3", "sb3_contrib", "envpool", "matplotlib", "pandas", "huggingface_hub", "tensorboard", "ale_py"]
+    extras = [
+        "rl_zoo3",
+        "sb3_contrib",
+        "envpool",
+        "matplotlib",
+        "pandas",
+        "huggingface_hub",
+        "safetensors",
+        "tensorboard",
+        "ale_py",
+    ]
     code = f"import sys; sys.modules.update(dict.fromkeys({extras!r})); import sb3_ppg; print(sb3_ppg.__version__)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip()

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule, set_random_seed
-from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
 from sb3_ppg import PPG, ImpalaCNN, MlpPolicy
 from sb3_ppg.errors import ModelFormatError
@@ -205,11 +205,55 @@ def test_normalisation_comes_with_the_model(n_stack, tmp_path):
 
 
 def test_normalisation_of_dictionaries(tmp_path):
-    space = spaces.Dict({"one": BOX, "two": spaces.Box(-1, 1, (2,))})
-    venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(2))]), norm_obs_keys=["two"])
+    space = spaces.Dict({"one": BOX, "returns": spaces.Box(-1, 1, (2,))})
+    venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(2))]), norm_obs_keys=["returns"])
     save_pretrained(PPG("MultiInputPolicy", venv, **SMALL).learn(16), tmp_path)
     loaded = load_vec_normalize(tmp_path)
-    assert loaded.obs_rms.keys() == {"two"} and np.array_equal(loaded.obs_rms["two"].mean, venv.obs_rms["two"].mean)
+    assert loaded.obs_rms.keys() == {"returns"}
+    assert np.array_equal(loaded.obs_rms["returns"].mean, venv.obs_rms["returns"].mean)
+    assert loaded.ret_rms.var == venv.ret_rms.var
+
+
+@pytest.mark.parametrize(("norm_obs", "transpose_first"), [(False, False), (False, True), (True, True)])
+def test_normalisation_of_images(norm_obs, transpose_first, tmp_path):
+    """Where the images are transposed, before or after normalisation, is found out."""
+
+    def env() -> RandomEnv:
+        return RandomEnv(image_space(36, 36, 3), spaces.Discrete(2))
+
+    venv = DummyVecEnv([env])
+    venv = VecNormalize(VecTransposeImage(venv) if transpose_first else venv, norm_obs=norm_obs)
+    policy_kwargs = dict(normalize_images=False, features_extractor_kwargs=dict(normalized_image=True)) if norm_obs else {}
+    model = PPG("CnnPolicy", venv, **SMALL, policy_kwargs=policy_kwargs).learn(16)
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path, env())
+    assert loaded.get_vec_normalize_env().ret_rms.mean == venv.ret_rms.mean
+    same_parameters(model, loaded)
+    loaded.learn(16)
+
+
+VEC_NORMALIZE_MALICE = [
+    (("settings", "gamma"), "x", "gamma: 'x' cannot work"),
+    (("settings", "venv"), 3, "no model can be made"),
+    (("statistics",), [], "no model can be made"),
+    (("statistics", 0, 1, "count"), "x", "count: 'x' is not a number"),
+    (("statistics", 1, 1, "mean"), {"$array": "policy.log_std"}, "statistics of None"),
+    (("statistics", 1, 0), "key", "statistics of key"),
+    (("observation_space",), 3, "these are"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "complaint"), VEC_NORMALIZE_MALICE)
+def test_malicious_normalisation(path, value, complaint, tmp_path):
+    env = VecNormalize(make_vec_env("Pendulum-v1", 1))
+    save_pretrained(PPG("MlpPolicy", env, **SMALL), tmp_path)
+    change(tmp_path, put("vec_normalize", *path, value=value))
+    for load in (
+        partial(from_pretrained, env="Pendulum-v1"),
+        partial(load_vec_normalize, venv=make_vec_env("Pendulum-v1", 1)),
+    ):
+        with pytest.raises(ModelFormatError, match=complaint):
+            load(tmp_path)
 
 
 # ---- what is not plain data ----
@@ -395,7 +439,7 @@ MALICE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a list": (lambda description: [description], "is not a model of sb3_ppg"),
     "missing part": (lambda description: description.pop("counters") and None, "no model can be made"),
     "deep": (lambda description: {**description, "format": nested(900)}, "cannot be read|is not a model"),
-    "large": (lambda description: {**description, "x": "x" * 2**20}, "is larger than"),
+    "large": (lambda description: {**description, "x": "x" * 2**24}, "is larger than"),
 }
 
 

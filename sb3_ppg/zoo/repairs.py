@@ -21,7 +21,7 @@ import imageio_ffmpeg
 import matplotlib
 import numpy as np
 import rl_zoo3.utils
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import RemoteEntryNotFoundError
 from matplotlib import pyplot as plt
 from rl_zoo3.exp_manager import ExperimentManager
 
@@ -42,7 +42,7 @@ def apply() -> None:
     run_children_through_our_launcher()
     load_the_first_trial()
     provide_the_metadata_of_a_model_card()
-    catch_the_hub_s_missing_files()
+    catch_missing_files_of_the_hub()
     name_the_nearest_model()
     provide_ffmpeg()
     save_plots_without_a_display()
@@ -122,14 +122,14 @@ def provide_the_metadata_of_a_model_card() -> None:
         vars(integration)["generate_metadata"] = generate_metadata
 
 
-def catch_the_hub_s_missing_files() -> None:
+def catch_missing_files_of_the_hub() -> None:
     """
     rl_zoo3 2.9.2 with huggingface_hub 2: ``load_from_hub`` expects another library's error where a model has no normalisation
     statistics, so that such a model cannot be loaded.
     """
     script = importlib.import_module("rl_zoo3.load_from_hub")
-    if not issubclass(EntryNotFoundError, script.HTTPError):
-        vars(script)["HTTPError"] = (script.HTTPError, EntryNotFoundError)
+    if not issubclass(RemoteEntryNotFoundError, script.HTTPError):
+        vars(script)["HTTPError"] = (script.HTTPError, RemoteEntryNotFoundError)
 
 
 def name_the_nearest_model() -> None:
