@@ -133,7 +133,10 @@ def n_frames(video: Path) -> int:
 
 
 def test_benchmark(trained):
-    output = run("benchmark", "-n", "600", "--no-hub", "--num-threads", "1", cwd=trained)
+    logs = (trained / "logs").rename(trained / "elsewhere")
+    options = ("--log-dir", "elsewhere", "--benchmark-dir", "benchmarked", "-n", "600", "--no-hub", "--num-threads", "1")
+    output = run("benchmark", *options, cwd=trained)
+    logs.rename(trained / "logs")
     assert "Evaluating ppg on CartPole-v1" in output and "Evaluating ppo on CartPole-v1" in output
     table = (trained / "benchmark.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "CartPole-v1" in line]

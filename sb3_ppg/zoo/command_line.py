@@ -18,19 +18,17 @@ EXTRAS = {
     "BabyAI-": "minigrid",
 }
 
-# What a script's options name: "env", "run" (a training in a log folder), "file" (one to read), "archive" (without its
-# ending), "folder"
-NAMED = {
-    "train": {"env": ["--env"], "file": ["-i", "--trained-agent", "-conf", "--conf-file"]},
-    **{
-        script: {"env": ["--env"], "run": ["-f", "--folder"]}
-        for script in ("enjoy", "record_video", "record_training", "push_to_hub", "report")
-    },
-    "load_from_hub": {"env": ["--env"]},
-    "benchmark": {"folder": ["--log-dir"]},
-    "plot_train": {"folder": ["-f", "--exp-folder"]},
-    "all_plots": {"folder": ["-f", "--exp-folders"]},
-    "plot_from_file": {"archive": ["-i", "--input"]},
+# What a script's options name: "env", "run" (a training in a log folder), "file" (one to read), "archive" (a file whose ending
+# may be left out), "folder"
+RUN = [("env", ["--env"]), ("run", ["-f", "--folder"])]
+NAMED: dict[str, list[tuple[str, list[str]]]] = {
+    "train": [("env", ["--env"]), ("file", ["-i", "--trained-agent"]), ("file", ["-conf", "--conf-file"])],
+    **{script: RUN for script in ("enjoy", "record_video", "record_training", "push_to_hub", "report")},
+    "load_from_hub": [("env", ["--env"])],
+    "benchmark": [("folder", ["--log-dir"])],
+    "plot_train": [("folder", ["-f", "--exp-folder"])],
+    "all_plots": [("folder", ["-f", "--exp-folders"])],
+    "plot_from_file": [("archive", ["-i", "--input"])],
 }
 FILE_TYPES = (".zip", ".yml", ".yaml", ".py")
 
@@ -45,22 +43,24 @@ def check_command_line(script: str, arguments: list[str]) -> None:
     parser.add_argument("--algo", "--algos", "-a", dest="algos", nargs="+", default=[])
     parser.add_argument("--exp-id", type=int, default=0)
     parser.add_argument("--gym-packages", nargs="+", default=[])
-    for kind, options in NAMED[script].items():
-        parser.add_argument(*options, dest=kind, nargs="+", action="extend", default=[])
+    for kind, options in NAMED[script]:
+        parser.add_argument(*options, dest=f"{kind} {options[0]}", nargs="+", default=[])
     args, _ = parser.parse_known_args(arguments)
 
     _check_algorithms(args.algos)
     for package in args.gym_packages:
         importlib.import_module(package)
-    for env_id in vars(args).get("env", []):
-        _check_environment(env_id)
-    files = [file for file in vars(args).get("file", []) if file.endswith(FILE_TYPES)]  # else a Python module
-    archives = [file if file.endswith(".pkl") else f"{file}.pkl" for file in vars(args).get("archive", [])]
-    for path in [*vars(args).get("folder", []), *files, *archives]:
-        check_path(Path(path))
-    if args.exp_id == 0:
-        for folder in vars(args).get("run", [])[-1:]:
-            _check_run(Path(folder), args.algos[-1], args.env[-1] if args.env else "CartPole-v1")
+    named = [(kind, name) for kind, options in NAMED[script] for name in vars(args)[f"{kind} {options[0]}"]]
+    env_id = next((name for kind, name in named if kind == "env"), "CartPole-v1")
+    for kind, name in named:
+        if kind == "env":
+            _check_environment(name)
+        elif kind == "run" and args.exp_id == 0:
+            _check_run(Path(name), args.algos[-1], env_id)
+        elif kind == "folder" or (kind == "file" and name.endswith(FILE_TYPES)):  # a file without is a Python module
+            check_path(Path(name))
+        elif kind == "archive":
+            check_path(Path(name if name.endswith(".pkl") else f"{name}.pkl"))
 
 
 def nearest(name: str, there: Iterable[str]) -> str:
