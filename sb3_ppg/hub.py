@@ -1,6 +1,8 @@
 """Share models on the Hugging Face Hub, or in a folder, without pickle. The files are those of ``sb3_ppg.pretrained``."""
 
+import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch as th
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.type_aliases import GymEnv
 
-from sb3_ppg.errors import HubError, ModelFormatError
+from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.ppg import PPG
 
 try:
@@ -41,6 +44,7 @@ __all__ = [
     "push",
     "python_usage",
     "save_pretrained",
+    "zip_of_sb3",
 ]
 
 
@@ -73,18 +77,25 @@ def push(
     :param commit_message: of the commit; all files come with one
     :param custom_objects: what is not plain data, by name: readers have to give the same
     :return: the address of the commit
+    :raises ArgumentError: if further files have names that cannot work
     :raises ModelFormatError: if something of it is not plain data
     :raises HubError: if the Hub does not take it; nothing is changed there then
     """
-    env_id = env_id or _env_id(model)
+    for name in files or {}:
+        if name in (DESCRIPTION, ARRAYS, CHECKSUMS, "README.md") or ".." in Path(name).parts or Path(name).is_absolute():
+            raise ArgumentError(f"`files`: {name!r} cannot work: use other names, below the model's folder")
+    made_as, env_kwargs = _environment(model)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         save_pretrained(model, folder, custom_objects)
         for name, path in (files or {}).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(Path(path).read_bytes())
+            shutil.copy(path, folder / name)
         write_checksums(folder, [DESCRIPTION, ARRAYS, *(files or {})])
-        card = model_card(folder, repo_id, env_id, evaluation, usage, list(custom_objects or {}))
+        if usage is None:
+            loads = _loads_in(folder, made_as, env_kwargs, custom_objects)
+            usage = python_usage(repo_id, made_as if loads else None, env_kwargs, list(custom_objects or {}))
+        card = model_card(folder, repo_id, env_id or made_as, env_kwargs, evaluation, usage)
         (folder / "README.md").write_text(card, encoding="utf-8")
         api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))
         with _explained(f"{repo_id} could not be pushed", repo_id, revision):
@@ -128,7 +139,7 @@ def load(
     """
     folder = download(repo_id, [DESCRIPTION, ARRAYS, CHECKSUMS], revision, token)
     if not (folder / DESCRIPTION).exists():
-        archive = _zip_of_sb3(repo_id, revision, token)
+        archive = zip_of_sb3(repo_id, revision, token)
         if trust_pickle and archive:
             folder = download(repo_id, [archive, "vec_normalize.pkl"], revision, token) / archive
         elif archive:
@@ -149,15 +160,36 @@ def download(repo_id: str, names: list[str], revision: str | None = None, token:
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=names, revision=revision, token=token))
 
 
-def _env_id(model: PPG) -> str | None:
-    """What Gymnasium has made the environment from, if it has."""
+def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
+    """Name and options with which Gymnasium makes the model's environment; None if there is more to it."""
     try:
-        return model.env.get_attr("spec")[0].id  # type: ignore[union-attr]
-    except (AttributeError, NotImplementedError):
-        return None
+        spec = model.env.get_attr("spec")[0]  # type: ignore[union-attr]
+        wrappers = {wrapper.name for wrapper in spec.additional_wrappers}
+        kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+        json.dumps(kwargs)
+    except (AttributeError, NotImplementedError, TypeError):
+        return None, {}
+    return (spec.id, kwargs) if wrappers <= {"Monitor"} else (None, {})
 
 
-def _zip_of_sb3(repo_id: str, revision: str | None, token: str | bool | None) -> str | None:
+def _loads_in(folder: Path, env_id: str | None, env_kwargs: dict[str, Any], custom_objects: Mapping[str, Any] | None) -> bool:
+    """Whether what the card will say works."""
+    try:
+        env = make_vec_env(env_id or "", env_kwargs=env_kwargs)
+        from_pretrained(folder, env, "cpu", custom_objects=custom_objects)
+    except Exception:
+        return False
+    return True
+
+
+def zip_of_sb3(repo_id: str, revision: str | None = None, token: str | bool | None = None) -> str | None:
+    """
+    :param repo_id: "user/name"
+    :param revision: a branch, tag or commit
+    :param token: of the Hub
+    :return: the name of the SB3 zip file in it, if it has one
+    :raises HubError: if it cannot be read
+    """
     with _explained(f"{repo_id} could not be loaded", repo_id, revision):
         names = huggingface_hub.HfApi(token=token).list_repo_files(repo_id, revision=revision)
     archives = [name for name in names if re.fullmatch(r"[\w.-]+\.zip", name) and name != "train_eval_metrics.zip"]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 from huggingface_hub import EvalResult, ModelCardData
 
 TAGS = [
@@ -26,21 +27,30 @@ class Evaluation(NamedTuple):
 
 
 def model_card(
-    folder: Path, repo_id: str, env_id: str | None, evaluation: Evaluation | None, usage: str | None, custom_objects: list[str]
+    folder: Path,
+    repo_id: str,
+    env_id: str | None,
+    env_kwargs: dict[str, Any],
+    evaluation: Evaluation | None,
+    usage: str,
 ) -> str:
     """
     :param folder: with the model's files; "replay.mp4" and "learning_curve.png" are shown if they are there
     :param repo_id: where it will be
     :param env_id: the environment, if it is known
+    :param env_kwargs: its options
     :param evaluation: if there was one
-    :param usage: how to load it, in Markdown. None: with ``hub.load``
-    :param custom_objects: the names of what a reader has to give
+    :param usage: how to load it, in Markdown
     :return: Markdown, with the metadata that the Hub reads
     """
     description = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    algorithm = description["algorithm"].get("$class", "sb3_ppg.ppg.PPG").rpartition(".")[2]
+    algorithm = _readable(description["algorithm"])
+    settings = {"policy": _readable(description["policy"]), "environments in parallel": description["n_envs"]}
+    if description["vec_normalize"] is not None:
+        settings["VecNormalize"] = _readable(description["vec_normalize"]["settings"])
+    options = {"environment": env_id, **{f"option {name}": value for name, value in env_kwargs.items()}}
     sections = [
-        f"---\n{_metadata(repo_id, algorithm, env_id, evaluation).to_yaml()}\n---",
+        f"---\n{_metadata(algorithm, env_id, evaluation).to_yaml()}\n---",
         f"# **{algorithm}** agent" + (f" playing **{env_id}**" if env_id else ""),
         "A model of [Phasic Policy Gradient](https://arxiv.org/abs/2009.04416), trained with sb3_ppg, its plugin for "
         "[Stable-Baselines3](https://github.com/DLR-RM/stable-baselines3). It is plain data: loading it runs no code of its "
@@ -49,32 +59,41 @@ def model_card(
         *(["![Learning curve](learning_curve.png)"] if (folder / "learning_curve.png").exists() else []),
         *(['<video controls src="replay.mp4"></video>'] if (folder / "replay.mp4").exists() else []),
         "## Usage",
-        usage or python_usage(repo_id, env_id, custom_objects),
+        usage,
         "## Hyperparameters",
-        f"```json\n{json.dumps(description['arguments'], indent=2)}\n```",
+        _table({**settings, **{name: _readable(value) for name, value in description["arguments"].items()}}),
         "## Environment and versions",
-        _table({"environment": env_id, "environments in parallel": description["n_envs"], **description["versions"]}),
+        _table({**options, **description["versions"]}),
         f"Trained for {description['counters']['num_timesteps']:,} steps.",
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def python_usage(repo_id: str, env_id: str | None, custom_objects: list[str]) -> str:
+def python_usage(repo_id: str, env_id: str | None, env_kwargs: dict[str, Any], custom_objects: list[str]) -> str:
     """
     :param repo_id: where the model is
-    :param env_id: the environment, if it is known
+    :param env_id: the environment. None: it cannot be made from a name
+    :param env_kwargs: its options
     :param custom_objects: the names of what a reader has to give
     :return: Markdown: how to install, load and use it
     """
-    custom = f", custom_objects=dict({', '.join(f'{name}=...' for name in custom_objects)})" if custom_objects else ""
+    options = f", env_kwargs={env_kwargs!r}" if env_kwargs else ""
+    env = (
+        f"make_vec_env({env_id!r}{options})"
+        if env_id
+        else "...  # the one that it was trained in, with its wrappers and options"
+    )
+    imports = "from stable_baselines3.common.env_util import make_vec_env\n\n" if env_id else ""
+    custom = f", custom_objects={{{', '.join(f'{name!r}: ...' for name in custom_objects)}}}" if custom_objects else ""
     return f"""```bash
 pip install "sb3-ppg[hub]"
 ```
 
 ```python
-from sb3_ppg import hub
+{_import_of(env_id)}{imports}from sb3_ppg import hub
 
-model = hub.load({repo_id!r}, env={env_id!r}{custom})
+env = {env}
+model = hub.load({repo_id!r}, env=env{custom})
 env = model.get_env()
 obs = env.reset()
 for _ in range(1000):
@@ -83,7 +102,14 @@ for _ in range(1000):
 ```"""
 
 
-def _metadata(repo_id: str, algorithm: str, env_id: str | None, evaluation: Evaluation | None) -> ModelCardData:
+def _import_of(env_id: str | None) -> str:
+    """What registers an environment, if it is not Gymnasium's own."""
+    spec = gymnasium.registry.get(env_id or "")
+    package = str(spec.entry_point).split(":")[0].split(".")[0] if spec else "gymnasium"
+    return "" if package == "gymnasium" else f"import {package}  # registers the environment\n"
+
+
+def _metadata(algorithm: str, env_id: str | None, evaluation: Evaluation | None) -> ModelCardData:
     results = None
     if evaluation is not None and env_id is not None:
         result = EvalResult(
@@ -115,3 +141,22 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
 
 def _table(rows: dict[str, Any]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items() if value is not None)])
+
+
+def _readable(data: Any) -> Any:
+    """For people, what ``plain_data.Encoder`` wrote for programs."""
+    if isinstance(data, list):
+        return [_readable(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    kind = next(iter(data), "")
+    if kind == "$class":
+        return data[kind].rpartition(".")[2]
+    if kind == "$schedule":
+        name, *numbers = data[kind]
+        return (
+            numbers[0] if name == "constant" else f"linear, {numbers[0]} to {numbers[1]} at {numbers[2]:.0%} of the training"
+        )
+    if kind.startswith("$"):
+        return _readable(data[kind])
+    return {key: _readable(value) for key, value in data.items()}

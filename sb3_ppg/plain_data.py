@@ -20,7 +20,11 @@ from torch import nn
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.ppg import PPG
-from sb3_ppg.reward_normalizer import NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer
+from sb3_ppg.reward_normalizer import (
+    NormalizedRewardDictRolloutBuffer,
+    NormalizedRewardRolloutBuffer,
+    RewardNormalizer,
+)
 from sb3_ppg.torch_layers import ImpalaCNN
 
 # The classes that a file may name
@@ -41,7 +45,7 @@ class Encoder:
     Turns values into what JSON knows; arrays and tensors are put aside.
 
     What JSON does not know is an object with one key that begins with "$": ``$array``, ``$tuple``, ``$float`` (infinity, NaN),
-    ``$class``, ``$schedule``, ``$space``, ``$custom``.
+    ``$class``, ``$schedule``, ``$space``, ``$reward_normalizer``, ``$custom``.
 
     :param custom_objects: what the reader has to give, by name
     """
@@ -93,6 +97,10 @@ class Encoder:
         if fields is not None:
             arguments = {field: self.encode(getattr(value, field), f"{path}.{field}") for field in fields}
             return {"$space": [type(value).__name__, arguments]}
+        if type(value) is RewardNormalizer:
+            state = {name: getattr(value, name) for name in ("gamma", "clip", "epsilon", "last_returns")}
+            state |= {name: getattr(value.return_rms, name) for name in ("mean", "var", "count")}
+            return {"$reward_normalizer": self.encode(state, path)}
         if type(value) is spaces.Dict:
             return {"$space": ["Dict", [[key, self.encode(space, f"{path}.{key}")] for key, space in value.items()]]}
         raise ModelFormatError(
@@ -144,6 +152,7 @@ class Decoder:
             "$class": self._class,
             "$schedule": self._schedule,
             "$space": self._space,
+            "$reward_normalizer": self._reward_normalizer,
             "$custom": self._custom,
         }
         if len(data) != 1 or kind not in readers:
@@ -158,7 +167,9 @@ class Decoder:
     def _array(self, name: Any, path: str) -> th.Tensor:
         if name not in self.arrays:
             raise ModelFormatError(f"{path}: there is no array {name!r}")
-        self.unread.discard(name)
+        if name not in self.unread:  # nothing small may become large by naming it often
+            raise ModelFormatError(f"{path}: the array {name!r} is somebody else's, too")
+        self.unread.remove(name)
         return self.arrays[name]
 
     def _class(self, name: Any, path: str) -> type:
@@ -189,6 +200,14 @@ class Decoder:
         if not isinstance(space, spaces.Space):
             raise ModelFormatError(f"{path}: {space!r} is not a space")
         return space
+
+    def _reward_normalizer(self, data: Any, path: str) -> RewardNormalizer:
+        values = {name: _to_numpy(value) for name, value in self.decode(data, path).items()}
+        normalizer = RewardNormalizer(*(float(values[name]) for name in ("gamma", "clip", "epsilon")))
+        normalizer.last_returns = values["last_returns"]
+        rms = normalizer.return_rms
+        rms.mean, rms.var, rms.count = np.asarray(values["mean"]), np.asarray(values["var"]), float(values["count"])
+        return normalizer
 
     def _custom(self, name: Any, path: str) -> Any:
         if name not in self.custom_objects:

@@ -23,13 +23,12 @@ import numpy as np
 import psutil
 import torch as th
 from gymnasium import spaces
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import check_for_correct_spaces
+from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 from torch.overrides import TorchFunctionMode
 
@@ -40,7 +39,7 @@ from sb3_ppg.ppg import PPG
 
 SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"
-MAX_DESCRIPTION_BYTES = 2**24
+MAX_TEXT_BYTES = 2**24
 
 # Arguments of the algorithm that belong to a machine or a run, not to the model
 NOT_SHARED = {"self", "policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
@@ -48,7 +47,7 @@ COUNTERS = [
     *("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_current_progress_remaining", "_episode_num"),
     *("_n_updates", "_n_aux_phases", "_n_stored_rollouts"),
 ]
-VEC_NORMALIZE = ["norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys"]
+VEC_NORMALIZE = ["training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys"]
 
 
 def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str, Any] | None = None) -> None:
@@ -68,7 +67,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         "versions": _versions(),
         "algorithm": encoder.encode(type(model), "algorithm"),
         "policy": encoder.encode(model.policy_class, "policy"),
-        "arguments": {name: encoder.encode(getattr(model, name), name) for name in _arguments(type(model))},
+        "arguments": {name: encoder.encode(_argument(model, name), name) for name in _arguments(type(model))},
         "spaces": {
             "observation": encoder.encode(model.observation_space, "observation_space"),
             "action": encoder.encode(model.action_space, "action_space"),
@@ -111,13 +110,14 @@ def from_pretrained(
     :return: the model
     :raises ModelFormatError: if the files are damaged, not what this version knows, or need what was not given
     """
-    folder = Path(folder)
-    if folder.suffix == ".zip" or not (folder / DESCRIPTION).exists():
-        return _from_sb3_zip(folder, env, device, custom_objects, trust_pickle)
+    folder, on = Path(folder), get_device(device)
+    venv = None if env is None else _as_vec_env(env)
+    if not (folder / DESCRIPTION).exists():
+        return _from_sb3_zip(folder, venv, on, custom_objects, trust_pickle)
     description, arrays = _read(folder)
     decoder = Decoder(arrays, custom_objects)
     with _distrust(folder):
-        model = _build(description, decoder, env, device)
+        model = _build(description, decoder, venv, on)
         _load_weights(model, description, decoder)
         if decoder.unread:
             raise ModelFormatError(f"{folder / ARRAYS}: nothing says what {sorted(decoder.unread)} is for")
@@ -175,6 +175,8 @@ def check_sums(folder: Path, names: list[str]) -> None:
     for name in (*names, CHECKSUMS):
         if not (folder / name).is_file():
             raise ModelFormatError(f"{folder}: {name} is missing")
+        if not name.endswith(".safetensors") and (folder / name).stat().st_size > MAX_TEXT_BYTES:
+            raise ModelFormatError(f"{folder / name} is larger than {MAX_TEXT_BYTES} bytes")
     lines = (folder / CHECKSUMS).read_bytes().splitlines(keepends=True)
     for name in names:
         if f"{_sha256(folder / name)}  {name}\n".encode() not in lines:
@@ -184,14 +186,30 @@ def check_sums(folder: Path, names: list[str]) -> None:
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 # ---- writing ----
 
 
 def _arguments(cls: type[PPG]) -> list[str]:
-    return [name for name in inspect.signature(cls.__init__).parameters if name not in NOT_SHARED]
+    """The names of the constructor's arguments, also of those that a subclass passes on as ``**kwargs``."""
+    parameters = [
+        parameter
+        for ancestor in cls.__mro__
+        if issubclass(ancestor, PPG) and "__init__" in vars(ancestor)
+        for parameter in inspect.signature(vars(ancestor)["__init__"]).parameters.values()
+    ]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = dict.fromkeys(parameter.name for parameter in parameters if parameter.kind not in variable)
+    return [name for name in named if name not in NOT_SHARED]
+
+
+def _argument(model: PPG, name: str) -> Any:
+    if not hasattr(model, name):
+        raise ModelFormatError(f"{type(model).__name__} has no attribute {name!r}, which would say what its argument was")
+    return getattr(model, name)
 
 
 def _optimizers(model: PPG) -> list[str]:
@@ -243,16 +261,14 @@ def _statistics(env: VecNormalize) -> list[tuple[str | None, RunningMeanStd]]:
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
     """The two files, if they are what the third says."""
     check_sums(folder, [DESCRIPTION, ARRAYS])
-    if (folder / DESCRIPTION).stat().st_size > MAX_DESCRIPTION_BYTES:
-        raise ModelFormatError(f"{folder / DESCRIPTION} is larger than {MAX_DESCRIPTION_BYTES} bytes")
+    description = read_json(folder / DESCRIPTION)
     try:
-        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"), parse_constant=_no_constant)
         arrays = load_file(folder / ARRAYS)
-    except (ValueError, RecursionError, SafetensorError, OSError) as error:
-        raise ModelFormatError(f"{folder}: cannot be read ({type(error).__name__}: {error})") from error
+    except Exception as error:
+        raise ModelFormatError(f"{folder / ARRAYS} cannot be read ({type(error).__name__}: {error})") from error
     if not isinstance(description, dict) or description.get("format") != "sb3_ppg":
         raise ModelFormatError(f"{folder / DESCRIPTION} is not a model of sb3_ppg")
-    if description.get("schema_version") != SCHEMA_VERSION:
+    if type(description.get("schema_version")) is not int or description["schema_version"] != SCHEMA_VERSION:
         raise ModelFormatError(
             f"{folder / DESCRIPTION} has schema version {description.get('schema_version')!r}, this sb3_ppg "
             f"({version('sb3-ppg')}) knows {SCHEMA_VERSION}: install the version that wrote it, {description.get('versions')}"
@@ -271,11 +287,23 @@ def _distrust(folder: Path) -> Iterator[None]:
         raise ModelFormatError(f"{folder}: no model can be made of it ({type(error).__name__}: {error})") from error
 
 
+def read_json(file: Path) -> Any:
+    """
+    :param file: of a stranger's
+    :return: what is in it
+    :raises ModelFormatError: if that is not JSON, or too much
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError, OSError) as error:
+        raise ModelFormatError(f"{file} cannot be read ({type(error).__name__}: {error})") from error
+
+
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _build(description: dict[str, Any], decoder: Decoder, env: GymEnv | str | None, device: th.device | str) -> PPG:
+def _build(description: dict[str, Any], decoder: Decoder, venv: VecEnv | None, device: th.device) -> PPG:
     """The model, with fresh weights, as its constructor makes it."""
     cls = decoder.decode(description["algorithm"], "algorithm")
     policy_class = decoder.decode(description["policy"], "policy")
@@ -287,23 +315,23 @@ def _build(description: dict[str, Any], decoder: Decoder, env: GymEnv | str | No
     model = cls(policy_class, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     model.observation_space = _space(decoder, description["spaces"], "observation")
     model.action_space = _space(decoder, description["spaces"], "action")
-    model.n_envs = _number(description, "n_envs")
-    vec_normalize = decoder.decode(description["vec_normalize"], "vec_normalize")
-    if env is not None:
-        _set_env(model, env, vec_normalize)
+    model.n_envs = _count(description, "n_envs")
     check_arguments(model)
+    vec_normalize = decoder.decode(description["vec_normalize"], "vec_normalize")
+    if venv is not None:
+        _set_env(model, venv, vec_normalize)
     _check_rollout_size(model)
     # A caller's own classes may allocate what they like
     with nullcontext() if decoder.custom_objects else _Allowance(decoder.arrays):
         model._setup_model()
     for name in COUNTERS:
-        setattr(model, name, _number(description["counters"], name))
+        read = _number if name == "_current_progress_remaining" else _count
+        setattr(model, name, read(description["counters"], name))
     return model
 
 
-def _set_env(model: PPG, env: GymEnv | str, vec_normalize: dict[str, Any] | None) -> None:
+def _set_env(model: PPG, venv: VecEnv, vec_normalize: dict[str, Any] | None) -> None:
     """As SB3's ``load``."""
-    venv = _as_vec_env(env)
     if vec_normalize is not None and unwrap_vec_normalize(venv) is None:
         if venv.observation_space != vec_normalize["observation_space"]:
             venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
@@ -344,9 +372,16 @@ def _space(decoder: Decoder, data: dict[str, Any], name: str) -> spaces.Space:
     return space
 
 
-def _number(data: dict[str, Any], name: str) -> Any:
-    if isinstance(data[name], bool) or not isinstance(data[name], (int, float)):
-        raise ModelFormatError(f"{name}: {data[name]!r} is not a number")
+def _number(data: dict[str, Any], name: str) -> float:
+    value = data[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ModelFormatError(f"{name}: {value!r} is not a finite number")
+    return value
+
+
+def _count(data: dict[str, Any], name: str) -> int:
+    if type(data[name]) is not int or data[name] < 0:
+        raise ModelFormatError(f"{name}: {data[name]!r} is not an integer of at least 0")
     return data[name]
 
 
@@ -360,22 +395,25 @@ def _check_rollout_size(model: PPG) -> None:
         raise ModelFormatError(f"n_steps={model.n_steps} with n_envs={model.n_envs} claims {claimed:.1e} bytes of memory")
 
 
+PER_TENSOR = 1000  # what a tensor costs besides its numbers
+
+
 class _Allowance(TorchFunctionMode):
     """
-    Networks are not allocated many more numbers than the file's arrays have (some are made and replaced): a description cannot
-    claim memory that is not backed by data.
+    Networks do not get many more tensors and numbers than the file's arrays have (some are made and replaced): a description
+    cannot claim memory that is not backed by data.
 
     :param arrays: of the file
     """
 
     def __init__(self, arrays: Mapping[str, th.Tensor]) -> None:
         super().__init__()
-        self.left = 10**6 + 2 * sum(array.numel() for array in arrays.values())
+        self.left = 10**6 + 2 * sum(PER_TENSOR + array.numel() for array in arrays.values())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (th.empty, th.zeros, th.ones):
             size = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else (args or kwargs["size"])
-            self.left -= math.prod(size)
+            self.left -= PER_TENSOR + math.prod(size)
             if self.left < 0:
                 raise ModelFormatError("it describes networks that are larger than its arrays")
         return func(*args, **(kwargs or {}))
@@ -391,33 +429,45 @@ def _load_weights(model: PPG, description: dict[str, Any], decoder: Decoder) -> 
 
 
 def _load_optimizer(optimizer: th.optim.Optimizer, data: dict[str, Any], decoder: Decoder, name: str) -> None:
-    fresh = optimizer.state_dict()
+    groups = optimizer.state_dict()["param_groups"]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {}
-    for index, values in decoder.decode(data["state"], f"{name}.state").items():
-        parameter = parameters[int(index)]
+    state = {int(index): values for index, values in decoder.decode(data["state"], f"{name}.state").items()}
+    for index, values in state.items():
+        if not 0 <= index < len(parameters):
+            raise ModelFormatError(f"{name}.state: there is no parameter {index}")
         for key, value in values.items():
-            if isinstance(value, th.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
-                raise ModelFormatError(f"{name}.state.{index}.{key} has the shape {tuple(value.shape)} of no parameter")
-        state[int(index)] = values
-    for group, described in zip(fresh["param_groups"], data["groups"], strict=True):
-        options = decoder.decode(described, f"{name}.groups")
-        group.update({key: value for key, value in options.items() if key in group and key != "params"})
-    optimizer.load_state_dict({"state": state, "param_groups": fresh["param_groups"]})
+            fits = value.shape in ((), parameters[index].shape) if isinstance(value, th.Tensor) else _is_like(value, 0.0)
+            if not fits:
+                raise ModelFormatError(f"{name}.state.{index}.{key} is not a number for each of the parameter")
+    for number, (group, described) in enumerate(zip(groups, data["groups"], strict=True)):
+        options = decoder.decode(described, f"{name}.groups[{number}]")
+        for key in options.keys() & group.keys() - {"params"}:
+            if not _is_like(options[key], group[key]):
+                raise ModelFormatError(f"{name}.groups[{number}].{key}: {options[key]!r} in place of {group[key]!r}")
+            group[key] = options[key]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _is_like(value: Any, example: Any) -> bool:
+    """Whether an optimizer's option may be this, where a fresh one has the example."""
+    if isinstance(example, tuple):
+        return isinstance(value, tuple) and len(value) == len(example) and all(map(_is_like, value, example))
+    if example is None or isinstance(example, bool):
+        return value is None or isinstance(value, bool)
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 # ---- SB3's zip files ----
 
 
 def _from_sb3_zip(
-    path: Path, env: GymEnv | str | None, device: th.device | str, custom_objects: Mapping[str, Any] | None, trust_pickle: bool
+    path: Path, venv: VecEnv | None, device: th.device, custom_objects: Mapping[str, Any] | None, trust_pickle: bool
 ) -> PPG:
     archives = [path] if path.suffix == ".zip" else sorted(path.glob("*.zip"))
-    if len(archives) != 1 or not archives[0].exists():
+    if len(archives) != 1 or not archives[0].is_file():
         raise ModelFormatError(f"{path} holds no model: there is no {DESCRIPTION}")
     if not trust_pickle:
         raise ModelFormatError(why_not_pickle(str(archives[0])))
-    venv = None if env is None else _as_vec_env(env)
     statistics = archives[0].parent / "vec_normalize.pkl"
     if venv is not None and statistics.exists():
         venv = VecNormalize.load(str(statistics), venv)

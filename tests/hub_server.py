@@ -61,7 +61,7 @@ class HubServer:
         self.stop()
 
     def stop(self) -> None:
-        """From here on connections are refused, and those that there are closed."""
+        """Close all connections, and refuse new ones."""
         self.server.shutdown()
         self.server.server_close()
         for connection in list(self.connections):

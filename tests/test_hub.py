@@ -15,16 +15,16 @@ from gymnasium import spaces
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import _http
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, hub
-from sb3_ppg.errors import HubError, ModelFormatError
+from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, wrapper_names
 from tests.helpers import RandomEnv
 from tests.hub_server import HubServer
-from tests.test_pretrained import BOX, SMALL, malicious_zip, same_parameters, small_model
+from tests.test_pretrained import BOX, SMALL, malicious_zip, nested, same_parameters, small_model
 
 
 @pytest.fixture(autouse=True)
@@ -162,12 +162,53 @@ def test_the_card_says_what_and_how(hub_server, tmp_path):
     subprocess.run([sys.executable, "-c", snippet + check], check=True, cwd=tmp_path)
 
 
+def snippet_of(hub_server: HubServer, repo_id: str) -> str:
+    (snippet,) = re.findall(r"```python\n(.*?)```", hub_server.files(repo_id)["README.md"].decode(), re.DOTALL)
+    return snippet
+
+
+def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
+    env = make_vec_env("FrozenLake-v1", env_kwargs={"map_name": "8x8"})
+    hub.push(PPG("MlpPolicy", env, **SMALL), "me/lake")
+    snippet = snippet_of(hub_server, "me/lake")
+    assert "make_vec_env('FrozenLake-v1', env_kwargs={'map_name': '8x8'})" in snippet
+    subprocess.run([sys.executable, "-c", snippet], check=True, cwd=tmp_path)
+
+
+def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
+    env = make_vec_env("PongNoFrameskip-v4")
+    hub.push(PPG("CnnPolicy", env, **SMALL), "me/pong")
+    snippet = snippet_of(hub_server, "me/pong")
+    assert "import ale_py" in snippet
+    subprocess.run([sys.executable, "-c", snippet.replace("1000", "3")], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["stacked", "none", "not registered"])
+def test_the_card_does_not_promise_an_environment_that_a_name_does_not_make(hub_server, kind):
+    if kind == "stacked":
+        model = PPG("MlpPolicy", VecFrameStack(make_vec_env("CartPole-v1"), 2), **SMALL)
+    else:
+        model = small_model()
+        if kind == "none":
+            model.env = None
+    hub.push(model, "me/model", env_id="Mine-v0")
+    assert "env = ...  # the one that it was trained in" in snippet_of(hub_server, "me/model")
+    assert "playing **Mine-v0**" in hub_server.files("me/model")["README.md"].decode()
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "logs/../../x", DESCRIPTION, "README.md"])
+def test_files_that_cannot_be_shared_under_their_name(hub_server, model, name):
+    with pytest.raises(ArgumentError, match="cannot work"):
+        hub.push(model, "me/model", files={name: Path(__file__)})
+    assert hub_server.repositories == {}
+
+
 def test_the_card_names_what_a_reader_has_to_give(hub_server):
     def schedule(progress: float) -> float:
         return 1e-3
 
-    hub.push(small_model(learning_rate=schedule), "me/custom", custom_objects={"schedule": schedule})
-    assert "custom_objects=dict(schedule=...)" in hub_server.files("me/custom")["README.md"].decode()
+    hub.push(small_model(learning_rate=schedule), "me/custom", custom_objects={"my schedule": schedule})
+    assert "custom_objects={'my schedule': ...}" in hub_server.files("me/custom")["README.md"].decode()
     with pytest.raises(ModelFormatError, match="learning_rate=<function"):
         hub.push(small_model(learning_rate=schedule), "me/custom")
 
@@ -252,7 +293,7 @@ def test_share_a_training_and_fetch_it(hub_server, trained):
     elsewhere.mkdir()
     os.chdir(elsewhere)
     commands = [line.split("#")[0] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
-    assert [command.split()[1] for command in commands] == ["load_from_hub", "enjoy", "train"]
+    assert [command.split()[1] for command in commands] == ["load_from_hub", "enjoy"]
     sb3_ppg(*commands[0].split()[1:])
     assert "Mean reward" in sb3_ppg(*commands[1].split()[1:], "--no-render")
     for snippet in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
@@ -280,6 +321,28 @@ def test_share_a_training_and_fetch_it(hub_server, trained):
     assert sorted(path.name for path in (elsewhere / "logs").iterdir()) == ["ppg"]  # nothing half-made is left
 
 
+def test_without_an_experiment_folder_no_other_training_is_touched(hub_server, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    share(model, tmp_path, {"env_id": "CartPole-v1", "env_kwargs": {}, "config": {}})
+    others = [tmp_path / "logs" / "ppg" / name for name in ("CartPole-v1_1/CartPole-v1.zip", "report.csv", "CartPole-v1.zip")]
+    for other in others:
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_bytes(b"mine")
+    assert "already exists" in load_from_hub(monkeypatch, "--exp-id", "-1")
+    assert load_from_hub(monkeypatch, "--exp-id", "-1", "--force") == ""
+    assert [other.read_bytes() == b"mine" for other in others] == [True, True, False]
+
+
+def test_a_training_that_needs_its_number_of_environments(hub_server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = ("-params", "n_steps:32", "n_policy_iterations:2", "aux_batch_size:256")
+    sb3_ppg("train", "--env", "CartPole-v1", *settings, "-n", "512", "--eval-freq", "-1")
+    sb3_ppg("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", "--no-render", "--n-envs", "2")
+    assert "| environments in parallel | 8 |" in hub_server.files("me/model")["README.md"].decode()
+    assert load_from_hub(monkeypatch) == ""
+    assert hub.load("me/model").n_envs == 8
+
+
 def test_an_experiment_is_not_overwritten_unasked(hub_server, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     share(model, tmp_path, {"env_id": "CartPole-v1", "env_kwargs": {}, "config": {}})
@@ -304,13 +367,15 @@ def test_the_zoos_other_algorithms_are_shared_as_ever(hub_server, tmp_path, monk
 
 
 def load_from_hub(monkeypatch, *options: str) -> str:
-    """In this process; how it ended."""
+    """In this process; its error, if there was one."""
     monkeypatch.setattr(
         sys, "argv", ["sb3-ppg", "load_from_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", *options]
     )
-    with pytest.raises(SystemExit) as exit_:
+    try:
         launcher.main()
-    return str(exit_.value)
+    except SystemExit as exit_:
+        return str(exit_)
+    return ""
 
 
 def share(model: PPG, folder: Path, description: object) -> None:
@@ -332,6 +397,9 @@ MALICIOUS = [
     ({"env_id": "Pendulum-v1"}, "was trained on 'Pendulum-v1', not on 'CartPole-v1'"),
     ("[1, 2", "cannot be read"),
     ("[" * 100_000, "cannot be read"),
+    ({"env_kwargs": {"a": nested(400)}}, "cannot be read"),
+    ({"config": {"frame_stack": -3}}, "no numbers"),
+    ('{"env_id": "CartPole-v1", "env_kwargs": {}, "config": {"n_timesteps": NaN}}', "cannot be read"),
 ]
 
 
@@ -357,18 +425,16 @@ def test_a_zip_in_the_place_of_a_model(hub_server, tmp_path, monkeypatch):
     hub_server.repositories["me/model"] = hub_server.repositories["stranger/model"]
     monkeypatch.chdir(tmp_path)
     assert "runs whatever code its author put in" in load_from_hub(monkeypatch)
+    assert "--revision cannot work" in load_from_hub(monkeypatch, "--trust-pickle", "--revision", "main")
     assert not ran.exists()
+    hub_server.repositories["me/model"].commit("main", {}, ["ppg-Some-v0.zip"])
+    assert "holds no model: there is neither" in load_from_hub(monkeypatch)
 
 
 def test_a_wrapper_that_the_user_allows(hub_server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     share(small_model(), tmp_path, {"env_id": "CartPole-v1", "env_kwargs": {}, "config": {"env_wrapper": "mine.Wrapper"}})
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["sb3-ppg", "load_from_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", "--allow", "mine.Wrapper"],
-    )
-    launcher.main()
+    assert load_from_hub(monkeypatch, "--allow", "mine.Wrapper") == ""
     config = yaml.safe_load((tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1" / "config.yml").read_text())
     assert config["env_wrapper"] == "mine.Wrapper"
 

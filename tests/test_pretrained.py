@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import safetensors.torch
@@ -22,7 +23,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule, set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
-from sb3_ppg import PPG, ImpalaCNN, MlpPolicy
+from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MlpPolicy, NormalizedRewardRolloutBuffer, RewardNormalizer
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.plain_data import CLASSES
@@ -236,7 +237,7 @@ VEC_NORMALIZE_MALICE = [
     (("settings", "gamma"), "x", "gamma: 'x' cannot work"),
     (("settings", "venv"), 3, "no model can be made"),
     (("statistics",), [], "no model can be made"),
-    (("statistics", 0, 1, "count"), "x", "count: 'x' is not a number"),
+    (("statistics", 0, 1, "count"), "x", "count: 'x' is not a finite number"),
     (("statistics", 1, 1, "mean"), {"$array": "policy.log_std"}, "statistics of None"),
     (("statistics", 1, 0), "key", "statistics of key"),
     (("observation_space",), 3, "these are"),
@@ -288,6 +289,53 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     loaded = from_pretrained(tmp_path, custom_objects=custom)
     same_parameters(model, loaded)
     assert type(loaded.policy) is Policy and loaded.lr_schedule(0.5) == schedule(0.5)
+
+
+class Subclass(PPG):
+    """A user's own, which passes on what it does not know."""
+
+    def __init__(self, *args: Any, temperature: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.temperature = temperature
+
+
+def test_a_users_own_algorithm(tmp_path):
+    model = Subclass("MlpPolicy", RandomEnv(BOX, spaces.Discrete(2)), temperature=0.25, gamma=0.5, **SMALL)
+    save_pretrained(model, tmp_path, {"Subclass": Subclass})
+    loaded = from_pretrained(tmp_path, custom_objects={"Subclass": Subclass})
+    assert type(loaded) is Subclass and (loaded.temperature, loaded.gamma) == (0.25, 0.5)
+    del model.temperature
+    with pytest.raises(ModelFormatError, match="Subclass has no attribute 'temperature'"):
+        save_pretrained(model, tmp_path, {"Subclass": Subclass})
+
+
+def test_the_authors_reward_normaliser(tmp_path):
+    normalizer = RewardNormalizer(gamma=0.9)
+    buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
+    save_pretrained(small_model(**buffer), tmp_path)
+    loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)))
+    again = loaded.rollout_buffer.reward_normalizer
+    assert again.return_rms.var == normalizer.return_rms.var != 1 and again.return_rms.count == normalizer.return_rms.count
+    assert np.array_equal(again.last_returns, normalizer.last_returns) and again.gamma == 0.9
+    loaded.learn(16)
+
+
+def test_arguments_that_only_work_with_the_environments_of_the_training(tmp_path):
+    """As with SB3's zip files, a model for eight environments can predict for one; ``learn()`` says what does not fit."""
+    venv = DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))] * 8)
+    save_pretrained(PPG("MlpPolicy", venv, **SMALL, aux_batch_size=64), tmp_path)
+    loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)))
+    loaded.predict(np.zeros(3, np.float32))
+    with pytest.raises(ArgumentError, match="aux_batch_size"):
+        loaded.learn(16)
+    from_pretrained(tmp_path, venv).learn(64)
+
+
+def test_the_callers_own_mistakes_are_not_the_files(small):
+    with pytest.raises(gym.error.NameNotFound, match="CartPole"):
+        from_pretrained(small, "CartPol-v1")
+    with pytest.raises(RuntimeError, match="cudaa"):
+        from_pretrained(small, device="cudaa")
 
 
 def test_nothing_is_written_that_cannot_be_shared(tmp_path):
@@ -405,7 +453,7 @@ MALICE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "argument out of range": (put("arguments", "gamma", value=7), "gamma"),
     "schedule": (put("arguments", "learning_rate", value={"$schedule": ["constant", "1"]}), "made of numbers"),
     "unknown schedule": (put("arguments", "learning_rate", value={"$schedule": ["eval", 1]}), "learning_rate"),
-    "no number": (put("counters", "num_timesteps", value="many"), "num_timesteps: 'many' is not a number"),
+    "no number": (put("counters", "num_timesteps", value="many"), "num_timesteps: 'many' is not an integer"),
     "no space": (put("spaces", "action", value=3), "is not a space"),
     "unknown space": (put("spaces", "action", value={"$space": ["Text", {}]}), "spaces.action"),
     "space of a path": (
@@ -424,15 +472,30 @@ MALICE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "claims|larger than its arrays",
     ),
     "another network": (put("arguments", "policy_kwargs", value={"net_arch": [3]}), "size mismatch|shape"),
-    "optimizer's shape": (
+    "optimizer's missing array": (
         put("optimizers", "aux_optimizer", "state", "0", "exp_avg", value={"$array": "action_space.bias"}),
         "there is no array",
     ),
-    "optimizer's array": (
+    "one array for two": (
         put("optimizers", "aux_optimizer", "state", "0", "exp_avg", value={"$array": "policy.action_net.bias"}),
-        "of no parameter",
+        "is somebody else's, too",
     ),
-    "too many states": (put("optimizers", "aux_optimizer", "state", "999", value={}), "no model can be made"),
+    "one array for many": (
+        put("arguments", "policy_kwargs", value={"x": [{"$array": "policy.log_std"}] * 1000}),
+        "no array|somebody else's",
+    ),
+    "optimizer's class": (
+        put("optimizers", "aux_optimizer", "state", "0", "step", value={"$class": "torch.optim.adam.Adam"}),
+        "is not a number for each",
+    ),
+    "too many states": (put("optimizers", "aux_optimizer", "state", "999", value={}), "there is no parameter 999"),
+    "negative state": (put("optimizers", "aux_optimizer", "state", "-1", value={}), "there is no parameter -1"),
+    "optimizer's option": (put("optimizers", "aux_optimizer", "groups", 0, "betas", value="x"), "'x' in place of"),
+    "optimizer's parameters": (put("optimizers", "aux_optimizer", "groups", value=[]), "no model can be made"),
+    "negative counter": (put("counters", "num_timesteps", value=-5), "is not an integer of at least 0"),
+    "broken counter": (put("counters", "_n_updates", value=1.5), "is not an integer of at least 0"),
+    "schema that is no number": (put("schema_version", value=True), "schema version True"),
+    "many layers": (put("arguments", "policy_kwargs", value={"net_arch": [1] * 20_000}), "larger than its arrays"),
     "newer schema": (put("schema_version", value=2), "schema version 2"),
     "no schema": (lambda description: description.pop("schema_version") and None, "schema version None"),
     "something else": (put("format", value="keras"), "is not a model of sb3_ppg"),
@@ -470,6 +533,8 @@ def test_json_that_is_none(copied):
 @pytest.mark.parametrize(
     "header",
     [
+        {"policy.action_net.bias": {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}},
+        {"policy.action_net.bias": {"dtype": "F32", "shape": [2**64 - 1, 0], "data_offsets": [0, 0]}},
         {"policy.action_net.bias": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}},
         {"policy.action_net.bias": {"dtype": "F32", "shape": [2], "data_offsets": [0, 2**60]}},
         {"policy.action_net.bias": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}},
@@ -485,6 +550,19 @@ def test_arrays_that_claim_what_is_not_there(copied, header):
     (copied / ARRAYS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
     write_checksums(copied, [DESCRIPTION, ARRAYS])
     refused(copied, "cannot be read")
+
+
+def test_states_of_another_shape(copied):
+    arrays = safetensors.torch.load_file(copied / ARRAYS)
+    arrays["aux_optimizer.state.0.exp_avg"] = th.zeros(3, 17)
+    safetensors.torch.save_file(arrays, copied / ARRAYS)
+    write_checksums(copied, [DESCRIPTION, ARRAYS])
+    refused(copied, "aux_optimizer.state.0.exp_avg is not a number for each of the parameter")
+
+
+def test_a_file_of_zeros_without_end(copied):
+    os.truncate(copied / DESCRIPTION, 200 * 2**30)  # it takes no space on the disk
+    refused(copied, "is larger than")
 
 
 def test_a_header_that_claims_to_be_huge(copied):

@@ -194,7 +194,7 @@ def test_every_sampled_model_can_be_made():
 
 
 def test_continue_training(trained, run_folder):
-    """From the weights, the optimizers and the statistics that were saved."""
+    """From the weights and the optimizers that were saved."""
     options = ("--env", "CartPole-v1", "-n", "1024", "--eval-freq", "-1", "-f", "more")
     run("train", *options, "-i", str(run_folder / "CartPole-v1.zip"), "-params", "learning_rate:0.0", cwd=trained)
     before = PPG.load(run_folder / "CartPole-v1.zip", device="cpu")
@@ -234,10 +234,24 @@ def test_training_with_worker_processes(tmp_path):
         ("train -params n_polcy_iterations:4", "PPG has no hyperparameter 'n_polcy_iterations'"),
         ("train -i logs/ppg/CartPole-v1_1/CartPole-v1.zip -params gama:0.9", "nearest: gamma"),
         ("train -params clip_range:-1.0", "`clip_range`"),
+        ("train -params n_steps:abc", "use name:value with values in Python's notation"),
+        ("train -i benchmark.yml", "not a model's zip file"),
+        ("train -conf no_such_module", "No module named 'no_such_module'"),
+        ("train --gym-packages no_such_module", "No module named 'no_such_module'"),
+        ("train --env my_package:Mine-v0", "use --gym-packages my_package --env Mine-v0"),
+        ("train --storage stdy.log --study-name x --trial-id 1", "stdy.log does not exist"),
+        ("train --storage study.log --study-name ppgg --trial-id 1", "there is no study 'ppgg' in study.log; nearest: ppg"),
+        ("train --storage study.log --study-name ppg --trial-id 7", "the study 'ppg' has no trial 7"),
+        ("plot_train -e CartPol-v1 -f logs", "no training of CartPol-v1 in logs/ppg; nearest: CartPole-v1_1"),
+        ("all_plots -a ppg ppo -e Pendulum-v1 -f logs", "no training of Pendulum-v1 in logs/ppg, logs/ppo"),
+        ("push_to_hub -orga me --env CartPole-v1 --eval-episodes 0", "--eval-episodes 0"),
     ],
 )
 def test_bad_input_names_what_is_nearest(trained, command, complaint, monkeypatch, capsys):
     monkeypatch.chdir(trained)
+    (trained / "benchmark.yml").touch()
+    if not (trained / "study.log").exists():
+        optuna.create_study(study_name="ppg", storage=JournalStorage(JournalFileBackend("study.log")))
     monkeypatch.setattr(sys, "argv", ["sb3-ppg", *command.split()])
     with pytest.raises(SystemExit) as exit_:
         launcher.main()
@@ -272,9 +286,10 @@ def test_register_twice_is_once():
 
 
 @pytest.mark.parametrize(
-    ("module", "extra", "command"), [("rl_zoo3", "zoo", ["train"]), ("seaborn", "plots", ["plot_train", "-e", "x", "-f", "."])]
+    ("module", "extra", "command"), [("rl_zoo3", "zoo", ["train"]), ("seaborn", "plots", ["plot_from_file", "-i", "x.pkl"])]
 )
 def test_a_missing_extra_says_how_to_get_it(module, extra, command, tmp_path):
+    (tmp_path / "x.pkl").touch()
     code = f"import sys; sys.modules[{module!r}] = None; sys.argv = ['sb3-ppg', *{command}]; import sb3_ppg.__main__"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0 and f'pip install "sb3-ppg[{extra}]"' in done.stderr and "Traceback" not in done.stderr
@@ -295,7 +310,7 @@ def test_every_entry_of_our_file_makes_a_model(entry, tmp_path, monkeypatch):
     assert isinstance(model, PPG) and model.n_envs == hyperparameters["n_envs"]
     assert model.batch_size <= model.n_steps * model.n_envs
     model.env.close()
-    gym.registry.pop("procgen-", None)
+    gym.registry.pop(entry if entry.startswith("procgen-") else "", None)
 
 
 def test_no_entry_claims_to_be_tuned_that_was_not_run():

@@ -18,19 +18,18 @@ EXTRAS = {
     "BabyAI-": "minigrid",
 }
 
-# What a script's options name: "env", "run" (a training in a log folder), "file" (one to read), "archive" (a file whose ending
-# may be left out), "folder"
+# What a script's options name: "env", "run" (a training in a log folder), "model" and "config" (files to read), "archive" (one
+# whose ending may be left out), "folder", "envs" (parts of the names of trainings in the folders)
 RUN = [("env", ["--env"]), ("run", ["-f", "--folder"])]
 NAMED: dict[str, list[tuple[str, list[str]]]] = {
-    "train": [("env", ["--env"]), ("file", ["-i", "--trained-agent"]), ("file", ["-conf", "--conf-file"])],
+    "train": [("env", ["--env"]), ("model", ["-i", "--trained-agent"]), ("config", ["-conf", "--conf-file"])],
     **{script: RUN for script in ("enjoy", "record_video", "record_training", "push_to_hub", "report")},
     "load_from_hub": [("env", ["--env"])],
     "benchmark": [("folder", ["--log-dir"])],
-    "plot_train": [("folder", ["-f", "--exp-folder"])],
-    "all_plots": [("folder", ["-f", "--exp-folders"])],
+    "plot_train": [("folder", ["-f", "--exp-folder"]), ("envs", ["-e", "--env"])],
+    "all_plots": [("folder", ["-f", "--exp-folders"]), ("envs", ["-e", "--env"])],
     "plot_from_file": [("archive", ["-i", "--input"])],
 }
-FILE_TYPES = (".zip", ".yml", ".yaml", ".py")
 
 
 def check_command_line(script: str, arguments: list[str]) -> None:
@@ -49,18 +48,20 @@ def check_command_line(script: str, arguments: list[str]) -> None:
 
     _check_algorithms(args.algos)
     for package in args.gym_packages:
-        importlib.import_module(package)
-    named = [(kind, name) for kind, options in NAMED[script] for name in vars(args)[f"{kind} {options[0]}"]]
-    env_id = next((name for kind, name in named if kind == "env"), "CartPole-v1")
-    for kind, name in named:
-        if kind == "env":
-            _check_environment(name)
-        elif kind == "run" and args.exp_id == 0:
-            _check_run(Path(name), args.algos[-1], env_id)
-        elif kind == "folder" or (kind == "file" and name.endswith(FILE_TYPES)):  # a file without is a Python module
-            check_path(Path(name))
-        elif kind == "archive":
-            check_path(Path(name if name.endswith(".pkl") else f"{name}.pkl"))
+        _check_module(package, "--gym-packages")
+    named = {kind: vars(args)[f"{kind} {options[0]}"] for kind, options in NAMED[script]}
+    for env_id in named.get("env", []):
+        _check_environment(env_id)
+    if "run" in named and args.exp_id == 0:
+        _check_run(Path(named["run"][-1]), args.algos[-1], (named["env"] or ["CartPole-v1"])[-1])
+    for path in [*named.get("folder", []), *named.get("model", []), *map(_with_ending, named.get("archive", []))]:
+        check_path(Path(path))
+    if named.get("model") and not named["model"][-1].endswith(".zip"):
+        raise ArgumentError(f"{named['model'][-1]} is not a model's zip file")
+    for path in named.get("config", []):
+        _check_config(path)
+    for part in named.get("envs", []):
+        _check_trainings(part, [Path(folder) / algo.lower() for folder in named["folder"] for algo in args.algos])
 
 
 def nearest(name: str, there: Iterable[str]) -> str:
@@ -103,8 +104,11 @@ def _check_environment(env_id: str) -> None:
     import gymnasium
     import rl_zoo3.import_envs  # noqa: F401  registers environments
 
-    if env_id in gymnasium.registry or ":" in env_id:  # "module:name" is for Gymnasium to import
+    if env_id in gymnasium.registry:
         return
+    if ":" in env_id:
+        module, _, name = env_id.partition(":")
+        raise ArgumentError(f"--env {env_id} cannot work here: use --gym-packages {module} --env {name}")
     hint = next((f'; such come with pip install "sb3-ppg[{extra}]"' for start, extra in EXTRAS.items() if start in env_id), "")
     raise ArgumentError(f"there is no environment {env_id!r}{nearest(env_id, gymnasium.registry)}{hint}")
 
@@ -119,3 +123,28 @@ def _check_run(folder: Path, algo: str, env_id: str) -> None:
     if get_latest_run_id(str(folder / algo), EnvironmentName(env_id)) == 0:
         runs = [run.name for run in (folder / algo).iterdir() if run.is_dir()]
         raise ArgumentError(f"there is no training of {algo} on {env_id} in {folder}{nearest(f'{env_id}_1', runs)}")
+
+
+def _check_trainings(part: str, folders: list[Path]) -> None:
+    trainings = [entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_dir()]
+    if not any(part in training for training in trainings):
+        raise ArgumentError(f"there is no training of {part} in {', '.join(map(str, folders))}{nearest(part, trainings)}")
+
+
+def _check_config(file: str) -> None:
+    """A file, or a Python module."""
+    if file.endswith((".yml", ".yaml", ".py")) or Path(file).parent != Path("."):
+        check_path(Path(file))
+    else:
+        _check_module(file, "--conf-file")
+
+
+def _check_module(name: str, option: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"{option} {name}: {error}") from error
+
+
+def _with_ending(file: str) -> str:
+    return file if file.endswith(".pkl") else f"{file}.pkl"

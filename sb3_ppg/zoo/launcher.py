@@ -66,7 +66,7 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
     :param arguments: of the command line
     :raises ArgumentError: if they name what is not there
     """
-    # First, because of an option given twice the last counts
+    # Our defaults come first: where an option is given twice, the last one counts
     sys.argv[1:] = [*script.defaults, *arguments]
     try:
         from sb3_ppg.zoo import register

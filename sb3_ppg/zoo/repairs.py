@@ -1,6 +1,6 @@
 """
-What is broken in RL Zoo's scripts for every algorithm, one function each. Each says which version it repairs, looks whether
-that is still broken, and changes nothing where it is not.
+What is broken in RL Zoo's scripts for every algorithm, one function each. Each says which version it repairs, and is without
+effect where that is not broken any more.
 """
 
 import atexit
@@ -20,13 +20,17 @@ from typing import Any, BinaryIO
 import imageio_ffmpeg
 import matplotlib
 import numpy as np
+import optuna
 import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from matplotlib import pyplot as plt
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import StoreDict
 
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.zoo.command_line import check_path
+from sb3_ppg.zoo.command_line import check_path, nearest
 
 FONTS = """<?xml version="1.0"?>
 <fontconfig>
@@ -41,6 +45,8 @@ def apply() -> None:
     """All of them."""
     run_children_through_our_launcher()
     load_the_first_trial()
+    name_the_studies()
+    explain_options_that_are_no_python()
     provide_the_metadata_of_a_model_card()
     catch_missing_files_of_the_hub()
     name_the_nearest_model()
@@ -70,7 +76,7 @@ def through_our_launcher(command: Any) -> Any:
     match command:
         case ["python", "enjoy.py", *options]:
             script = "enjoy"
-        case ["python", "-m", str(module), *options] if module.startswith("rl_zoo3."):
+        case ["python" | sys.executable, "-m", str(module), *options] if module.startswith("rl_zoo3."):
             script = module.removeprefix("rl_zoo3.")
         case _:
             return command
@@ -102,6 +108,41 @@ def load_the_first_trial() -> None:
         return original(self)
 
     ExperimentManager.read_hyperparameters = read_hyperparameters  # type: ignore[method-assign]
+
+
+def name_the_studies() -> None:
+    """rl_zoo3 2.9.2: a study or a trial that is not there ends in a KeyError or an IndexError."""
+    original = ExperimentManager.load_trial
+
+    @wraps(original)
+    def load_trial(self: ExperimentManager, storage: str, study_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        is_journal = storage.endswith(".log")
+        if is_journal:
+            check_path(Path(storage))
+        try:
+            return original(self, storage, study_name, *args, **kwargs)
+        except KeyError as error:
+            there = optuna.get_all_study_names(JournalStorage(JournalFileBackend(storage)) if is_journal else storage)
+            raise ArgumentError(f"there is no study {study_name!r} in {storage}{nearest(study_name, there)}") from error
+        except IndexError as error:
+            raise ArgumentError(f"the study {study_name!r} has no trial {self.trial_id}") from error
+
+    ExperimentManager.load_trial = load_trial  # type: ignore[method-assign]
+
+
+def explain_options_that_are_no_python() -> None:
+    """rl_zoo3 2.9.2: ``-params n_steps:abc`` ends in a NameError, as the value is evaluated."""
+    original = StoreDict.__call__
+
+    @wraps(original)
+    def store(self: StoreDict, parser: Any, namespace: Any, values: list[str], option_string: str | None = None) -> None:
+        try:
+            original(self, parser, namespace, values, option_string)
+        except Exception as error:
+            wanted = "name:value with values in Python's notation, strings in quotes, as in learning_rate:\"'lin_0.001'\""
+            raise ArgumentError(f"{option_string} {' '.join(values)} ({error}): use {wanted}") from error
+
+    StoreDict.__call__ = store  # type: ignore[method-assign]
 
 
 class _First(int):

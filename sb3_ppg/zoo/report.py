@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest)")
     parser.add_argument("--episodes", default=100, type=int, help="how many episodes to evaluate")
     parser.add_argument("--seed", default=0, type=int, help="of the evaluation's environment")
+    add_gym_packages(parser)
     args = parser.parse_args()
 
     if args.episodes < 1:
@@ -43,6 +44,15 @@ def main() -> None:
     print(f"Model:          {model_path}")
     print(f"Logs:           {log_path}")
     print(f"Learning curve: {picture}")
+
+
+def add_gym_packages(parser: argparse.ArgumentParser) -> None:
+    """
+    As the Zoo's ``train`` has it; the launcher imports them.
+
+    :param parser: to which the option is added
+    """
+    parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register further environments")
 
 
 def load_agent(

@@ -29,8 +29,8 @@ from stable_baselines3.common.vec_env import VecVideoRecorder
 from sb3_ppg import hub, zoo
 from sb3_ppg.errors import ArgumentError, ModelFormatError
 from sb3_ppg.ppg import PPG
-from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, check_sums, why_not_pickle
-from sb3_ppg.zoo.report import evaluate, load_agent, plot_learning_curve, saved_env_kwargs
+from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, check_sums, read_json, why_not_pickle
+from sb3_ppg.zoo.report import add_gym_packages, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
 ZOO = "zoo.json"
 LOG_FILES = re.compile(r"evaluations\.npz|\d+\.monitor\.csv")
@@ -80,7 +80,10 @@ def push() -> None:
     parser.add_argument("--device", default="auto", help="PyTorch device")
     parser.add_argument("--verbose", default=1, type=int, help="for the Zoo's algorithms")
     parser.add_argument("--env-kwargs", nargs="+", action=StoreDict, help="further options of the environment")
+    add_gym_packages(parser)
     args = parser.parse_args()
+    if args.eval_episodes < 1:
+        parser.error(f"--eval-episodes {args.eval_episodes} cannot work: use at least 1")
     if args.algo not in zoo.ALGOS:
         runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
         return
@@ -122,23 +125,26 @@ def push_run(args: argparse.Namespace, model_path: str, log_path: Path) -> str:
     print(f"Mean return over {len(returns)} episodes: {evaluation.mean:.2f} +/- {evaluation.std:.2f}")
 
     config, _ = get_saved_hyperparams(str(stats_path), norm_reward=True)
+    env_kwargs = {**saved_env_kwargs(stats_path), **(args.env_kwargs or {})}
     with tempfile.TemporaryDirectory() as temporary:
         files = {f"logs/{file.name}": file for file in log_path.iterdir() if LOG_FILES.fullmatch(file.name)}
-        files |= {ZOO: describe_environment(env_id, config, saved_env_kwargs(stats_path), Path(temporary) / ZOO)}
+        files |= {ZOO: describe_environment(env_id, config, env_kwargs, Path(temporary) / ZOO)}
         if any(name.endswith(".monitor.csv") for name in files):
             files["learning_curve.png"] = Path(temporary) / "learning_curve.png"
             plot_learning_curve(log_path, f"{args.algo.upper()} on {env_id}", files["learning_curve.png"])
         if not args.no_render:
             files["replay.mp4"] = record(model, args.n_timesteps, deterministic, temporary)
-        # As in training: evaluation has switched it off
+        # As in training: evaluation has changed these
+        model.n_envs = int(config.get("n_envs", 1))
         if (vec_normalize := model.get_vec_normalize_env()) is not None:
             vec_normalize.norm_reward = config["normalize_kwargs"].get("norm_reward", True)
+            vec_normalize.training = True
         return hub.push(
             *(model, repo_id),
             env_id=env_id,
             evaluation=evaluation,
             files=files,
-            usage=usage(args, repo_id, config),
+            usage=usage(args, repo_id, config, env_kwargs),
             private=args.private,
             commit_message=args.commit_message,
         )
@@ -185,11 +191,12 @@ def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
     return Path(recorder.video_path)
 
 
-def usage(args: argparse.Namespace, repo_id: str, config: dict[str, Any]) -> str:
+def usage(args: argparse.Namespace, repo_id: str, config: dict[str, Any], env_kwargs: dict[str, Any]) -> str:
     """
     :param args: of the command
     :param repo_id: where the model will be
     :param config: hyperparameters as the Zoo saves them
+    :param env_kwargs: options of the environment
     :return: what the model card says about loading it
     """
     env_id = args.env.gym_id
@@ -205,11 +212,10 @@ def usage(args: argparse.Namespace, repo_id: str, config: dict[str, Any]) -> str
 pip install "sb3-ppg[zoo]"
 sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization} {" ".join([*options, "-f logs"])}
 sb3-ppg enjoy{algo} --env {env_id} -f logs
-sb3-ppg train{algo} --env {env_id}    # another one like it
 ```"""
     if wrapper_names(config) or config.get("frame_stack"):  # the environment alone is not what the model knows
         return commands
-    return f"{commands}\n\nIn Python:\n\n{hub.python_usage(repo_id, env_id, [])}"
+    return f"{commands}\n\nIn Python:\n\n{hub.python_usage(repo_id, env_id, env_kwargs, [])}"
 
 
 def wrapper_names(config: dict[str, Any]) -> list[str]:
@@ -246,6 +252,7 @@ def load() -> None:
     parser.add_argument("--allow", nargs="+", default=[], help="further wrappers that its environment may have")
     parser.add_argument("--trust-pickle", action="store_true", help="load an SB3 zip file, too, which can run any code")
     parser.add_argument("--verbose", default=1, type=int, help="not used")
+    add_gym_packages(parser)
     args = parser.parse_args()
     if args.trust_pickle:
         os.environ["TRUST_REMOTE_CODE"] = "True"
@@ -290,27 +297,38 @@ def download_without_pickle(
     repo_id = f"{organization}/{repo_name or ModelName(algo, env_name)}"
     print(f"Downloading {repo_id}")
     source = hub.download(repo_id, [DESCRIPTION, ARRAYS, CHECKSUMS, ZOO, "logs/*"], revision)
-    if not (source / DESCRIPTION).exists():
-        if not trust_pickle:
-            raise ModelFormatError(why_not_pickle(f"{repo_id}/{ModelName(algo, env_name).filename}"))
-        original = import_module("rl_zoo3.load_from_hub").download_from_hub.__wrapped__
-        original(algo, env_name, exp_id, folder, organization, repo_name, force)
-        return Path(folder) / algo
-
     runs = Path(folder) / algo
     new = exp_id or get_latest_run_id(str(runs), env_name) + 1
     log_path = runs if new < 0 else runs / f"{env_name}_{new}"
-    if log_path.exists() and not force:
-        raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
+    if not (source / DESCRIPTION).exists():
+        archive = hub.zip_of_sb3(repo_id, revision)
+        if archive is None:
+            raise ModelFormatError(f"{repo_id} holds no model: there is neither {DESCRIPTION} nor an SB3 zip file")
+        if not trust_pickle:
+            raise ModelFormatError(f"{why_not_pickle(f'{repo_id}/{archive}')} (--trust-pickle)")
+        if revision is not None:
+            raise ArgumentError("--revision cannot work for an SB3 zip file: the Zoo fetches the latest")
+        original = import_module("rl_zoo3.load_from_hub").download_from_hub.__wrapped__
+        original(algo, env_name, exp_id, folder, organization, repo_name, force)
+        return log_path
+
     runs.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=runs.parent) as temporary:
         made = Path(temporary) / "run"
         _make_run(source, env_name, algo, set(allowed or []) | WRAPPERS, made)
-        shutil.rmtree(log_path, ignore_errors=True)
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        made.rename(log_path)
+        _put(made, log_path, force, numbered=new > 0)
     print(f"Saved to {log_path}")
     return log_path
+
+
+def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:
+    """In its place; where that is the folder of all trainings (``--exp-id -1``), only files of the same names are replaced."""
+    there = [file for file in made.rglob("*") if file.is_file() and (log_path / file.relative_to(made)).exists()]
+    if not force and (there or (numbered and log_path.exists())):
+        raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
+    if numbered:
+        shutil.rmtree(log_path, ignore_errors=True)
+    shutil.copytree(made, log_path, dirs_exist_ok=True)
 
 
 def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
@@ -329,7 +347,7 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
     (log_path / env_name / "args.yml").write_text(yaml.safe_dump(arguments))
     model.save(log_path / f"{env_name}.zip")
     for file in (source / "logs").iterdir() if (source / "logs").is_dir() else []:
-        if LOG_FILES.fullmatch(file.name):
+        if LOG_FILES.fullmatch(file.name) and file.is_file():
             shutil.copy(file, log_path / file.name)
 
 
@@ -342,13 +360,15 @@ def _read_environment(source: Path, env_name: EnvironmentName, allowed: set[str]
     if not (source / ZOO).exists():
         return {"config": {"n_timesteps": 0}, "env_kwargs": {}}
     check_sums(source, [ZOO])
+    data = read_json(source / ZOO)
     try:
-        data = json.loads((source / ZOO).read_text(encoding="utf-8"))
         env_id, config, env_kwargs = data["env_id"], data["config"], data["env_kwargs"]
         unknown = set(config) - {"n_timesteps", "frame_stack", "env_wrapper", "vec_env_wrapper"}
         numbers = [config.get("n_timesteps", 0), config.get("frame_stack", 0)]
-        if unknown or not isinstance(env_kwargs, dict) or not all(isinstance(number, (int, float)) for number in numbers):
+        positive = all(isinstance(number, (int, float)) and number >= 0 for number in numbers)
+        if unknown or not isinstance(env_kwargs, dict) or not positive:
             raise ValueError(f"unknown settings {sorted(unknown)}, or no numbers {numbers}")
+        yaml.safe_dump(data)  # so the Zoo can read it, too
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFormatError(f"{source / ZOO} cannot be read ({type(error).__name__}: {error})") from error
     if env_id != env_name.gym_id:
