@@ -242,7 +242,7 @@ def test_training_with_worker_processes(tmp_path):
         ("train --storage stdy.log --study-name x --trial-id 1", "stdy.log does not exist"),
         ("train --storage study.log --study-name ppgg --trial-id 1", "there is no study 'ppgg' in study.log; nearest: ppg"),
         ("train --storage study.log --study-name ppg --trial-id 7", "the study 'ppg' has no trial 7"),
-        ("plot_train -e CartPol-v1 -f logs", "no training of CartPol-v1 in logs/ppg; nearest: CartPole-v1_1"),
+        ("plot_train -e CartPol-v1 -f logs", "no training of CartPol-v1 in logs/ppg; nearest: CartPole-v1_"),
         ("all_plots -a ppg ppo -e Pendulum-v1 -f logs", "no training of Pendulum-v1 in logs/ppg, logs/ppo"),
         ("push_to_hub -orga me --env CartPole-v1 --eval-episodes 0", "--eval-episodes 0"),
     ],
