@@ -167,8 +167,8 @@ def markdown(rows: pd.DataFrame) -> str:
         f"{th.__version__}. Mean of {N_EPISODES} deterministic episodes after training, per seed; ± is the standard error of "
         "the mean over seeds.",
         "",
-        "| environment | setting | algorithm | steps | return per seed | mean | seconds |",
-        "|---|---|---|---|---|---|---|",
+        "| environment | setting | algorithm | steps | return per seed | mean |",
+        "|---|---|---|---|---|---|",
     ]
     for env_id, setting, _ in EXPERIMENTS:
         for algo in ("ppg", "ppo"):
@@ -177,9 +177,7 @@ def markdown(rows: pd.DataFrame) -> str:
                 per_seed = ", ".join(f"{value:.1f}" for value in part["mean"])
                 mean = f"{part['mean'].mean():.1f} ± {part['mean'].sem():.1f}"
                 steps = f"{part.steps.max() / 1000:.0f}k"
-                lines.append(
-                    f"| {env_id} | {setting} | {algo.upper()} | {steps} | {per_seed} | {mean} | {part.seconds.mean():.0f} |"
-                )
+                lines.append(f"| {env_id} | {setting} | {algo.upper()} | {steps} | {per_seed} | {mean} |")
     return "\n".join(lines) + "\n"
 
 

@@ -153,10 +153,8 @@ def _readable(data: Any) -> Any:
     if kind == "$class":
         return data[kind].rpartition(".")[2]
     if kind == "$schedule":
-        name, *numbers = data[kind]
-        return (
-            numbers[0] if name == "constant" else f"linear, {numbers[0]} to {numbers[1]} at {numbers[2]:.0%} of the training"
-        )
+        _, start, *rest = data[kind]
+        return f"{start} to {rest[0]}, linear over {rest[1]:.0%} of the training" if rest else start
     if kind.startswith("$"):
         return _readable(data[kind])
     return {key: _readable(value) for key, value in data.items()}
