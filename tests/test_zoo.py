@@ -161,13 +161,13 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     study = ("--env", "CartPole-v1", "--storage", "journal.log", "--study-name", "ppg")
     output = run(
         *("train", "-optimize", *study, "-n", "6000", "--n-trials", "5", "--n-startup-trials", "1", "--n-evaluations", "3"),
-        *("--eval-episodes", "2", "--sampler", "tpe", "--pruner", "median", "--no-optim-plots", "--num-threads", "1"),
+        *("--eval-episodes", "2", "--sampler", "tpe", "--pruner", "halving", "--no-optim-plots", "--seed", "1"),
         cwd=tmp_path,
     )
     assert "Number of finished trials:  5" in output
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal.log")))
     trials = optuna.load_study(study_name="ppg", storage=storage).trials
-    assert len(trials) == 5 and all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
+    assert len(trials) == 5 and {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
     assert {"n_policy_iterations", "n_aux_epochs", "beta_clone", "aux_learning_rate", "architecture"} <= trials[
         0
     ].params.keys()
