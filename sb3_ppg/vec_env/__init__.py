@@ -1,0 +1,5 @@
+"""Environments by EnvPool. Needs the extra ``envpool``, or ``procgen``."""
+
+from sb3_ppg.vec_env.envpool_vec_env import EnvPoolVecEnv
+
+__all__ = ["EnvPoolVecEnv"]

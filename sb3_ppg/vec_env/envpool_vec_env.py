@@ -1,0 +1,232 @@
+"""EnvPool's environments (https://envpool.readthedocs.io) as Stable-Baselines3 knows them."""
+
+import ctypes
+import difflib
+import importlib.util
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from sb3_ppg.errors import ArgumentError
+
+# What Procgen links to on Python 3.11, in an order in which it can be loaded
+QT_LIBRARIES = [
+    *("libicudata.so.56", "libicuuc.so.56", "libicui18n.so.56"),
+    *("libQt5Core.so.5", "libQt5Gui.so.5"),
+]
+
+
+class EnvPoolVecEnv(VecEnv):
+    """
+    Any EnvPool environment with Box, Discrete or (flat) Dict observations and Box or Discrete actions, as a ``VecEnv``::
+
+        PPG("CnnPolicy", EnvPoolVecEnv("CoinrunEasy-v0", num_envs=64, num_levels=200))
+
+    An environment that has finished is reset in the same step, as SB3 expects, while EnvPool itself does so in the next one:
+    its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the
+    episode was cut off, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
+    What else EnvPool says of a step is in the infos of environments that have finished, or with ``all_infos`` of all.
+    Numbers of 64 bits are given in 32.
+
+    :param env_id: EnvPool's name of the environment
+    :param num_envs: how many
+    :param seed: of all together; different seeds give different environments
+    :param treat_truncation_as_termination: whether episodes that were cut off count as ended, without bootstrapping, as in the
+        authors' Procgen
+    :param render_mode: "rgb_array" for videos, where EnvPool can
+    :param all_infos: whether infos are given at each step. It takes time
+    :param options: of EnvPool and of the environment, such as ``num_threads``, ``num_levels`` and ``start_level``
+    :raises ArgumentError: if there is no such environment, or it or its options cannot be used here
+    :raises ImportError: if EnvPool is not installed
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        seed: int = 0,
+        *,
+        treat_truncation_as_termination: bool = False,
+        render_mode: str | None = None,
+        all_infos: bool = False,
+        **options: Any,
+    ) -> None:
+        self.env_id = env_id
+        self.render_mode = render_mode
+        self.options = options
+        self.treat_truncation_as_termination = treat_truncation_as_termination
+        self.all_infos = all_infos
+        self._seed = seed
+        self._pool = self._make_pool(num_envs)
+        self._start = time.time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # Gymnasium, of 64 bits
+            self._pool_action_space = self._pool.action_space
+            observation_space = _in_32_bits(self._pool.observation_space)
+        super().__init__(num_envs, observation_space, _in_32_bits(self._pool_action_space))
+        self.waiting_actions = np.zeros(0)
+
+    def _make_pool(self, num_envs: int) -> Any:
+        envpool = import_envpool()
+        if self.env_id not in envpool.list_all_envs():
+            close = difflib.get_close_matches(self.env_id, envpool.list_all_envs(), n=3)
+            raise ArgumentError(f"EnvPool has no environment {self.env_id!r}; nearest: {', '.join(close)}")
+        if "Exploration" in self.env_id and self.options.get("num_levels", 0) != 0:
+            raise ArgumentError(
+                f"`num_levels`={self.options['num_levels']} cannot work for {self.env_id}: exploration mode has one level "
+                "only, and EnvPool would end the whole process"
+            )
+        rendering = {} if self.render_mode is None else {"render_mode": self.render_mode}
+        seed = int(np.random.SeedSequence(self._seed).generate_state(1)[0] % 2**31)  # its neighbours have seed + 1, ...
+        try:
+            return envpool.make_gymnasium(self.env_id, num_envs=num_envs, seed=seed, **rendering, **self.options)
+        except ImportError as error:
+            raise ImportError(f'{error} Without root: pip install "sb3-ppg[procgen]"') from error
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ArgumentError(f"EnvPool cannot make {self.env_id} with {self.options}: {error}") from error
+
+    # ---- steps ----
+
+    def reset(self) -> VecEnvObs:
+        """
+        Start all episodes.
+
+        :return: observations, (num_envs, ...)
+        """
+        if self._seeds[0] is not None and self._seeds[0] != self._seed:  # EnvPool only takes a seed when it is made
+            self._seed = self._seeds[0]
+            self._pool.close()
+            self._pool = self._make_pool(self.num_envs)
+        self._reset_seeds()
+        self._reset_options()
+        self._returns = np.zeros(self.num_envs)
+        self._lengths = np.zeros(self.num_envs, dtype=int)
+        observations, _ = self._pool.reset()
+        return _cast(observations, self.observation_space)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.waiting_actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        actions = np.asarray(self.waiting_actions).astype(self._pool_action_space.dtype)
+        observations, rewards, terminated, truncated, pool_infos = self._pool.step(actions)
+        observations, rewards = _cast(observations, self.observation_space), np.array(rewards, dtype=np.float32)
+        truncated = truncated & ~terminated
+        dones = terminated | truncated
+        self._returns += rewards
+        self._lengths += 1
+
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        finished = np.flatnonzero(dones).tolist()
+        for index in range(self.num_envs) if self.all_infos else finished:
+            infos[index].update(_info_of(pool_infos, index, self.num_envs))
+        if len(finished) > 0:
+            for index in finished:
+                infos[index]["terminal_observation"] = _at(observations, index)
+                infos[index]["TimeLimit.truncated"] = bool(truncated[index]) and not self.treat_truncation_as_termination
+                infos[index]["episode"] = self._finish_episode(index)
+            self._restart(np.array(finished, dtype=np.int32), observations)
+        return observations, rewards, dones, infos
+
+    def _finish_episode(self, index: int) -> dict[str, Any]:
+        episode = {"r": float(self._returns[index]), "l": int(self._lengths[index]), "t": round(time.time() - self._start, 6)}
+        self._returns[index] = self._lengths[index] = 0
+        return episode
+
+    def _restart(self, finished: np.ndarray, observations: Any) -> None:
+        """A step of finished environments resets them, whatever the action; put their first observations in place."""
+        actions = np.zeros((len(finished), *self._pool_action_space.shape), dtype=self._pool_action_space.dtype)
+        first, *_, pool_infos = self._pool.step(actions, finished)
+        first = _cast(first, self.observation_space)
+        indices = pool_infos["env_id"]
+        for name in observations if isinstance(observations, dict) else [...]:
+            target, source = (observations, first) if name is ... else (observations[name], first[name])
+            target[indices] = source
+
+    # ---- the rest of a VecEnv ----
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        if self.render_mode != "rgb_array":
+            return [None] * self.num_envs
+        return list(self._pool.render(env_ids=np.arange(self.num_envs, dtype=np.int32)))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        value = {"render_mode": self.render_mode, "spec": None}[attr_name] if attr_name in ("render_mode", "spec") else ...
+        return [getattr(self._pool, attr_name) if value is ... else value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        raise NotImplementedError("EnvPool's environments have no attributes that could be set")
+
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        raise NotImplementedError("EnvPool's environments have no methods of their own")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        return [False for _ in self._get_indices(indices)]
+
+
+def import_envpool() -> Any:
+    """
+    :return: the module, with Procgen where its libraries are
+    :raises ImportError: if it is not installed, saying how to
+    """
+    _load_qt()
+    try:
+        import envpool
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f'EnvPool is not installed ({error}): pip install "sb3-ppg[envpool]", or "sb3-ppg[procgen]"'
+        ) from error
+    return envpool
+
+
+def _load_qt() -> None:
+    """On Python 3.11 Procgen needs Qt, which ``PyQt5-Qt5`` brings without root; it has to be loaded before."""
+    found = importlib.util.find_spec("PyQt5")
+    for folder in found.submodule_search_locations or [] if found else []:
+        for library in QT_LIBRARIES:
+            path = Path(folder) / "Qt5" / "lib" / library
+            if path.exists():
+                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+
+
+def _in_32_bits(space: spaces.Space) -> spaces.Space:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: _in_32_bits(part) for name, part in space.items()})
+    if isinstance(space, spaces.Box):
+        dtype = np.float32 if space.dtype == np.float64 else space.dtype
+        return spaces.Box(space.low.astype(dtype), space.high.astype(dtype), dtype=dtype)
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    raise ArgumentError(f"{space} cannot be used: observations are Box, Discrete or Dict of these, actions Box or Discrete")
+
+
+def _cast(observations: Any, space: spaces.Space) -> Any:
+    """A copy, as EnvPool may use its arrays again."""
+    if isinstance(space, spaces.Dict):
+        return {name: _cast(observations[name], part) for name, part in space.items()}
+    return np.array(observations, dtype=space.dtype)
+
+
+def _at(observations: Any, index: int) -> Any:
+    if isinstance(observations, dict):
+        return {name: part[index].copy() for name, part in observations.items()}
+    return observations[index].copy()
+
+
+def _info_of(pool_infos: dict[str, Any], index: int, num_envs: int) -> dict[str, Any]:
+    """One environment's part of EnvPool's arrays."""
+    return {
+        name: values[index].item() if values[index].ndim == 0 else values[index].copy()
+        for name, values in pool_infos.items()
+        if isinstance(values, np.ndarray) and len(values) == num_envs and name != "env_id"
+    }
