@@ -169,7 +169,8 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
         json.dumps(kwargs)
     except (AttributeError, NotImplementedError, TypeError):
         return None, {}
-    return (spec.id, kwargs) if wrappers <= {"Monitor"} else (None, {})
+    ours = str(spec.entry_point).startswith("sb3_ppg")  # known only after `sb3_ppg.zoo.register()`
+    return (spec.id, kwargs) if wrappers <= {"Monitor"} and not ours else (None, {})
 
 
 def _loads_in(folder: Path, env_id: str | None, env_kwargs: dict[str, Any], custom_objects: Mapping[str, Any] | None) -> bool:

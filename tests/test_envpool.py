@@ -1,18 +1,26 @@
 """EnvPool's environments as SB3's: nothing is lost or added where an episode ends."""
 
+import re
 import subprocess
 import sys
+from argparse import Namespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecMonitor, VecNormalize, VecVideoRecorder
 
-from sb3_ppg import PPG, ArgumentError
-from sb3_ppg.vec_env import EnvPoolVecEnv
+from sb3_ppg import PPG, ArgumentError, ImpalaCNN
+from sb3_ppg.vec_env import EnvPoolEnv, EnvPoolVecEnv
+from sb3_ppg.vec_env.envpool_vec_env import import_envpool
+from sb3_ppg.zoo.procgen import ENV_IDS
+from sb3_ppg.zoo.registration import register
 from tests.helpers import collect
+from tests.test_zoo import run
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 
@@ -193,3 +201,87 @@ def test_procgen_without_qt(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0 and 'pip install "sb3-ppg[procgen]"' in done.stderr
+
+
+def test_a_single_environment():
+    """For Gymnasium's and SB3's own checks, and the same episodes as with many."""
+    env = EnvPoolEnv("LeaperEasy-v0")
+    check_env(env)
+    first, _ = env.reset(seed=5)
+    venv = EnvPoolVecEnv("LeaperEasy-v0", 1, seed=5)
+    assert np.array_equal(first, venv.reset()[0])
+    n_episodes = 0
+    for _ in range(600):
+        action = env.action_space.sample()
+        observation, reward, terminated, truncated, info = env.step(action)
+        observations, rewards, dones, infos = venv.step(np.array([action]))
+        assert reward == rewards[0] and (terminated or truncated) == dones[0]
+        assert np.array_equal(observation, infos[0]["terminal_observation"] if dones[0] else observations[0])
+        if dones[0]:
+            assert truncated == infos[0]["TimeLimit.truncated"] and info["prev_level_seed"] == infos[0]["prev_level_seed"]
+            n_episodes += 1
+            assert np.array_equal(env.reset()[0], observations[0])
+    assert n_episodes >= 2
+
+
+# ---- in RL Zoo ----
+
+
+def test_the_games_are_envpools():
+    name = re.compile(r"[A-Z][a-z]+(Easy|Hard|Extreme|Exploration|Memory)-v0")
+    assert {env_id for env_id in import_envpool().list_all_envs() if name.fullmatch(env_id)} == ENV_IDS
+
+
+def test_zoo_commands_on_procgen(tmp_path):
+    """Training in EnvPool on some levels, evaluated on all; then as with any other environment."""
+    small = (
+        "-params",
+        "n_envs:4",
+        "n_steps:16",
+        "batch_size:32",
+        "n_policy_iterations:2",
+        "aux_batch_size:32",
+        "micro_batch_size:None",
+    )
+    short = ("--env", "LeaperEasy-v0", "-n", "256", "--num-threads", "1")
+    levels = ("--env-kwargs", "num_levels:5", "start_level:100")
+    output = run("train", *short, "--eval-freq", "128", "--eval-episodes", "2", *levels, *small, cwd=tmp_path)
+    assert "eval_env_kwargs={'num_levels': 0, 'start_level': 0}" in output
+    folder = tmp_path / "logs" / "ppg" / "LeaperEasy-v0_1"
+    assert {"LeaperEasy-v0.zip", "best_model.zip", "evaluations.npz", "0.monitor.csv"} <= {
+        path.name for path in folder.iterdir()
+    }
+    model = PPG.load(folder / "LeaperEasy-v0.zip", device="cpu")
+    assert isinstance(model.policy.features_extractor, ImpalaCNN) and model.n_envs == 4
+
+    assert "Loading logs/ppg" in run("enjoy", "--env", "LeaperEasy-v0", "--no-render", "-n", "50", cwd=tmp_path)
+    run("record_video", "--env", "LeaperEasy-v0", "-n", "20", cwd=tmp_path)
+    assert list((folder / "videos").glob("*.mp4"))
+    assert "Mean return over 2 episodes" in run("report", "--env", "LeaperEasy-v0", "--episodes", "2", cwd=tmp_path)
+    run("train", *short, "--eval-freq", "-1", "-i", str(folder / "LeaperEasy-v0.zip"), *small, cwd=tmp_path)
+    assert (tmp_path / "logs" / "ppg" / "LeaperEasy-v0_2" / "LeaperEasy-v0.zip").exists()
+
+
+def test_zoo_trains_in_envpool_on_the_levels_that_were_asked_for(tmp_path, monkeypatch):
+    register()
+    monkeypatch.chdir(tmp_path)
+    arguments = Namespace(eval_env_kwargs=None)
+    options = dict(eval_freq=100, env_kwargs={"num_levels": 5, "start_level": 100}, hyperparams={"n_envs": 3})
+    manager = ExperimentManager(arguments, "ppg", "CoinrunHard-v0", str(tmp_path), **options)
+    model, saved = manager.setup_experiment()
+    assert isinstance(model.env.unwrapped, EnvPoolVecEnv) and saved["policy"] == "CnnPolicy" and model.gamma == 0.999
+    venv = manager.create_envs(3, no_log=True).unwrapped
+    venv.all_infos = True
+    venv.reset()
+    seeds = {info["level_seed"] for _ in range(20) for info in venv.step(np.zeros(3, dtype=int))[3]}
+    assert seeds <= set(range(100, 105))
+    assert manager.create_envs(1, eval_env=True).unwrapped.options == {"num_levels": 0, "start_level": 0}
+    assert arguments.eval_env_kwargs == {"num_levels": 0, "start_level": 0} and not manager.deterministic_eval
+    model.env.close()
+
+
+def test_zoo_without_the_extra(tmp_path):
+    command = "sys.argv = ['sb3-ppg', 'train', '--env', 'CoinrunEasy-v0']"
+    code = f"import sys; sys.modules['envpool'] = None; {command}; import sb3_ppg.__main__"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode != 0 and 'pip install "sb3-ppg[envpool]"' in done.stderr and "Traceback" not in done.stderr

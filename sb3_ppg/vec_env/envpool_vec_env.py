@@ -183,9 +183,8 @@ def import_envpool() -> Any:
     try:
         import envpool
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f'EnvPool is not installed ({error}): pip install "sb3-ppg[envpool]", or "sb3-ppg[procgen]"'
-        ) from error
+        extras = '"sb3-ppg[envpool]", for Procgen "sb3-ppg[procgen]"'
+        raise ImportError(f"EnvPool cannot be imported ({error}): pip install {extras}") from error
     return envpool
 
 

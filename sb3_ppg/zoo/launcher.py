@@ -85,7 +85,9 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
             runpy.run_module(script.module, run_name="__main__", alter_sys=True)
         else:
             getattr(importlib.import_module(script.module), script.function)()
-    except ModuleNotFoundError as error:
+    except ImportError as error:
+        if "pip install" in str(error):  # ours
+            sys.exit(f"sb3-ppg {name}: {error}")
         if error.name not in EXTRAS:
             raise
         sys.exit(f'sb3-ppg {name}: {error}. pip install "sb3-ppg[{EXTRAS[error.name]}]"')

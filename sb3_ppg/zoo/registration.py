@@ -1,6 +1,6 @@
 """
-Makes PPG known to RL Zoo, which has no plugin mechanism. This module and ``repairs`` are the ones that patch it (rl_zoo3
-2.9.2), and only when ``register()`` is called.
+Makes PPG known to RL Zoo, which has no plugin mechanism. This module, ``repairs`` and ``procgen`` are the ones that patch
+it (rl_zoo3 2.9.2), and only when ``register()`` is called.
 """
 
 import importlib
@@ -23,6 +23,7 @@ try:
     from rl_zoo3.utils import SimpleLinearSchedule
 
     from sb3_ppg.zoo import repairs
+    from sb3_ppg.zoo.procgen import register_procgen
 except ImportError as error:
     raise ImportError(f'RL Zoo cannot be imported ({error}): pip install "sb3-ppg[zoo]"') from error
 
@@ -50,6 +51,7 @@ def register() -> None:
     _parse_our_schedules()
     _refuse_unknown_hyperparameters()
     repairs.apply()
+    register_procgen()
     _download_without_pickle()
 
 

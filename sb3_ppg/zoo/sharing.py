@@ -30,6 +30,7 @@ from sb3_ppg import hub, zoo
 from sb3_ppg.errors import ArgumentError, ModelFormatError
 from sb3_ppg.ppg import PPG
 from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, check_sums, read_json, why_not_pickle
+from sb3_ppg.zoo.procgen import ENV_IDS
 from sb3_ppg.zoo.report import add_gym_packages, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
 ZOO = "zoo.json"
@@ -213,7 +214,8 @@ pip install "sb3-ppg[zoo]"
 sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization} {" ".join([*options, "-f logs"])}
 sb3-ppg enjoy{algo} --env {env_id} -f logs
 ```"""
-    if wrapper_names(config) or config.get("frame_stack"):  # the environment alone is not what the model knows
+    # Where the environment alone is not what the model knows, or is one that only the Zoo makes
+    if wrapper_names(config) or config.get("frame_stack") or env_id in ENV_IDS:
         return commands
     return f"{commands}\n\nIn Python:\n\n{hub.python_usage(repo_id, env_id, env_kwargs, [])}"
 

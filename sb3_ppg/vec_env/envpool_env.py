@@ -1,0 +1,60 @@
+"""One EnvPool environment, as Gymnasium knows them."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from sb3_ppg.vec_env.envpool_vec_env import EnvPoolVecEnv
+
+
+class EnvPoolEnv(gym.Env):
+    """
+    For tools that want one environment at a time; ``EnvPoolVecEnv`` is faster.
+
+    :param env_id: EnvPool's name of the environment
+    :param render_mode: "rgb_array", "human" or None
+    :param options: of ``EnvPoolVecEnv``
+    """
+
+    def __init__(self, env_id: str, render_mode: str | None = None, **options: Any) -> None:
+        self.metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 15}
+        self.env_id = env_id
+        self.render_mode = render_mode
+        self.options = options
+        self._make(0)
+        self.observation_space = self._venv.observation_space
+        self.action_space = self._venv.action_space
+
+    def _make(self, seed: int) -> None:
+        self._venv = EnvPoolVecEnv(self.env_id, 1, seed, render_mode=self.render_mode, **self.options)
+        self._first: Any = None  # the observation that an episode starts with
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:  # EnvPool only takes a seed when it is made
+            self._venv.close()
+            self._make(seed)
+        first = _only(self._venv.reset()) if self._first is None else self._first
+        self._first = None
+        return first, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observations, rewards, dones, infos = self._venv.step(np.asarray(action)[None])
+        info = infos[0]
+        if not dones[0]:
+            return _only(observations), float(rewards[0]), False, False, info
+        self._first = _only(observations)  # it has been reset already
+        truncated = info.pop("TimeLimit.truncated")
+        del info["episode"]
+        return info.pop("terminal_observation"), float(rewards[0]), not truncated, truncated, info
+
+    def render(self) -> Any:
+        return self._venv.render(self.render_mode) if self.render_mode == "human" else self._venv.get_images()[0]
+
+    def close(self) -> None:
+        self._venv.close()
+
+
+def _only(observations: Any) -> Any:
+    return {name: part[0] for name, part in observations.items()} if isinstance(observations, dict) else observations[0]
