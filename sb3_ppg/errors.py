@@ -1,5 +1,8 @@
 """The errors of this package."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class ArgumentError(ValueError, AssertionError):
     """Arguments that cannot work. Also an ``AssertionError``, because that is what SB3's PPO raises for some of them."""
@@ -19,3 +22,18 @@ class ModelFormatError(ValueError):
 
 class HubError(RuntimeError):
     """A model that cannot be sent to the Hugging Face Hub or fetched from there."""
+
+
+def nearest(name: str, there: Iterable[str]) -> str:
+    """
+    :param name: of something that is not there
+    :param there: the names of what is
+    :return: the end of an error message: "; nearest: ..." or what there is
+    """
+    folded = {one.lower(): one for one in sorted(there)}
+    close = difflib.get_close_matches(name.lower(), folded, n=3)
+    if close:
+        return f"; nearest: {', '.join(folded[one] for one in close)}"
+    if not folded:
+        return "; there is none"
+    return f"; there are {', '.join(list(folded.values())[:20])}{', ...' if len(folded) > 20 else ''}"

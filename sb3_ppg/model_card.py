@@ -28,7 +28,6 @@ class Evaluation(NamedTuple):
 
 def model_card(
     folder: Path,
-    repo_id: str,
     env_id: str | None,
     env_kwargs: dict[str, Any],
     evaluation: Evaluation | None,
@@ -36,7 +35,6 @@ def model_card(
 ) -> str:
     """
     :param folder: with the model's files; "replay.mp4" and "learning_curve.png" are shown if they are there
-    :param repo_id: where it will be
     :param env_id: the environment, if it is known
     :param env_kwargs: its options
     :param evaluation: if there was one

@@ -80,13 +80,13 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         "vec_normalize": _describe_vec_normalize(model.get_vec_normalize_env(), encoder),
     }
     text = json.dumps(description, indent=1, allow_nan=False)
-    weights = {f"policy.{name}": tensor for name, tensor in model.policy.state_dict().items()}
-    arrays = {**encoder.arrays, **{name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}}
+    for name, tensor in model.policy.state_dict().items():
+        encoder.encode(tensor, f"policy.{name}")  # known by their names, they need no place in the description
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DESCRIPTION).write_text(text, encoding="utf-8")
-    save_file(arrays, folder / ARRAYS)
+    save_file(encoder.arrays, folder / ARRAYS)
     write_checksums(folder, [DESCRIPTION, ARRAYS])
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from sb3_ppg.vec_env.envpool_vec_env import EnvPoolVecEnv
+from sb3_ppg.vec_env.envpool_vec_env import EnvPoolVecEnv, observation_at
 
 
 class EnvPoolEnv(gym.Env):
@@ -35,7 +35,7 @@ class EnvPoolEnv(gym.Env):
         if seed is not None:  # EnvPool only takes a seed when it is made
             self._venv.close()
             self._make(seed)
-        first = _only(self._venv.reset()) if self._first is None else self._first
+        first = observation_at(self._venv.reset(), 0) if self._first is None else self._first
         self._first = None
         return first, {}
 
@@ -43,8 +43,8 @@ class EnvPoolEnv(gym.Env):
         observations, rewards, dones, infos = self._venv.step(np.asarray(action)[None])
         info = infos[0]
         if not dones[0]:
-            return _only(observations), float(rewards[0]), False, False, info
-        self._first = _only(observations)  # it has been reset already
+            return observation_at(observations, 0), float(rewards[0]), False, False, info
+        self._first = observation_at(observations, 0)  # it has been reset already
         truncated = info.pop("TimeLimit.truncated")
         del info["episode"]
         return info.pop("terminal_observation"), float(rewards[0]), not truncated, truncated, info
@@ -54,7 +54,3 @@ class EnvPoolEnv(gym.Env):
 
     def close(self) -> None:
         self._venv.close()
-
-
-def _only(observations: Any) -> Any:
-    return {name: part[0] for name, part in observations.items()} if isinstance(observations, dict) else observations[0]

@@ -1,7 +1,6 @@
 """EnvPool's environments (https://envpool.readthedocs.io) as Stable-Baselines3 knows them."""
 
 import ctypes
-import difflib
 import importlib.util
 import time
 import warnings
@@ -14,7 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, nearest
 
 # What Procgen links to on Python 3.11, in an order in which it can be loaded
 QT_LIBRARIES = [
@@ -75,9 +74,9 @@ class EnvPoolVecEnv(VecEnv):
 
     def _make_pool(self, num_envs: int) -> Any:
         envpool = import_envpool()
-        if self.env_id not in envpool.list_all_envs():
-            close = difflib.get_close_matches(self.env_id, envpool.list_all_envs(), n=3)
-            raise ArgumentError(f"EnvPool has no environment {self.env_id!r}; nearest: {', '.join(close)}")
+        there = envpool.list_all_envs()
+        if self.env_id not in there:
+            raise ArgumentError(f"EnvPool has no environment {self.env_id!r}{nearest(self.env_id, there)}")
         if "Exploration" in self.env_id and self.options.get("num_levels", 0) != 0:
             raise ArgumentError(
                 f"`num_levels`={self.options['num_levels']} cannot work for {self.env_id}: exploration mode has one level "
@@ -129,7 +128,7 @@ class EnvPoolVecEnv(VecEnv):
             infos[index].update(_info_of(pool_infos, index, self.num_envs))
         if len(finished) > 0:
             for index in finished:
-                infos[index]["terminal_observation"] = _at(observations, index)
+                infos[index]["terminal_observation"] = observation_at(observations, index)
                 infos[index]["TimeLimit.truncated"] = bool(truncated[index]) and not self.treat_truncation_as_termination
                 infos[index]["episode"] = self._finish_episode(index)
             self._restart(np.array(finished, dtype=np.int32), observations)
@@ -146,9 +145,11 @@ class EnvPoolVecEnv(VecEnv):
         first, *_, pool_infos = self._pool.step(actions, finished)
         first = _cast(first, self.observation_space)
         indices = pool_infos["env_id"]
-        for name in observations if isinstance(observations, dict) else [...]:
-            target, source = (observations, first) if name is ... else (observations[name], first[name])
-            target[indices] = source
+        if isinstance(observations, dict):
+            for name, part in observations.items():
+                part[indices] = first[name]
+        else:
+            observations[indices] = first
 
     # ---- the rest of a VecEnv ----
 
@@ -161,8 +162,9 @@ class EnvPoolVecEnv(VecEnv):
         return list(self._pool.render(env_ids=np.arange(self.num_envs, dtype=np.int32)))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        value = {"render_mode": self.render_mode, "spec": None}[attr_name] if attr_name in ("render_mode", "spec") else ...
-        return [getattr(self._pool, attr_name) if value is ... else value for _ in self._get_indices(indices)]
+        ours = {"render_mode": self.render_mode, "spec": None}
+        value = ours[attr_name] if attr_name in ours else getattr(self._pool, attr_name)
+        return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         raise NotImplementedError("EnvPool's environments have no attributes that could be set")
@@ -216,7 +218,12 @@ def _cast(observations: Any, space: spaces.Space) -> Any:
     return np.array(observations, dtype=space.dtype)
 
 
-def _at(observations: Any, index: int) -> Any:
+def observation_at(observations: Any, index: int) -> Any:
+    """
+    :param observations: of all environments, (num_envs, ...)
+    :param index: of one
+    :return: a copy of its own
+    """
     if isinstance(observations, dict):
         return {name: part[index].copy() for name, part in observations.items()}
     return observations[index].copy()

@@ -1,12 +1,10 @@
 """What a command line of RL Zoo's scripts names: is it there, and if not, what is nearest?"""
 
 import argparse
-import difflib
 import importlib
-from collections.abc import Iterable
 from pathlib import Path
 
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, nearest
 
 # Environments that come with an extra of ours: how their names begin, the extra
 EXTRAS = {
@@ -20,15 +18,15 @@ EXTRAS = {
 
 # What a script's options name: "env", "run" (a training in a log folder), "model" and "config" (files to read), "archive" (one
 # whose ending may be left out), "folder", "envs" (parts of the names of trainings in the folders)
-RUN = [("env", ["--env"]), ("run", ["-f", "--folder"])]
-NAMED: dict[str, list[tuple[str, list[str]]]] = {
-    "train": [("env", ["--env"]), ("model", ["-i", "--trained-agent"]), ("config", ["-conf", "--conf-file"])],
+RUN = {"env": ["--env"], "run": ["-f", "--folder"]}
+NAMED: dict[str, dict[str, list[str]]] = {
+    "train": {"env": ["--env"], "model": ["-i", "--trained-agent"], "config": ["-conf", "--conf-file"]},
     **{script: RUN for script in ("enjoy", "record_video", "record_training", "push_to_hub", "report")},
-    "load_from_hub": [("env", ["--env"])],
-    "benchmark": [("folder", ["--log-dir"])],
-    "plot_train": [("folder", ["-f", "--exp-folder"]), ("envs", ["-e", "--env"])],
-    "all_plots": [("folder", ["-f", "--exp-folders"]), ("envs", ["-e", "--env"])],
-    "plot_from_file": [("archive", ["-i", "--input"])],
+    "load_from_hub": {"env": ["--env"]},
+    "benchmark": {"folder": ["--log-dir"]},
+    "plot_train": {"folder": ["-f", "--exp-folder"], "envs": ["-e", "--env"]},
+    "all_plots": {"folder": ["-f", "--exp-folders"], "envs": ["-e", "--env"]},
+    "plot_from_file": {"archive": ["-i", "--input"]},
 }
 
 
@@ -42,14 +40,14 @@ def check_command_line(script: str, arguments: list[str]) -> None:
     parser.add_argument("--algo", "--algos", "-a", dest="algos", nargs="+", default=[])
     parser.add_argument("--exp-id", type=int, default=0)
     parser.add_argument("--gym-packages", nargs="+", default=[])
-    for kind, options in NAMED[script]:
-        parser.add_argument(*options, dest=f"{kind} {options[0]}", nargs="+", default=[])
+    for kind, options in NAMED[script].items():
+        parser.add_argument(*options, dest=kind, nargs="+", default=[])
     args, _ = parser.parse_known_args(arguments)
 
     _check_algorithms(args.algos)
     for package in args.gym_packages:
         _check_module(package, "--gym-packages")
-    named = {kind: vars(args)[f"{kind} {options[0]}"] for kind, options in NAMED[script]}
+    named = vars(args)
     for env_id in named.get("env", []):
         _check_environment(env_id)
     if "run" in named and args.exp_id == 0:
@@ -62,21 +60,6 @@ def check_command_line(script: str, arguments: list[str]) -> None:
         _check_config(path)
     for part in named.get("envs", []):
         _check_trainings(part, [Path(folder) / algo.lower() for folder in named["folder"] for algo in args.algos])
-
-
-def nearest(name: str, there: Iterable[str]) -> str:
-    """
-    :param name: of something that is not there
-    :param there: the names of what is
-    :return: the end of an error message: "; nearest: ..." or what there is
-    """
-    folded = {one.lower(): one for one in sorted(there)}
-    close = difflib.get_close_matches(name.lower(), folded, n=3)
-    if close:
-        return f"; nearest: {', '.join(folded[one] for one in close)}"
-    if not folded:
-        return "; there is none"
-    return f"; there are {', '.join(list(folded.values())[:20])}{', ...' if len(folded) > 20 else ''}"
 
 
 def check_path(path: Path) -> None:

@@ -27,7 +27,8 @@ SCRIPTS = {
     "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", [*ALGO, "-f", "logs"]),
     "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, [*ALGO, "-f", "logs"]),
     "record_training": Script(
-        "record all checkpoints of a training, as one video", "rl_zoo3.record_training", None, [*ALGO, "-f", "logs"]
+        *("record all checkpoints of a training, as one video", "sb3_ppg.zoo.repairs", "record_training"),
+        [*ALGO, "-f", "logs"],
     ),
     "benchmark": Script("evaluate all trained agents of a folder", "rl_zoo3.benchmark", None, ["--log-dir", "logs"]),
     "push_to_hub": Script(
@@ -35,12 +36,7 @@ SCRIPTS = {
     ),
     "load_from_hub": Script("fetch one from there", "sb3_ppg.zoo.sharing", "load", ALGO),
     "plot_train": Script("learning curves of trainings", "rl_zoo3.plots.plot_train", "plot_train", ALGO),
-    "all_plots": Script(
-        "compare evaluations of several algorithms",
-        "rl_zoo3.plots.all_plots",
-        "all_plots",
-        ["-a", "ppg"],
-    ),
+    "all_plots": Script("compare evaluations of several algorithms", "rl_zoo3.plots.all_plots", "all_plots", ["-a", "ppg"]),
     "plot_from_file": Script("plots from what all_plots saved", "sb3_ppg.zoo.repairs", "plot_from_file", []),
 }
 
@@ -71,13 +67,10 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
     try:
         from sb3_ppg.zoo import register
         from sb3_ppg.zoo.command_line import check_command_line
-        from sb3_ppg.zoo.repairs import make_output_folders_absolute
     except ImportError as error:
         sys.exit(str(error))
 
     register()
-    if name == "record_training":
-        sys.argv[1:] = make_output_folders_absolute(sys.argv[1:])
     if not {"-h", "--help"} & set(arguments):
         check_command_line(name, sys.argv[1:])
     try:

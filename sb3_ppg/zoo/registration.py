@@ -13,7 +13,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 import sb3_ppg
 from sb3_ppg import PPG, ImpalaCNN
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, nearest
 
 try:
     import rl_zoo3
@@ -27,7 +27,6 @@ try:
 except ImportError as error:
     raise ImportError(f'RL Zoo cannot be imported ({error}): pip install "sb3-ppg[zoo]"') from error
 
-from sb3_ppg.zoo.command_line import nearest
 from sb3_ppg.zoo.hyperparameter_search import convert_ppg_params, sample_ppg_params
 
 ALGOS = {"ppg": PPG}

@@ -7,6 +7,7 @@ import atexit
 import importlib
 import os
 import pickle
+import runpy
 import shutil
 import subprocess
 import sys
@@ -29,8 +30,8 @@ from optuna.storages.journal import JournalFileBackend
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import StoreDict
 
-from sb3_ppg.errors import ArgumentError
-from sb3_ppg.zoo.command_line import check_path, nearest
+from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.zoo.command_line import check_path
 
 FONTS = """<?xml version="1.0"?>
 <fontconfig>
@@ -81,20 +82,6 @@ def through_our_launcher(command: Any) -> Any:
         case _:
             return command
     return [sys.executable, "-m", "sb3_ppg", script, *options]
-
-
-def make_output_folders_absolute(arguments: list[str]) -> list[str]:
-    """
-    rl_zoo3 2.9.2: ``record_training -o FOLDER`` does not find its own videos again if the folder is relative.
-
-    :param arguments: of the command line
-    :return: the same, with an absolute folder
-    """
-    options = ("-o", "--output-folder")
-    return [
-        os.path.abspath(argument) if before in options else argument
-        for before, argument in zip(["", *arguments], arguments, strict=False)
-    ]
 
 
 def load_the_first_trial() -> None:
@@ -228,6 +215,15 @@ def save_plots_without_a_display() -> None:
             print(f"No display: saved as {file}")
 
     plt.show = show
+
+
+def record_training() -> None:
+    """rl_zoo3 2.9.2: with ``-o FOLDER`` it does not find its own videos again if the folder is relative."""
+    options = ("-o", "--output-folder")
+    for index, option in enumerate(sys.argv[:-1]):
+        if option in options:
+            sys.argv[index + 1] = os.path.abspath(sys.argv[index + 1])
+    runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
 
 
 def plot_from_file() -> None:

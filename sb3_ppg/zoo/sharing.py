@@ -354,7 +354,7 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
 
 
 def _has_vec_normalize(source: Path) -> bool:
-    return json.loads((source / DESCRIPTION).read_text(encoding="utf-8"))["vec_normalize"] is not None
+    return read_json(source / DESCRIPTION)["vec_normalize"] is not None
 
 
 def _read_environment(source: Path, env_name: EnvironmentName, allowed: set[str]) -> dict[str, Any]:
