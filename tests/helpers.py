@@ -1,7 +1,11 @@
 """What several tests need."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -61,3 +65,14 @@ def transfers_to_host(monkeypatch) -> Iterator[list[str]]:
         for name in ("item", "cpu", "tolist", "__bool__", "__float__", "__int__", "numpy"):
             patch.setattr(th.Tensor, name, count(name))
         yield transfers
+
+
+def run(*arguments: str, cwd: Path | None = None, fails: bool = False, **environment: str) -> str:
+    """``python -m sb3_ppg ...`` as a user types it, in a process of its own; what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "sb3_ppg", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
+    output = done.stdout + done.stderr
+    assert (done.returncode != 0) == fails, output
+    return output

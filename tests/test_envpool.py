@@ -19,8 +19,7 @@ from sb3_ppg.vec_env import EnvPoolEnv, EnvPoolVecEnv
 from sb3_ppg.vec_env.envpool_vec_env import import_envpool
 from sb3_ppg.zoo.procgen import ENV_IDS
 from sb3_ppg.zoo.registration import register
-from tests.helpers import collect
-from tests.test_zoo import run
+from tests.helpers import collect, run
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 

@@ -22,7 +22,7 @@ from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, wrapper_names
-from tests.helpers import RandomEnv
+from tests.helpers import RandomEnv, run
 from tests.hub_server import HubServer
 from tests.test_pretrained import BOX, SMALL, malicious_zip, nested, same_parameters, small_model
 
@@ -252,7 +252,7 @@ def test_names_that_lead_out_of_the_folder(hub_server, model, tmp_path, monkeypa
     evil = {f"{up}evil.zip": b"evil" for up in ("../", "../../../../", "/tmp/", "logs/../../../../", "logs/../../../../../")}
     hub_server.repositories["me/model"].commit("main", evil, [])
     same_parameters(model, hub.load("me/model", device="cpu"))
-    sb3_ppg("load_from_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", fails=True)
+    run("load_from_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", fails=True)
     found = [path for folder in (tmp_path.parent, Path(os.environ["HF_HOME"])) for path in folder.rglob("evil.zip")]
     assert found == [] and not Path("/tmp/evil.zip").exists()
 
@@ -260,27 +260,19 @@ def test_names_that_lead_out_of_the_folder(hub_server, model, tmp_path, monkeypa
 # ---- sb3-ppg push_to_hub and load_from_hub ----
 
 
-def sb3_ppg(*arguments: str, fails: bool = False) -> str:
-    """A command as a user types it; what it printed."""
-    done = subprocess.run([sys.executable, "-m", "sb3_ppg", *arguments], capture_output=True, text=True, timeout=300)
-    output = done.stdout + done.stderr
-    assert (done.returncode != 0) == fails, output
-    return output
-
-
 @pytest.fixture
 def trained(tmp_path, monkeypatch) -> Path:
     """A folder with a training under VecNormalize, which is the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # also of the cards' snippets
     options = ("--env", "CartPole-v1", "-n", "2048", "--eval-freq", "1000", "-params", "normalize:True", "--seed", "1")
-    sb3_ppg("train", *options, "--env-kwargs", "max_episode_steps:100")
+    run("train", *options, "--env-kwargs", "max_episode_steps:100")
     return tmp_path
 
 
 def test_share_a_training_and_fetch_it(hub_server, trained):
     """The card's own commands, in an empty folder; what comes back is what was shared, and works with the other scripts."""
-    output = sb3_ppg("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60")
+    output = run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60")
     files = hub_server.files("me/ppg-CartPole-v1")
     expected = {DESCRIPTION, ARRAYS, CHECKSUMS, ZOO, "README.md", "replay.mp4", "learning_curve.png"}
     assert expected | {"logs/evaluations.npz", "logs/0.monitor.csv"} <= set(files)
@@ -294,30 +286,30 @@ def test_share_a_training_and_fetch_it(hub_server, trained):
     os.chdir(elsewhere)
     commands = [line.split("#")[0] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
     assert [command.split()[1] for command in commands] == ["load_from_hub", "enjoy"]
-    sb3_ppg(*commands[0].split()[1:])
-    assert "Mean reward" in sb3_ppg(*commands[1].split()[1:], "--no-render")
+    run(*commands[0].split()[1:])
+    assert "Mean reward" in run(*commands[1].split()[1:], "--no-render")
     for snippet in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
         subprocess.run([sys.executable, "-c", snippet], check=True)
 
-    run, original = elsewhere / "logs" / "ppg" / "CartPole-v1_1", trained / "logs" / "ppg" / "CartPole-v1_1"
-    same_parameters(PPG.load(original / "CartPole-v1.zip", device="cpu"), PPG.load(run / "CartPole-v1.zip", device="cpu"))
+    fetched, original = elsewhere / "logs" / "ppg" / "CartPole-v1_1", trained / "logs" / "ppg" / "CartPole-v1_1"
+    same_parameters(PPG.load(original / "CartPole-v1.zip", device="cpu"), PPG.load(fetched / "CartPole-v1.zip", device="cpu"))
     for name in ("evaluations.npz", "0.monitor.csv"):
-        assert (run / name).read_bytes() == (original / name).read_bytes()
+        assert (fetched / name).read_bytes() == (original / name).read_bytes()
     one, other = (
         VecNormalize.load(str(folder / "CartPole-v1" / "vecnormalize.pkl"), make_vec_env("CartPole-v1"))
-        for folder in (original, run)
+        for folder in (original, fetched)
     )
     assert np.array_equal(one.obs_rms.var, other.obs_rms.var) and one.norm_reward == other.norm_reward is True
-    assert yaml.safe_load((run / "CartPole-v1" / "args.yml").read_text())["env_kwargs"] == {"max_episode_steps": 100}
-    report = sb3_ppg("report", "--env", "CartPole-v1", "--episodes", "5")
+    assert yaml.safe_load((fetched / "CartPole-v1" / "args.yml").read_text())["env_kwargs"] == {"max_episode_steps": 100}
+    report = run("report", "--env", "CartPole-v1", "--episodes", "5")
     assert (
         report.split(":")[1]
-        == sb3_ppg("report", "--env", "CartPole-v1", "--episodes", "5", "-f", str(trained / "logs")).split(":")[1]
+        == run("report", "--env", "CartPole-v1", "--episodes", "5", "-f", str(trained / "logs")).split(":")[1]
     )
 
-    sb3_ppg("train", "--env", "CartPole-v1", "-i", str(run / "CartPole-v1.zip"), "-n", "1024", "--eval-freq", "-1")
+    run("train", "--env", "CartPole-v1", "-i", str(fetched / "CartPole-v1.zip"), "-n", "1024", "--eval-freq", "-1")
     assert (elsewhere / "logs" / "ppg" / "CartPole-v1_2" / "CartPole-v1.zip").exists()
-    sb3_ppg(*commands[0].split()[1:], "--exp-id", "1", "--force", "--revision", "main")
+    run(*commands[0].split()[1:], "--exp-id", "1", "--force", "--revision", "main")
     assert sorted(path.name for path in (elsewhere / "logs").iterdir()) == ["ppg"]  # nothing half-made is left
 
 
@@ -336,8 +328,8 @@ def test_without_an_experiment_folder_no_other_training_is_touched(hub_server, m
 def test_a_training_that_needs_its_number_of_environments(hub_server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = ("-params", "n_steps:32", "n_policy_iterations:2", "aux_batch_size:256")
-    sb3_ppg("train", "--env", "CartPole-v1", *settings, "-n", "512", "--eval-freq", "-1")
-    sb3_ppg("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", "--no-render", "--n-envs", "2")
+    run("train", "--env", "CartPole-v1", *settings, "-n", "512", "--eval-freq", "-1")
+    run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", "--no-render", "--n-envs", "2")
     assert "| environments in parallel | 8 |" in hub_server.files("me/model")["README.md"].decode()
     assert load_from_hub(monkeypatch) == ""
     assert hub.load("me/model").n_envs == 8
@@ -354,15 +346,15 @@ def test_the_zoos_other_algorithms_are_shared_as_ever(hub_server, tmp_path, monk
     """Which is broken in the Zoo itself: it imports what is no longer there, and expects another error for a missing file."""
     monkeypatch.chdir(tmp_path)
     place = ("--algo", "ppo", "--env", "CartPole-v1", "-f", "logs", "-orga", "me")
-    sb3_ppg("train", "--algo", "ppo", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1")
-    sb3_ppg("push_to_hub", *place, "-n", "20")
+    run("train", "--algo", "ppo", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1")
+    run("push_to_hub", *place, "-n", "20")
     assert {"ppo-CartPole-v1.zip", "README.md", "replay.mp4"} <= set(hub_server.files("me/ppo-CartPole-v1"))
     assert (
         ModelCard(hub_server.files("me/ppo-CartPole-v1")["README.md"].decode()).data.eval_results[0].metric_type
         == "mean_reward"
     )
-    sb3_ppg("load_from_hub", *place, fails=True)  # not without a word about pickle
-    sb3_ppg("load_from_hub", *place, "--trust-pickle")
+    run("load_from_hub", *place, fails=True)  # not without a word about pickle
+    run("load_from_hub", *place, "--trust-pickle")
     assert (tmp_path / "logs" / "ppo" / "CartPole-v1_2" / "CartPole-v1.zip").exists()
 
 

@@ -1,7 +1,6 @@
 """RL Zoo's commands as a user types them: child processes, real files."""
 
 import itertools
-import os
 import pickle
 import subprocess
 import sys
@@ -29,17 +28,7 @@ from sb3_ppg import PPG
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.hyperparameter_search import convert_ppg_params, sample_ppg_params
 from sb3_ppg.zoo.registration import hyperparameter_file, register
-
-
-def run(*arguments: str, cwd: Path, **environment: str) -> str:
-    """``python -m sb3_ppg ...`` in a folder of its own; what it printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "sb3_ppg", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output
-    return output
+from tests.helpers import run
 
 
 @pytest.fixture(scope="module")
