@@ -44,10 +44,16 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         "use an integer of at least 1",
     ),
     (
-        ("n_value_epochs", "aux_batch_size", "micro_batch_size"),
+        ("n_value_epochs", "aux_batch_size"),
         lambda value: value is None or is_count(value),
         "use an integer of at least 1, or None",
     ),
+    (
+        ("micro_batch_size",),
+        lambda value: value in (None, "auto") or is_count(value),
+        'use an integer of at least 1, "auto", or None for whole minibatches',
+    ),
+    (("mixed_precision",), lambda value: value in (None, "bf16", "tf32"), 'use "bf16", "tf32", or None for float32'),
     (("n_aux_epochs",), lambda value: is_count(value, at_least=0), "use an integer of at least 0"),
     (("sde_sample_freq",), lambda value: value == -1 or is_count(value), "use an integer of at least 1, or -1 for never"),
     (("gamma", "gae_lambda"), lambda value: is_number(value) and 0 <= value <= 1, "use a number in [0, 1]"),
@@ -157,11 +163,18 @@ def warn_of_truncated_minibatches(model: "PPG") -> None:
         )
 
 
-def check_value_heads(model: "PPG") -> None:
+def check_policy(model: "PPG") -> None:
     """
     :param model: with its policy
-    :raises ArgumentError: if a policy of the user's has value heads whose units cannot be changed, but they would be
+    :raises ArgumentError: if a policy of the user's has value heads whose units cannot be changed, but they would be; if
+        there is nothing to compute in bfloat16, but it was asked for
     """
+    require(
+        model,
+        model.mixed_precision != "bf16" or any(True for _ in model.policy.features_extractor.parameters()),
+        "mixed_precision",
+        "it is for the features extractor, and this one has no layers; leave it None",
+    )
     heads = (model.policy.value_net, model.policy.aux_value_net)
     require(
         model,

@@ -11,6 +11,26 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 Observations = np.ndarray | dict[str, np.ndarray]
 
 
+def observation_bytes(rollout_buffer: RolloutBuffer) -> int:
+    """
+    :param rollout_buffer: full or empty
+    :return: how much memory its observations take
+    """
+    arrays = rollout_buffer.observations
+    return sum(array.nbytes for array in (arrays.values() if isinstance(arrays, dict) else [arrays]))
+
+
+def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
+    """
+    :param rollout_buffer: full or empty, its samples ordered by step or by environment
+    :return: the first observation in it, (1, *observation shape)
+    """
+    arrays, shapes = rollout_buffer.observations, rollout_buffer.obs_shape
+    if isinstance(arrays, dict):
+        return {key: array.reshape(-1, *shapes[key])[:1] for key, array in arrays.items()}
+    return arrays.reshape(-1, *shapes)[:1]  # type: ignore[misc] # it is no dictionary, either
+
+
 class AuxiliaryBatch(NamedTuple):
     """
     Samples for the auxiliary phase, B = number of sequences x ``n_steps``, sequence after sequence.

@@ -111,33 +111,27 @@ def value_loss(
     return F.mse_loss(values, targets)
 
 
-def approximate_kl(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
+def approximate_kl(log_ratio: th.Tensor) -> th.Tensor:
     """
     Low-variance, non-negative estimate of KL(π_old, π) from the taken actions: E[(ratio - 1) - log ratio]
 
-    It is what SB3 logs as ``approx_kl`` (Schulman, http://joschu.net/blog/kl-approx.html). Not differentiated.
+    It is what SB3 logs as ``approx_kl`` (Schulman, http://joschu.net/blog/kl-approx.html).
 
-    :param log_prob: log π(a|s), shape (B,)
-    :param old_log_prob: log π_old(a|s), shape (B,)
+    :param log_ratio: log π(a|s) - log π_old(a|s), shape (B,)
     :return: scalar, in nats
     """
-    _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob)
-    log_ratio = (log_prob - old_log_prob).detach()
-    return (th.exp(log_ratio) - 1 - log_ratio).mean()
+    return (th.expm1(log_ratio) - log_ratio).mean()
 
 
-def clip_fraction(log_prob: th.Tensor, old_log_prob: th.Tensor, clip_range: float) -> th.Tensor:
+def clip_fraction(log_ratio: th.Tensor, clip_range: float) -> th.Tensor:
     """
-    Fraction of the samples whose ratio is further than ``clip_range`` from one. Not differentiated.
+    Fraction of the samples whose ratio is further than ``clip_range`` from one.
 
-    :param log_prob: log π(a|s), shape (B,)
-    :param old_log_prob: log π_old(a|s), shape (B,)
+    :param log_ratio: log π(a|s) - log π_old(a|s), shape (B,)
     :param clip_range: ε
     :return: scalar between 0 and 1
     """
-    _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob)
-    ratio = th.exp(log_prob - old_log_prob).detach()
-    return ((ratio - 1).abs() > clip_range).to(ratio.dtype).mean()
+    return (th.expm1(log_ratio).abs() > clip_range).to(log_ratio.dtype).mean()
 
 
 # ---- auxiliary phase ----

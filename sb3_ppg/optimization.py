@@ -5,13 +5,15 @@ guard against losses that are not finite.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
 from torch import nn
+from torch.optim.adam import adam
 
 from sb3_ppg.errors import NonFiniteLossError
+from sb3_ppg.losses import approximate_kl
 from sb3_ppg.processes import average_over_processes, n_processes
 
 Minibatch = TypeVar("Minibatch", bound=tuple)
@@ -19,26 +21,41 @@ Minibatch = TypeVar("Minibatch", bound=tuple)
 
 class Losses(NamedTuple):
     """
-    What a loss function returns for a minibatch: scalars, each a mean over the samples.
+    What a loss function returns for a minibatch: scalars, each a mean over the samples, and the policy's log-ratios.
 
     :param total: to differentiate
     :param terms: what the total is made of, by the names under which to log them
-    :param diagnostics: to be logged too, but neither differentiated nor checked
+    :param log_ratio: log π(a|s) - log π_old(a|s) without graph, (B,): diagnostics are made of it, once per epoch. Empty
+        where the policy is not trained
     """
 
     total: th.Tensor
     terms: dict[str, th.Tensor]
-    diagnostics: dict[str, th.Tensor]
+    log_ratio: th.Tensor = th.empty(0)
 
     @property
     def names(self) -> list[str]:
         """Of all scalars, in the order of ``values``."""
-        return ["loss", *self.terms, *self.diagnostics]
+        return ["loss", *self.terms]
 
     @property
     def values(self) -> th.Tensor:
         """All scalars without their graph, shape (n_scalars,)."""
-        return th.stack([self.total, *self.terms.values(), *self.diagnostics.values()]).detach()
+        return th.stack([self.total, *self.terms.values()]).detach()
+
+
+class Epoch(NamedTuple):
+    """
+    What one epoch of optimisation has seen.
+
+    :param losses: by their names, their values for each minibatch, shape (n_minibatches,)
+    :param log_ratio: of all samples, in the order of the minibatches, shape (n_samples,); empty if the losses have none
+    :param stopped: whether ``target_kl`` was exceeded
+    """
+
+    losses: dict[str, np.ndarray]
+    log_ratio: th.Tensor
+    stopped: bool
 
 
 def optimize_epoch(
@@ -50,7 +67,7 @@ def optimize_epoch(
     micro_batch_size: int | None = None,
     max_grad_norm: float | None = None,
     target_kl: float | None = None,
-) -> dict[str, np.ndarray]:
+) -> Epoch:
     """
     One optimizer step per minibatch. The losses stay on the device until the end of the epoch, then come in one transfer.
 
@@ -61,49 +78,53 @@ def optimize_epoch(
     :param loss_fn: the losses of a minibatch
     :param micro_batch_size: the most samples in one forward pass, see ``accumulate_gradient``
     :param max_grad_norm: the gradient's L2 norm is clipped to it; None: no clipping
-    :param target_kl: in nats. Stop, without taking the step, at a minibatch whose ``approx_kl`` exceeds it, see ``exceeds``;
-        it has to be looked at for each minibatch. None: never
-    :return: by the names of the losses, their values for each minibatch, shape (n_minibatches,)
+    :param target_kl: in nats. Stop, without taking the step, at a minibatch whose approximate KL exceeds it, see
+        ``too_far``; it has to be looked at for each minibatch. None: never
+    :return: the losses and log-ratios
     :raises NonFiniteLossError: if a loss is NaN or infinite
     """
     backup = _Backup(module, optimizer)
     history: list[th.Tensor] = []
+    log_ratios: list[th.Tensor] = []
+    parameters = list(module.parameters())
     with unvalidated_distributions():
         for minibatch in minibatches:
-            optimizer.zero_grad()
+            _forget_gradients(parameters)
             losses, values = accumulate_gradient(minibatch, loss_fn, micro_batch_size)
+            log_ratios.append(losses.log_ratio)
             if n_processes() > 1:
-                average_over_processes([values, *(p.grad for p in module.parameters() if p.grad is not None)])
+                average_over_processes([values, *(p.grad for p in parameters if p.grad is not None)])
             history.append(values)
-            if target_kl is not None and exceeds(values[losses.names.index("approx_kl")], target_kl):
+            if stopped := target_kl is not None and too_far(losses.log_ratio, target_kl):
                 break
             if max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm)
-            optimizer.step()
-    optimizer.zero_grad()  # free the last gradient
+                clip_gradient(parameters, max_grad_norm)
+            take_step(optimizer)
+    _forget_gradients(parameters)
 
     table = th.stack(history).cpu().numpy()  # (n_minibatches, n_scalars)
-    checked = ["loss", *losses.terms]
-    finite = np.isfinite(table[:, : len(checked)])
+    finite = np.isfinite(table)
     if not finite.all():
         backup.restore()
         step = int(np.argmin(finite.all(axis=1)))
-        culprits = {name: table[step, i].item() for i, name in enumerate(checked) if not finite[step, i]}
+        culprits = {name: table[step, i].item() for i, name in enumerate(losses.names) if not finite[step, i]}
         raise NonFiniteLossError(
             f"The {phase} phase met a loss that is not finite, in minibatch {step} of an epoch: {culprits}. The weights are "
             "those from before that epoch. Look for NaN or infinity in observations and rewards (VecCheckNan finds them), "
             "normalise them (VecNormalize), or use a smaller learning rate or `max_grad_norm`"
         )
-    return dict(zip(losses.names, table.T, strict=True))
+    return Epoch(dict(zip(losses.names, table.T, strict=True)), th.cat(log_ratios), stopped)
 
 
-def exceeds(approx_kl: th.Tensor | np.floating, target_kl: float) -> bool:
+def too_far(log_ratio: th.Tensor, target_kl: float) -> bool:
     """
-    Whether a policy has moved too far: SB3's PPO stops at one and a half times its target.
+    Whether the policy has moved too far: SB3's PPO stops at one and a half times its target.
 
-    :param approx_kl: scalar, in nats
-    :param target_kl: in nats
+    :param log_ratio: log π(a|s) - log π_old(a|s), (B,)
+    :param target_kl: of E[KL(π_old, π)] over all processes' samples, in nats
     """
+    approx_kl = approximate_kl(log_ratio)
+    average_over_processes([approx_kl])
     return bool(approx_kl > 1.5 * target_kl)
 
 
@@ -119,18 +140,87 @@ def accumulate_gradient(
     :param minibatch: named tuple of tensors, or of dictionaries of tensors, of shape (B, ...)
     :param loss_fn: its losses
     :param micro_batch_size: the most samples in one forward pass; None: all at once
-    :return: the losses of the last micro-batch, and the scalars of the whole minibatch, shape (n_scalars,)
+    :return: the losses of the last micro-batch, with all log-ratios; the scalars of the whole minibatch, shape (n_scalars,)
     """
     n_samples = _n_samples(minibatch)
-    minibatch_values: th.Tensor | None = None
-    for micro_batch in _split(minibatch, micro_batch_size or n_samples):
+    if micro_batch_size is None or micro_batch_size >= n_samples:
+        losses = loss_fn(minibatch)
+        losses.total.backward()
+        return losses, losses.values
+    all_values: list[th.Tensor] = []
+    log_ratios: list[th.Tensor] = []
+    for micro_batch in split(minibatch, micro_batch_size):
         weight = _n_samples(micro_batch) / n_samples
         losses = loss_fn(micro_batch)
         (weight * losses.total).backward()
-        values = weight * losses.values
-        minibatch_values = values if minibatch_values is None else minibatch_values + values
-    assert minibatch_values is not None, "An empty minibatch"
-    return losses, minibatch_values
+        all_values.append(weight * losses.values)
+        log_ratios.append(losses.log_ratio)
+    return losses._replace(log_ratio=th.cat(log_ratios)), th.stack(all_values).sum(dim=0)
+
+
+def _forget_gradients(parameters: list[nn.Parameter]) -> None:
+    """As ``optimizer.zero_grad()``, in a third of its time for small networks."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def clip_gradient(parameters: list[nn.Parameter], max_norm: float) -> None:
+    """
+    As ``torch.nn.utils.clip_grad_norm_``, in half its time for small networks.
+
+    :param parameters: those without a gradient are left out
+    :param max_norm: of all gradients together, L2
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = th.linalg.vector_norm(th.cat([gradient.flatten() for gradient in gradients]))
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor)
+
+
+@th.no_grad()
+def take_step(optimizer: th.optim.Optimizer) -> None:
+    """
+    As ``optimizer.step()``. Fused Adam gets there without the profiler's record of it, which takes longer than the step of a
+    small network.
+
+    :param optimizer: of parameters with gradients
+    """
+    if not _is_plain_fused_adam(optimizer):
+        optimizer.step()
+        return
+    (group,) = optimizer.param_groups
+    parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+    states = [optimizer.state[parameter] for parameter in parameters]
+    if not all(states):
+        optimizer.step()  # makes them
+        return
+    beta1, beta2 = group["betas"]
+    adam(
+        parameters,
+        [parameter.grad for parameter in parameters],
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        **{name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")},
+    )
+
+
+def _is_plain_fused_adam(optimizer: th.optim.Optimizer) -> bool:
+    """Adam as ``take_step`` knows it: one group, no AMSGrad, nobody listening."""
+    return (
+        type(optimizer) is th.optim.Adam
+        and len(optimizer.param_groups) == 1
+        and bool(optimizer.defaults["fused"])
+        and not optimizer.defaults["amsgrad"]
+        and not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+    )
 
 
 def _n_samples(minibatch: tuple) -> int:
@@ -138,16 +228,20 @@ def _n_samples(minibatch: tuple) -> int:
     return len(next(iter(first.values()))) if isinstance(first, dict) else len(first)
 
 
-def _split(minibatch: Minibatch, size: int) -> Iterator[Minibatch]:
-    """Consecutive micro-batches of at most ``size`` samples."""
+def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
+    """
+    :param minibatch: tuple of tensors, or of dictionaries of tensors, of shape (B, ...)
+    :param size: in samples; None: all
+    :return: consecutive parts of at most that size, which share its memory
+    """
     n_samples = _n_samples(minibatch)
-    if size >= n_samples:
+    if size is None or size >= n_samples:
         yield minibatch
         return
+    make: Any = getattr(minibatch, "_make", tuple)  # for named tuples
     for start in range(0, n_samples, size):
         part = slice(start, start + size)
-        fields = ({k: v[part] for k, v in field.items()} if isinstance(field, dict) else field[part] for field in minibatch)
-        yield type(minibatch)(*fields)
+        yield make({k: v[part] for k, v in field.items()} if isinstance(field, dict) else field[part] for field in minibatch)
 
 
 class _Backup:
@@ -190,3 +284,20 @@ def unvalidated_distributions() -> Iterator[None]:
         yield
     finally:
         th.distributions.Distribution.set_default_validate_args(validate)
+
+
+@contextmanager
+def tensor_float_32(enabled: bool) -> Iterator[None]:
+    """
+    NVIDIA's matrix units round float32 factors to TensorFloat-32, ten bits of mantissa. (Torch allows it for convolutions
+    anyway; this is for the dense layers.)
+
+    :param enabled: False: everything stays as it is
+    """
+    precision = th.get_float32_matmul_precision()
+    if enabled:
+        th.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        th.set_float32_matmul_precision(precision)

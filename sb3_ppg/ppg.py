@@ -2,9 +2,9 @@
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import psutil
@@ -14,15 +14,18 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule
-from stable_baselines3.common.utils import FloatSchedule, explained_variance, update_learning_rate
+from stable_baselines3.common.utils import FloatSchedule, explained_variance, obs_as_tensor, update_learning_rate
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_arguments, check_policy_class, check_value_heads, warn_of_truncated_minibatches
-from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch
-from sb3_ppg.optimization import Losses, exceeds, optimize_epoch, unvalidated_distributions
-from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
-from sb3_ppg.processes import moments, start_alike
+from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, warn_of_truncated_minibatches
+from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, observation_bytes, one_observation
+from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
+from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
+from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+from sb3_ppg.processes import average_over_processes, moments, start_alike
 
+# Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
+GATHERED_BYTES = 2**22
 SelfPPG = TypeVar("SelfPPG", bound="PPG")
 
 
@@ -81,7 +84,11 @@ class PPG(OnPolicyAlgorithm):
         (https://arxiv.org/abs/1602.07714). β_clone then weighs the same however large the rewards: with raw rewards of
         CartPole, the paper's losses as they are wash the policy away. False: the paper's losses, made for normalised rewards
     :param micro_batch_size: The most samples in one forward pass. The gradient of a larger minibatch is accumulated over
-        several; the step is the same, and needs less memory. None: whole minibatches
+        several; the step is the same, and needs less memory. "auto": what is fast, see ``fitting_micro_batch_size``. None:
+        whole minibatches
+    :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
+        float32. It is about twice as fast where the processor multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix
+        products in TensorFloat-32, on NVIDIA GPUs. None: float32
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation, ``architecture`` among them, see
@@ -130,7 +137,8 @@ class PPG(OnPolicyAlgorithm):
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
         normalize_value_targets: bool = True,
-        micro_batch_size: int | None = None,
+        micro_batch_size: int | Literal["auto"] | None = "auto",
+        mixed_precision: MixedPrecision | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -184,6 +192,7 @@ class PPG(OnPolicyAlgorithm):
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
         self.micro_batch_size = micro_batch_size
+        self.mixed_precision = mixed_precision
 
         self._n_aux_phases = 0
         # As many as the auxiliary buffer holds, except in a model loaded without that buffer
@@ -226,9 +235,9 @@ class PPG(OnPolicyAlgorithm):
         if self.n_value_epochs is None:
             history = self._policy_phase_epochs(self.n_epochs, self._joint_losses, self.policy.optimizer, self.target_kl)
         else:
-            values = self._policy_phase_epochs(self.n_value_epochs, self._value_losses, self.value_optimizer)[-1]
+            value_loss = self._policy_phase_epochs(self.n_value_epochs, self._value_losses, self.value_optimizer)[-1].losses
             history = self._policy_phase_epochs(self.n_epochs, self._policy_losses, self.policy.optimizer, self.target_kl)
-            history = [{**values, **scalars} for scalars in history]
+            history = [epoch._replace(losses={**value_loss, **epoch.losses}) for epoch in history]
         self._n_updates += len(history)
         self._log_policy_phase(history)
 
@@ -238,35 +247,46 @@ class PPG(OnPolicyAlgorithm):
         loss_fn: Callable[[RolloutBufferSamples], Losses],
         optimizer: th.optim.Optimizer,
         target_kl: float | None = None,
-    ) -> list[dict[str, np.ndarray]]:
+    ) -> list[Epoch]:
         """Epochs over the latest rollout, in shuffled minibatches; fewer when ``target_kl`` is exceeded."""
-        history: list[dict[str, np.ndarray]] = []
+        history: list[Epoch] = []
+        micro_batch_size = self._micro_batch_size()
         for epoch in range(n_epochs):
-            minibatches = self.rollout_buffer.get(self.batch_size)
             history.append(
                 optimize_epoch(
                     "policy",
                     self.policy,
                     optimizer,
-                    minibatches,
+                    self._rollout_minibatches(),
                     loss_fn,
-                    self.micro_batch_size,
+                    micro_batch_size,
                     self.max_grad_norm,
                     target_kl,
                 )
             )
-            if target_kl is not None and exceeds(approx_kl := history[-1]["approx_kl"][-1], target_kl):
+            if history[-1].stopped:
                 if self.verbose >= 1:
-                    print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
+                    print(f"Early stopping at step {epoch} due to reaching max kl")
                 break
         return history
+
+    def _rollout_minibatches(self) -> Iterator[RolloutBufferSamples]:
+        """One epoch of the latest rollout: many small minibatches are gathered at once."""
+        n_samples = self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs
+        minibatch_bytes = observation_bytes(self.rollout_buffer) * self.batch_size / n_samples
+        at_once = max(1, int(GATHERED_BYTES / minibatch_bytes))
+        for samples in self.rollout_buffer.get(at_once * self.batch_size):
+            yield from split(samples, self.batch_size)
 
     def _auxiliary_phase(self) -> None:
         """Optimise L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
         start = time.perf_counter()
         n_sequences = self._aux_sequences_per_batch()
+        micro_batch_size = self._micro_batch_size()
         self.policy.set_training_mode(False)
-        self.aux_buffer.record_old_policy(self._distribution_parameters, n_sequences)
+        self.aux_buffer.record_old_policy(
+            partial(self._distribution_parameters, micro_batch_size=micro_batch_size), n_sequences
+        )
 
         self.policy.set_training_mode(True)
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
@@ -279,14 +299,14 @@ class PPG(OnPolicyAlgorithm):
                 self.aux_optimizer,
                 self.aux_buffer.minibatches(n_sequences),
                 partial(self._auxiliary_losses, scale=scale),
-                self.micro_batch_size,
+                micro_batch_size,
                 self.max_grad_norm,
             )
             for _ in range(self.n_aux_epochs)
         ]
         self._n_aux_phases += 1
-        for name in history[0]:
-            self.logger.record(f"aux/{name}", float(np.mean([scalars[name] for scalars in history])))
+        for name in history[0].losses:
+            self.logger.record(f"aux/{name}", float(np.mean([epoch.losses[name] for epoch in history])))
         self.logger.record("aux/learning_rate", learning_rate)
         self.logger.record("aux/n_phases", self._n_aux_phases)
         self.logger.record("aux/seconds", time.perf_counter() - start)
@@ -312,7 +332,7 @@ class PPG(OnPolicyAlgorithm):
         values, log_prob, entropy = self.policy.evaluate_actions(batch.observations, self._taken_actions(batch))
         policy = self._surrogate(batch, log_prob, entropy)
         value = self._value_error(batch, values)
-        return Losses(policy.total + value.total, {**policy.terms, **value.terms}, policy.diagnostics)
+        return Losses(policy.total + value.total, {**policy.terms, **value.terms}, policy.log_ratio)
 
     def _policy_losses(self, batch: RolloutBufferSamples) -> Losses:
         distribution = self.policy.get_distribution(batch.observations)
@@ -331,14 +351,11 @@ class PPG(OnPolicyAlgorithm):
         if self.kl_coef > 0:
             terms["kl_penalty"] = losses.kl_penalty(log_prob, batch.old_log_prob)
             total = total + self.kl_coef * terms["kl_penalty"]
-        diagnostics = {"approx_kl": losses.approximate_kl(log_prob, batch.old_log_prob)}
-        if clip_range is not None:
-            diagnostics["clip_fraction"] = losses.clip_fraction(log_prob, batch.old_log_prob, clip_range)
-        return Losses(total, terms, diagnostics)
+        return Losses(total, terms, log_prob.detach() - batch.old_log_prob)
 
     def _value_error(self, batch: RolloutBufferSamples, values: th.Tensor) -> Losses:
         value_loss = losses.value_loss(values.flatten(), batch.returns, batch.old_values, self._now(self.clip_range_vf))
-        return Losses(self.vf_coef * value_loss, {"value_loss": value_loss}, {})
+        return Losses(self.vf_coef * value_loss, {"value_loss": value_loss})
 
     def _auxiliary_losses(self, batch: AuxiliaryBatch, scale: float) -> Losses:
         distribution, aux_values, values = self.policy.evaluate_auxiliary(batch.observations)
@@ -348,7 +365,7 @@ class PPG(OnPolicyAlgorithm):
             "value_loss": losses.auxiliary_value_loss(values / scale, batch.value_targets / scale),
         }
         total = losses.joint_loss(terms["aux_value_loss"], terms["kl"], terms["value_loss"], self.beta_clone)
-        return Losses(total, terms, {})
+        return Losses(total, terms)
 
     def _taken_actions(self, batch: RolloutBufferSamples) -> th.Tensor:
         # The rollout buffer gives every action as float, (B, action dimensions)
@@ -356,13 +373,16 @@ class PPG(OnPolicyAlgorithm):
 
     @th.no_grad()
     @unvalidated_distributions()
-    def _distribution_parameters(self, observations: PyTorchObs) -> th.Tensor:
-        return losses.distribution_parameters(self.policy.get_distribution(observations))
+    def _distribution_parameters(self, observations: PyTorchObs, micro_batch_size: int | None = None) -> th.Tensor:
+        """In the micro-batches of the epochs that follow, for rounding to be the same: KL(π_old, π) starts at zero."""
+        parts = split((observations,), micro_batch_size)
+        return th.cat([losses.distribution_parameters(self.policy.get_distribution(part)) for (part,) in parts])
 
     # ---- set-up ----
 
     def _setup_model(self) -> None:
         super()._setup_model()
+        self.policy.mixed_precision = self.mixed_precision
         # As PPO: schedules from here on
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
@@ -371,12 +391,17 @@ class PPG(OnPolicyAlgorithm):
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1))
         self.aux_buffer = AuxBuffer(self.device)
-        check_value_heads(self)
+        check_policy(self)
 
     def _aux_sequences_per_batch(self) -> int:
         if self.aux_batch_size is None:
             return max(1, self.aux_buffer.n_sequences // 16)
         return self.aux_batch_size // self.n_steps
+
+    def _micro_batch_size(self) -> int | None:
+        if self.micro_batch_size != "auto":
+            return self.micro_batch_size
+        return fitting_micro_batch_size(self.policy, obs_as_tensor(one_observation(self.rollout_buffer), self.device))
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
@@ -409,7 +434,10 @@ class PPG(OnPolicyAlgorithm):
             )
             self._n_stored_rollouts = len(self.aux_buffer)
         start_alike(self.policy, self._common_settings(total_timesteps), self.seed)
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        if has_convolutions(self.policy) and self.device.type == "cpu":
+            keep_freed_memory()
+        with tensor_float_32(self.mixed_precision == "tf32"):
+            return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     def _common_settings(self, total_timesteps: int) -> dict[str, Any]:
         """What several processes have to agree on, for their gradients to meet."""
@@ -423,9 +451,7 @@ class PPG(OnPolicyAlgorithm):
         """Say so if the machine cannot hold the observations of a phase."""
         if self.n_aux_epochs == 0:
             return
-        arrays = self.rollout_buffer.observations
-        rollout_bytes = sum(array.nbytes for array in (arrays.values() if isinstance(arrays, dict) else [arrays]))
-        needed = rollout_bytes * (self.n_policy_iterations - len(self.aux_buffer))
+        needed = observation_bytes(self.rollout_buffer) * (self.n_policy_iterations - len(self.aux_buffer))
         available = psutil.virtual_memory().available
         if needed > available:
             warnings.warn(
@@ -444,13 +470,14 @@ class PPG(OnPolicyAlgorithm):
         """The present value of a clip range; a plain number if somebody has set the attribute to one."""
         return schedule(self._current_progress_remaining) if callable(schedule) else schedule
 
-    def _log_policy_phase(self, history: list[dict[str, np.ndarray]]) -> None:
+    def _log_policy_phase(self, history: list[Epoch]) -> None:
         """Under PPO's names. The losses are means over all epochs, ``approx_kl`` over the last, ``loss`` of the last step."""
-        for name in history[0]:
-            if name not in ("loss", "approx_kl"):
-                self.logger.record(f"train/{name}", float(np.concatenate([scalars[name] for scalars in history]).mean()))
-        self.logger.record("train/approx_kl", float(history[-1]["approx_kl"].mean()))
-        self.logger.record("train/loss", float(history[-1]["loss"][-1]))
+        for name in history[0].losses:
+            if name != "loss":
+                self.logger.record(f"train/{name}", float(np.concatenate([epoch.losses[name] for epoch in history]).mean()))
+        self.logger.record("train/loss", float(history[-1].losses["loss"][-1]))
+        for name, diagnostic in self._diagnostics([epoch.log_ratio for epoch in history]).items():
+            self.logger.record(f"train/{name}", diagnostic)
         self.logger.record(
             "train/explained_variance",
             explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()),
@@ -461,6 +488,14 @@ class PPG(OnPolicyAlgorithm):
         for name in ("clip_range", "clip_range_vf"):
             if (value := self._now(getattr(self, name))) is not None:
                 self.logger.record(f"train/{name}", value)
+
+    def _diagnostics(self, log_ratios: list[th.Tensor]) -> dict[str, float]:
+        """How far the policy has moved, from the log-ratios of each epoch; over all processes."""
+        diagnostics = {"approx_kl": losses.approximate_kl(log_ratios[-1])}
+        if (clip_range := self._now(self.clip_range)) is not None:
+            diagnostics["clip_fraction"] = losses.clip_fraction(th.cat(log_ratios), clip_range)
+        average_over_processes(list(diagnostics.values()))
+        return {name: value.item() for name, value in diagnostics.items()}
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "aux_buffer"]

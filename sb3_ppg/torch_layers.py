@@ -27,6 +27,20 @@ def init_normed(layer: nn.Module, scale: float) -> None:
             layer.bias.zero_()
 
 
+class ImageConv2d(nn.Conv2d):
+    """
+    A convolution that divides images of type uint8 by 255, in its weights: W (x / 255) + b = (W / 255) x + b. The image needs
+    one copy less, and bfloat16 holds the integers up to 255 exactly.
+    """
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        if x.dtype != th.uint8:
+            return super().forward(x)
+        device = x.device.type
+        dtype = th.get_autocast_dtype(device) if th.is_autocast_enabled(device) else self.weight.dtype
+        return self._conv_forward(x.to(dtype), self.weight / 255, self.bias)
+
+
 class ResidualBlock(nn.Module):
     """
     x + conv1(relu(conv0(relu(x)))), with 3x3 convolutions: (B, channels, H, W) -> (B, channels, H, W).
@@ -43,7 +57,8 @@ class ResidualBlock(nn.Module):
             init_normed(conv, math.sqrt(scale))
 
     def forward(self, x: th.Tensor) -> th.Tensor:
-        return x + self.conv1(F.relu(self.conv0(F.relu(x))))
+        branch: th.Tensor = self.conv1(F.relu_(self.conv0(F.relu(x))))
+        return branch.add_(x)  # in place where autograd needs no input: each saves an array as large as the activations
 
 
 class ConvStack(nn.Module):
@@ -58,7 +73,7 @@ class ConvStack(nn.Module):
 
     def __init__(self, in_channels: int, channels: int, n_blocks: int, scale: float):
         super().__init__()
-        self.firstconv = nn.Conv2d(in_channels, channels, kernel_size=3, padding=1)
+        self.firstconv = ImageConv2d(in_channels, channels, kernel_size=3, padding=1)
         self.blocks = nn.ModuleList(ResidualBlock(channels, scale / math.sqrt(n_blocks)) for _ in range(n_blocks))
         init_normed(self.firstconv, scale=1.0)
 
@@ -74,6 +89,8 @@ class ImpalaCNN(BaseFeaturesExtractor):
     The residual network of IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561), the encoder of the PPG paper,
     initialised as in the authors' code: (B, C, H, W) -> (B, features_dim).
 
+    Images of type uint8 are divided by 255 in the first convolution.
+
     :param observation_space: of images, channels first (SB3 transposes others)
     :param features_dim: units of the dense layer
     :param channels: of each convolutional stack
@@ -81,6 +98,8 @@ class ImpalaCNN(BaseFeaturesExtractor):
     :param normalized_image: the image is scaled already: skip the check of its type and bounds, as in SB3's ``NatureCNN``
     :raises ArgumentError: if the observations are no images, or for sizes that cannot work
     """
+
+    scales_images = True  # what `PhasicActorCriticPolicy` looks for
 
     def __init__(
         self,
@@ -113,4 +132,4 @@ class ImpalaCNN(BaseFeaturesExtractor):
         x = observations
         for stack in self.stacks:
             x = stack(x)
-        return F.relu(self.dense(F.relu(x.flatten(1))))
+        return F.relu_(self.dense(F.relu_(x).flatten(1)))

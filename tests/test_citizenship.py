@@ -291,7 +291,7 @@ def test_train_and_eval_mode():
     assert counted == 1  # one minibatch
     modes = []
     original = model._distribution_parameters
-    model._distribution_parameters = lambda obs: modes.append(model.policy.training) or original(obs)
+    model._distribution_parameters = lambda *args, **kw: modes.append(model.policy.training) or original(*args, **kw)
     model.learn(16, reset_num_timesteps=False)
     assert modes and not any(modes)
     assert norm.num_batches_tracked.item() > counted

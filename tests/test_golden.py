@@ -197,7 +197,7 @@ def test_golden_numbers(name, dtype, monkeypatch):
         # The authors' approximate KL is the KL penalty's expression, not SB3's
         cycle.check(losses.kl_penalty(log_prob, old_log_prob.to(dtype)).item(), f"{phase}/approxkl")
         clip_range = 0.0 if model.clip_range is None else 0.2
-        cycle.check(losses.clip_fraction(log_prob, old_log_prob.to(dtype), clip_range), f"{phase}/clipfrac")
+        cycle.check(losses.clip_fraction(log_prob - old_log_prob.to(dtype), clip_range), f"{phase}/clipfrac")
         cycle.check_gradient_norms(rollout, f"{phase}/grad_norm/")
         model.aux_buffer.add(model.rollout_buffer)
 
@@ -223,10 +223,10 @@ def test_golden_numbers(name, dtype, monkeypatch):
 
     model._auxiliary_phase()
 
-    (history,) = histories
+    (epoch,) = histories
     for step in range(len(cycle.golden["aux/minibatch_order"])):
-        cycle.check(history["kl"][step], f"aux/step{step}/pol_distance")
-        cycle.check(history["aux_value_loss"][step], f"aux/step{step}/vf_aux")
-        cycle.check(history["value_loss"][step], f"aux/step{step}/vf_true")
+        cycle.check(epoch.losses["kl"][step], f"aux/step{step}/pol_distance")
+        cycle.check(epoch.losses["aux_value_loss"][step], f"aux/step{step}/vf_aux")
+        cycle.check(epoch.losses["value_loss"][step], f"aux/step{step}/vf_true")
         cycle.check_gradient_norms(N_ROLLOUTS + step, f"aux/step{step}/grad_norm/")
     cycle.check_weights("weights_after_aux_epoch")

@@ -39,8 +39,8 @@ def test_kl_penalty():
 
 def test_approximate_kl_and_clip_fraction():
     expected = (0.5 - math.log(1.5) - 0.5 - math.log(0.5) + 0.1 - math.log(1.1)) / 3
-    assert losses.approximate_kl(NEW, OLD).item() == pytest.approx(expected, rel=1e-5)
-    assert losses.clip_fraction(NEW, OLD, 0.2).item() == pytest.approx(2 / 3)
+    assert losses.approximate_kl(NEW - OLD).item() == pytest.approx(expected, rel=1e-5)
+    assert losses.clip_fraction(NEW - OLD, 0.2).item() == pytest.approx(2 / 3)
 
 
 def test_entropy_loss():
@@ -70,8 +70,6 @@ def test_shapes_that_would_broadcast_are_refused():
         lambda: losses.auxiliary_value_loss(row, column),
         lambda: losses.policy_gradient_loss(row, row, column, 0.2),
         lambda: losses.kl_penalty(row, column),
-        lambda: losses.approximate_kl(column, row),
-        lambda: losses.clip_fraction(column, row, 0.2),
         lambda: losses.entropy_loss(column, row),
     ):
         with pytest.raises(ValueError, match="same shape"):
