@@ -4,7 +4,7 @@ RUN := $(VENV)/bin/python
 # Small networks: more threads than this only wait for each other
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test lint format type check sb3-suite clean
+.PHONY: train test lint format type check benchmark sb3-suite clean
 
 # Builds .venv when it is missing or when what it depends on has changed
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -33,6 +33,10 @@ type: $(VENV)/.installed
 	$(RUN) -m mypy
 
 check: lint type test
+
+# Speed and memory, as ratios measured in one run: benchmarks/results/speed.md and speed.png. Half an hour
+benchmark: $(VENV)/.installed
+	$(RUN) -m benchmarks.speed
 
 # Stable-Baselines3's own tests of PPO, with PPG in its place
 sb3-suite: $(VENV)/.installed

@@ -2,8 +2,9 @@
 Whether bfloat16 learns as well as float32: StarPilot (Procgen, easy, all levels), 512,000 steps, 3 seeds each.
 
 CPU-sized: one network of half the paper's channels, 32 environments x 128 steps, N_π = 16, E_aux = 3; else the paper's
-setting. One thread each. Each agent then plays 200 episodes, stochastically, on levels drawn with another seed. Writes results/mixed_precision.csv,
-mixed_precision_curves.csv, mixed_precision.md and mixed_precision.png; trainings that the CSV has are not run again.
+setting. One thread each. Each agent then plays 200 episodes, stochastically, on levels drawn with another seed. Writes
+results/mixed_precision.csv, mixed_precision_curves.csv, mixed_precision.md and mixed_precision.png; trainings that the CSV
+has are not run again.
 
     python -m benchmarks.mixed_precision [--precision float32|bf16] [--seed 0] [--plot]
 """
@@ -39,7 +40,7 @@ N_EPISODES = 200
 class LearningCurve(BaseCallback):
     """The mean return of the latest 100 episodes, at each rollout."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.points: list[dict[str, float]] = []
 
@@ -95,7 +96,8 @@ def report(results: pd.DataFrame, curves: pd.DataFrame) -> None:
     :param curves: of all trainings
     """
     lines = [
-        f"{GAME}, {N_STEPS:,} steps: mean return of {N_EPISODES} episodes on fresh levels. Written by `python -m benchmarks.mixed_precision`.",
+        f"{GAME}, {N_STEPS:,} steps: mean return of {N_EPISODES} episodes on fresh levels.",
+        "Written by `python -m benchmarks.mixed_precision`.",
         "",
         "| precision | seeds | returns | mean |",
         "| --- | --- | --- | --- |",
@@ -105,10 +107,8 @@ def report(results: pd.DataFrame, curves: pd.DataFrame) -> None:
         rows = results[results["precision"] == precision].sort_values("seed")
         returns = ", ".join(f"{value:.2f}" for value in rows["mean"])
         lines.append(f"| {precision} | {', '.join(map(str, rows['seed']))} | {returns} | {rows['mean'].mean():.2f} |")
-        for label, (_, curve) in zip(
-            [precision, None, None], curves[curves["precision"] == precision].groupby("seed"), strict=False
-        ):
-            axes.plot(curve["steps"], curve["return"], color=color, alpha=0.8, label=label)
+        for seed, curve in curves[curves["precision"] == precision].groupby("seed"):
+            axes.plot(curve["steps"], curve["return"], color=color, alpha=0.8, label=precision if seed == 0 else None)
     (RESULTS / "mixed_precision.md").write_text("\n".join(lines) + "\n")
     axes.set(xlabel="environment steps", ylabel="return of the latest 100 episodes", title=f"{GAME}, 3 seeds each")
     axes.legend()

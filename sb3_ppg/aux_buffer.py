@@ -1,23 +1,23 @@
 """The rollouts that are kept for the auxiliary phase."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.utils import obs_as_tensor
 
 Observations = np.ndarray | dict[str, np.ndarray]
 
 
-def observation_bytes(rollout_buffer: RolloutBuffer) -> int:
+def n_bytes(observations: Observations | PyTorchObs) -> int:
     """
-    :param rollout_buffer: full or empty
-    :return: how much memory its observations take
+    :param observations: arrays or tensors
+    :return: how much memory they take
     """
-    arrays = rollout_buffer.observations
-    return sum(array.nbytes for array in (arrays.values() if isinstance(arrays, dict) else [arrays]))
+    return sum(array.nbytes for array in (observations.values() if isinstance(observations, dict) else [observations]))
 
 
 def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
@@ -25,10 +25,10 @@ def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
     :param rollout_buffer: full or empty, its samples ordered by step or by environment
     :return: the first observation in it, (1, *observation shape)
     """
-    arrays, shapes = rollout_buffer.observations, rollout_buffer.obs_shape
-    if isinstance(arrays, dict):
-        return {key: array.reshape(-1, *shapes[key])[:1] for key, array in arrays.items()}
-    return arrays.reshape(-1, *shapes)[:1]  # type: ignore[misc] # it is no dictionary, either
+    arrays, shape = rollout_buffer.observations, rollout_buffer.obs_shape
+    if isinstance(shape, dict):
+        return {key: arrays[key].reshape(-1, *shape[key])[:1] for key in shape}
+    return arrays.reshape(-1, *shape)[:1]
 
 
 class AuxiliaryBatch(NamedTuple):
@@ -55,16 +55,21 @@ class AuxBuffer:
     The arrays of the rollout buffer are kept by reference, not copied: SB3's buffers allocate new ones for each rollout. A
     buffer of another class that defines its own ``reset`` may reuse its memory, so its arrays are copied.
 
+    With a GPU, observations go there for the auxiliary phase, in their own type, if they take no more than half of its free
+    memory. Else each minibatch goes through pinned memory, while the one before it trains.
+
     :param device: where minibatches go
     """
 
     def __init__(self, device: th.device | str = "cpu"):
-        self.device = device
+        self.device = th.device(device)
+        self._copy_stream = th.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
         self.observations: list[Observations] = []  # a rollout each, (n_envs, n_steps, *observation shape)
+        self.observations_on_device: list[PyTorchObs] | None = None  # likewise, once they are there
         self.value_targets: list[np.ndarray] = []  # a rollout each, (n_envs, n_steps)
         self.old_parameters: th.Tensor | None = None  # (n_sequences, n_steps, P)
 
@@ -107,6 +112,8 @@ class AuxBuffer:
         :param parameters_fn: from observations (B, ...) to the distribution's parameters (B, P)
         :param n_sequences: how many sequences at a time
         """
+        if self._fits_on_the_device():
+            self.observations_on_device = [obs_as_tensor(rollout, self.device) for rollout in self.observations]
         chunks = [
             parameters_fn(self._gather_observations(np.arange(start, min(start + n_sequences, self.n_sequences))))
             for start in range(0, self.n_sequences, n_sequences)
@@ -122,24 +129,42 @@ class AuxBuffer:
         """
         assert self.old_parameters is not None, "record_old_policy() comes first"
         order = np.random.permutation(self.n_sequences)
-        targets = np.concatenate(self.value_targets)  # (n_sequences, n_steps)
+        # Once per epoch: a transfer for each minibatch would wait for those before it
+        order_on_device = th.as_tensor(order, device=self.device)
+        targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)  # (n_sequences, n_steps)
         for start in range(0, self.n_sequences, n_sequences):
-            ids = order[start : start + n_sequences]
+            part = slice(start, start + n_sequences)
             yield AuxiliaryBatch(
-                observations=self._gather_observations(ids),
-                value_targets=th.as_tensor(targets[ids].reshape(-1), device=self.device),
-                old_parameters=self.old_parameters[th.as_tensor(ids, device=self.old_parameters.device)].flatten(0, 1),
+                observations=self._gather_observations(order[part]),
+                value_targets=targets[order_on_device[part]].flatten(),
+                old_parameters=self.old_parameters[order_on_device[part]].flatten(0, 1),
             )
+
+    def _fits_on_the_device(self) -> bool:
+        if self.device.type != "cuda":
+            return False
+        free, _ = th.cuda.mem_get_info(self.device)
+        return sum(map(n_bytes, self.observations)) <= free / 2
 
     def _gather_observations(self, ids: np.ndarray) -> PyTorchObs:
         """One copy of the observations of some sequences, (len(ids) * n_steps, *observation shape)."""
         places = [divmod(int(i), len(self.value_targets[0])) for i in ids]  # (rollout, environment)
-        if isinstance(self.observations[0], dict):
-            return {
-                key: self._stack([self.observations[rollout][key][env] for rollout, env in places])
-                for key in self.observations[0]
-            }
-        return self._stack([self.observations[rollout][env] for rollout, env in places])  # type: ignore[index]
+        rollouts: list[Any] = self.observations_on_device or self.observations
+        if isinstance(rollouts[0], dict):
+            return {key: self._stack([rollouts[rollout][key][env] for rollout, env in places]) for key in rollouts[0]}
+        return self._stack([rollouts[rollout][env] for rollout, env in places])
 
-    def _stack(self, sequences: list[np.ndarray]) -> th.Tensor:
-        return th.as_tensor(np.concatenate(sequences), device=self.device)
+    def _stack(self, sequences: list[Any]) -> th.Tensor:
+        if isinstance(sequences[0], th.Tensor):
+            return th.cat(sequences)
+        if self._copy_stream is None:
+            return th.as_tensor(np.concatenate(sequences), device=self.device)
+        dtype = th.from_numpy(sequences[0]).dtype
+        pinned = th.empty(sum(map(len, sequences)), *sequences[0].shape[1:], dtype=dtype, pin_memory=True)
+        np.concatenate(sequences, out=pinned.numpy())
+        with th.cuda.stream(self._copy_stream):  # its own: the copy need not wait for the training that is queued
+            on_device = pinned.to(self.device, non_blocking=True)
+        training = th.cuda.current_stream(self.device)
+        training.wait_stream(self._copy_stream)
+        on_device.record_stream(training)
+        return on_device

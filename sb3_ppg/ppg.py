@@ -11,14 +11,16 @@ import psutil
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule
 from stable_baselines3.common.utils import FloatSchedule, explained_variance, obs_as_tensor, update_learning_rate
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, warn_of_truncated_minibatches
-from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, observation_bytes, one_observation
+from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, n_bytes, one_observation
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
 from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
@@ -206,6 +208,13 @@ class PPG(OnPolicyAlgorithm):
 
     # ---- the algorithm ----
 
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """As in SB3, a tenth faster."""
+        with unvalidated_distributions():
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+
     def train(self) -> None:
         """
         What follows a rollout in the paper's Algorithm 1: the policy phase's update, and, when the rollouts of ``N_π``
@@ -273,7 +282,7 @@ class PPG(OnPolicyAlgorithm):
     def _rollout_minibatches(self) -> Iterator[RolloutBufferSamples]:
         """One epoch of the latest rollout: many small minibatches are gathered at once."""
         n_samples = self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs
-        minibatch_bytes = observation_bytes(self.rollout_buffer) * self.batch_size / n_samples
+        minibatch_bytes = n_bytes(self.rollout_buffer.observations) * self.batch_size / n_samples
         at_once = max(1, int(GATHERED_BYTES / minibatch_bytes))
         for samples in self.rollout_buffer.get(at_once * self.batch_size):
             yield from split(samples, self.batch_size)
@@ -451,7 +460,7 @@ class PPG(OnPolicyAlgorithm):
         """Say so if the machine cannot hold the observations of a phase."""
         if self.n_aux_epochs == 0:
             return
-        needed = observation_bytes(self.rollout_buffer) * (self.n_policy_iterations - len(self.aux_buffer))
+        needed = n_bytes(self.rollout_buffer.observations) * (self.n_policy_iterations - len(self.aux_buffer))
         available = psutil.virtual_memory().available
         if needed > available:
             warnings.warn(

@@ -1,0 +1,568 @@
+"""
+How fast PPG trains, and how far that is from what the machine can do: ratios of medians of at least five turns, taken
+alternately in one run.
+
+1. IMPALA on Procgen: the fast path in float32 and in bfloat16 against the same code with contiguous weights, images divided
+   by 255, and whole minibatches in one pass; GFLOP/s over the machine's best matrix product in that type.
+2. Micro-batches: the automatic size against all others.
+3. MlpPolicy: the policy phase's update and the rollouts against SB3's PPO.
+4. Memory: the process's peak over the bytes of the stored observations.
+5. Scaling: cost per step over a factor of eight in environments, N_π and E_aux.
+
+Each contestant runs in a process of its own. Writes results/speed_<section>.csv, speed.md and speed.png. It takes about half
+an hour on two cores; let nothing else run beside it.
+
+    python -m benchmarks.speed [impala] [micro_batches] [mlp] [memory] [scaling] [--plot]
+"""
+
+import argparse
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg.memory import keep_freed_memory
+from sb3_ppg.optimization import optimize_epoch
+from sb3_ppg.vec_env import EnvPoolVecEnv
+
+RESULTS = Path(__file__).parent / "results"
+N_TURNS = 5
+N_THREADS = os.cpu_count() or 1
+
+Measure = Callable[[], dict[str, float]]
+
+
+# ---- contestants take turns ----
+
+
+def _contestant(connection: Connection, make: Callable[..., Measure], arguments: tuple) -> None:
+    measure = make(*arguments)
+    measure()  # to warm up
+    connection.send("ready")
+    while connection.recv():
+        connection.send(measure())
+
+
+def take_turns(contestants: dict[str, tuple[Callable[..., Measure], tuple]]) -> pd.DataFrame:
+    """
+    :param contestants: by name, a function and its arguments, which make a measurement; each in a process of its own
+    :return: a row per contestant and turn, with what it measured
+    """
+    context = multiprocessing.get_context("spawn")
+    connections, processes = {}, []
+    for name, (make, arguments) in contestants.items():
+        connections[name], theirs = context.Pipe()
+        processes.append(context.Process(target=_contestant, args=(theirs, make, arguments), daemon=True))
+        processes[-1].start()
+        theirs.close()  # else nobody would notice that a contestant died
+        connections[name].recv()
+    rows = []
+    for turn in range(N_TURNS):
+        for name, connection in connections.items():
+            connection.send(True)
+            rows.append({"contestant": name, "turn": turn, **connection.recv()})
+            print(rows[-1], flush=True)
+    for connection in connections.values():
+        connection.send(False)
+    for process in processes:
+        process.join()
+    return pd.DataFrame(rows)
+
+
+def seconds(function: Callable[[], Any], times: int = 1) -> float:
+    """The median time that a call takes."""
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        function()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def collect(model: OnPolicyAlgorithm) -> None:
+    """One rollout."""
+    assert model.env is not None
+    callback = CallbackList([])
+    callback.init_callback(model)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+
+
+def ready(model: OnPolicyAlgorithm) -> OnPolicyAlgorithm:
+    """As ``learn`` leaves it before the first rollout, without a log."""
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    model._setup_learn(10**9)
+    return model
+
+
+# ---- 1. IMPALA on Procgen ----
+
+
+class PlainImpalaCNN(ImpalaCNN):
+    """Gets images that have been divided by 255."""
+
+    scales_images = False
+
+
+ARCHITECTURES = ("detached", "dual")
+PATHS = ("plain", "float32", "bf16")
+N_ENVS, N_STEPS, BATCH_SIZE, AUX_BATCH_SIZE, N_AUX_EPOCHS = 64, 256, 2048, 1024, 6
+
+
+def procgen() -> VecEnv:
+    return VecNormalize(VecMonitor(EnvPoolVecEnv("CoinrunEasy-v0", num_envs=N_ENVS, seed=0)), norm_obs=False)
+
+
+def make_impala(architecture: str, path: str) -> PPG:
+    """
+    :param architecture: "dual" or "detached"
+    :param path: one of ``PATHS``
+    """
+    th.set_num_threads(N_THREADS)
+    plain = path == "plain"
+    model = PPG(
+        "CnnPolicy",
+        procgen(),
+        n_steps=N_STEPS,
+        batch_size=BATCH_SIZE,
+        aux_batch_size=AUX_BATCH_SIZE,
+        micro_batch_size=None if plain else "auto",
+        mixed_precision="bf16" if path == "bf16" else None,
+        policy_kwargs=dict(architecture=architecture, features_extractor_class=PlainImpalaCNN if plain else ImpalaCNN),
+        device="cpu",
+        seed=0,
+    )
+    if plain:
+        for parameter in model.policy.parameters():
+            parameter.data = parameter.data.contiguous()
+    else:
+        keep_freed_memory()
+    ready(model)
+    return model
+
+
+def impala(architecture: str, path: str) -> Measure:
+    """
+    What a phase is made of: a rollout, one minibatch of the policy phase, the record of π_old for one auxiliary minibatch,
+    one auxiliary minibatch. All rollouts and minibatches of a phase cost the same.
+    """
+    model = make_impala(architecture, path)
+
+    def policy_minibatch() -> None:
+        batch = next(model.rollout_buffer.get(BATCH_SIZE))
+        optimize_epoch("policy", model.policy, model.policy.optimizer, [batch], model._joint_losses, model._micro_batch_size())
+
+    def auxiliary_minibatch() -> None:
+        batch = next(model.aux_buffer.minibatches(AUX_BATCH_SIZE // N_STEPS))
+        optimize_epoch("auxiliary", model.policy, model.aux_optimizer, [batch], auxiliary_losses, model._micro_batch_size())
+
+    def auxiliary_losses(batch: Any) -> Any:
+        return model._auxiliary_losses(batch, scale=1.0)
+
+    def uniform(observations: Any) -> th.Tensor:
+        return th.full((len(observations), 15), -float(np.log(15)))
+
+    def measure() -> dict[str, float]:
+        rollout = seconds(lambda: collect(model))
+        policy = seconds(policy_minibatch)
+        model.aux_buffer.reset()
+        model.aux_buffer.add(model.rollout_buffer)
+        model.aux_buffer.record_old_policy(uniform, 1)
+        observations = next(model.aux_buffer.minibatches(AUX_BATCH_SIZE // N_STEPS)).observations
+        record = seconds(lambda: model._distribution_parameters(observations, model._micro_batch_size()))
+        auxiliary = seconds(auxiliary_minibatch)
+        return dict(rollout=rollout, policy=policy, record=record, auxiliary=auxiliary)
+
+    return measure
+
+
+def seconds_per_step(row: pd.Series) -> float:
+    """Of a whole phase, per environment step."""
+    per_step = row["rollout"] / (N_ENVS * N_STEPS) + row["policy"] / BATCH_SIZE
+    return per_step + (row["record"] + N_AUX_EPOCHS * row["auxiliary"]) / AUX_BATCH_SIZE
+
+
+def gigaflops_per_sample(architecture: str) -> float:
+    """Of a forward and backward pass of the auxiliary loss, all networks."""
+    model = make_impala(architecture, "float32")
+    observations = th.zeros(8, 3, 64, 64, dtype=th.uint8)
+    with FlopCounterMode(display=False) as counter:
+        _, aux_values, values = model.policy.evaluate_auxiliary(observations)
+        (aux_values + values).sum().backward()
+    return counter.get_total_flops() / 8 / 1e9
+
+
+def peak_gigaflops() -> Measure:
+    """The best of the machine's matrix products: several sizes, as ``mm`` and as a convolution with 1x1 kernels."""
+    th.set_num_threads(N_THREADS)
+
+    def best(dtype: th.dtype) -> float:
+        found = []
+        for n in (512, 1024, 2048):
+            a, b = th.randn(n, n).to(dtype), th.randn(n, n).to(dtype)
+            image = a.T.reshape(1, n, n // 32, 32).contiguous(memory_format=th.channels_last)
+            kernel = b.reshape(n, n, 1, 1)
+            for product in (lambda a=a, b=b: th.mm(a, b), lambda i=image, k=kernel: F.conv2d(i, k)):
+                found.append(2 * n**3 / seconds(product, 9) / 1e9)
+        return max(found)
+
+    return lambda: {"float32": best(th.float32), "bf16": best(th.bfloat16)}
+
+
+def run_impala() -> pd.DataFrame:
+    names = {
+        f"{architecture} {path}": (impala, (architecture, path)) for architecture in ("detached", "dual") for path in PATHS
+    }
+    rows = take_turns({**names, "peak": (peak_gigaflops, ())})
+    times = rows[rows["contestant"] != "peak"].groupby("contestant", sort=False)[["rollout", "policy", "record", "auxiliary"]]
+    table = times.median().reset_index()
+    table[["architecture", "path"]] = table["contestant"].str.split(" ", expand=True)
+    table["steps_per_second"] = 1 / table.apply(seconds_per_step, axis=1)
+    plain = table[table["path"] == "plain"].set_index("architecture")["steps_per_second"]
+    table["over_plain"] = table["steps_per_second"] / table["architecture"].map(plain)
+    flops = {architecture: gigaflops_per_sample(architecture) for architecture in ARCHITECTURES}
+    table["gflops"] = table["architecture"].map(flops) * AUX_BATCH_SIZE / table["auxiliary"]
+    peaks = rows[rows["contestant"] == "peak"][["float32", "bf16"]].median()
+    table["peak_gflops"] = [peaks["bf16" if path == "bf16" else "float32"] for path in table["path"]]
+    return table.drop(columns="contestant").round(4)
+
+
+# ---- 2. micro-batches ----
+
+
+class Frames(gym.Env):
+    """Random images; nothing to learn, nothing to wait for."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = spaces.Discrete(15)
+        self.frames = [self.observation_space.sample() for _ in range(16)]
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.frames[0], {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.steps += 1
+        return self.frames[self.steps % 16], 1.0, self.steps == 100, False, {}
+
+
+NETWORKS = {
+    "ImpalaCNN 64x64x3": (dict(features_extractor_class=ImpalaCNN), (3, 64, 64)),
+    "NatureCNN 84x84x4": ({}, (4, 84, 84)),
+}
+SIZES = (16, 32, 64, 128, 256, 512, 1024)
+
+
+def micro_batches(network: str, precision: str) -> Measure:
+    """Samples per second through one minibatch of 1,024, for each micro-batch size; and the automatic size."""
+    th.set_num_threads(N_THREADS)
+    keep_freed_memory()
+    kwargs, shape = NETWORKS[network]
+    model = PPG(
+        "CnnPolicy",
+        DummyVecEnv([lambda: Frames(shape)] * 16),
+        n_steps=64,
+        batch_size=1024,
+        mixed_precision="bf16" if precision == "bf16" else None,
+        policy_kwargs=dict(architecture="detached", **kwargs),
+        device="cpu",
+        seed=0,
+    )
+    ready(model)
+    collect(model)
+    batch = next(model.rollout_buffer.get(1024))
+
+    def speed(size: int) -> float:
+        arguments = ("policy", model.policy, model.policy.optimizer, [batch], model._joint_losses, size)
+        return 1024 / seconds(lambda: optimize_epoch(*arguments))
+
+    def measure() -> dict[str, float]:
+        speeds = {str(size): speed(size) for size in SIZES}
+        return {**speeds, "auto": float(model._micro_batch_size() or 1024)}
+
+    return measure
+
+
+def run_micro_batches() -> pd.DataFrame:
+    names = {
+        f"{network}, {precision}": (micro_batches, (network, precision)) for network in NETWORKS for precision in PATHS[1:]
+    }
+    table = take_turns(names).drop(columns="turn").groupby("contestant", sort=False).median()
+    sizes = [str(size) for size in SIZES]
+    table["auto_over_best"] = [row[str(int(row["auto"]))] / row[sizes].max() for _, row in table.iterrows()]
+    return table.reset_index().round(3)
+
+
+# ---- 3. MlpPolicy ----
+
+
+def mlp(algorithm: str, env_id: str) -> Measure:
+    """The same network, rollouts, minibatches of 64 and epochs; one thread."""
+    th.set_num_threads(1)
+    settings: dict[str, Any] = dict(n_steps=256, batch_size=64, n_epochs=4, max_grad_norm=0.5, ent_coef=0.01, seed=0)
+    cls: Any = {"PPO": PPO, "PPG": PPG}[algorithm]
+    model = ready(cls("MlpPolicy", make_vec_env(env_id, 8, seed=0), device="cpu", **settings))
+    update = model._policy_phase if isinstance(model, PPG) else model.train
+
+    def measure() -> dict[str, float]:
+        rollouts, updates = [], []
+        for _ in range(5):
+            rollouts.append(seconds(lambda: collect(model)))
+            updates.append(seconds(update))
+        return dict(rollout=statistics.median(rollouts), update=statistics.median(updates))
+
+    return measure
+
+
+def run_mlp() -> pd.DataFrame:
+    tables = []
+    for env_id in ("CartPole-v1", "Pendulum-v1"):
+        rows = take_turns({algorithm: (mlp, (algorithm, env_id)) for algorithm in ("PPO", "PPG")})
+        table = rows.groupby("contestant")[["rollout", "update"]].median()
+        ratios = table.loc["PPO"] / table.loc["PPG"]
+        row = dict(env=env_id, update_ppo=8192 / table.loc["PPO", "update"], update_ppg=8192 / table.loc["PPG", "update"])
+        row |= dict(rollout_ppo=2048 / table.loc["PPO", "rollout"], rollout_ppg=2048 / table.loc["PPG", "rollout"])
+        tables.append({**row, "update_over_ppo": ratios["update"], "rollout_over_ppo": ratios["rollout"]})
+    return pd.DataFrame(tables).round(3)
+
+
+# ---- 4. memory ----
+
+
+def peak_memory(n_policy_iterations: int, channels: tuple[int, ...]) -> Measure:
+    """One phase of 64 environments x 256 steps of 64x64x3 images."""
+    th.set_num_threads(N_THREADS)
+
+    def measure() -> dict[str, float]:
+        model = PPG(
+            "CnnPolicy",
+            DummyVecEnv([lambda: Frames((3, 64, 64))] * N_ENVS),
+            n_steps=N_STEPS,
+            batch_size=BATCH_SIZE,
+            n_policy_iterations=n_policy_iterations,
+            n_aux_epochs=1,
+            aux_batch_size=AUX_BATCH_SIZE,
+            policy_kwargs=dict(
+                architecture="detached",
+                features_extractor_class=ImpalaCNN,
+                features_extractor_kwargs=dict(channels=channels, n_blocks=2 if len(channels) > 1 else 0),
+            ),
+            device="cpu",
+        )
+        start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        model.learn(N_ENVS * N_STEPS * n_policy_iterations)
+        stored = N_ENVS * N_STEPS * n_policy_iterations * 3 * 64 * 64
+        return dict(stored=stored, start=start, peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+    return measure
+
+
+def _once(connection: Connection, make: Callable[..., Measure], arguments: tuple) -> None:
+    connection.send(make(*arguments)())
+
+
+def run_memory() -> pd.DataFrame:
+    context = multiprocessing.get_context("spawn")
+    rows = []
+    for n_policy_iterations, channels in ((4, (4,)), (8, (4,)), (16, (4,)), (2, (16, 32, 32))):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_once, args=(theirs, peak_memory, (n_policy_iterations, channels)))
+        process.start()
+        theirs.close()
+        row = {name: value / 1e6 for name, value in ours.recv().items()}
+        process.join()
+        rows.append({"n_policy_iterations": n_policy_iterations, "channels": "-".join(map(str, channels)), **row})
+        print(rows[-1], flush=True)
+    table = pd.DataFrame(rows)
+    table["constant"] = table["peak"] - 1.15 * table["stored"]
+    return table.round(1)
+
+
+# ---- 5. scaling ----
+
+SCALES = dict(n_envs=(4, 8, 16, 32), n_policy_iterations=(4, 8, 16, 32), n_aux_epochs=(1, 2, 4, 8))
+
+
+def phase(settings: dict[str, Any]) -> Measure:
+    """A whole phase on CartPole, per environment step."""
+    th.set_num_threads(1)
+    settings = dict(n_envs=8, n_policy_iterations=4, n_aux_epochs=1) | settings
+    n_envs, n_policy_iterations = settings.pop("n_envs"), settings["n_policy_iterations"]
+    env = make_vec_env("CartPole-v1", n_envs, seed=0)
+    model = PPG("MlpPolicy", env, n_steps=128, batch_size=256, aux_batch_size=256, seed=0, device="cpu", **settings)
+    ready(model)
+
+    def measure() -> dict[str, float]:
+        def run() -> None:
+            for _ in range(n_policy_iterations):
+                collect(model)
+                model.train()
+
+        return dict(seconds=seconds(run, 3) / (n_envs * 128 * n_policy_iterations))
+
+    return measure
+
+
+def run_scaling() -> pd.DataFrame:
+    rows = []
+    for quantity, values in SCALES.items():
+        turns = take_turns({str(value): (phase, ({quantity: value},)) for value in values})
+        medians = turns.groupby("contestant", sort=False)["seconds"].median()
+        for value, median in medians.items():
+            rows.append(dict(quantity=quantity, value=int(str(value)), microseconds_per_step=1e6 * median))
+    return pd.DataFrame(rows).round(2)
+
+
+# ---- report ----
+
+SECTIONS = dict(impala=run_impala, micro_batches=run_micro_batches, mlp=run_mlp, memory=run_memory, scaling=run_scaling)
+
+
+def lines_of_impala(table: pd.DataFrame) -> Iterator[str]:
+    yield "| architecture | path | steps/s | over plain | GFLOP/s training | of the peak |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for _, row in table.iterrows():
+        share = row["gflops"] / row["peak_gflops"]
+        cells = [row["architecture"], row["path"], f"{row['steps_per_second']:.1f}", f"{row['over_plain']:.2f}"]
+        yield f"| {' | '.join(cells)} | {row['gflops']:.0f} | {share:.0%} of {row['peak_gflops']:.0f} |"
+
+
+def lines_of_micro_batches(table: pd.DataFrame) -> Iterator[str]:
+    sizes = [str(size) for size in SIZES]
+    yield f"| samples/s by micro-batch size | {' | '.join(sizes)} | automatic | of the best |"
+    yield "| --- |" + " --- |" * (len(sizes) + 2)
+    for _, row in table.iterrows():
+        speeds = " | ".join(f"{row[size]:.0f}" for size in sizes)
+        yield f"| {row['contestant']} | {speeds} | {row['auto']:.0f} | {row['auto_over_best']:.0%} |"
+
+
+def lines_of_mlp(table: pd.DataFrame) -> Iterator[str]:
+    yield "| environment | update, samples/s: PPO | PPG | ratio | rollout, steps/s: PPO | PPG | ratio |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for _, row in table.iterrows():
+        update = f"{row['update_ppo']:,.0f} | {row['update_ppg']:,.0f} | {row['update_over_ppo']:.2f}"
+        rollout = f"{row['rollout_ppo']:,.0f} | {row['rollout_ppg']:,.0f} | {row['rollout_over_ppo']:.2f}"
+        yield f"| {row['env']} | {update} | {rollout} |"
+
+
+def lines_of_memory(table: pd.DataFrame) -> Iterator[str]:
+    yield "| N_π | channels | stored observations, MB | peak of the process | before training | peak - 1.15 stored |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for _, row in table.iterrows():
+        figures = " | ".join(f"{row[name]:.0f}" for name in ("stored", "peak", "start", "constant"))
+        yield f"| {row['n_policy_iterations']} | {row['channels']} | {figures} |"
+    small = table[table["channels"] == "4"]
+    slope = np.polyfit(small["stored"], small["peak"], 1)[0]
+    yield ""
+    yield f"Growth of the peak per stored byte (N_π = 4 to 16): {slope:.3f}."
+
+
+def lines_of_scaling(table: pd.DataFrame) -> Iterator[str]:
+    yield "| quantity | values | microseconds per environment step | last over first |"
+    yield "| --- | --- | --- | --- |"
+    for quantity, rows in table.groupby("quantity", sort=False):
+        costs = rows["microseconds_per_step"].tolist()
+        values, figures = ", ".join(map(str, rows["value"])), ", ".join(f"{cost:.1f}" for cost in costs)
+        yield f"| {quantity} | {values} | {figures} | {costs[-1] / costs[0]:.2f} |"
+
+
+LINES = dict(
+    impala=("IMPALA on Procgen (CoinrunEasy, 64 environments x 256 steps)", lines_of_impala),
+    micro_batches=("Micro-batches, minibatches of 1,024", lines_of_micro_batches),
+    mlp=("MlpPolicy, 8 environments, minibatches of 64", lines_of_mlp),
+    memory=("Memory, 64 environments x 256 steps of 64x64x3 images", lines_of_memory),
+    scaling=("Scaling, CartPole", lines_of_scaling),
+)
+
+
+def cpu() -> str:
+    """What ran it."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        model = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), model)
+    return f"{model}, {N_THREADS} cores, torch {th.__version__}"
+
+
+def report(tables: dict[str, pd.DataFrame]) -> None:
+    """
+    :param tables: of all sections
+    """
+    text = ["# Speed", "", "Written by `python -m benchmarks.speed`. Medians of at least 5 turns, taken alternately.", ""]
+    text += [f"Machine: {(RESULTS / 'speed_machine.txt').read_text().strip()}."]
+    for section, (title, lines) in LINES.items():
+        text += ["", f"## {title}", "", *lines(tables[section])]
+    (RESULTS / "speed.md").write_text("\n".join(text) + "\n")
+
+    figure, ((left, middle), (right, last)) = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    table = tables["impala"]
+    names = [f"{row['architecture']}\n{row['path']}" for _, row in table.iterrows()]
+    bars = left.bar(names, table["steps_per_second"], color=["tab:gray", "tab:blue", "tab:orange"] * 2)
+    left.bar_label(bars, [f"{ratio:.1f}x" for ratio in table["over_plain"]])
+    left.set(ylabel="environment steps per second", title="IMPALA on Procgen")
+    for _, row in tables["micro_batches"].iterrows():
+        speeds = [row[str(size)] for size in SIZES]
+        (line,) = middle.plot(SIZES, speeds, marker=".", label=row["contestant"])
+        middle.plot(
+            row["auto"], row[str(int(row["auto"]))], marker="o", markersize=10, fillstyle="none", color=line.get_color()
+        )
+    middle.set(xscale="log", xlabel="micro-batch size (circle: automatic)", ylabel="samples per second", ylim=0)
+    middle.set_xticks(SIZES, [str(size) for size in SIZES])
+    middle.set_title("Micro-batches")
+    middle.legend(fontsize="small")
+    table = tables["mlp"]
+    positions = np.arange(len(table))
+    right.bar(positions - 0.2, table["update_over_ppo"], 0.4, label="update")
+    right.bar(positions + 0.2, table["rollout_over_ppo"], 0.4, label="rollout")
+    right.axhline(1, color="black", linewidth=0.8)
+    right.set_xticks(positions, table["env"])
+    right.set(ylabel="PPG over PPO, samples per second", title="MlpPolicy")
+    right.legend()
+    for quantity, rows in tables["scaling"].groupby("quantity", sort=False):
+        last.plot(rows["value"] / rows["value"].iloc[0], rows["microseconds_per_step"], marker=".", label=quantity)
+    last.set(xlabel="times the first value", ylabel="microseconds per environment step", ylim=0, title="Scaling, CartPole")
+    last.legend()
+    figure.savefig(RESULTS / "speed.png", dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="these only; default: all")
+    parser.add_argument("--plot", action="store_true", help="from the CSV files alone")
+    args = parser.parse_args()
+    for section in [] if args.plot else args.sections or SECTIONS:
+        print(f"--- {section}", flush=True)
+        SECTIONS[section]().to_csv(RESULTS / f"speed_{section}.csv", index=False)
+        (RESULTS / "speed_machine.txt").write_text(cpu() + "\n")
+    if all((RESULTS / f"speed_{section}.csv").exists() for section in SECTIONS):
+        report({section: pd.read_csv(RESULTS / f"speed_{section}.csv", dtype={"channels": str}) for section in SECTIONS})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,491 @@
+"""Each fast path takes the same step as the plain one; bfloat16 stays where it belongs."""
+
+import copy
+import ctypes
+import shutil
+import sys
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import preprocess_obs
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import nn
+from torch.nn import functional as F
+
+import sb3_ppg.aux_buffer
+import sb3_ppg.memory
+from sb3_ppg import PPG, ArgumentError, ImpalaCNN
+from sb3_ppg.memory import HEAP_LIMIT, fitting_micro_batch_size, keep_freed_memory
+from sb3_ppg.optimization import clip_gradient, optimize_epoch, split, take_step, tensor_float_32
+from sb3_ppg.torch_layers import ImageConv2d
+from tests.helpers import RandomEnv, collect, image_space
+
+ARCHITECTURES = ("dual", "detached", "shared")
+
+
+def make(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | None = None, **kwargs) -> PPG:
+    space = space or image_space(3, 36, 36)
+    env = DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(5), episode_length=7)] * n_envs)
+    env.seed(0)
+    impala = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(features_dim=32, channels=(8, 16)))
+    if isinstance(space, spaces.Dict):
+        impala = {}
+    arguments = dict(n_steps=8, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, aux_batch_size=16, seed=0, device="cpu")
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy"
+    return PPG(policy, env, policy_kwargs={**impala, **(policy_kwargs or {})}, **{**arguments, **kwargs})
+
+
+# ---- the same gradients ----
+
+
+class PlainImpalaCNN(ImpalaCNN):
+    """As the paper describes it: the image is divided by 255, every operation makes a new tensor, weights are contiguous."""
+
+    scales_images = False
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        for stack in self.stacks:
+            stack.firstconv.__class__ = nn.Conv2d
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        assert x.dtype == th.float32 and x.max() <= 1
+        for stack in self.stacks:
+            x = F.max_pool2d(stack.firstconv(x), kernel_size=3, stride=2, padding=1)
+            for block in stack.blocks:
+                x = x + block.conv1(F.relu(block.conv0(F.relu(x))))
+        return F.relu(self.dense(F.relu(x).flatten(1)))
+
+
+def gradients(model: PPG, micro_batch_size: int | None) -> dict[str, dict[str, th.Tensor]]:
+    """Of both phases' losses on the first minibatch."""
+    model.policy.set_training_mode(True)
+    parameters = dict(model.policy.named_parameters())
+    batch = next(model.rollout_buffer.get(model.batch_size))
+    if not len(model.aux_buffer):
+        model.aux_buffer.add(model.rollout_buffer)
+        model.aux_buffer.record_old_policy(model._distribution_parameters, 2)
+        with th.no_grad():  # for the KL not to be zero
+            for parameter in parameters.values():
+                parameter.mul_(1.05)
+    np.random.seed(1)
+    auxiliary = next(model.aux_buffer.minibatches(2))
+    found = {}
+    for name, minibatch, loss in [
+        ("policy", batch, model._joint_losses),
+        ("auxiliary", auxiliary, partial(model._auxiliary_losses, scale=1.0)),
+    ]:
+        model.policy.zero_grad()
+        for part in split(minibatch, micro_batch_size):
+            weight = len(part[1]) / len(minibatch[1])
+            (weight * loss(part).total).backward()
+        found[name] = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+    return found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_fast_network_has_the_plain_ones_gradients(architecture):
+    """channels_last, uint8 with 1/255 in the weights, in-place operations, micro-batches: 1e-5 relative, float32."""
+    fast = make(dict(architecture=architecture))
+    plain = make(dict(architecture=architecture, features_extractor_class=PlainImpalaCNN))
+    plain.policy.load_state_dict(fast.policy.state_dict())
+    for parameter in plain.policy.parameters():
+        parameter.data = parameter.data.contiguous()
+    assert not all(p.is_contiguous() for p in fast.policy.parameters())  # but channels_last
+
+    results = []
+    for model, micro_batch_size in ((plain, None), (fast, 5)):
+        np.random.seed(0)
+        th.manual_seed(0)
+        collect(model)
+        np.random.seed(0)
+        results.append(gradients(model, micro_batch_size))
+    for phase in ("policy", "auxiliary"):
+        assert results[0][phase].keys() == results[1][phase].keys()
+        for name, expected in results[0][phase].items():
+            difference = (results[1][phase][name] - expected).norm() / expected.norm()
+            assert difference < 1e-5, f"{phase} {name}: {difference:.1e}"
+
+
+def test_images_are_scaled_in_the_weights():
+    conv = ImageConv2d(3, 8, 3, padding=1)
+    image = th.randint(0, 256, (4, 3, 9, 9), dtype=th.uint8)
+    th.testing.assert_close(conv(image), conv(image.float() / 255), rtol=1e-5, atol=1e-6)
+    with th.autocast("cpu", th.bfloat16):
+        assert conv(image).dtype == th.bfloat16
+    # bfloat16 holds 0..255 exactly, but not their 255th parts
+    values = th.arange(256)
+    assert th.equal(values.bfloat16().float(), values.float())
+    assert not th.equal((values / 255).bfloat16().float(), values / 255)
+
+
+@pytest.mark.parametrize(
+    "space, policy_kwargs",
+    [
+        (image_space(3, 36, 36), {}),
+        (image_space(36, 36, 3), {}),
+        (image_space(3, 36, 36), dict(normalize_images=False, features_extractor_kwargs=dict(normalized_image=True))),
+        (spaces.Box(0, 1, (3, 36, 36), np.float32), dict(features_extractor_kwargs=dict(normalized_image=True))),
+        (spaces.Box(0, 100, (3, 36, 36), np.uint8), dict(features_extractor_kwargs=dict(normalized_image=True))),
+    ],
+    ids=["images", "channels last", "not to be normalised", "floats", "bytes that are no image"],
+)
+def test_images_are_scaled_when_sb3_scales_them(space, policy_kwargs):
+    model = make(policy_kwargs, space=space)
+    policy = model.policy
+    obs, _ = policy.obs_to_tensor(np.stack([policy.observation_space.sample() for _ in range(3)]))
+    scaled = preprocess_obs(obs, policy.observation_space, normalize_images=policy.normalize_images)
+    th.testing.assert_close(policy.pi_features_extractor(scaled), policy.extract_features(obs)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_minibatches_are_sb3s(monkeypatch):
+    """Gathered together or one by one: the same samples in the same order."""
+    model = make(batch_size=10)  # 32 samples: 10, 10, 10, 2
+    collect(model)
+    next(model.rollout_buffer.get(1))
+    found = []
+    for at_once in (1, 10 * 3 * 36 * 36, 2**22):
+        monkeypatch.setattr("sb3_ppg.ppg.GATHERED_BYTES", at_once)
+        np.random.seed(3)
+        found.append(list(model._rollout_minibatches()))
+    np.random.seed(3)
+    expected = list(model.rollout_buffer.get(10))
+    for minibatches in found:
+        assert [len(minibatch.actions) for minibatch in minibatches] == [10, 10, 10, 2]
+        for ours, theirs in zip(minibatches, expected, strict=True):
+            assert type(ours) is type(theirs) and all(th.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+# ---- the same steps ----
+
+
+def network_with_gradients(seed: int = 0) -> nn.Module:
+    th.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2), nn.Linear(2, 2))
+    network[:3](th.randn(5, 3)).square().mean().backward()  # none for the last layer
+    return network
+
+
+@pytest.mark.parametrize("kwargs", [dict(), dict(fused=True), dict(fused=True, weight_decay=0.1, eps=1e-3, maximize=True)])
+def test_steps_are_those_of_the_optimizer(kwargs):
+    networks = [network_with_gradients(), network_with_gradients()]
+    optimizers = [th.optim.Adam(network.parameters(), lr=0.01, **kwargs) for network in networks]
+    for step in range(4):
+        optimizers[0].step()
+        take_step(optimizers[1])
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 0.01 / (step + 2)
+    for ours, expected in zip(networks[1].parameters(), networks[0].parameters(), strict=True):
+        assert th.equal(ours, expected)
+    states = [optimizer.state_dict()["state"] for optimizer in optimizers]
+    for state, expected in zip(states[1].values(), states[0].values(), strict=True):
+        assert all(th.equal(state[name], expected[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
+
+
+@pytest.mark.parametrize("make_optimizer", [partial(th.optim.Adam, amsgrad=True, fused=True), th.optim.AdamW, th.optim.SGD])
+def test_other_optimizers_take_their_own_steps(make_optimizer):
+    network, expected = network_with_gradients(), network_with_gradients()
+    ours, theirs = make_optimizer(network.parameters(), lr=0.01), make_optimizer(expected.parameters(), lr=0.01)
+    for _ in range(3):
+        take_step(ours)
+        theirs.step()
+    assert all(th.equal(a, b) for a, b in zip(network.parameters(), expected.parameters(), strict=True))
+
+
+def test_who_listens_to_the_optimizer_is_told():
+    network = network_with_gradients()
+    optimizer = th.optim.Adam(network.parameters(), fused=True)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    for _ in range(3):
+        take_step(optimizer)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 0.1, 100.0])
+def test_gradients_are_clipped_as_by_torch(max_norm):
+    ours, expected = network_with_gradients(), network_with_gradients()
+    clip_gradient(list(ours.parameters()), max_norm)
+    nn.utils.clip_grad_norm_(expected.parameters(), max_norm)
+    for a, b in zip(ours.parameters(), expected.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None)
+        if a.grad is not None:
+            th.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=0)
+
+
+def test_fused_steps_are_for_contiguous_parameters_alone():
+    """Torch's kernel would pair a channels_last weight with the wrong moments of one that a file holds contiguously."""
+    convolutions, dense = make(), PPG("MlpPolicy", "CartPole-v1", device="cpu")
+    assert not convolutions.policy.optimizer.defaults["fused"]
+    for optimizer in (dense.policy.optimizer, dense.value_optimizer, dense.aux_optimizer):
+        assert optimizer.defaults["fused"]
+    asked = PPG("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs=dict(optimizer_kwargs=dict(fused=False)))
+    assert not asked.policy.optimizer.defaults["fused"]
+
+
+def test_moments_from_a_contiguous_file_fit_channels_last_weights():
+    """Training goes on in the same way, however the moments lie in memory."""
+    models = []
+    for contiguous in (False, True):
+        model = make().learn(32)
+        if contiguous:
+            for state in model.policy.optimizer.state.values():
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state[name] = state[name].contiguous()
+        np.random.seed(0)
+        th.manual_seed(0)
+        models.append(model.learn(64, reset_num_timesteps=False))
+    for a, b in zip(models[0].policy.parameters(), models[1].policy.parameters(), strict=True):
+        th.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+# ---- micro-batches that fit ----
+
+
+def observation(model: PPG) -> th.Tensor:
+    return th.zeros(1, *model.observation_space.shape, dtype=th.uint8)
+
+
+@pytest.mark.parametrize("mixed_precision, expected", [(None, 64), ("bf16", 128)])
+def test_impala_on_procgen_runs_in_micro_batches(mixed_precision, expected):
+    """Its largest activations are 16 x 64 x 64 numbers of 4 bytes: 127 samples fit 32 MiB, the power of two below is 64."""
+    paper = dict(features_extractor_kwargs=dict())
+    model = make(paper, space=image_space(3, 64, 64), mixed_precision=mixed_precision)
+    assert 16 * 64 * 64 * 4 * 128 == HEAP_LIMIT
+    assert fitting_micro_batch_size(model.policy, observation(model)) == expected
+    assert model._micro_batch_size() == expected
+
+
+def test_small_networks_run_whole_minibatches():
+    model = PPG("MlpPolicy", "CartPole-v1", device="cpu", n_steps=8, batch_size=8)
+    assert model._micro_batch_size() is None
+
+
+def test_batch_normalisation_is_left_whole():
+    class Normalised(ImpalaCNN):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.extra = nn.BatchNorm1d(32)
+
+    assert make(dict(features_extractor_class=Normalised))._micro_batch_size() is None
+
+
+def test_on_a_gpu_minibatches_are_whole():
+    policy = SimpleNamespace(device=th.device("cuda"), modules=make().policy.modules)
+    assert fitting_micro_batch_size(policy, th.zeros(1)) is None
+
+
+def test_a_micro_batch_holds_at_least_one_sample(monkeypatch):
+    monkeypatch.setattr(sb3_ppg.memory, "HEAP_LIMIT", 1000)
+    assert make()._micro_batch_size() == 1
+
+
+def test_looking_for_the_size_leaves_no_trace():
+    """Neither in the generator (dropout), nor in gradients, training mode, precision or the activations."""
+
+    class Dropping(ImpalaCNN):
+        def forward(self, x):
+            return F.dropout(super().forward(x), 0.5, self.training)
+
+    model = make(dict(features_extractor_class=Dropping), mixed_precision="bf16")
+    model.policy.set_training_mode(True)
+    state = th.get_rng_state()
+    model._micro_batch_size()
+    assert th.equal(th.get_rng_state(), state)
+    assert model.policy.training and model.policy.mixed_precision == "bf16"
+    assert all(parameter.grad is None for parameter in model.policy.parameters())
+
+
+def test_automatic_micro_batches_are_used_in_both_phases(monkeypatch):
+    monkeypatch.setattr(sb3_ppg.memory, "HEAP_LIMIT", 8 * 36 * 36 * 4 * 6)  # 5 samples: 4
+    model = make()
+    sizes = []
+    model.policy.features_extractor.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    model.learn(2 * 32)
+    training = [size for size in sizes if size != model.n_envs]
+    assert model._micro_batch_size() == 4 and set(sizes) <= {1, 4} and not set(training) - {1}
+
+
+def test_the_process_keeps_its_memory(monkeypatch):
+    calls = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=lambda *args: calls.append(args)))
+    monkeypatch.setattr(sys, "platform", "linux")
+    make(n_aux_epochs=0).learn(32)
+    assert (-3, HEAP_LIMIT) in calls and len(calls) == 2
+    calls.clear()
+    PPG("MlpPolicy", "CartPole-v1", device="cpu", n_steps=8, batch_size=8, n_aux_epochs=0).learn(8)
+    assert not calls  # for small networks nothing is changed
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())
+    keep_freed_memory()  # another C library
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.delattr(ctypes, "CDLL")
+    keep_freed_memory()
+
+
+# ---- mixed precision ----
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_bfloat16_is_for_the_features_alone(architecture):
+    """Weights, moments, losses, distributions and values are float32; what convolutions compute is not."""
+    model = make(dict(architecture=architecture), mixed_precision="bf16", max_grad_norm=0.5, micro_batch_size=5)
+    types = []
+    model.policy.pi_features_extractor.stacks[0].register_forward_hook(lambda _, args, output: types.append(output.dtype))
+    model.policy.action_net.register_forward_hook(lambda _, args, output: types.append((args[0].dtype, output.dtype)))
+    model.learn(64)
+    assert set(types) == {th.bfloat16, (th.float32, th.float32)}
+    tensors = list(model.policy.state_dict().values())
+    for optimizer in (model.policy.optimizer, model.aux_optimizer):
+        tensors += [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert {tensor.dtype for tensor in tensors} == {th.float32}
+    collect(model)
+    losses = model._joint_losses(next(model.rollout_buffer.get(16)))
+    assert {value.dtype for value in (losses.total, *losses.terms.values())} == {th.float32}
+
+
+def test_bfloat16_gradients_point_where_float32s_do():
+    models = [make(), make(mixed_precision="bf16")]
+    vectors = []
+    collect(models[0])
+    for model in models:
+        model.rollout_buffer = copy.copy(models[0].rollout_buffer)
+        np.random.seed(0)
+        found = gradients(model, None)
+        vectors.append({phase: th.cat([g.flatten() for g in found[phase].values()]) for phase in found})
+    for phase in ("policy", "auxiliary"):
+        cosine = F.cosine_similarity(vectors[0][phase], vectors[1][phase], dim=0)
+        assert not th.equal(vectors[0][phase], vectors[1][phase]) and cosine > 0.99, f"{phase}: {cosine}"
+
+
+@pytest.mark.parametrize("mixed_precision", [None, "bf16"])
+def test_the_kl_starts_at_zero(monkeypatch, mixed_precision):
+    """π_old is recorded in the micro-batches that train: bfloat16's rounding is the same. Else Adam would amplify it."""
+    model = make(mixed_precision=mixed_precision, micro_batch_size=5, n_envs=6)
+    epochs = []
+
+    def spy(phase, *args):
+        epochs.append((phase, optimize_epoch(phase, *args)))
+        return epochs[-1][1]
+
+    monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", spy)
+    model.learn(2 * 48)
+    first = next(epoch for phase, epoch in epochs if phase == "auxiliary")
+    assert first.losses["kl"][0] < 1e-8 < 1e-6 < first.losses["kl"][1]
+
+
+def test_mixed_precision_is_kept_by_a_saved_model(tmp_path):
+    model = make(mixed_precision="bf16")
+    model.save(tmp_path / "model.zip")
+    loaded = PPG.load(tmp_path / "model.zip")
+    obs = np.stack([model.observation_space.sample() for _ in range(3)])
+    assert loaded.mixed_precision == loaded.policy.mixed_precision == "bf16"
+    assert th.equal(loaded.policy.predict_values(th.as_tensor(obs)), model.policy.predict_values(th.as_tensor(obs)))
+
+
+def test_mixed_precision_needs_something_to_compute():
+    with pytest.raises(ArgumentError, match=r"`mixed_precision`='bf16' cannot work.*no layers"):
+        PPG("MlpPolicy", "CartPole-v1", mixed_precision="bf16")
+    with pytest.raises(ArgumentError, match="`mixed_precision`='fp16' cannot work"):
+        make(mixed_precision="fp16")
+
+
+def test_tf32_holds_while_training():
+    before = th.get_float32_matmul_precision()
+    assert before != "high"
+    found = []
+    model = make(mixed_precision="tf32")
+    model.learn(32, callback=lambda *_: found.append(th.get_float32_matmul_precision()) or True)
+    assert set(found) == {"high"} and th.get_float32_matmul_precision() == before
+    with pytest.raises(RuntimeError), tensor_float_32(True):
+        raise RuntimeError
+    assert th.get_float32_matmul_precision() == before
+
+
+# ---- on a GPU: the logic, with a device that is none ----
+
+
+def full_aux_buffer(model: PPG):
+    collect(model)
+    next(model.rollout_buffer.get(1))
+    model.aux_buffer.add(model.rollout_buffer)
+    return model.aux_buffer
+
+
+def batches(buffer) -> list:
+    np.random.seed(5)
+    return list(buffer.minibatches(3))
+
+
+def assert_same(ours: list, expected: list) -> None:
+    for a, b in zip(ours, expected, strict=True):
+        for x, y in zip(a, b, strict=True):
+            for key in x if isinstance(x, dict) else [...]:
+                assert th.equal(x[key], y[key]) and x[key].dtype == y[key].dtype
+
+
+DICT = spaces.Dict(image=image_space(3, 36, 36), vector=spaces.Box(-1, 1, (4,)))
+
+
+@pytest.mark.parametrize("space", [None, DICT], ids=["images", "dict"])
+def test_observations_on_the_device_give_the_same_minibatches(monkeypatch, space):
+    model = make(space=space)
+    buffer = full_aux_buffer(model)
+    buffer.record_old_policy(model._distribution_parameters, 2)
+    expected = batches(buffer)
+    assert buffer.observations_on_device is None
+
+    monkeypatch.setattr(type(buffer), "_fits_on_the_device", lambda self: True)
+    buffer.record_old_policy(model._distribution_parameters, 2)
+    assert buffer.observations_on_device is not None
+    assert_same(batches(buffer), expected)
+    buffer.reset()
+    assert buffer.observations_on_device is None
+
+
+@pytest.mark.parametrize("free, fits", [(2, True), (1.99, False)])
+def test_observations_go_to_the_gpu_if_half_its_free_memory_holds_them(monkeypatch, free, fits):
+    model = make()
+    buffer = full_aux_buffer(model)
+    assert not buffer._fits_on_the_device()  # the CPU
+    size = 32 * 3 * 36 * 36  # uint8: a byte each
+    monkeypatch.setattr(th.cuda, "mem_get_info", lambda device: (int(free * size), 10**12))
+    buffer.device = th.device("cuda")
+    assert buffer._fits_on_the_device() == fits
+
+
+def test_observations_that_do_not_fit_go_through_pinned_memory(monkeypatch):
+    """In a stream of their own, which the training one waits for; the tensor is kept until it has been used there."""
+    model = make()
+    buffer = full_aux_buffer(model)
+    buffer.record_old_policy(model._distribution_parameters, 2)
+    expected = batches(buffer)
+
+    events = []
+    training = SimpleNamespace(wait_stream=lambda stream: events.append(("wait for", stream)))
+    empty = th.empty
+    monkeypatch.setattr(th, "empty", lambda *size, dtype, pin_memory: events.append("pinned") or empty(*size, dtype=dtype))
+    monkeypatch.setattr(th.cuda, "stream", lambda stream: events.append(("copy in", stream)) or nullcontext())
+    monkeypatch.setattr(th.cuda, "current_stream", lambda device: training)
+    monkeypatch.setattr(th.Tensor, "record_stream", lambda self, stream: events.append(("used in", stream)))
+    buffer._copy_stream = "copies"
+    assert_same(batches(buffer), expected)
+    one = ["pinned", ("copy in", "copies"), ("wait for", "copies"), ("used in", training)]
+    assert events == one * len(expected)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_network_computes_the_same():
+    kwargs = dict(features_extractor_kwargs=dict(features_dim=8, channels=(4,), n_blocks=1))
+    model = make({**kwargs, "compile_mode": "default"})
+    plain = make(kwargs)
+    plain.policy.load_state_dict(model.policy.state_dict())
+    obs = th.as_tensor(np.stack([model.observation_space.sample() for _ in range(4)]))
+    th.testing.assert_close(model.policy.predict_values(obs), plain.policy.predict_values(obs), rtol=1e-4, atol=1e-5)
+    assert isinstance(model.policy.features_extractor, BaseFeaturesExtractor)
+    assert model.policy._get_constructor_parameters()["compile_mode"] == "default"
