@@ -216,8 +216,8 @@ def _is_plain_fused_adam(optimizer: th.optim.Optimizer) -> bool:
     return (
         type(optimizer) is th.optim.Adam
         and len(optimizer.param_groups) == 1
-        and bool(optimizer.defaults["fused"])
-        and not optimizer.defaults["amsgrad"]
+        and bool(optimizer.param_groups[0]["fused"])
+        and not optimizer.param_groups[0]["amsgrad"]
         and not optimizer._optimizer_step_pre_hooks
         and not optimizer._optimizer_step_post_hooks
     )

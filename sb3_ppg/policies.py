@@ -274,8 +274,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         parameters = list(self.parameters())
         kwargs = dict(self.optimizer_kwargs)
         # Torch's fused kernel takes parameters and its own moments, which may come from a file, for contiguous ones
-        if self.optimizer_class is th.optim.Adam and all(parameter.is_contiguous() for parameter in parameters):
-            kwargs.setdefault("fused", self.device.type in ("cpu", "cuda"))
+        contiguous = all(parameter.is_contiguous() for parameter in parameters)
+        if self.optimizer_class is th.optim.Adam and not kwargs.keys() & {"fused", "foreach", "differentiable"}:
+            kwargs["fused"] = contiguous and self.device.type in ("cpu", "cuda")
         return self.optimizer_class(parameters, lr=learning_rate, **kwargs)  # type: ignore[call-arg]
 
     def predict_values(self, obs: PyTorchObs) -> th.Tensor:

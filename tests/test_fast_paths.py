@@ -225,8 +225,9 @@ def test_fused_steps_are_for_contiguous_parameters_alone():
     assert not convolutions.policy.optimizer.defaults["fused"]
     for optimizer in (dense.policy.optimizer, dense.value_optimizer, dense.aux_optimizer):
         assert optimizer.defaults["fused"]
-    asked = PPG("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs=dict(optimizer_kwargs=dict(fused=False)))
-    assert not asked.policy.optimizer.defaults["fused"]
+    for kwargs in (dict(fused=False), dict(foreach=True)):
+        asked = PPG("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs=dict(optimizer_kwargs=kwargs))
+        assert not asked.policy.optimizer.defaults["fused"]
 
 
 def test_moments_from_a_contiguous_file_fit_channels_last_weights():
