@@ -1,9 +1,11 @@
 """Phasic Policy Gradient: Algorithm 1 of https://arxiv.org/abs/2009.04416 on Stable-Baselines3."""
 
+import io
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -21,6 +23,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, warn_of_truncated_minibatches
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, n_bytes, one_observation
+from sb3_ppg.checkpoints import generator_states, load_training_state, save_training_state
+from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
 from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
@@ -199,6 +203,7 @@ class PPG(OnPolicyAlgorithm):
         self._n_aux_phases = 0
         # As many as the auxiliary buffer holds, except in a model loaded without that buffer
         self._n_stored_rollouts = 0
+        self._generators_before_noise: dict[str, np.ndarray] | None = None  # for `save_aux_buffer`
 
         if self.env is not None:
             check_arguments(self)
@@ -212,6 +217,8 @@ class PPG(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """As in SB3, a tenth faster."""
+        if self.use_sde:
+            self._generators_before_noise = generator_states()
         with unvalidated_distributions():
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
 
@@ -448,6 +455,47 @@ class PPG(OnPolicyAlgorithm):
         with tensor_float_32(self.mixed_precision == "tf32"):
             return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
+    def save(
+        self, path: str | Path | io.BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
+    ) -> None:
+        """
+        As in SB3. A file takes the place of the one before it when it is complete. ``save_aux_buffer`` saves the rest.
+
+        :param path: of the zip file (".zip" is added to a name without suffix), or a stream
+        :param exclude: names of attributes that are not saved
+        :param include: names of attributes that are saved in spite of being excluded by default
+        :raises OSError: if it cannot be written; the file that was there is left as it was
+        """
+        if not isinstance(path, (str, Path)):
+            super().save(path, exclude, include)
+            return
+        path = Path(path)
+        with replaced(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
+            super().save(temporary, exclude, include)
+
+    def save_aux_buffer(self, path: str | Path) -> None:
+        """
+        Save what a training in progress has beside its model, for ``load_aux_buffer`` and an exact resume: the rollouts of
+        the phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global generators.
+
+        Call it together with ``save``, outside of a rollout; ``PhasicCheckpointCallback`` does both.
+
+        :param path: of the file, an npz of NumPy's without pickle; by convention ``aux_buffer_path(path of the model)``
+        :raises OSError: if it cannot be written; the file that was there is left as it was
+        """
+        save_training_state(self, Path(path))
+
+    def load_aux_buffer(self, path: str | Path) -> None:
+        """
+        Go on where ``save_aux_buffer`` was called: ``learn(..., reset_num_timesteps=False)`` is then that of a training which
+        was not interrupted, but for the environments, which start new episodes.
+
+        :param path: of the file
+        :raises FileNotFoundError: if there is none
+        :raises ModelFormatError: if the file is damaged, too new, or another model's; nothing is changed then
+        """
+        load_training_state(self, Path(path))
+
     def _common_settings(self, total_timesteps: int) -> dict[str, Any]:
         """What several processes have to agree on, for their gradients to meet."""
         names = [
@@ -507,7 +555,7 @@ class PPG(OnPolicyAlgorithm):
         return {name: value.item() for name, value in diagnostics.items()}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "aux_buffer"]
+        return [*super()._excluded_save_params(), "aux_buffer", "_generators_before_noise"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer"], []
