@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-import psutil
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -21,7 +20,7 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, ob
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, warn_of_truncated_minibatches
+from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, check_room, warn_of_truncated_minibatches
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, n_bytes, one_observation
 from sb3_ppg.checkpoints import generator_states, load_training_state, save_training_state
 from sb3_ppg.files import replaced
@@ -95,6 +94,8 @@ class PPG(OnPolicyAlgorithm):
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
         float32. It is about twice as fast where the processor multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix
         products in TensorFloat-32, on NVIDIA GPUs. None: float32
+    :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation: ``dict(storage="mmap",
+        path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation, ``architecture`` among them, see
@@ -145,6 +146,7 @@ class PPG(OnPolicyAlgorithm):
         normalize_value_targets: bool = True,
         micro_batch_size: int | Literal["auto"] | None = "auto",
         mixed_precision: MixedPrecision | None = None,
+        aux_buffer_kwargs: dict[str, Any] | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -199,6 +201,7 @@ class PPG(OnPolicyAlgorithm):
         self.target_kl = target_kl
         self.micro_batch_size = micro_batch_size
         self.mixed_precision = mixed_precision
+        self.aux_buffer_kwargs = aux_buffer_kwargs
 
         self._n_aux_phases = 0
         # As many as the auxiliary buffer holds, except in a model loaded without that buffer
@@ -406,7 +409,7 @@ class PPG(OnPolicyAlgorithm):
         # The policy's own optimizer is that of the policy (or joint) epochs
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1))
-        self.aux_buffer = AuxBuffer(self.device)
+        self.aux_buffer = AuxBuffer(self.device, **(self.aux_buffer_kwargs or {}))
         check_policy(self)
 
     def _aux_sequences_per_batch(self) -> int:
@@ -441,7 +444,7 @@ class PPG(OnPolicyAlgorithm):
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
         check_arguments(self)
-        self._warn_about_memory()
+        check_room(self)
         if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
             warnings.warn(
                 f"This model was saved after {self._n_stored_rollouts} of the {self.n_policy_iterations} rollouts of a phase, "
@@ -503,20 +506,6 @@ class PPG(OnPolicyAlgorithm):
             *("aux_batch_size", "normalize_advantage", "normalize_value_targets", "target_kl"),
         ]
         return {"total_timesteps": total_timesteps, **{name: getattr(self, name) for name in names}}
-
-    def _warn_about_memory(self) -> None:
-        """Say so if the machine cannot hold the observations of a phase."""
-        if self.n_aux_epochs == 0:
-            return
-        needed = n_bytes(self.rollout_buffer.observations) * (self.n_policy_iterations - len(self.aux_buffer))
-        available = psutil.virtual_memory().available
-        if needed > available:
-            warnings.warn(
-                f"The observations of a phase take {needed / 1e9:.2f} GB, but only {available / 1e9:.2f} GB of memory are "
-                f"available: reduce `n_policy_iterations`={self.n_policy_iterations}, `n_steps`={self.n_steps} or the number "
-                f"of environments ({self.n_envs})",
-                stacklevel=3,
-            )
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
