@@ -2,7 +2,8 @@
 
 from importlib.metadata import version
 
-from sb3_ppg.errors import ArgumentError, NonFiniteLossError
+from sb3_ppg.checkpoints import PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
+from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.ppg import PPG
 from sb3_ppg.reward_normalizer import (
@@ -20,10 +21,14 @@ __all__ = [
     "CnnPolicy",
     "ImpalaCNN",
     "MlpPolicy",
+    "ModelFormatError",
     "MultiInputPolicy",
     "NonFiniteLossError",
     "NormalizedRewardDictRolloutBuffer",
     "NormalizedRewardRolloutBuffer",
+    "PhasicCheckpointCallback",
     "RewardNormalizer",
     "__version__",
+    "aux_buffer_path",
+    "latest_checkpoint",
 ]

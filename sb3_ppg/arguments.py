@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
+from sb3_ppg.aux_buffer import n_bytes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
 
@@ -87,6 +88,11 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         ("normalize_advantage", "normalize_value_targets", "use_sde"),
         lambda value: isinstance(value, (bool, np.bool_)),
         "use True or False",
+    ),
+    (
+        ("aux_buffer_kwargs",),
+        lambda value: value is None or (isinstance(value, dict) and value.keys() <= {"storage", "path"}),
+        'use a dictionary with "storage" and "path", or None',
     ),
     (("rollout_buffer_kwargs", "policy_kwargs"), lambda value: isinstance(value, dict), "use a dictionary, or None"),
 ]
@@ -181,6 +187,27 @@ def check_policy(model: "PPG") -> None:
         not model.normalize_value_targets or model.n_aux_epochs == 0 or all(isinstance(head, ValueHead) for head in heads),
         "normalize_value_targets",
         f"the policy's `value_net` and `aux_value_net` are no sb3_ppg.policies.ValueHead; use that class, or False ({heads})",
+    )
+
+
+def check_room(model: "PPG") -> None:
+    """
+    :param model: before a rollout
+    :raises ArgumentError: if the machine cannot hold the observations of a phase
+    """
+    if model.n_aux_epochs == 0:
+        return
+    needed = n_bytes(model.rollout_buffer.observations) * (model.n_policy_iterations - len(model.aux_buffer))
+    available = model.aux_buffer.available_bytes()
+    if needed <= available:
+        return
+    place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
+    if model.aux_buffer.storage == "mmap":
+        place, remedy = f"the disk of {model.aux_buffer.path}", "use another disk, aux_buffer_kwargs=dict(path=...)"
+    raise ArgumentError(
+        f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: reduce "
+        f"`n_policy_iterations`={model.n_policy_iterations}, `n_steps`={model.n_steps} or the number of environments "
+        f"({model.n_envs}), or {remedy}"
     )
 
 

@@ -1,13 +1,19 @@
 """The rollouts that are kept for the auxiliary phase."""
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import psutil
 import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
+
+from sb3_ppg.errors import ArgumentError
 
 Observations = np.ndarray | dict[str, np.ndarray]
 
@@ -59,10 +65,27 @@ class AuxBuffer:
     memory. Else each minibatch goes through pinned memory, while the one before it trains.
 
     :param device: where minibatches go
+    :param storage: of observations: "memory", or "mmap" for files that are mapped into memory, on a disk with more room. They
+        have no name, and are gone with the process, however it ends
+    :param path: the folder of these files, with "mmap"; made if it is not there. None: the system's for temporary files
+    :raises ArgumentError: for another storage, or a path without "mmap"
     """
 
-    def __init__(self, device: th.device | str = "cpu"):
+    def __init__(
+        self,
+        device: th.device | str = "cpu",
+        storage: Literal["memory", "mmap"] = "memory",
+        path: str | Path | None = None,
+    ):
+        if storage not in ("memory", "mmap"):
+            raise ArgumentError(f"`storage`={storage!r} of the auxiliary buffer is unknown: use 'memory' or 'mmap'")
+        if path is not None and storage != "mmap":
+            raise ArgumentError(
+                f"`path`={str(path)!r} of the auxiliary buffer has no meaning with `storage`={storage!r}: use 'mmap'"
+            )
         self.device = th.device(device)
+        self.storage = storage
+        self.path = Path(tempfile.gettempdir() if path is None else path)
         self._copy_stream = th.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.reset()
 
@@ -94,16 +117,33 @@ class AuxBuffer:
             raise ValueError("The rollout buffer's samples are not ordered by environment yet: call its `get()` first")
         reuses_memory = type(rollout_buffer).reset not in (RolloutBuffer.reset, DictRolloutBuffer.reset)
 
-        def keep(array: np.ndarray, *shape: int) -> np.ndarray:
+        def keep(array: np.ndarray) -> np.ndarray:
             array = array.copy() if reuses_memory else array
-            return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, *shape)
+            return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, *array.shape[1:])
 
         observations = rollout_buffer.observations
         if isinstance(observations, dict):
-            self.observations.append({key: keep(array, *array.shape[1:]) for key, array in observations.items()})
+            self.observations.append({key: self._stored(keep(array)) for key, array in observations.items()})
         else:
-            self.observations.append(keep(observations, *observations.shape[1:]))
-        self.value_targets.append(keep(rollout_buffer.returns))
+            self.observations.append(self._stored(keep(observations)))
+        self.value_targets.append(keep(rollout_buffer.returns.ravel()))
+
+    def _stored(self, observations: np.ndarray) -> np.ndarray:
+        """Where they are kept: as they are, or in a file."""
+        if self.storage == "memory":
+            return observations
+        self.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.path) as file:
+            np.ascontiguousarray(observations).tofile(file)
+            file.flush()
+            return np.asarray(np.memmap(file, observations.dtype, "r", shape=observations.shape))
+
+    def available_bytes(self) -> int:
+        """How much room there is for more observations."""
+        if self.storage == "memory":
+            return psutil.virtual_memory().available
+        self.path.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(self.path).free
 
     def record_old_policy(self, parameters_fn: Callable[[PyTorchObs], th.Tensor], n_sequences: int) -> None:
         """

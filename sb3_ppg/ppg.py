@@ -1,13 +1,14 @@
 """Phasic Policy Gradient: Algorithm 1 of https://arxiv.org/abs/2009.04416 on Stable-Baselines3."""
 
+import io
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-import psutil
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -19,8 +20,10 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, ob
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, warn_of_truncated_minibatches
+from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, check_room, warn_of_truncated_minibatches
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, n_bytes, one_observation
+from sb3_ppg.checkpoints import generator_states, load_training_state, save_training_state
+from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
 from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
@@ -91,6 +94,8 @@ class PPG(OnPolicyAlgorithm):
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
         float32. It is about twice as fast where the processor multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix
         products in TensorFloat-32, on NVIDIA GPUs. None: float32
+    :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation: ``dict(storage="mmap",
+        path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation, ``architecture`` among them, see
@@ -141,6 +146,7 @@ class PPG(OnPolicyAlgorithm):
         normalize_value_targets: bool = True,
         micro_batch_size: int | Literal["auto"] | None = "auto",
         mixed_precision: MixedPrecision | None = None,
+        aux_buffer_kwargs: dict[str, Any] | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -195,10 +201,12 @@ class PPG(OnPolicyAlgorithm):
         self.target_kl = target_kl
         self.micro_batch_size = micro_batch_size
         self.mixed_precision = mixed_precision
+        self.aux_buffer_kwargs = aux_buffer_kwargs
 
         self._n_aux_phases = 0
         # As many as the auxiliary buffer holds, except in a model loaded without that buffer
         self._n_stored_rollouts = 0
+        self._generators_before_noise: dict[str, np.ndarray] | None = None  # for `save_aux_buffer`
 
         if self.env is not None:
             check_arguments(self)
@@ -212,6 +220,8 @@ class PPG(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """As in SB3, a tenth faster."""
+        if self.use_sde:
+            self._generators_before_noise = generator_states()
         with unvalidated_distributions():
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
 
@@ -399,7 +409,7 @@ class PPG(OnPolicyAlgorithm):
         # The policy's own optimizer is that of the policy (or joint) epochs
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1))
-        self.aux_buffer = AuxBuffer(self.device)
+        self.aux_buffer = AuxBuffer(self.device, **(self.aux_buffer_kwargs or {}))
         check_policy(self)
 
     def _aux_sequences_per_batch(self) -> int:
@@ -434,7 +444,7 @@ class PPG(OnPolicyAlgorithm):
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
         check_arguments(self)
-        self._warn_about_memory()
+        check_room(self)
         if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
             warnings.warn(
                 f"This model was saved after {self._n_stored_rollouts} of the {self.n_policy_iterations} rollouts of a phase, "
@@ -448,6 +458,47 @@ class PPG(OnPolicyAlgorithm):
         with tensor_float_32(self.mixed_precision == "tf32"):
             return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
+    def save(
+        self, path: str | Path | io.BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
+    ) -> None:
+        """
+        As in SB3. A file takes the place of the one before it when it is complete. ``save_aux_buffer`` saves the rest.
+
+        :param path: of the zip file (".zip" is added to a name without suffix), or a stream
+        :param exclude: names of attributes that are not saved
+        :param include: names of attributes that are saved in spite of being excluded by default
+        :raises OSError: if it cannot be written; the file that was there is left as it was
+        """
+        if not isinstance(path, (str, Path)):
+            super().save(path, exclude, include)
+            return
+        path = Path(path)
+        with replaced(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
+            super().save(temporary, exclude, include)
+
+    def save_aux_buffer(self, path: str | Path) -> None:
+        """
+        Save what a training in progress has beside its model, for ``load_aux_buffer`` and an exact resume: the rollouts of
+        the phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global generators.
+
+        Call it together with ``save``, outside of a rollout; ``PhasicCheckpointCallback`` does both.
+
+        :param path: of the file, an npz of NumPy's without pickle; by convention ``aux_buffer_path(path of the model)``
+        :raises OSError: if it cannot be written; the file that was there is left as it was
+        """
+        save_training_state(self, Path(path))
+
+    def load_aux_buffer(self, path: str | Path) -> None:
+        """
+        Go on where ``save_aux_buffer`` was called: ``learn(..., reset_num_timesteps=False)`` is then that of a training which
+        was not interrupted, but for the environments, which start new episodes.
+
+        :param path: of the file
+        :raises FileNotFoundError: if there is none
+        :raises ModelFormatError: if the file is damaged, too new, or another model's; nothing is changed then
+        """
+        load_training_state(self, Path(path))
+
     def _common_settings(self, total_timesteps: int) -> dict[str, Any]:
         """What several processes have to agree on, for their gradients to meet."""
         names = [
@@ -455,20 +506,6 @@ class PPG(OnPolicyAlgorithm):
             *("aux_batch_size", "normalize_advantage", "normalize_value_targets", "target_kl"),
         ]
         return {"total_timesteps": total_timesteps, **{name: getattr(self, name) for name in names}}
-
-    def _warn_about_memory(self) -> None:
-        """Say so if the machine cannot hold the observations of a phase."""
-        if self.n_aux_epochs == 0:
-            return
-        needed = n_bytes(self.rollout_buffer.observations) * (self.n_policy_iterations - len(self.aux_buffer))
-        available = psutil.virtual_memory().available
-        if needed > available:
-            warnings.warn(
-                f"The observations of a phase take {needed / 1e9:.2f} GB, but only {available / 1e9:.2f} GB of memory are "
-                f"available: reduce `n_policy_iterations`={self.n_policy_iterations}, `n_steps`={self.n_steps} or the number "
-                f"of environments ({self.n_envs})",
-                stacklevel=3,
-            )
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
@@ -507,7 +544,7 @@ class PPG(OnPolicyAlgorithm):
         return {name: value.item() for name, value in diagnostics.items()}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "aux_buffer"]
+        return [*super()._excluded_save_params(), "aux_buffer", "_generators_before_noise"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer"], []

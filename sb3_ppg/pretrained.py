@@ -42,7 +42,10 @@ DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"
 MAX_TEXT_BYTES = 2**24
 
 # Arguments of the algorithm that belong to a machine or a run, not to the model
-NOT_SHARED = {"self", "policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
+NOT_SHARED = {
+    *("self", "policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "aux_buffer_kwargs"),
+    "_init_setup_model",
+}
 COUNTERS = [
     *("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_current_progress_remaining", "_episode_num"),
     *("_n_updates", "_n_aux_phases", "_n_stored_rollouts"),

@@ -1,6 +1,7 @@
 """The algorithm: identities with PPO, phases, budgets, schedules, bad input."""
 
 import warnings
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ppg import PPG, NonFiniteLossError, losses
+from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, losses
 from tests.helpers import RandomEnv, collect, image_space, transfers_to_host
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
@@ -497,21 +498,58 @@ def test_a_truncated_minibatch_is_announced():
         make()
 
 
-def test_a_phase_that_memory_cannot_hold_is_announced(monkeypatch):
-    model = make(env=RandomEnv(image_space(64, 64, 3), spaces.Discrete(6)), policy="CnnPolicy")
+@pytest.mark.parametrize("storage", ["memory", "mmap"])
+def test_a_phase_that_the_machine_cannot_hold_is_refused(monkeypatch, tmp_path, storage):
+    """Before the first rollout, with the bytes and what to do."""
+    kwargs = {} if storage == "memory" else dict(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "new"))
+    model = make(env=RandomEnv(image_space(64, 64, 3), spaces.Discrete(6)), policy="CnnPolicy", **kwargs)
     needed = 3 * 16 * 64 * 64 * 3
-    monkeypatch.setattr("sb3_ppg.ppg.psutil.virtual_memory", lambda: type("M", (), {"available": needed - 1}))
-    with pytest.warns(UserWarning, match=r"n_policy_iterations"):
-        model._warn_about_memory()
-    monkeypatch.setattr("sb3_ppg.ppg.psutil.virtual_memory", lambda: type("M", (), {"available": needed}))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model._warn_about_memory()
-    model.learn(16)  # one of three rollouts is there already
-    monkeypatch.setattr("sb3_ppg.ppg.psutil.virtual_memory", lambda: type("M", (), {"available": needed * 2 // 3}))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model._warn_about_memory()
+    room = SimpleNamespace(available=needed - 1, free=needed - 1)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: room)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: room)
+    place, remedy = ("memory", "storage='mmap'") if storage == "memory" else (f"the disk of {tmp_path}/new", "another disk")
+    with pytest.raises(
+        ArgumentError, match=rf"{needed:,} more.*{needed - 1:,} .* in {place}.*`n_policy_iterations`=3.*{remedy}"
+    ):
+        model.learn(16)
+    assert model.num_timesteps == 0
+    room.available = room.free = needed
+    model.learn(16)
+    room.available = room.free = needed * 2 // 3  # one of three rollouts is there already
+    model.learn(16)
+    room.available = room.free = needed // 3 - 1
+    with pytest.raises(ArgumentError, match="take"):
+        model.learn(16)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MultiInputPolicy"])
+def test_a_phase_on_a_disk_is_the_same(tmp_path, policy):
+    space = spaces.Box(-1, 1, (3,)) if policy == "MlpPolicy" else spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))
+    states = []
+    for kwargs in (dict(), dict(storage="mmap", path=tmp_path / "here"), dict(storage="mmap")):
+        model = make(env=RandomEnv(space, spaces.Discrete(2)), policy=policy, aux_buffer_kwargs=kwargs).learn(16 * 2)
+        stored = model.aux_buffer.observations[0]
+        array = stored["a"] if isinstance(stored, dict) else stored
+        assert isinstance(array.base, np.memmap) == (kwargs != {})
+        states.append(weights(model.learn(16 * 2)))
+        assert model._n_aux_phases == 1
+    for other in states[1:]:
+        assert not changed(states[0], other)
+    assert not list((tmp_path / "here").iterdir())  # nothing is left behind
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        (dict(storage="cloud"), "`storage`='cloud'"),
+        (dict(path="/x"), "`path`='/x'.*no meaning"),
+        (dict(size=3), "aux_buffer_kwargs"),
+        ("mmap", "aux_buffer_kwargs"),
+    ],
+)
+def test_auxiliary_buffers_that_cannot_be(kwargs, message):
+    with pytest.raises(ArgumentError, match=message):
+        make(aux_buffer_kwargs=kwargs)
 
 
 class NanReward(gym.Wrapper):

@@ -152,7 +152,7 @@ def test_everything_that_a_zip_holds_is_kept_or_known_not_to_matter(tmp_path):
     arguments = {name for name in in_a_zip if name in PPG.__init__.__code__.co_varnames} - NOT_SHARED
     made_again = {"lr_schedule", "aux_lr_schedule", "value_optimizer", "aux_optimizer", "policy_class", "observation_space"}
     of_a_run = {"verbose", "start_time", "tensorboard_log", "_last_obs", "_last_episode_starts", "_last_original_obs"}
-    of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise"}
+    of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise", "aux_buffer_kwargs"}
     assert in_a_zip == arguments | set(COUNTERS) | made_again | of_a_run | {"action_space", "n_envs"}
 
 

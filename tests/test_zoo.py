@@ -192,6 +192,30 @@ def test_continue_training(trained, run_folder):
     assert steps[1] > steps[0] > 0
 
 
+def test_training_goes_on_exactly(tmp_path):
+    """Stopped after 3 of 6 rollouts (N_π = 2) and continued, each counter and schedule going on; and once more."""
+    small = ("-params", "n_envs:2", "n_steps:32", "batch_size:32", "n_policy_iterations:2", "aux_batch_size:32")
+    options = ("train", "--env", "CartPole-v1", "--eval-freq", "-1", "--seed", "3", "--save-replay-buffer")
+    run(*options, "-n", "192", "--save-freq", "64", "-f", "first", *small, cwd=tmp_path)
+    first = tmp_path / "first" / "ppg" / "CartPole-v1_1"
+    assert {f"rl_model_{n}_steps{suffix}" for n in (64, 128, 192) for suffix in (".zip", ".aux_buffer.npz")} | {
+        "CartPole-v1.aux_buffer.npz"
+    } <= {path.name for path in first.iterdir()}
+    resume = (*options, "--continue", "-i", str(first / "CartPole-v1.zip"))
+    outputs = [run(*resume, "-n", "384", "-f", folder, *small, cwd=tmp_path) for folder in ("second", "third")]
+    assert all("Going on after 192 steps" in output and "CartPole-v1.aux_buffer.npz" in output for output in outputs)
+    models = [
+        PPG.load(tmp_path / folder / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
+        for folder in ("second", "third")
+    ]
+    for model in models:
+        assert model.num_timesteps == 384 and model._n_aux_phases == 3 and model._current_progress_remaining == 0
+    for a, b in zip(*(model.policy.parameters() for model in models), strict=True):
+        assert th.equal(a, b)
+    assert "trained for 192 steps already" in run(*resume, "-n", "192", *small, cwd=tmp_path, fails=True)
+    assert "--continue needs the model" in run(*options, "--continue", cwd=tmp_path, fails=True)
+
+
 def test_training_with_worker_processes(tmp_path):
     run("train", "--env", "CartPole-v1", "-n", "1024", "--vec-env", "subproc", "--eval-freq", "-1", cwd=tmp_path)
     assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()

@@ -67,10 +67,13 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
     try:
         from sb3_ppg.zoo import register
         from sb3_ppg.zoo.command_line import check_command_line
+        from sb3_ppg.zoo.resume import take_continue
     except ImportError as error:
         sys.exit(str(error))
 
     register()
+    if name == "train":
+        sys.argv[1:] = take_continue(sys.argv[1:])
     if not {"-h", "--help"} & set(arguments):
         check_command_line(name, sys.argv[1:])
     try:

@@ -24,6 +24,7 @@ try:
 
     from sb3_ppg.zoo import repairs
     from sb3_ppg.zoo.procgen import register_procgen
+    from sb3_ppg.zoo.resume import register_resume
 except ImportError as error:
     raise ImportError(f'RL Zoo cannot be imported ({error}): pip install "sb3-ppg[zoo]"') from error
 
@@ -51,6 +52,7 @@ def register() -> None:
     _refuse_unknown_hyperparameters()
     repairs.apply()
     register_procgen()
+    register_resume()
     _download_without_pickle()
 
 

@@ -1,0 +1,412 @@
+"""Training that is stopped, killed or starved goes on as if nothing had happened, or says what is wrong."""
+
+import errno
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_ppg import (
+    PPG,
+    ArgumentError,
+    ModelFormatError,
+    NormalizedRewardRolloutBuffer,
+    PhasicCheckpointCallback,
+    RewardNormalizer,
+    aux_buffer_path,
+    latest_checkpoint,
+)
+from sb3_ppg.files import replaced
+from tests.helpers import RandomEnv, image_space
+
+N_STEPS, N_ENVS, N_ITERATIONS = 8, 2, 7
+ROLLOUT = N_STEPS * N_ENVS
+DICT = spaces.Dict(a=image_space(1, 36, 36), b=spaces.Box(-1, 1, (2,)))
+
+
+def discrete(space: spaces.Space | None = None, action_space: spaces.Space | None = None):
+    space, action_space = space or spaces.Box(-1, 1, (3,)), action_space or spaces.Discrete(3)
+    env = DummyVecEnv([lambda: RandomEnv(space, action_space, episode_length=5)] * N_ENVS)
+    env.seed(0)
+    return env
+
+
+SETTINGS = {
+    "normalised observations and rewards": lambda: (VecNormalize(make_vec_env("Pendulum-v1", N_ENVS, seed=0)), {}),
+    "dictionaries, two optimizers": lambda: (discrete(DICT), dict(policy="MultiInputPolicy", n_value_epochs=2)),
+    "normalised dictionaries": lambda: (VecNormalize(discrete(DICT), norm_obs_keys=["b"]), dict(policy="MultiInputPolicy")),
+    "gSDE": lambda: (discrete(action_space=spaces.Box(-1, 1, (2,))), dict(use_sde=True, sde_sample_freq=3)),
+    "the authors' reward normaliser": lambda: (
+        discrete(),
+        dict(
+            rollout_buffer_class=NormalizedRewardRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+        ),
+    ),
+}
+
+
+def make(setting: str) -> PPG:
+    env, kwargs = SETTINGS[setting]()
+    kwargs = {"policy": "MlpPolicy", **kwargs}
+    return PPG(
+        env=env,
+        learning_rate=LinearSchedule(1e-3, 0, 1),
+        n_steps=N_STEPS,
+        batch_size=4,
+        n_epochs=2,
+        n_policy_iterations=3,
+        n_aux_epochs=2,
+        aux_batch_size=8,
+        seed=0,
+        device="cpu",
+        **kwargs,
+    )
+
+
+class AtIteration(BaseCallback):
+    """Does something when an iteration begins, the one before being over."""
+
+    def __init__(self, iteration: int, do):
+        super().__init__()
+        self.iteration, self.do, self.n_rollouts = iteration, do, 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self.n_rollouts == self.iteration:
+            self.do(self.model)
+        self.n_rollouts += 1
+
+
+def reset_environments(model: PPG) -> None:
+    model.env.seed(99)
+    model._last_obs = model.env.reset()
+    model._last_episode_starts = np.ones(model.n_envs, dtype=bool)
+
+
+def everything(model: PPG) -> dict[str, th.Tensor]:
+    """Parameters, moments, statistics, counters: what has to be equal in the end."""
+    tensors = {f"policy {name}": value for name, value in model.policy.state_dict().items()}
+    for name, optimizer in (
+        ("policy", model.policy.optimizer),
+        ("value", model.value_optimizer),
+        ("aux", model.aux_optimizer),
+    ):
+        for index, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"{name} optimizer {index} {key}": value for key, value in state.items()}
+    if normalizer := model.get_vec_normalize_env():
+        tensors["returns"] = th.as_tensor(normalizer.ret_rms.var)
+    counters = (model.num_timesteps, model._n_aux_phases, model._n_updates, model._n_stored_rollouts)
+    tensors["counters"] = th.tensor(counters)
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def go_on(folder: Path, setting: str, stops: list[int], results) -> None:
+    """In another process: each training, from its checkpoint to the end."""
+    th.set_num_threads(1)
+    for stop in stops:
+        env = make(setting).env
+        checkpoint = latest_checkpoint(folder / str(stop))
+        model = PPG.load(checkpoint, env=env, device="cpu")
+        env.seed(99)
+        model.load_aux_buffer(aux_buffer_path(checkpoint))
+        model.learn(N_ITERATIONS * ROLLOUT - model.num_timesteps, reset_num_timesteps=False)
+        th.save(everything(model), folder / f"{stop}.pt")
+    results.put("done")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_training_that_was_stopped_ends_where_it_would_have_ended(setting, tmp_path):
+    """Stopped at each position of a phase (of 3), continued in a new process: equal, parameter for parameter."""
+    stops = [1, 2, 3, 5]
+    expected = {}
+    for stop in stops:
+        model = make(setting).learn(N_ITERATIONS * ROLLOUT, callback=AtIteration(stop, reset_environments))
+        expected[stop] = everything(model)
+
+        def stop_it(model):
+            raise KeyboardInterrupt
+
+        checkpoints = PhasicCheckpointCallback(1, tmp_path / str(stop))
+        with pytest.raises(KeyboardInterrupt):
+            make(setting).learn(N_ITERATIONS * ROLLOUT, callback=[checkpoints, AtIteration(stop, stop_it)])
+    run_in_a_new_process(go_on, tmp_path, setting, stops)
+    for stop in stops:
+        resumed = th.load(tmp_path / f"{stop}.pt")
+        assert resumed.keys() == expected[stop].keys()
+        for name, value in expected[stop].items():
+            assert th.equal(resumed[name], value), f"stopped at {stop}: {name}"
+    assert any(not th.equal(expected[1][name], expected[2][name]) for name in expected[1])
+
+
+# ---- checkpoints ----
+
+
+def small(**kwargs) -> PPG:
+    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, aux_batch_size=8, seed=0, device="cpu")
+    return PPG("MlpPolicy", "CartPole-v1", **{**arguments, **kwargs})
+
+
+def steps(folder: Path) -> set[int]:
+    names = {path.name for path in folder.iterdir()}
+    found = {int(name.split("_")[2]) for name in names if name.endswith(".zip")}
+    assert names == {f"ppg_model_{n}_steps{suffix}" for n in found for suffix in (".zip", ".aux_buffer.npz")}
+    return found
+
+
+def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
+    small().learn(8 * 7, callback=PhasicCheckpointCallback(2, tmp_path / "a"))
+    assert steps(tmp_path / "a") == {16, 32, 48, 56}
+    small().learn(8 * 6, callback=PhasicCheckpointCallback(3, tmp_path / "b", keep=1, name_prefix="ppg_model"))
+    assert steps(tmp_path / "b") == {48}
+    assert latest_checkpoint(tmp_path / "a").name == "ppg_model_56_steps.zip"
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint named other_\.\.\._steps.zip"):
+        latest_checkpoint(tmp_path / "a", "other")
+    with pytest.raises(ArgumentError, match="save_freq=0"):
+        PhasicCheckpointCallback(0, tmp_path)
+
+
+def test_a_checkpoint_counts_on_when_training_goes_on(tmp_path):
+    model = small().learn(24)
+    callback = PhasicCheckpointCallback(1, tmp_path, verbose=2)
+    model.learn(16, reset_num_timesteps=False, callback=callback)
+    assert steps(tmp_path) == {32, 40}
+
+
+def test_without_its_file_the_phase_starts_over_and_says_so(tmp_path):
+    small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path))
+    model = PPG.load(latest_checkpoint(tmp_path), env=make_vec_env("CartPole-v1"), device="cpu")
+    with pytest.raises(FileNotFoundError):
+        model.load_aux_buffer(tmp_path / "elsewhere.npz")
+    with pytest.warns(UserWarning, match="2 of the 3 rollouts of a phase.*starts over"):
+        model.learn(8, reset_num_timesteps=False)
+
+
+def test_the_generators_are_where_they_were(tmp_path):
+    model = small().learn(8)
+    random.seed(1), np.random.seed(2), th.manual_seed(3)
+    np.random.randn()  # half of a pair is kept
+    model.save_aux_buffer(tmp_path / "buffer.npz")
+    expected = (random.random(), np.random.randn(3).tolist(), th.randn(3).tolist())
+    random.seed(4), np.random.seed(5), th.manual_seed(6)
+    model.load_aux_buffer(tmp_path / "buffer.npz")
+    assert (random.random(), np.random.randn(3).tolist(), th.randn(3).tolist()) == expected
+
+
+# ---- files ----
+
+
+def saved(folder: Path, n_rollouts: int = 2, **kwargs) -> tuple[PPG, Path]:
+    model = small(**kwargs).learn(8 * n_rollouts)
+    model.save_aux_buffer(folder / "buffer.npz")
+    return model, folder / "buffer.npz"
+
+
+def test_damaged_files_are_refused(tmp_path):
+    """Truncated anywhere, a byte flipped anywhere: an error that names the file, and the model is as before."""
+    model, path = saved(tmp_path)
+    content = path.read_bytes()
+    before = [targets.copy() for targets in model.aux_buffer.value_targets]
+    damaged = tmp_path / "damaged.npz"
+    with zipfile.ZipFile(path) as file:  # the arrays' own bytes; the zip's padding is nobody's
+        spans = [(info.header_offset + 30 + len(info.filename) + 20, info.file_size) for info in file.infolist()]
+    flips = [start + size // 2 for start, size in spans]
+    for position in flips:
+        flipped = bytearray(content)
+        flipped[position] ^= 0x10
+        damaged.write_bytes(flipped)
+        with pytest.raises(ModelFormatError, match=r"damaged.npz"):
+            model.load_aux_buffer(damaged)
+    for length in np.linspace(0, len(content) - 1, 20).astype(int):
+        damaged.write_bytes(content[:length])
+        with pytest.raises(ModelFormatError, match=r"damaged.npz"):
+            model.load_aux_buffer(damaged)
+    for ours, theirs in zip(model.aux_buffer.value_targets, before, strict=True):
+        assert np.array_equal(ours, theirs)
+    model.load_aux_buffer(path)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    model, _ = saved(tmp_path)
+    other = tmp_path / "other.npz"
+    np.savez(other, x=np.zeros(3))
+    with pytest.raises(ModelFormatError, match=r"other.npz is damaged, or no auxiliary buffer"):
+        model.load_aux_buffer(other)
+    model.save(tmp_path / "model.zip")
+    with pytest.raises(ModelFormatError, match=r"model.zip"):
+        model.load_aux_buffer(tmp_path / "model.zip")
+    np.savez(other, description=np.array([object()], dtype=object))
+    with pytest.raises(ModelFormatError, match=r"other.npz"):  # never unpickled
+        model.load_aux_buffer(other)
+
+
+def test_a_newer_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("sb3_ppg.checkpoints.FORMAT_VERSION", 2)
+    model, path = saved(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(ModelFormatError, match="version 2 of its format, this sb3_ppg reads 1"):
+        model.load_aux_buffer(path)
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        (lambda: small(n_steps=4, aux_batch_size=8).learn(16), "n steps is 8, the model's 4"),
+        (lambda: small().learn(8), "num timesteps is 16, the model's 8"),
+        (lambda: small(n_policy_iterations=2).learn(16), "n aux phases is 0, the model's 1"),
+    ],
+)
+def test_another_models_file_is_refused(tmp_path, other, message):
+    _, path = saved(tmp_path)
+    with pytest.raises(ModelFormatError, match=f"buffer.npz does not belong to this model: its {message}"):
+        other().load_aux_buffer(path)
+
+
+def test_other_observations_are_refused(tmp_path):
+    _, path = saved(tmp_path)
+    acrobot = small()
+    acrobot = PPG("MlpPolicy", "Acrobot-v1", n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, device="cpu")
+    acrobot.learn(16)
+    with pytest.raises(ModelFormatError, match=r"observations/0/ is float32 \(1, 8, 4\), not float32 \(1, 8, 6\)"):
+        acrobot.load_aux_buffer(path)
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path):
+    path = tmp_path / "folder" / "file"
+    with replaced(path) as temporary:
+        temporary.write_text("one")
+        assert not path.exists()
+    assert path.read_text() == "one"
+    with pytest.raises(RuntimeError), replaced(path) as temporary:
+        temporary.write_text("two")
+        raise RuntimeError
+    assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
+
+
+def test_leftovers_of_processes_that_were_killed_are_removed(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".model.zip.{dead.pid}.tmp").write_text("half")
+    (tmp_path / f".model.zip.{os.getppid()}.tmp").write_text("somebody is writing this")
+    small().save(tmp_path / "model")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.zip", f".model.zip.{os.getppid()}.tmp"}
+
+
+def fill_the_disk(folder: Path, results) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    model = small().learn(8)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # as a full disk, writing fails half-way
+    for name, save in (("model.zip", model.save), ("model.aux_buffer.npz", model.save_aux_buffer)):
+        try:
+            save(folder / name)
+        except OSError as error:
+            results.put((error.errno, str(error)))
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
+    model = small().learn(8 * 2)
+    model.save(tmp_path / "model.zip")
+    model.save_aux_buffer(tmp_path / "model.aux_buffer.npz")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    code, message = run_in_a_new_process(fill_the_disk, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert code == errno.EFBIG and "model.zip could not be written" in message and "is as it was" in message
+
+
+# ---- killed ----
+
+
+def train_on(folder: Path) -> None:
+    """From the latest checkpoint, saving another after each iteration, for ever."""
+    env = make_vec_env("CartPole-v1")
+    model = small()
+    if any(folder.glob("*.zip")):
+        checkpoint = latest_checkpoint(folder)
+        model = PPG.load(checkpoint, env=env, device="cpu")
+        model.load_aux_buffer(aux_buffer_path(checkpoint))
+        assert checkpoint.name == f"ppg_model_{model.num_timesteps}_steps.zip"
+    model.learn(10**6, callback=PhasicCheckpointCallback(1, folder, keep=2), reset_num_timesteps=False)
+
+
+def kill_often(folder: Path, results) -> None:
+    """A process that has everything imported forks trainings, and kills each at a random moment."""
+    th.set_num_threads(1)
+    small().learn(8 * 3, callback=PhasicCheckpointCallback(1, folder / "warm-up"))  # what is imported late
+    delays = np.random.default_rng(0).uniform(0.05, 0.8, size=50)
+    last, halves = 0, 0
+    for delay in delays:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                train_on(folder)
+            finally:
+                os._exit(1)  # training for ever cannot end, but with an error
+        time.sleep(delay)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status), "A training did not find a complete checkpoint"
+        halves += any(folder.glob(".*.tmp"))
+        if any(folder.glob("*.zip")):
+            steps = int(latest_checkpoint(folder).name.split("_")[2])
+            assert steps >= last
+            last = steps
+    results.put((last, halves))
+
+
+def run_in_a_new_process(function, *args):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=function, args=(*args, results))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return results.get(timeout=10)
+
+
+def test_a_training_that_is_killed_at_50_moments_goes_on_each_time(tmp_path):
+    steps, halves = run_in_a_new_process(kill_often, tmp_path)
+    assert steps >= 50 * 8  # it got on
+    assert halves >= 3  # some were killed while they saved
+
+
+def die_while_saving(folder: Path, at: str) -> None:
+    model = small().learn(8 * 2)
+    die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    monkeypatch = pytest.MonkeyPatch()
+    if at == "written":
+        monkeypatch.setattr("sb3_ppg.files._flush", die)
+    else:
+        monkeypatch.setattr(zipfile.ZipFile, "close", die)
+    model.save(folder / "model.zip")
+
+
+@pytest.mark.parametrize("at", ["half-way", "written"])
+def test_a_process_that_dies_while_it_saves_leaves_the_old_file(tmp_path, at):
+    small().learn(8).save(tmp_path / "model.zip")
+    before = (tmp_path / "model.zip").read_bytes()
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=die_while_saving, args=(tmp_path, at))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert (tmp_path / "model.zip").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2  # and the half that nobody takes for a model
+    PPG.load(tmp_path / "model.zip", device="cpu").save(tmp_path / "model.zip")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]
