@@ -10,7 +10,7 @@ has are not run again.
 """
 
 import argparse
-import os
+import fcntl
 import time
 from pathlib import Path
 
@@ -115,14 +115,11 @@ def report(results: pd.DataFrame, curves: pd.DataFrame) -> None:
     figure.savefig(RESULTS / "mixed_precision.png", dpi=120)
 
 
-def add(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Append to a CSV file, beside whoever else does."""
-    old = [pd.read_csv(path)] if path.exists() else []
-    whole = pd.concat([*old, table], ignore_index=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    whole.to_csv(temporary, index=False)
-    temporary.rename(path)
-    return whole
+def add(path: Path, table: pd.DataFrame) -> None:
+    """Append to a CSV file, in turn with whoever else does."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        table.to_csv(file, index=False, header=path.stat().st_size == 0)
 
 
 def main() -> None:
@@ -139,8 +136,8 @@ def main() -> None:
                 continue
             row, curve = train(precision, seed)
             print(row, flush=True)
-            add(path, pd.DataFrame([row]))
             add(curves_path, curve)
+            add(path, pd.DataFrame([row]))
     report(pd.read_csv(path), pd.read_csv(curves_path))
 
 

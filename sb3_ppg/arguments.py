@@ -173,8 +173,15 @@ def check_policy(model: "PPG") -> None:
     """
     :param model: with its policy
     :raises ArgumentError: if a policy of the user's has value heads whose units cannot be changed, but they would be; if
-        there is nothing to compute in bfloat16, but it was asked for
+        there is nothing to compute in bfloat16, but it was asked for; if CUDA graphs meet micro-batches
     """
+    compile_mode = getattr(model.policy, "compile_mode", None)
+    require(
+        model,
+        compile_mode not in ("reduce-overhead", "max-autotune") or not isinstance(model.micro_batch_size, int),
+        "micro_batch_size",
+        f"CUDA graphs (compile_mode={compile_mode!r}) do not add up gradients over micro-batches; use None or another mode",
+    )
     require(
         model,
         model.mixed_precision != "bf16" or any(True for _ in model.policy.features_extractor.parameters()),

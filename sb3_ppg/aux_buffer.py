@@ -18,6 +18,15 @@ from sb3_ppg.errors import ArgumentError
 Observations = np.ndarray | dict[str, np.ndarray]
 
 
+def gathers_as_sb3(rollout_buffer: RolloutBuffer) -> bool:
+    """
+    :param rollout_buffer: of any class
+    :return: whether its minibatches are plain selections of samples, so that parts of one are smaller ones
+    """
+    cls = DictRolloutBuffer if isinstance(rollout_buffer, DictRolloutBuffer) else RolloutBuffer
+    return type(rollout_buffer).get is cls.get and type(rollout_buffer)._get_samples is cls._get_samples
+
+
 def n_bytes(observations: Observations | PyTorchObs) -> int:
     """
     :param observations: arrays or tensors

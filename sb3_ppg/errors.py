@@ -8,12 +8,24 @@ class ArgumentError(ValueError, AssertionError):
     """Arguments that cannot work. Also an ``AssertionError``, because that is what SB3's PPO raises for some of them."""
 
 
-class NonFiniteLossError(ValueError):
+class NonFiniteError(ValueError):
     """
-    A loss was NaN or infinite. Policy and optimizer are as they were before the epoch in which it happened.
+    A number was NaN or infinite.
 
     It is a ``ValueError`` for hyperparameter searches to prune the trial instead of ending.
     """
+
+
+class NonFiniteLossError(NonFiniteError):
+    """A loss or a gradient. Policy and optimizer are as they were before the epoch in which it happened."""
+
+
+class NonFiniteEnvironmentError(NonFiniteError):
+    """An observation or a reward. The policy has not been trained with it."""
+
+
+class WorkerError(RuntimeError):
+    """The process of an environment has died."""
 
 
 class ModelFormatError(ValueError):

@@ -30,28 +30,34 @@ def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTor
     if policy.device.type != "cpu" or not has_convolutions(policy) or looks_at_the_batch:
         return None
     limit = HEAP_LIMIT * (2 if policy.mixed_precision == "bf16" else 1)
-    n_bytes = _largest_saved_array(policy, observation)
-    return max(1, 2 ** (((limit - 1) // n_bytes).bit_length() - 1))
+    return max(1, 2 ** (((limit - 1) // _largest_saved_array(policy, observation)).bit_length() - 1))
 
 
 def _largest_saved_array(policy: PhasicActorCriticPolicy, observation: PyTorchObs) -> int:
-    """Of those that a forward pass in float32 keeps for the backward pass, parameters aside: its bytes."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
-    sizes = [1]
-
-    def look(array: th.Tensor) -> th.Tensor:
-        if array.untyped_storage().data_ptr() not in parameters:
-            sizes.append(array.nbytes)
-        return array
-
+    """Of those that a forward pass in float32 keeps for the backward pass, the bytes by which it grows with each sample."""
+    if isinstance(observation, dict):
+        two: PyTorchObs = {key: th.cat([array, array]) for key, array in observation.items()}
+    else:
+        two = th.cat([observation, observation])
     training, mixed_precision = policy.training, policy.mixed_precision
     policy.set_training_mode(False)  # dropout would draw from the generator
     policy.mixed_precision = None
-    with th.enable_grad(), th.autograd.graph.saved_tensors_hooks(look, lambda array: array):
-        policy.evaluate_auxiliary(observation)
+    sizes = [_saved_arrays(policy, observations) for observations in (observation, two)]
     policy.mixed_precision = mixed_precision
     policy.set_training_mode(training)
-    return max(sizes)
+    return max(1, *(larger - smaller for smaller, larger in zip(*sizes, strict=False)))
+
+
+def _saved_arrays(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> list[int]:
+    sizes: list[int] = []
+
+    def look(array: th.Tensor) -> th.Tensor:
+        sizes.append(array.nbytes)
+        return array
+
+    with th.enable_grad(), th.autograd.graph.saved_tensors_hooks(look, lambda array: array):
+        policy.evaluate_auxiliary(observations)
+    return sizes
 
 
 def has_convolutions(module: nn.Module) -> bool:

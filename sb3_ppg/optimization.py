@@ -16,6 +16,10 @@ from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import approximate_kl
 from sb3_ppg.processes import average_over_processes, n_processes
 
+ADVICE = (
+    "The weights are those from before that epoch. Normalise observations and rewards (VecNormalize), or use a smaller "
+    "learning rate or `max_grad_norm`"
+)
 Minibatch = TypeVar("Minibatch", bound=tuple)
 
 
@@ -81,7 +85,7 @@ def optimize_epoch(
     :param target_kl: in nats. Stop, without taking the step, at a minibatch whose approximate KL exceeds it, see
         ``too_far``; it has to be looked at for each minibatch. None: never
     :return: the losses and log-ratios
-    :raises NonFiniteLossError: if a loss is NaN or infinite
+    :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
     backup = _Backup(module, optimizer)
     history: list[th.Tensor] = []
@@ -102,16 +106,23 @@ def optimize_epoch(
             take_step(optimizer)
     _forget_gradients(parameters)
 
-    table = th.stack(history).cpu().numpy()  # (n_minibatches, n_scalars)
+    # In one transfer: all losses, and whether a gradient that is not finite has spoiled the weights
+    weights_on_device = th.stack([parameter.detach().sum() for parameter in parameters])
+    numbers = th.cat([*history, weights_on_device]).cpu().numpy()
+    table = numbers[: -len(parameters)].reshape(len(history), -1)  # (n_minibatches, n_scalars)
+    weights = numbers[-len(parameters) :]
     finite = np.isfinite(table)
+    if finite.all() and not np.isfinite(weights).all():
+        backup.restore()
+        names = [name for name, _ in module.named_parameters()]
+        bad = ", ".join(name for name, weight in zip(names, weights, strict=True) if not np.isfinite(weight))
+        raise NonFiniteLossError(f"The {phase} phase met a gradient that is not finite, that of {bad}. {ADVICE}")
     if not finite.all():
         backup.restore()
         step = int(np.argmin(finite.all(axis=1)))
         culprits = {name: table[step, i].item() for i, name in enumerate(losses.names) if not finite[step, i]}
         raise NonFiniteLossError(
-            f"The {phase} phase met a loss that is not finite, in minibatch {step} of an epoch: {culprits}. The weights are "
-            "those from before that epoch. Look for NaN or infinity in observations and rewards (VecCheckNan finds them), "
-            "normalise them (VecNormalize), or use a smaller learning rate or `max_grad_norm`"
+            f"The {phase} phase met a loss that is not finite, in minibatch {step} of an epoch: {culprits}. {ADVICE}"
         )
     return Epoch(dict(zip(losses.names, table.T, strict=True)), th.cat(log_ratios), stopped)
 
@@ -212,12 +223,13 @@ def take_step(optimizer: th.optim.Optimizer) -> None:
 
 
 def _is_plain_fused_adam(optimizer: th.optim.Optimizer) -> bool:
-    """Adam as ``take_step`` knows it: one group, no AMSGrad, nobody listening."""
+    """Adam as ``take_step`` knows it: one group, none of its variants, nobody listening."""
     return (
         type(optimizer) is th.optim.Adam
         and len(optimizer.param_groups) == 1
         and bool(optimizer.param_groups[0]["fused"])
-        and not optimizer.param_groups[0]["amsgrad"]
+        and not any(optimizer.param_groups[0].get(variant) for variant in ("amsgrad", "decoupled_weight_decay"))
+        and "step" not in vars(optimizer)  # which learning rate schedulers replace
         and not optimizer._optimizer_step_pre_hooks
         and not optimizer._optimizer_step_post_hooks
     )
@@ -240,8 +252,13 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
         return
     make: Any = getattr(minibatch, "_make", tuple)  # for named tuples
     for start in range(0, n_samples, size):
-        part = slice(start, start + size)
-        yield make({k: v[part] for k, v in field.items()} if isinstance(field, dict) else field[part] for field in minibatch)
+        yield make(_part(field, slice(start, start + size)) for field in minibatch)
+
+
+def _part(field: Any, part: slice) -> Any:
+    if isinstance(field, dict):
+        return {key: value[part] for key, value in field.items()}
+    return field if field is None else field[part]
 
 
 class _Backup:
@@ -294,10 +311,15 @@ def tensor_float_32(enabled: bool) -> Iterator[None]:
 
     :param enabled: False: everything stays as it is
     """
-    precision = th.get_float32_matmul_precision()
-    if enabled:
-        th.set_float32_matmul_precision("high")
+    if not enabled:
+        yield
+        return
+    settings = th.backends.cuda.matmul
+    # Torch before 2.9 knows the second only; the two do not mix
+    name, value = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
+    before = getattr(settings, name)
+    setattr(settings, name, value)
     try:
         yield
     finally:
-        th.set_float32_matmul_precision(precision)
+        setattr(settings, name, before)

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
@@ -98,25 +99,31 @@ class FeaturesInMixedPrecision(BasePolicy):
     """
 
     mixed_precision: MixedPrecision | None = None
+    compile_mode: str | None = None
 
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor) -> th.Tensor:
         """
         In bfloat16 with ``mixed_precision="bf16"``; parameters and the features that come out are float32.
 
         :param obs: Observation
-        :param features_extractor: if it ``scales_images``, it gets them as uint8
+        :param features_extractor: one whose class says that it ``scales_images`` gets them as uint8
         :return: float32, (B, features_dim)
         """
-        if not (getattr(features_extractor, "scales_images", False) and self._has_images_to_scale):
+        if not self._are_scaled_by(features_extractor, obs):
             obs = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
-        if self.mixed_precision != "bf16":
-            return features_extractor(obs)
-        with th.autocast(self.device.type, th.bfloat16):
-            return features_extractor(obs).float()
+        if self.mixed_precision == "bf16":
+            with th.autocast(self.device.type, th.bfloat16):
+                features = features_extractor(obs).float()
+        else:
+            features = features_extractor(obs)
+        # CUDA graphs would overwrite what one extractor gave when another runs
+        return features if self.compile_mode is None else features.clone()
 
-    @property
-    def _has_images_to_scale(self) -> bool:
-        return self.normalize_images and is_image_space(self.observation_space)
+    def _are_scaled_by(self, features_extractor: BaseFeaturesExtractor, obs: PyTorchObs) -> bool:
+        # A subclass may do something else with them, so it has to say it itself
+        scales_images = vars(type(features_extractor)).get("scales_images", False)
+        is_uint8 = isinstance(obs, th.Tensor) and obs.dtype == th.uint8
+        return scales_images and is_uint8 and self.normalize_images and is_image_space(self.observation_space)
 
 
 class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # type: ignore[misc] # ActorCriticPolicy's own
@@ -256,9 +263,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             for head in (self.action_net, self.value_net, self.aux_value_net):
                 init_normed(head, scale=0.1)
         # Convolutions are fastest so, on CPU and GPU; it changes how weights lie in memory, nothing else
-        for parameter in self.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=th.channels_last)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.data = module.weight.data.contiguous(memory_format=th.channels_last)
         if self.compile_mode is not None:
             for extractor in {self.pi_features_extractor, self.vf_features_extractor}:
                 extractor.compile(mode=self.compile_mode, dynamic=False)
@@ -278,6 +285,14 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         if self.optimizer_class is th.optim.Adam and not kwargs.keys() & {"fused", "foreach", "differentiable"}:
             kwargs["fused"] = contiguous and self.device.type in ("cpu", "cuda")
         return self.optimizer_class(parameters, lr=learning_rate, **kwargs)  # type: ignore[call-arg]
+
+    def parameters_to_vector(self) -> np.ndarray:
+        """
+        All parameters in one array. (SB3's way needs contiguous ones.)
+
+        :return: shape (n_parameters,)
+        """
+        return th.cat([parameter.detach().reshape(-1) for parameter in self.parameters()]).cpu().numpy()
 
     def predict_values(self, obs: PyTorchObs) -> th.Tensor:
         """

@@ -21,13 +21,15 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, check_room, warn_of_truncated_minibatches
-from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, n_bytes, one_observation
+from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
 from sb3_ppg.checkpoints import generator_states, load_training_state, save_training_state
+from sb3_ppg.errors import NonFiniteError, WorkerError
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
 from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import average_over_processes, moments, start_alike
+from sb3_ppg.watched_vec_env import WatchedVecEnv
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
 GATHERED_BYTES = 2**22
@@ -206,6 +208,7 @@ class PPG(OnPolicyAlgorithm):
         self._n_aux_phases = 0
         # As many as the auxiliary buffer holds, except in a model loaded without that buffer
         self._n_stored_rollouts = 0
+        self._training_callback: BaseCallback | None = None  # while `learn` runs
         self._generators_before_noise: dict[str, np.ndarray] | None = None  # for `save_aux_buffer`
 
         if self.env is not None:
@@ -219,11 +222,18 @@ class PPG(OnPolicyAlgorithm):
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
-        """As in SB3, a tenth faster."""
+        """
+        As in SB3.
+
+        :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
+        :raises WorkerError: if the process of an environment has died
+        """
+        assert self._last_obs is not None
+        self._training_callback = callback
         if self.use_sde:
             self._generators_before_noise = generator_states()
         with unvalidated_distributions():
-            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+            return super().collect_rollouts(WatchedVecEnv(env, self._last_obs), callback, rollout_buffer, n_rollout_steps)
 
     def train(self) -> None:
         """
@@ -291,10 +301,12 @@ class PPG(OnPolicyAlgorithm):
 
     def _rollout_minibatches(self) -> Iterator[RolloutBufferSamples]:
         """One epoch of the latest rollout: many small minibatches are gathered at once."""
-        n_samples = self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs
-        minibatch_bytes = n_bytes(self.rollout_buffer.observations) * self.batch_size / n_samples
-        at_once = max(1, int(GATHERED_BYTES / minibatch_bytes))
-        for samples in self.rollout_buffer.get(at_once * self.batch_size):
+        buffer = self.rollout_buffer
+        at_once = 1
+        if gathers_as_sb3(buffer):
+            minibatch_bytes = n_bytes(buffer.observations) * self.batch_size / (buffer.buffer_size * buffer.n_envs)
+            at_once = max(1, int(GATHERED_BYTES / minibatch_bytes))
+        for samples in buffer.get(at_once * self.batch_size):
             yield from split(samples, self.batch_size)
 
     def _auxiliary_phase(self) -> None:
@@ -441,7 +453,9 @@ class PPG(OnPolicyAlgorithm):
         the auxiliary phase of the next call.
 
         :raises ArgumentError: for attributes that cannot work together
-        :raises NonFiniteLossError: if a loss is NaN or infinite
+        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite; callbacks are told that
+            the training has ended
+        :raises WorkerError: if the process of an environment has died; likewise
         """
         check_arguments(self)
         check_room(self)
@@ -455,8 +469,15 @@ class PPG(OnPolicyAlgorithm):
         start_alike(self.policy, self._common_settings(total_timesteps), self.seed)
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
-        with tensor_float_32(self.mixed_precision == "tf32"):
-            return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        try:
+            with tensor_float_32(self.mixed_precision == "tf32"):
+                return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        except (NonFiniteError, WorkerError):
+            if self._training_callback is not None:
+                self._training_callback.on_training_end()  # checkpoints are saved, files closed
+            raise
+        finally:
+            self._training_callback = None
 
     def save(
         self, path: str | Path | io.BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
@@ -544,7 +565,7 @@ class PPG(OnPolicyAlgorithm):
         return {name: value.item() for name, value in diagnostics.items()}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "aux_buffer", "_generators_before_noise"]
+        return [*super()._excluded_save_params(), "aux_buffer", "_generators_before_noise", "_training_callback"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer"], []

@@ -99,7 +99,7 @@ class ImpalaCNN(BaseFeaturesExtractor):
     :raises ArgumentError: if the observations are no images, or for sizes that cannot work
     """
 
-    scales_images = True  # what `PhasicActorCriticPolicy` looks for
+    scales_images = True  # what `PhasicActorCriticPolicy` looks for, in the class itself
 
     def __init__(
         self,

@@ -7,11 +7,13 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -141,7 +143,20 @@ def test_images_are_scaled_when_sb3_scales_them(space, policy_kwargs):
     policy = model.policy
     obs, _ = policy.obs_to_tensor(np.stack([policy.observation_space.sample() for _ in range(3)]))
     scaled = preprocess_obs(obs, policy.observation_space, normalize_images=policy.normalize_images)
-    th.testing.assert_close(policy.pi_features_extractor(scaled), policy.extract_features(obs)[0], rtol=1e-5, atol=1e-6)
+    expected = policy.pi_features_extractor(scaled)
+    th.testing.assert_close(policy.extract_features(obs)[0], expected, rtol=1e-5, atol=1e-6)
+    # Environments do not always keep their word
+    for other in (obs.float(), obs.to(th.int64)) if obs.dtype == th.uint8 else ():
+        th.testing.assert_close(policy.extract_features(other)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_subclass_gets_scaled_images_unless_it_says_otherwise():
+    class Centred(ImpalaCNN):
+        def forward(self, x):
+            assert x.dtype == th.float32 and x.max() <= 1
+            return super().forward(x - 0.5)
+
+    make(dict(features_extractor_class=Centred), n_aux_epochs=1).learn(64)
 
 
 def test_minibatches_are_sb3s(monkeypatch):
@@ -172,7 +187,15 @@ def network_with_gradients(seed: int = 0) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("kwargs", [dict(), dict(fused=True), dict(fused=True, weight_decay=0.1, eps=1e-3, maximize=True)])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        dict(),
+        dict(fused=True),
+        dict(fused=True, weight_decay=0.1, eps=1e-3, maximize=True),
+        dict(fused=True, weight_decay=0.1, decoupled_weight_decay=True),
+    ],
+)
 def test_steps_are_those_of_the_optimizer(kwargs):
     networks = [network_with_gradients(), network_with_gradients()]
     optimizers = [th.optim.Adam(network.parameters(), lr=0.01, **kwargs) for network in networks]
@@ -206,6 +229,63 @@ def test_who_listens_to_the_optimizer_is_told():
     for _ in range(3):
         take_step(optimizer)
     assert len(calls) == 3
+
+
+def test_who_replaces_the_step_is_called():
+    network = network_with_gradients()
+    optimizer = th.optim.Adam(network.parameters(), fused=True)
+    calls = []
+    optimizer.step = lambda: calls.append(1)  # as torch's learning rate schedulers do
+    for _ in range(3):
+        take_step(optimizer)
+    assert len(calls) == 3
+
+
+def test_parameters_in_one_array():
+    """Also of channels_last weights, and back."""
+    model = make()
+    vector = model.policy.parameters_to_vector()
+    assert vector.shape == (sum(parameter.numel() for parameter in model.policy.parameters()),)
+    other = make(seed=1)
+    other.policy.load_from_vector(vector)
+    for ours, theirs in zip(model.policy.parameters(), other.policy.parameters(), strict=True):
+        assert th.equal(ours, theirs)
+
+
+def test_only_convolutions_change_how_they_lie_in_memory():
+    class WithPositions(ImpalaCNN):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.positions = nn.Parameter(th.zeros(1, 3, 36, 36))
+
+        def forward(self, x):
+            return super().forward(x + self.positions.view(3, 36, 36))
+
+    make(dict(features_extractor_class=WithPositions), n_aux_epochs=1).learn(64)
+
+
+class Weighted(NamedTuple):
+    observations: th.Tensor
+    actions: th.Tensor
+    old_values: th.Tensor
+    old_log_prob: th.Tensor
+    advantages: th.Tensor
+    returns: th.Tensor
+    batch_size: int | None
+    nothing: None = None
+
+
+def test_rollout_buffers_of_the_users_own_are_asked_for_each_minibatch():
+    class Own(RolloutBuffer):
+        def _get_samples(self, batch_inds, env=None):
+            return Weighted(*super()._get_samples(batch_inds, env), None)
+
+    model = make(rollout_buffer_class=Own, batch_size=8, n_aux_epochs=0, micro_batch_size=3)
+    sizes = []
+    get = Own.get
+    Own.get = lambda self, batch_size=None: sizes.append(batch_size) or get(self, batch_size)
+    model.learn(32)
+    assert set(sizes) == {8}
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 0.1, 100.0])
@@ -263,6 +343,18 @@ def test_impala_on_procgen_runs_in_micro_batches(mixed_precision, expected):
     assert model._micro_batch_size() == expected
 
 
+def test_the_size_looks_at_what_grows_with_the_batch():
+    """Not at a large weight that is computed anew in each pass."""
+
+    class Normalised(ImpalaCNN):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            nn.utils.parametrizations.weight_norm(self.dense)
+
+    paper = dict(features_extractor_class=Normalised, features_extractor_kwargs=dict())
+    assert make(paper, space=image_space(3, 64, 64))._micro_batch_size() == 64
+
+
 def test_small_networks_run_whole_minibatches():
     model = PPG("MlpPolicy", "CartPole-v1", device="cpu", n_steps=8, batch_size=8)
     assert model._micro_batch_size() is None
@@ -310,7 +402,7 @@ def test_automatic_micro_batches_are_used_in_both_phases(monkeypatch):
     model.policy.features_extractor.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.learn(2 * 32)
     training = [size for size in sizes if size != model.n_envs]
-    assert model._micro_batch_size() == 4 and set(sizes) <= {1, 4} and not set(training) - {1}
+    assert model._micro_batch_size() == 4 and set(sizes) <= {1, 2, 4} and not set(training) - {1, 2}
 
 
 def test_the_process_keeps_its_memory(monkeypatch):
@@ -397,15 +489,22 @@ def test_mixed_precision_needs_something_to_compute():
 
 
 def test_tf32_holds_while_training():
-    before = th.get_float32_matmul_precision()
-    assert before != "high"
+    matmul = th.backends.cuda.matmul
+    before = matmul.fp32_precision
+    assert before != "tf32"
     found = []
     model = make(mixed_precision="tf32")
-    model.learn(32, callback=lambda *_: found.append(th.get_float32_matmul_precision()) or True)
-    assert set(found) == {"high"} and th.get_float32_matmul_precision() == before
+    model.learn(32, callback=lambda *_: found.append(matmul.fp32_precision) or True)
+    assert set(found) == {"tf32"} and matmul.fp32_precision == before
     with pytest.raises(RuntimeError), tensor_float_32(True):
         raise RuntimeError
-    assert th.get_float32_matmul_precision() == before
+    assert matmul.fp32_precision == before
+
+
+def test_without_tf32_nothing_is_looked_at(monkeypatch):
+    """Torch has two ways to set it, which do not mix."""
+    monkeypatch.setattr("sb3_ppg.optimization.th.backends.cuda.matmul", None)
+    make(n_aux_epochs=0).learn(32)
 
 
 # ---- on a GPU: the logic, with a device that is none ----
@@ -490,3 +589,8 @@ def test_a_compiled_network_computes_the_same():
     th.testing.assert_close(model.policy.predict_values(obs), plain.policy.predict_values(obs), rtol=1e-4, atol=1e-5)
     assert isinstance(model.policy.features_extractor, BaseFeaturesExtractor)
     assert model.policy._get_constructor_parameters()["compile_mode"] == "default"
+
+
+def test_cuda_graphs_and_micro_batches_exclude_each_other():
+    with pytest.raises(ArgumentError, match=r"`micro_batch_size`=4 cannot work: CUDA graphs"):
+        make(dict(compile_mode="reduce-overhead"), micro_batch_size=4)

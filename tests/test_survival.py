@@ -4,14 +4,17 @@ import errno
 import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -19,19 +22,23 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from torch import nn
 
 from sb3_ppg import (
     PPG,
     ArgumentError,
     ModelFormatError,
+    NonFiniteLossError,
     NormalizedRewardRolloutBuffer,
     PhasicCheckpointCallback,
     RewardNormalizer,
     aux_buffer_path,
     latest_checkpoint,
 )
+from sb3_ppg.errors import NonFiniteEnvironmentError, WorkerError
 from sb3_ppg.files import replaced
+from sb3_ppg.optimization import Losses, optimize_epoch
 from tests.helpers import RandomEnv, image_space
 
 N_STEPS, N_ENVS, N_ITERATIONS = 8, 2, 7
@@ -410,3 +417,118 @@ def test_a_process_that_dies_while_it_saves_leaves_the_old_file(tmp_path, at):
     assert len(list(tmp_path.iterdir())) == 2  # and the half that nobody takes for a model
     PPG.load(tmp_path / "model.zip", device="cpu").save(tmp_path / "model.zip")
     assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]
+
+
+# ---- bad numbers ----
+
+
+class Spoiled(gym.Wrapper):
+    """CartPole with a bad number in one place of its observations, or as its reward, at one step."""
+
+    def __init__(self, at: int, what: str, value: float):
+        super().__init__(gym.make("CartPole-v1", max_episode_steps=5))
+        self.at, self.what, self.value, self.steps = at, what, value, 0
+
+    def spoil(self, obs, reward=0.0):
+        self.steps += 1
+        if self.steps == self.at:
+            obs = obs.copy()
+            obs[2], reward = (self.value, reward) if self.what == "observation" else (obs[2], self.value)
+        return obs, reward
+
+    def step(self, action):
+        obs, reward, *rest = self.env.step(action)
+        return *self.spoil(obs, reward), *rest
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.parametrize("at", [8 * 2 + 3, 5])  # in the third rollout; at the end of an episode
+def test_bad_numbers_from_an_environment_are_named_before_they_train(tmp_path, value, what, at):
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2 + [lambda: Spoiled(at, what, value)])
+    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, seed=0, device="cpu")
+    model = PPG("MlpPolicy", env, **arguments)
+    checkpoints = PhasicCheckpointCallback(100, tmp_path)
+    step = (at - 1) % 8 + 1
+    with pytest.raises(NonFiniteEnvironmentError, match=rf"{what}.* of environment 2 is {value}.* after step {step} of"):
+        model.learn(10_000, callback=checkpoints)
+    assert all(parameter.isfinite().all() for parameter in model.policy.parameters())
+    kept = PPG.load(latest_checkpoint(tmp_path), device="cpu")
+    for ours, theirs in zip(kept.policy.parameters(), model.policy.parameters(), strict=True):
+        assert th.equal(ours, theirs)
+
+
+def test_bad_numbers_in_dictionaries_and_first_observations():
+    space = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))
+
+    class Bad(RandomEnv):
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            return {**obs, "a": np.array([0, np.nan], dtype=np.float32)}, info
+
+    model = PPG("MultiInputPolicy", Bad(space, spaces.Discrete(2)), n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(NonFiniteEnvironmentError, match=r"observation \(key 'a'\) of environment 0 is nan after step 0"):
+        model.learn(8)
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_leaves_the_weights():
+    """Though the loss is finite: d sqrt(x)/dx at 0 is infinite."""
+    network = nn.Linear(2, 1, bias=False)
+    before = network.weight.detach().clone()
+    optimizer = th.optim.Adam(network.parameters(), fused=True)
+
+    def losses(batch):
+        error = (network(batch[0]) * 0).abs().sqrt().mean()
+        return Losses(error, {"error": error})
+
+    with pytest.raises(NonFiniteLossError, match="auxiliary phase met a gradient that is not finite, that of weight"):
+        optimize_epoch("auxiliary", network, optimizer, [(th.ones(3, 2),)], losses)
+    assert th.equal(network.weight, before) and not optimizer.state
+
+
+def test_a_bad_loss_leaves_a_checkpoint(tmp_path, monkeypatch):
+    model = small()
+    model.learn(8)
+    bad = lambda *args: th.tensor(float("nan"), requires_grad=True)  # noqa: E731
+    monkeypatch.setattr("sb3_ppg.losses.value_loss", bad)
+    with pytest.raises(NonFiniteLossError, match=r"policy phase.*value_loss"):
+        model.learn(8, reset_num_timesteps=False, callback=PhasicCheckpointCallback(100, tmp_path))
+    assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
+
+
+# ---- workers ----
+
+
+class Dying(gym.Wrapper):
+    """Its process ends at the given step, as if killed."""
+
+    def __init__(self, at: int):
+        super().__init__(gym.make("CartPole-v1"))
+        self.at, self.steps = at, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def lose_a_worker(start_method: str, folder: Path, results) -> None:
+    makers = [partial(Dying, at) for at in (1000, 11, 1000)]
+    env = VecNormalize(SubprocVecEnv(makers, start_method=start_method))
+    model = PPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, device="cpu")
+    try:
+        model.learn(10_000, callback=PhasicCheckpointCallback(100, folder))
+    except WorkerError as error:
+        env.close()
+        results.put(str(error))
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_worker_that_dies_is_named(tmp_path, start_method):
+    """With fork, its siblings hold the other end of its pipe: SB3 would wait for ever."""
+    message = run_in_a_new_process(lose_a_worker, start_method, tmp_path)
+    assert re.search(
+        r"worker process of SubprocVecEnv died in step 3 of the rollout: environment 1 \(\d+, exit code -9\)$", message
+    )
+    assert latest_checkpoint(tmp_path)
