@@ -9,11 +9,12 @@ alternately in one run.
 3. MlpPolicy: the policy phase's update and the rollouts against SB3's PPO.
 4. Memory: the process's peak over the bytes of the stored observations.
 5. Scaling: cost per step over a factor of eight in environments, N_π and E_aux.
+6. IMPALA on Procgen on a GPU, where there is one, at the paper's setting.
 
 Each contestant runs in a process of its own. Writes results/speed_<section>.csv, speed.md and speed.png. It takes about half
 an hour on two cores; let nothing else run beside it.
 
-    python -m benchmarks.speed [impala] [micro_batches] [mlp] [memory] [scaling] [--plot]
+    python -m benchmarks.speed [impala] [micro_batches] [mlp] [memory] [scaling] [impala_cuda] [--plot]
 """
 
 import argparse
@@ -23,9 +24,10 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import matplotlib
@@ -41,7 +43,7 @@ from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -60,24 +62,26 @@ Measure = Callable[[], dict[str, float]]
 # ---- contestants take turns ----
 
 
-def _contestant(connection: Connection, make: Callable[..., Measure], arguments: tuple) -> None:
+def _contestant(connection: Connection, make: Callable[..., Measure], arguments: tuple, warm_up: bool) -> None:
     measure = make(*arguments)
-    measure()  # to warm up
+    if warm_up:
+        measure()
     connection.send("ready")
     while connection.recv():
         connection.send(measure())
 
 
-def take_turns(contestants: dict[str, tuple[Callable[..., Measure], tuple]]) -> pd.DataFrame:
+def take_turns(contestants: dict[str, tuple[Callable[..., Measure], tuple]], warm_up: bool = True) -> pd.DataFrame:
     """
     :param contestants: by name, a function and its arguments, which make a measurement; each in a process of its own
+    :param warm_up: whether each measures once in vain first; where a measurement takes a minute, the median does as well
     :return: a row per contestant and turn, with what it measured
     """
     context = multiprocessing.get_context("spawn")
     connections, processes = {}, []
     for name, (make, arguments) in contestants.items():
         connections[name], theirs = context.Pipe()
-        processes.append(context.Process(target=_contestant, args=(theirs, make, arguments), daemon=True))
+        processes.append(context.Process(target=_contestant, args=(theirs, make, arguments, warm_up), daemon=True))
         processes[-1].start()
         theirs.close()  # else nobody would notice that a contestant died
         connections[name].recv()
@@ -95,11 +99,13 @@ def take_turns(contestants: dict[str, tuple[Callable[..., Measure], tuple]]) -> 
 
 
 def seconds(function: Callable[[], Any], times: int = 1) -> float:
-    """The median time that a call takes."""
+    """The median time that a call takes, until a GPU has done its part."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()
         function()
+        if th.cuda.is_available():
+            th.cuda.synchronize()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
 
@@ -128,32 +134,49 @@ class PlainImpalaCNN(ImpalaCNN):
     scales_images = False
 
 
-ARCHITECTURES = ("detached", "dual")
-PATHS = ("plain", "plain in 128s", "float32", "bf16")
-N_ENVS, N_STEPS, BATCH_SIZE, AUX_BATCH_SIZE, N_AUX_EPOCHS = 64, 256, 2048, 1024, 6
+N_STEPS, N_AUX_EPOCHS = 256, 6
 
 
-def procgen() -> VecEnv:
-    return VecNormalize(VecMonitor(EnvPoolVecEnv("CoinrunEasy-v0", num_envs=N_ENVS, seed=0)), norm_obs=False)
+class Setting(NamedTuple):
+    """Of a device: for two CPU cores; for a GPU the paper's."""
+
+    game: str
+    n_envs: int
+    batch_size: int
+    aux_batch_size: int
+    architectures: tuple[str, ...]
+    paths: tuple[str, ...]
 
 
-def make_impala(architecture: str, path: str) -> PPG:
+SETTINGS = {
+    "cpu": Setting("CoinrunEasy-v0", 64, 2048, 1024, ("detached", "dual"), ("plain", "plain in 128s", "float32", "bf16")),
+    "cuda": Setting("CoinrunHard-v0", 256, 8192, 4096, ("dual",), ("plain", "tf32", "bf16", "bf16 compiled")),
+}
+
+
+def make_impala(device: str, architecture: str, path: str) -> PPG:
     """
+    :param device: "cpu" or "cuda"
     :param architecture: "dual" or "detached"
-    :param path: one of ``PATHS``
+    :param path: one of the setting's
     """
     th.set_num_threads(N_THREADS)
-    plain = path.startswith("plain")
+    setting, plain = SETTINGS[device], path.startswith("plain")
+    kwargs: dict[str, Any] = dict(compile_mode="reduce-overhead") if "compiled" in path else {}
+    if path == "tf32":
+        th.backends.cuda.matmul.fp32_precision = "tf32"
     model = PPG(
         "CnnPolicy",
-        procgen(),
+        VecNormalize(VecMonitor(EnvPoolVecEnv(setting.game, num_envs=setting.n_envs, seed=0)), norm_obs=False),
         n_steps=N_STEPS,
-        batch_size=BATCH_SIZE,
-        aux_batch_size=AUX_BATCH_SIZE,
+        batch_size=setting.batch_size,
+        aux_batch_size=setting.aux_batch_size,
         micro_batch_size={"plain": None, "plain in 128s": 128}.get(path, "auto"),
-        mixed_precision="bf16" if path == "bf16" else None,
-        policy_kwargs=dict(architecture=architecture, features_extractor_class=PlainImpalaCNN if plain else ImpalaCNN),
-        device="cpu",
+        mixed_precision="bf16" if path.startswith("bf16") else None,
+        policy_kwargs=dict(
+            architecture=architecture, features_extractor_class=PlainImpalaCNN if plain else ImpalaCNN, **kwargs
+        ),
+        device=device,
         seed=0,
     )
     if plain:
@@ -165,26 +188,27 @@ def make_impala(architecture: str, path: str) -> PPG:
     return model
 
 
-def impala(architecture: str, path: str) -> Measure:
+def impala(device: str, architecture: str, path: str) -> Measure:
     """
     What a phase is made of: a rollout, one minibatch of the policy phase, the record of π_old for one auxiliary minibatch,
     one auxiliary minibatch. All rollouts and minibatches of a phase cost the same.
     """
-    model = make_impala(architecture, path)
+    model = make_impala(device, architecture, path)
+    n_sequences = SETTINGS[device].aux_batch_size // N_STEPS
 
     def policy_minibatch() -> None:
-        batch = next(model.rollout_buffer.get(BATCH_SIZE))
+        batch = next(model.rollout_buffer.get(model.batch_size))
         optimize_epoch("policy", model.policy, model.policy.optimizer, [batch], model._joint_losses, model._micro_batch_size())
 
     def auxiliary_minibatch() -> None:
-        batch = next(model.aux_buffer.minibatches(AUX_BATCH_SIZE // N_STEPS))
+        batch = next(model.aux_buffer.minibatches(n_sequences))
         optimize_epoch("auxiliary", model.policy, model.aux_optimizer, [batch], auxiliary_losses, model._micro_batch_size())
 
     def auxiliary_losses(batch: Any) -> Any:
         return model._auxiliary_losses(batch, scale=1.0)
 
     def uniform(observations: Any) -> th.Tensor:
-        return th.full((len(observations), 15), -float(np.log(15)))
+        return th.full((len(observations), 15), -float(np.log(15)), device=device)
 
     def measure() -> dict[str, float]:
         rollout = seconds(lambda: collect(model)) + seconds(lambda: next(model.rollout_buffer.get(1)))  # which orders it
@@ -192,7 +216,7 @@ def impala(architecture: str, path: str) -> Measure:
         model.aux_buffer.reset()
         model.aux_buffer.add(model.rollout_buffer)
         model.aux_buffer.record_old_policy(uniform, 1)
-        observations = next(model.aux_buffer.minibatches(AUX_BATCH_SIZE // N_STEPS)).observations
+        observations = next(model.aux_buffer.minibatches(n_sequences)).observations
         record = seconds(lambda: model._distribution_parameters(observations, model._micro_batch_size()))
         auxiliary = seconds(auxiliary_minibatch)
         return dict(rollout=rollout, policy=policy, record=record, auxiliary=auxiliary)
@@ -200,15 +224,15 @@ def impala(architecture: str, path: str) -> Measure:
     return measure
 
 
-def seconds_per_step(row: pd.Series) -> float:
+def seconds_per_step(row: pd.Series, setting: Setting) -> float:
     """Of a whole phase, per environment step."""
-    per_step = row["rollout"] / (N_ENVS * N_STEPS) + row["policy"] / BATCH_SIZE
-    return per_step + (row["record"] + N_AUX_EPOCHS * row["auxiliary"]) / AUX_BATCH_SIZE
+    per_step = row["rollout"] / (setting.n_envs * N_STEPS) + row["policy"] / setting.batch_size
+    return per_step + (row["record"] + N_AUX_EPOCHS * row["auxiliary"]) / setting.aux_batch_size
 
 
 def gigaflops_per_sample(architecture: str) -> float:
     """Of a forward and backward pass of the auxiliary loss, all networks."""
-    model = make_impala(architecture, "float32")
+    model = make_impala("cpu", architecture, "float32")
     observations = th.zeros(8, 3, 64, 64, dtype=th.uint8)
     with FlopCounterMode(display=False) as counter:
         _, aux_values, values = model.policy.evaluate_auxiliary(observations)
@@ -216,14 +240,14 @@ def gigaflops_per_sample(architecture: str) -> float:
     return counter.get_total_flops() / 8 / 1e9
 
 
-def peak_gigaflops() -> Measure:
-    """The best of the machine's matrix products: several sizes, as ``mm`` and as a convolution with 1x1 kernels."""
+def peak_gigaflops(device: str) -> Measure:
+    """The best of the device's matrix products: several sizes, as ``mm`` and as a convolution with 1x1 kernels."""
     th.set_num_threads(N_THREADS)
 
     def best(dtype: th.dtype) -> float:
         found = []
-        for n in (512, 1024, 2048):
-            a, b = th.randn(n, n).to(dtype), th.randn(n, n).to(dtype)
+        for n in (512, 1024, 2048) if device == "cpu" else (2048, 8192):
+            a, b = th.randn(n, n).to(device, dtype), th.randn(n, n).to(device, dtype)
             image = a.T.reshape(1, n, n // 32, 32).contiguous(memory_format=th.channels_last)
             kernel = b.reshape(n, n, 1, 1)
             for product in (lambda a=a, b=b: th.mm(a, b), lambda i=image, k=kernel: F.conv2d(i, k)):
@@ -233,21 +257,23 @@ def peak_gigaflops() -> Measure:
     return lambda: {"float32": best(th.float32), "bf16": best(th.bfloat16)}
 
 
-def run_impala() -> pd.DataFrame:
-    names = {
-        f"{architecture} {path}": (impala, (architecture, path)) for architecture in ("detached", "dual") for path in PATHS
-    }
-    rows = take_turns({**names, "peak": (peak_gigaflops, ())})
+def run_impala(device: str = "cpu") -> pd.DataFrame:
+    setting = SETTINGS[device]
+    contestants = [(device, architecture, path) for architecture in setting.architectures for path in setting.paths]
+    rows = take_turns(
+        {" ".join(contestant[1:]): (impala, contestant) for contestant in contestants} | {"peak": (peak_gigaflops, (device,))},
+        warm_up=device == "cuda",  # compilation; on a CPU a turn takes a minute
+    )
     times = rows[rows["contestant"] != "peak"].groupby("contestant", sort=False)[["rollout", "policy", "record", "auxiliary"]]
     table = times.median().reset_index()
     table[["architecture", "path"]] = table["contestant"].str.split(" ", n=1, expand=True)
-    table["steps_per_second"] = 1 / table.apply(seconds_per_step, axis=1)
+    table["steps_per_second"] = 1 / table.apply(seconds_per_step, axis=1, setting=setting)
     plain = table[table["path"] == "plain"].set_index("architecture")["steps_per_second"]
     table["over_plain"] = table["steps_per_second"] / table["architecture"].map(plain)
-    flops = {architecture: gigaflops_per_sample(architecture) for architecture in ARCHITECTURES}
-    table["gflops"] = table["architecture"].map(flops) * AUX_BATCH_SIZE / table["auxiliary"]
+    flops = {architecture: gigaflops_per_sample(architecture) for architecture in setting.architectures}
+    table["gflops"] = table["architecture"].map(flops) * setting.aux_batch_size / table["auxiliary"]
     peaks = rows[rows["contestant"] == "peak"][["float32", "bf16"]].median()
-    table["peak_gflops"] = [peaks["bf16" if path == "bf16" else "float32"] for path in table["path"]]
+    table["peak_gflops"] = [peaks["bf16" if path.startswith("bf16") else "float32"] for path in table["path"]]
     return table.drop(columns="contestant").round(4)
 
 
@@ -369,16 +395,17 @@ def peak_bytes(reset: bool = False) -> int:
 def peak_memory(n_policy_iterations: int, channels: tuple[int, ...]) -> Measure:
     """One phase of 64 environments x 256 steps of 64x64x3 images."""
     th.set_num_threads(N_THREADS)
+    setting = SETTINGS["cpu"]
 
     def measure() -> dict[str, float]:
         model = PPG(
             "CnnPolicy",
-            DummyVecEnv([lambda: Frames((3, 64, 64))] * N_ENVS),
+            DummyVecEnv([lambda: Frames((3, 64, 64))] * setting.n_envs),
             n_steps=N_STEPS,
-            batch_size=BATCH_SIZE,
+            batch_size=setting.batch_size,
             n_policy_iterations=n_policy_iterations,
             n_aux_epochs=1,
-            aux_batch_size=AUX_BATCH_SIZE,
+            aux_batch_size=setting.aux_batch_size,
             policy_kwargs=dict(
                 architecture="detached",
                 features_extractor_class=ImpalaCNN,
@@ -387,8 +414,8 @@ def peak_memory(n_policy_iterations: int, channels: tuple[int, ...]) -> Measure:
             device="cpu",
         )
         start = peak_bytes(reset=True)
-        model.learn(N_ENVS * N_STEPS * n_policy_iterations)
-        stored = N_ENVS * N_STEPS * n_policy_iterations * 3 * 64 * 64
+        model.learn(setting.n_envs * N_STEPS * n_policy_iterations)
+        stored = setting.n_envs * N_STEPS * n_policy_iterations * 3 * 64 * 64
         return dict(stored=stored, start=start, peak=peak_bytes())
 
     return measure
@@ -453,6 +480,8 @@ def run_scaling() -> pd.DataFrame:
 # ---- report ----
 
 SECTIONS = dict(impala=run_impala, micro_batches=run_micro_batches, mlp=run_mlp, memory=run_memory, scaling=run_scaling)
+if th.cuda.is_available():
+    SECTIONS["impala_cuda"] = partial(run_impala, "cuda")
 
 
 def lines_of_impala(table: pd.DataFrame) -> Iterator[str]:
@@ -506,6 +535,7 @@ def lines_of_scaling(table: pd.DataFrame) -> Iterator[str]:
 LINES = dict(
     impala=("IMPALA on Procgen (CoinrunEasy, 64 environments x 256 steps)", lines_of_impala),
     micro_batches=("Micro-batches, minibatches of 1,024", lines_of_micro_batches),
+    impala_cuda=("IMPALA on Procgen, on a GPU (CoinrunHard, 256 environments x 256 steps)", lines_of_impala),
     mlp=("MlpPolicy, 8 environments, minibatches of 64", lines_of_mlp),
     memory=("Memory, 64 environments x 256 steps of 64x64x3 images", lines_of_memory),
     scaling=("Scaling, CartPole", lines_of_scaling),
@@ -527,10 +557,13 @@ def report(tables: dict[str, pd.DataFrame]) -> None:
     """
     text = ["# Speed", "", "Written by `python -m benchmarks.speed`. Medians of at least 5 turns, taken alternately.", ""]
     text += [f"Machine: {(RESULTS / 'speed_machine.txt').read_text().strip()}."]
-    for section, (title, lines) in LINES.items():
-        text += ["", f"## {title}", "", *lines(tables[section])]
+    for section, table in tables.items():
+        title, lines = LINES[section]
+        text += ["", f"## {title}", "", *lines(table)]
     (RESULTS / "speed.md").write_text("\n".join(text) + "\n")
 
+    if not {"impala", "micro_batches", "mlp", "scaling"} <= tables.keys():
+        return
     figure, ((left, middle), (right, last)) = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
     table = tables["impala"]
     names = [f"{row['architecture']}\n{row['path'].replace(' in', chr(10) + 'in')}" for _, row in table.iterrows()]
@@ -571,8 +604,8 @@ def main() -> None:
         print(f"--- {section}", flush=True)
         SECTIONS[section]().to_csv(RESULTS / f"speed_{section}.csv", index=False)
         (RESULTS / "speed_machine.txt").write_text(cpu() + "\n")
-    if all((RESULTS / f"speed_{section}.csv").exists() for section in SECTIONS):
-        report({section: pd.read_csv(RESULTS / f"speed_{section}.csv", dtype={"channels": str}) for section in SECTIONS})
+    there = [section for section in LINES if (RESULTS / f"speed_{section}.csv").exists()]
+    report({section: pd.read_csv(RESULTS / f"speed_{section}.csv", dtype={"channels": str}) for section in there})
 
 
 if __name__ == "__main__":
