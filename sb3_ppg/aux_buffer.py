@@ -163,11 +163,15 @@ class AuxBuffer:
         """
         if self._fits_on_the_device():
             self.observations_on_device = [obs_as_tensor(rollout, self.device) for rollout in self.observations]
-        chunks = [
-            parameters_fn(self._gather_observations(np.arange(start, min(start + n_sequences, self.n_sequences))))
-            for start in range(0, self.n_sequences, n_sequences)
-        ]
-        self.old_parameters = th.cat(chunks).unflatten(0, (self.n_sequences, -1))
+        n_steps = self.value_targets[0].shape[1]
+        self.old_parameters = None
+        for start in range(0, self.n_sequences, n_sequences):
+            ids = np.arange(start, min(start + n_sequences, self.n_sequences))
+            chunk = parameters_fn(self._gather_observations(ids)).unflatten(0, (len(ids), n_steps))
+            if self.old_parameters is None:
+                # At once: small arrays that stay, among large ones that come and go, would leave holes in memory
+                self.old_parameters = chunk.new_empty(self.n_sequences, n_steps, chunk.shape[-1])
+            self.old_parameters[start : start + len(ids)] = chunk
 
     def minibatches(self, n_sequences: int) -> Iterator[AuxiliaryBatch]:
         """

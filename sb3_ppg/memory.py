@@ -17,7 +17,7 @@ HEAP_LIMIT = 32 * 2**20
 def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTorchObs) -> int | None:
     """
     The micro-batch size at which a network with convolutions is fast on a CPU: the largest power of two for which each array
-    that is kept for the backward pass is smaller than ``HEAP_LIMIT``.
+    that goes into the features extractors or is kept for the backward pass is smaller than ``HEAP_LIMIT``.
 
     It depends on the network alone, not on the machine or on measured times: the same seed gives the same training anywhere.
 
@@ -29,34 +29,38 @@ def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTor
     looks_at_the_batch = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in policy.modules())
     if policy.device.type != "cpu" or not has_convolutions(policy) or looks_at_the_batch:
         return None
-    limit = HEAP_LIMIT * (2 if policy.mixed_precision == "bf16" else 1)
-    return max(1, 2 ** (((limit - 1) // _largest_saved_array(policy, observation)).bit_length() - 1))
-
-
-def _largest_saved_array(policy: PhasicActorCriticPolicy, observation: PyTorchObs) -> int:
-    """Of those that a forward pass in float32 keeps for the backward pass, the bytes by which it grows with each sample."""
     if isinstance(observation, dict):
         two: PyTorchObs = {key: th.cat([array, array]) for key, array in observation.items()}
     else:
         two = th.cat([observation, observation])
-    training, mixed_precision = policy.training, policy.mixed_precision
-    policy.set_training_mode(False)  # dropout would draw from the generator
-    policy.mixed_precision = None
-    sizes = [_saved_arrays(policy, observations) for observations in (observation, two)]
-    policy.mixed_precision = mixed_precision
-    policy.set_training_mode(training)
-    return max(1, *(larger - smaller for smaller, larger in zip(*sizes, strict=False)))
+    sizes = zip(_array_sizes(policy, observation), _array_sizes(policy, two), strict=False)
+    bytes_per_sample = max(1, *(larger - smaller for smaller, larger in sizes))
+    return max(1, 2 ** (((HEAP_LIMIT - 1) // bytes_per_sample).bit_length() - 1))
 
 
-def _saved_arrays(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> list[int]:
+def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> list[int]:
+    """In bytes, of what a forward pass gives to the features extractors and keeps for the backward pass."""
     sizes: list[int] = []
 
-    def look(array: th.Tensor) -> th.Tensor:
+    def keep(array: th.Tensor) -> th.Tensor:
         sizes.append(array.nbytes)
         return array
 
-    with th.enable_grad(), th.autograd.graph.saved_tensors_hooks(look, lambda array: array):
-        policy.evaluate_auxiliary(observations)
+    def enter(_: nn.Module, inputs: tuple[PyTorchObs]) -> None:
+        arrays: list = [*inputs[0].values()] if isinstance(inputs[0], dict) else [inputs[0]]
+        sizes.extend(array.nbytes for array in arrays)
+
+    extractors = {policy.pi_features_extractor, policy.vf_features_extractor}
+    hooks = [extractor.register_forward_pre_hook(enter) for extractor in extractors]
+    training = policy.training
+    policy.set_training_mode(False)  # dropout would draw from the generator
+    try:
+        with th.enable_grad(), th.autograd.graph.saved_tensors_hooks(keep, lambda array: array):
+            policy.evaluate_auxiliary(observations)
+    finally:
+        policy.set_training_mode(training)
+        for hook in hooks:
+            hook.remove()
     return sizes
 
 

@@ -15,7 +15,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.preprocessing import preprocess_obs
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 from torch.nn import functional as F
@@ -341,6 +341,13 @@ def test_impala_on_procgen_runs_in_micro_batches(mixed_precision, expected):
     assert 16 * 64 * 64 * 4 * 128 == HEAP_LIMIT
     assert fitting_micro_batch_size(model.policy, observation(model)) == expected
     assert model._micro_batch_size() == expected
+
+
+@pytest.mark.parametrize("mixed_precision", [None, "bf16"])
+def test_the_size_looks_at_images_that_are_scaled_in_float32(mixed_precision):
+    """SB3's NatureCNN gets them so, whatever it computes in: 4 x 84 x 84 numbers of 4 bytes, 297 samples in 32 MiB."""
+    nature = dict(features_extractor_class=NatureCNN, features_extractor_kwargs=dict(features_dim=32))
+    assert make(nature, space=image_space(4, 84, 84), mixed_precision=mixed_precision)._micro_batch_size() == 256
 
 
 def test_the_size_looks_at_what_grows_with_the_batch():
