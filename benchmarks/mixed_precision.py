@@ -85,8 +85,8 @@ def train(precision: str, seed: int) -> tuple[dict, pd.DataFrame]:
     seconds = time.perf_counter() - start
     test_env = VecMonitor(EnvPoolVecEnv(GAME, num_envs=20, seed=1000 + seed))
     returns, _ = evaluate_policy(model, test_env, N_EPISODES, deterministic=False, return_episode_rewards=True)
-    row = dict(precision=precision, seed=seed, steps=model.num_timesteps, mean=round(np.mean(returns), 2))
-    row |= dict(std=round(np.std(returns), 2), seconds=round(seconds))
+    row = dict(precision=precision, seed=seed, steps=model.num_timesteps, mean=round(float(np.mean(returns)), 2))
+    row |= dict(std=round(float(np.std(returns)), 2), seconds=round(seconds))
     return row, pd.DataFrame(curve.points).assign(precision=precision, seed=seed)
 
 
