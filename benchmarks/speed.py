@@ -564,11 +564,13 @@ def report(tables: dict[str, pd.DataFrame]) -> None:
 
     if not {"impala", "micro_batches", "mlp", "scaling"} <= tables.keys():
         return
-    figure, ((left, middle), (right, last)) = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    figure, ((left, middle), (right, last)) = plt.subplots(2, 2, figsize=(13, 8), layout="constrained")
     table = tables["impala"]
     names = [f"{row['architecture']}\n{row['path'].replace(' in', chr(10) + 'in')}" for _, row in table.iterrows()]
     bars = left.bar(names, table["steps_per_second"], color=["silver", "tab:gray", "tab:blue", "tab:orange"] * 2)
     left.bar_label(bars, [f"{ratio:.1f}x" for ratio in table["over_plain"]])
+    left.tick_params(axis="x", labelsize="small")
+    left.margins(y=0.1)
     left.set(ylabel="environment steps per second", title="IMPALA on Procgen")
     for _, row in tables["micro_batches"].iterrows():
         speeds = [row[str(size)] for size in SIZES]
@@ -576,10 +578,11 @@ def report(tables: dict[str, pd.DataFrame]) -> None:
         middle.plot(
             row["auto"], row[str(int(row["auto"]))], marker="o", markersize=10, fillstyle="none", color=line.get_color()
         )
-    middle.set(xscale="log", xlabel="micro-batch size (circle: automatic)", ylabel="samples per second", ylim=0)
+    middle.set(xscale="log", xlabel="micro-batch size (circle: automatic)", ylabel="samples per second")
     middle.set_xticks(SIZES, [str(size) for size in SIZES])
     middle.set_title("Micro-batches")
-    middle.legend(fontsize="small")
+    middle.set_ylim(0, 1.35 * tables["micro_batches"][[str(size) for size in SIZES]].to_numpy().max())
+    middle.legend(fontsize="small", loc="upper left")
     table = tables["mlp"]
     positions = np.arange(len(table))
     right.bar(positions - 0.2, table["update_over_ppo"], 0.4, label="update")
