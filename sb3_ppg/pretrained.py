@@ -40,6 +40,7 @@ from sb3_ppg.ppg import PPG
 SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"
 MAX_TEXT_BYTES = 2**24
+MAX_DEPTH = 100
 
 # Arguments of the algorithm that belong to a machine or a run, not to the model
 NOT_SHARED = {
@@ -297,9 +298,23 @@ def read_json(file: Path) -> Any:
     :raises ModelFormatError: if that is not JSON, or too much
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        data = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        _check_depth(data)
+        return data
     except (ValueError, RecursionError, OSError) as error:
         raise ModelFormatError(f"{file} cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _check_depth(data: Any) -> None:
+    """Not left to Python's recursion limit, which other packages raise (torch's compiler does)."""
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        level = [
+            part for one in level if isinstance(one, (dict, list)) for part in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
 def _no_constant(name: str) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +28,7 @@ from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MlpPolicy, NormalizedRewardRo
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.plain_data import CLASSES
-from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, NOT_SHARED, write_checksums
+from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, NOT_SHARED, read_json, write_checksums
 from tests.helpers import RandomEnv, image_space
 
 SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
@@ -425,6 +426,21 @@ def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
         description[path[-1]] = value
 
     return set_
+
+
+def test_what_is_too_deep_is_refused_whatever_the_recursion_limit(tmp_path):
+    limit = sys.getrecursionlimit()
+    for depth, raised in ((98, limit), (101, limit), (101, 5000), (900, 5000)):
+        (tmp_path / "data.json").write_text(json.dumps(nested(depth)))
+        sys.setrecursionlimit(raised)
+        try:
+            if depth < 100:
+                assert read_json(tmp_path / "data.json") == nested(depth)
+                continue
+            with pytest.raises(ModelFormatError, match="nested more than 100 deep"):
+                read_json(tmp_path / "data.json")
+        finally:
+            sys.setrecursionlimit(limit)
 
 
 def nested(depth: int) -> Any:
