@@ -110,21 +110,27 @@ def optimize_epoch(
     weights_on_device = th.stack([parameter.detach().sum() for parameter in parameters])
     numbers = th.cat([*history, weights_on_device]).cpu().numpy()
     table = numbers[: -len(parameters)].reshape(len(history), -1)  # (n_minibatches, n_scalars)
-    weights = numbers[-len(parameters) :]
-    finite = np.isfinite(table)
-    if finite.all() and not np.isfinite(weights).all():
+    if not np.isfinite(numbers).all():
         backup.restore()
-        names = [name for name, _ in module.named_parameters()]
-        bad = ", ".join(name for name, weight in zip(names, weights, strict=True) if not np.isfinite(weight))
-        raise NonFiniteLossError(f"The {phase} phase met a gradient that is not finite, that of {bad}. {ADVICE}")
-    if not finite.all():
-        backup.restore()
-        step = int(np.argmin(finite.all(axis=1)))
-        culprits = {name: table[step, i].item() for i, name in enumerate(losses.names) if not finite[step, i]}
-        raise NonFiniteLossError(
-            f"The {phase} phase met a loss that is not finite, in minibatch {step} of an epoch: {culprits}. {ADVICE}"
-        )
+        culprit = _culprit(table, losses.names, numbers[-len(parameters) :], [name for name, _ in module.named_parameters()])
+        raise NonFiniteLossError(f"The {phase} phase met a {culprit}. {ADVICE}")
     return Epoch(dict(zip(losses.names, table.T, strict=True)), th.cat(log_ratios), stopped)
+
+
+def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, parameters: list[str]) -> str:
+    """
+    What was not finite first.
+
+    :param table: (n_minibatches, n_scalars), with the names of the losses
+    :param weights: a number for each parameter, with their names
+    """
+    finite = np.isfinite(table)
+    if finite.all():
+        bad = ", ".join(name for name, weight in zip(parameters, weights, strict=True) if not np.isfinite(weight))
+        return f"gradient that is not finite, that of {bad}"
+    step = int(np.argmin(finite.all(axis=1)))
+    values = {name: table[step, i].item() for i, name in enumerate(losses) if not finite[step, i]}
+    return f"loss that is not finite, in minibatch {step} of an epoch: {values}"
 
 
 def too_far(log_ratio: th.Tensor, target_kl: float) -> bool:

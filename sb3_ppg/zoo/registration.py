@@ -1,6 +1,6 @@
 """
-Makes PPG known to RL Zoo, which has no plugin mechanism. This module, ``repairs`` and ``procgen`` are the ones that patch
-it (rl_zoo3 2.9.2), and only when ``register()`` is called.
+Makes PPG known to RL Zoo, which has no plugin mechanism. This module, ``repairs``, ``procgen`` and ``resume`` are
+the ones that patch it (rl_zoo3 2.9.2), and only when ``register()`` is called.
 """
 
 import importlib
