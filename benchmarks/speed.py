@@ -207,8 +207,8 @@ def impala(device: str, architecture: str, path: str) -> Measure:
     def auxiliary_losses(batch: Any) -> Any:
         return model._auxiliary_losses(batch, scale=1.0)
 
-    def uniform(observations: Any) -> th.Tensor:
-        return th.full((len(observations), 15), -float(np.log(15)), device=device)
+    def uniform(batch: Any) -> th.Tensor:
+        return th.full((len(batch.observations), 15), -float(np.log(15)), device=device)
 
     def measure() -> dict[str, float]:
         rollout = seconds(lambda: collect(model)) + seconds(lambda: next(model.rollout_buffer.get(1)))  # which orders it
@@ -216,8 +216,8 @@ def impala(device: str, architecture: str, path: str) -> Measure:
         model.aux_buffer.reset()
         model.aux_buffer.add(model.rollout_buffer)
         model.aux_buffer.record_old_policy(uniform, 1)
-        observations = next(model.aux_buffer.minibatches(n_sequences)).observations
-        record = seconds(lambda: model._distribution_parameters(observations, model._micro_batch_size()))
+        batch = next(model.aux_buffer.minibatches(n_sequences))
+        record = seconds(lambda: model._distribution_parameters(batch, model._micro_batch_size()))
         auxiliary = seconds(auxiliary_minibatch)
         return dict(rollout=rollout, policy=policy, record=record, auxiliary=auxiliary)
 

@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 from sb3_ppg.checkpoints import PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
+from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.ppg import PPG
 from sb3_ppg.reward_normalizer import (
@@ -20,6 +21,7 @@ __all__ = [
     "ArgumentError",
     "CnnPolicy",
     "ImpalaCNN",
+    "MaskablePPG",
     "MlpPolicy",
     "ModelFormatError",
     "MultiInputPolicy",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.aux_buffer import n_bytes
 from sb3_ppg.errors import ArgumentError
@@ -110,18 +110,23 @@ def require(model: "PPG", condition: bool, argument: str, remedy: str) -> None:
         raise ArgumentError(f"`{argument.lstrip('_')}`={getattr(model, argument)!r} cannot work: {remedy}")
 
 
-def check_policy_class(policy: Any) -> None:
+def check_policy_class(policy: Any, algorithm: "type[PPG]") -> None:
     """
     :param policy: what was given for ``policy``
-    :raises ArgumentError: if it is neither a name nor a class with an auxiliary value head
+    :param algorithm: PPG or a variant, which names its policies
+    :raises ArgumentError: if it is neither a name nor a class with an auxiliary value head, or one for another variant
     """
+    names = ", ".join(map(repr, algorithm.policy_aliases))
+    base = next(iter(algorithm.policy_aliases.values()))
     if isinstance(policy, str):
+        if policy not in algorithm.policy_aliases:
+            raise ArgumentError(f"`policy`={policy!r} is unknown to {algorithm.__name__}: use one of {names}")
         return
+    remedy = f"use one of {names}, or derive your class from {base.__module__}.{base.__name__}"
     if not isinstance(policy, type) or not issubclass(policy, PhasicActorCriticPolicy):
-        raise ArgumentError(
-            f"`policy`={getattr(policy, '__name__', policy)} has no auxiliary value head: use 'MlpPolicy', 'CnnPolicy' or "
-            "'MultiInputPolicy', or derive your class from sb3_ppg.policies.PhasicActorCriticPolicy"
-        )
+        raise ArgumentError(f"`policy`={getattr(policy, '__name__', policy)} has no auxiliary value head: {remedy}")
+    if not issubclass(policy, base) or policy.algorithm not in [cls.__name__ for cls in algorithm.__mro__]:
+        raise ArgumentError(f"`policy`={policy.__name__} is for {policy.algorithm}, not for {algorithm.__name__}: {remedy}")
 
 
 def check_arguments(model: "PPG") -> None:
@@ -204,7 +209,8 @@ def check_room(model: "PPG") -> None:
     """
     if model.n_aux_epochs == 0:
         return
-    needed = n_bytes(model.rollout_buffer.observations) * (model.n_policy_iterations - len(model.aux_buffer))
+    per_rollout = n_bytes(model.rollout_buffer.observations) + n_bytes(model._context())
+    needed = per_rollout * (model.n_policy_iterations - len(model.aux_buffer))
     available = model.aux_buffer.available_bytes()
     if needed <= available:
         return
@@ -221,11 +227,10 @@ def check_room(model: "PPG") -> None:
 def _check_rollout_buffer_class(model: "PPG") -> None:
     cls = model.rollout_buffer_class
     for_dict = isinstance(model.observation_space, spaces.Dict)
-    fine = cls is None or (
-        isinstance(cls, type) and issubclass(cls, RolloutBuffer) and issubclass(cls, DictRolloutBuffer) == for_dict
-    )
-    wanted = "DictRolloutBuffer" if for_dict else "RolloutBuffer that is no DictRolloutBuffer"
-    require(model, fine, "rollout_buffer_class", f"use a subclass of SB3's {wanted} for these observations, or None")
+    base = model.rollout_buffer_classes[for_dict]
+    fine = cls is None or (isinstance(cls, type) and issubclass(cls, base) and issubclass(cls, DictRolloutBuffer) == for_dict)
+    wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is no DictRolloutBuffer")
+    require(model, fine, "rollout_buffer_class", f"use a subclass of {wanted} for these observations, or None")
 
 
 def _check_auxiliary_batches(model: "PPG", rollout_size: int) -> None:

@@ -9,12 +9,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import psutil
 import torch as th
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.errors import ArgumentError
 
+# Whose rollout buffers have new arrays for each rollout
+ALLOCATE_ANEW = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
 Observations = np.ndarray | dict[str, np.ndarray]
 
 
@@ -23,8 +26,10 @@ def gathers_as_sb3(rollout_buffer: RolloutBuffer) -> bool:
     :param rollout_buffer: of any class
     :return: whether its minibatches are plain selections of samples, so that parts of one are smaller ones
     """
-    cls = DictRolloutBuffer if isinstance(rollout_buffer, DictRolloutBuffer) else RolloutBuffer
-    return type(rollout_buffer).get is cls.get and type(rollout_buffer)._get_samples is cls._get_samples
+    return any(
+        type(rollout_buffer).get is cls.get and type(rollout_buffer)._get_samples is cls._get_samples
+        for cls in (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
+    )
 
 
 def n_bytes(observations: Observations | PyTorchObs) -> int:
@@ -51,11 +56,13 @@ class AuxiliaryBatch(NamedTuple):
     Samples for the auxiliary phase, B = number of sequences x ``n_steps``, sequence after sequence.
 
     :param observations: (B, *observation shape), in the type of the observation space
+    :param context: what the policy needs beside them, by name, (B, ...), or (number of sequences, ...)
     :param value_targets: V_targ, in the units of the (normalised) return, (B,)
     :param old_parameters: of π_old(.|s), as in ``losses.distribution_parameters``, (B, P)
     """
 
     observations: PyTorchObs
+    context: dict[str, th.Tensor]
     value_targets: th.Tensor
     old_parameters: th.Tensor
 
@@ -102,6 +109,7 @@ class AuxBuffer:
         """Forget everything."""
         self.observations: list[Observations] = []  # a rollout each, (n_envs, n_steps, *observation shape)
         self.observations_on_device: list[PyTorchObs] | None = None  # likewise, once they are there
+        self.context: list[dict[str, np.ndarray]] = []  # a rollout each, (n_envs, n_steps or 1, ...)
         self.value_targets: list[np.ndarray] = []  # a rollout each, (n_envs, n_steps)
         self.old_parameters: th.Tensor | None = None  # (n_sequences, n_steps, P)
 
@@ -114,17 +122,21 @@ class AuxBuffer:
         """How many sequences are kept."""
         return sum(len(targets) for targets in self.value_targets)
 
-    def add(self, rollout_buffer: RolloutBuffer) -> None:
+    def add(self, rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray] | None = None) -> None:
         """
         Keep a rollout.
 
         :param rollout_buffer: after the policy phase has gone through it: ``get()`` has ordered its samples environment
             by environment, (n_envs * n_steps, ...)
+        :param context: what the policy needs beside the observations, by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for
+            what a sequence has once
         :raises ValueError: if nobody has called ``get()``
         """
         if not rollout_buffer.generator_ready:
             raise ValueError("The rollout buffer's samples are not ordered by environment yet: call its `get()` first")
-        reuses_memory = type(rollout_buffer).reset not in (RolloutBuffer.reset, DictRolloutBuffer.reset)
+        # Those of SB3, sb3-contrib and ours do not
+        resets = [cls for cls in type(rollout_buffer).__mro__ if "reset" in vars(cls)]
+        reuses_memory = any(cls.__module__.split(".")[0] not in ALLOCATE_ANEW for cls in resets)
 
         def keep(array: np.ndarray) -> np.ndarray:
             array = array.copy() if reuses_memory else array
@@ -135,6 +147,7 @@ class AuxBuffer:
             self.observations.append({key: self._stored(keep(array)) for key, array in observations.items()})
         else:
             self.observations.append(self._stored(keep(observations)))
+        self.context.append({name: self._stored(array) for name, array in (context or {}).items()})
         self.value_targets.append(keep(rollout_buffer.returns.ravel()))
 
     def _stored(self, observations: np.ndarray) -> np.ndarray:
@@ -154,24 +167,25 @@ class AuxBuffer:
         self.path.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(self.path).free
 
-    def record_old_policy(self, parameters_fn: Callable[[PyTorchObs], th.Tensor], n_sequences: int) -> None:
+    def record_old_policy(self, parameters_fn: Callable[[AuxiliaryBatch], th.Tensor], n_sequences: int) -> None:
         """
         Evaluate π_old on everything that is kept. Call it right before the auxiliary epochs.
 
-        :param parameters_fn: from observations (B, ...) to the distribution's parameters (B, P)
+        :param parameters_fn: from a batch, whose ``old_parameters`` are empty, to the distribution's parameters (B, P)
         :param n_sequences: how many sequences at a time
         """
         if self._fits_on_the_device():
             self.observations_on_device = [obs_as_tensor(rollout, self.device) for rollout in self.observations]
         n_steps = self.value_targets[0].shape[1]
-        self.old_parameters = None
-        for start in range(0, self.n_sequences, n_sequences):
-            ids = np.arange(start, min(start + n_sequences, self.n_sequences))
-            chunk = parameters_fn(self._gather_observations(ids)).unflatten(0, (len(ids), n_steps))
-            if self.old_parameters is None:
+        self.old_parameters = th.empty(self.n_sequences, n_steps, 0, device=self.device)
+        recorded: th.Tensor | None = None
+        for ids, batch in self._batches(np.arange(self.n_sequences), n_sequences):
+            chunk = parameters_fn(batch).unflatten(0, (len(ids), n_steps))
+            if recorded is None:
                 # At once: small arrays that stay, among large ones that come and go, would leave holes in memory
-                self.old_parameters = chunk.new_empty(self.n_sequences, n_steps, chunk.shape[-1])
-            self.old_parameters[start : start + len(ids)] = chunk
+                recorded = chunk.new_empty(self.n_sequences, n_steps, chunk.shape[-1])
+            recorded[ids[0] : ids[-1] + 1] = chunk
+        self.old_parameters = recorded
 
     def minibatches(self, n_sequences: int) -> Iterator[AuxiliaryBatch]:
         """
@@ -181,16 +195,25 @@ class AuxBuffer:
         :param n_sequences: per minibatch; what remains makes a smaller last one
         """
         assert self.old_parameters is not None, "record_old_policy() comes first"
-        order = np.random.permutation(self.n_sequences)
-        # Once per epoch: a transfer for each minibatch would wait for those before it
+        for _, batch in self._batches(np.random.permutation(self.n_sequences), n_sequences):
+            yield batch
+
+    def _batches(self, order: np.ndarray, n_sequences: int) -> Iterator[tuple[np.ndarray, AuxiliaryBatch]]:
+        """The sequences in this order, so many at a time, with their numbers."""
+        assert self.old_parameters is not None
+        # Once: a transfer for each minibatch would wait for those before it
         order_on_device = th.as_tensor(order, device=self.device)
         targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)  # (n_sequences, n_steps)
-        for start in range(0, self.n_sequences, n_sequences):
+        for start in range(0, len(order), n_sequences):
             part = slice(start, start + n_sequences)
-            yield AuxiliaryBatch(
-                observations=self._gather_observations(order[part]),
-                value_targets=targets[order_on_device[part]].flatten(),
-                old_parameters=self.old_parameters[order_on_device[part]].flatten(0, 1),
+            yield (
+                order[part],
+                AuxiliaryBatch(
+                    observations=self._gather(self.observations_on_device or self.observations, order[part]),
+                    context=self._gather(self.context, order[part]),
+                    value_targets=targets[order_on_device[part]].flatten(),
+                    old_parameters=self.old_parameters[order_on_device[part]].flatten(0, 1),
+                ),
             )
 
     def _fits_on_the_device(self) -> bool:
@@ -199,10 +222,9 @@ class AuxBuffer:
         free, _ = th.cuda.mem_get_info(self.device)
         return sum(map(n_bytes, self.observations)) <= free / 2
 
-    def _gather_observations(self, ids: np.ndarray) -> PyTorchObs:
-        """One copy of the observations of some sequences, (len(ids) * n_steps, *observation shape)."""
+    def _gather(self, rollouts: list[Any], ids: np.ndarray) -> Any:
+        """One copy of the arrays of some sequences, (len(ids) * n_steps, ...)."""
         places = [divmod(int(i), len(self.value_targets[0])) for i in ids]  # (rollout, environment)
-        rollouts: list[Any] = self.observations_on_device or self.observations
         if isinstance(rollouts[0], dict):
             return {key: self._stack([rollouts[rollout][key][env] for rollout, env in places]) for key in rollouts[0]}
         return self._stack([rollouts[rollout][env] for rollout, env in places])

@@ -39,12 +39,9 @@ def save_training_state(model: "PPG", path: Path) -> None:
     :param model: between two iterations
     :param path: of the file, NumPy's npz: arrays and a text in JSON, no pickle
     """
-    # SB3 draws gSDE's noise for a rollout before it tells callbacks that the rollout starts
-    noise_is_drawn = model.use_sde and model.rollout_buffer.pos == 0
-    generators = model._generators_before_noise if noise_is_drawn else None
     arrays = {
         **_rollouts(model.aux_buffer),
-        **(generators or generator_states()),
+        **_generator_states(),
         **_normalization(model.get_vec_normalize_env()),
     }
     description = {"format": FORMAT, "version": FORMAT_VERSION, **_identity(model), "python": random.getstate()}
@@ -75,6 +72,7 @@ def load_training_state(model: "PPG", path: Path) -> None:
         observations = {key: arrays[f"observations/{index}/{key}"] for key in _keys(model)}
         model.aux_buffer.observations.append(observations if "" not in observations else observations[""])
         model.aux_buffer.value_targets.append(arrays[f"value_targets/{index}"])
+        model.aux_buffer.context.append({name: arrays[f"context/{index}/{name}"] for name in model._context()})
     _restore_normalization(normalizer, arrays)
     version, state, gauss = description["python"]
     random.setstate((version, tuple(state), gauss))
@@ -107,13 +105,12 @@ def _rollouts(buffer: AuxBuffer) -> dict[str, np.ndarray]:
     for index, observations in enumerate(buffer.observations):
         for key, array in (observations if isinstance(observations, dict) else {"": observations}).items():
             arrays[f"observations/{index}/{key}"] = array
+        arrays |= {f"context/{index}/{name}": array for name, array in buffer.context[index].items()}
     return arrays
 
 
-def generator_states() -> dict[str, np.ndarray]:
-    """
-    :return: of NumPy's and torch's global generators, for the CPU and each GPU
-    """
+def _generator_states() -> dict[str, np.ndarray]:
+    """Of NumPy's and torch's global generators, for the CPU and each GPU."""
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     arrays = {"numpy/keys": np.asarray(keys), "numpy/rest": np.array([position, has_gauss, gauss], dtype=np.float64)}
     arrays["torch/cpu"] = th.get_rng_state().numpy()
@@ -189,7 +186,9 @@ def _check(model: "PPG", normalizer: VecNormalize | None, arrays: dict[str, np.n
             array = buffer.observations[key] if isinstance(buffer.observations, dict) else buffer.observations
             shape = buffer.obs_shape[key] if isinstance(buffer.obs_shape, dict) else buffer.obs_shape
             expected[f"observations/{index}/{key}"] = ((*sizes, *shape), array.dtype)
-    for name, array in {**generator_states(), **_normalization(normalizer)}.items():
+        for name, array in model._context().items():
+            expected[f"context/{index}/{name}"] = (array.shape, array.dtype)
+    for name, array in {**_generator_states(), **_normalization(normalizer)}.items():
         if not name.startswith("torch/cuda/"):  # the machine may have other devices
             expected[name] = (array.shape, array.dtype)
     for name, (shape, dtype) in expected.items():

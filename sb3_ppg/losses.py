@@ -9,6 +9,7 @@ shapes of its arguments differ: a silent broadcast from (B,) and (B, 1) to (B, B
 from functools import singledispatch
 
 import torch as th
+from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution, MaskableMultiCategoricalDistribution
 from stable_baselines3.common.distributions import (
     BernoulliDistribution,
     CategoricalDistribution,
@@ -169,8 +170,8 @@ def distribution_parameters(distribution: Distribution) -> th.Tensor:
     SB3's distribution object is a single mutable one that the next forward pass overwrites; this is not.
 
     :param distribution: as returned by ``policy.get_distribution``
-    :return: shape (B, P): the (log-)probabilities' logits of Discrete (n), MultiDiscrete (sum of n) and MultiBinary (n)
-        actions; mean and standard deviation (2 x dimensions) of Box actions, before squashing if there is any
+    :return: shape (B, P): the (log-)probabilities' logits of Discrete (n), MultiDiscrete (sum of n) and MultiBinary (n; under
+        masks 2 n) actions; mean and standard deviation (2 x dimensions) of Box actions, before squashing if there is any
     """
     raise NotImplementedError(f"No exact KL divergence is known for {type(distribution).__name__}")
 
@@ -189,20 +190,10 @@ def kl_divergence(distribution: Distribution, old_parameters: th.Tensor) -> th.T
     raise NotImplementedError(f"No exact KL divergence is known for {type(distribution).__name__}")
 
 
-def _categorical_kl(old_log_probs: th.Tensor, log_probs: th.Tensor) -> th.Tensor:
-    return F.kl_div(log_probs, old_log_probs, reduction="none", log_target=True).sum(dim=1)
-
-
-@distribution_parameters.register
-def _(distribution: CategoricalDistribution) -> th.Tensor:
+@distribution_parameters.register(CategoricalDistribution)
+@distribution_parameters.register(MaskableCategoricalDistribution)
+def _(distribution: CategoricalDistribution | MaskableCategoricalDistribution) -> th.Tensor:
     return distribution.distribution.logits
-
-
-@kl_divergence.register
-def _(distribution: CategoricalDistribution, old_parameters: th.Tensor) -> th.Tensor:
-    log_probs = distribution_parameters(distribution)
-    _check_same_shape(old_parameters=old_parameters, log_probs=log_probs)
-    return _categorical_kl(old_parameters, log_probs)
 
 
 @distribution_parameters.register
@@ -210,12 +201,21 @@ def _(distribution: MultiCategoricalDistribution) -> th.Tensor:
     return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
 
 
-@kl_divergence.register
-def _(distribution: MultiCategoricalDistribution, old_parameters: th.Tensor) -> th.Tensor:
+@distribution_parameters.register
+def _(distribution: MaskableMultiCategoricalDistribution) -> th.Tensor:
+    return th.cat([categorical.logits for categorical in distribution.distributions], dim=1)
+
+
+@kl_divergence.register(CategoricalDistribution)
+@kl_divergence.register(MultiCategoricalDistribution)
+@kl_divergence.register(MaskableCategoricalDistribution)
+@kl_divergence.register(MaskableMultiCategoricalDistribution)
+def _(distribution: Distribution, old_parameters: th.Tensor) -> th.Tensor:
     log_probs = distribution_parameters(distribution)
     _check_same_shape(old_parameters=old_parameters, log_probs=log_probs)
-    # Joint probabilities multiply, so the sum over all logits of all dimensions is the sum over dimensions
-    return _categorical_kl(old_parameters, log_probs)
+    # Σ π_old (log π_old - log π); what a mask excludes has π_old = 0. Joint probabilities multiply, so the sum over all logits
+    # of all action dimensions is the sum over the dimensions
+    return F.kl_div(log_probs, old_parameters, reduction="none", log_target=True).sum(dim=1)
 
 
 @distribution_parameters.register

@@ -248,23 +248,31 @@ def _n_samples(minibatch: tuple) -> int:
 
 def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
     """
-    :param minibatch: tuple of tensors, or of dictionaries of tensors, of shape (B, ...)
+    :param minibatch: tuple of tensors, or of dictionaries of tensors, of shape (B, ...); or (number of sequences, ...), where
+        all sequences are as long
     :param size: in samples; None: all
-    :return: consecutive parts of at most that size, which share its memory
+    :return: consecutive parts of at most that size, of whole sequences and at least one, which share its memory
     """
     n_samples = _n_samples(minibatch)
     if size is None or size >= n_samples:
         yield minibatch
         return
+    length = n_samples // min(len(array) for field in minibatch for array in _arrays(field))  # of a sequence
+    size = max(length, size // length * length)
     make: Any = getattr(minibatch, "_make", tuple)  # for named tuples
     for start in range(0, n_samples, size):
-        yield make(_part(field, slice(start, start + size)) for field in minibatch)
+        yield make(_part(field, start, start + size, n_samples) for field in minibatch)
 
 
-def _part(field: Any, part: slice) -> Any:
+def _part(field: Any, start: int, stop: int, n_samples: int) -> Any:
+    """What belongs to some of the samples."""
     if isinstance(field, dict):
-        return {key: value[part] for key, value in field.items()}
-    return field if field is None else field[part]
+        return {key: _part(array, start, stop, n_samples) for key, array in field.items()}
+    return field if field is None else field[start * len(field) // n_samples : stop * len(field) // n_samples]
+
+
+def _arrays(field: Any) -> list[th.Tensor]:
+    return list(field.values()) if isinstance(field, dict) else [] if field is None else [field]
 
 
 class _Backup:

@@ -1,7 +1,7 @@
 """The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch as th
@@ -151,6 +151,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
     :raises ArgumentError: (a ``ValueError``) for a combination that contradicts itself
     """
 
+    algorithm: ClassVar[str] = "PPG"  # that knows how to use it
     value_net: ValueHead
     aux_value_net: ValueHead
 
@@ -257,6 +258,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         self.value_net = ValueHead(self.mlp_extractor.latent_dim_vf)
         self.value_net.load_state_dict(weights, strict=False)
         self.aux_value_net = ValueHead(self.mlp_extractor.latent_dim_pi)
+        self._build_action_net()
         if self.ortho_init:
             self.aux_value_net.apply(partial(self.init_weights, gain=1))
         elif isinstance(self.features_extractor, ImpalaCNN):
@@ -271,6 +273,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
                 extractor.compile(mode=self.compile_mode, dynamic=False)
         # Anew, for it to know the auxiliary head
         self.optimizer = self.make_optimizer(lr_schedule(1))
+
+    def _build_action_net(self) -> None:
+        """Variants replace SB3's."""
 
     def make_optimizer(self, learning_rate: float) -> th.optim.Optimizer:
         """

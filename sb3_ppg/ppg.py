@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule
@@ -22,7 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, check_room, warn_of_truncated_minibatches
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
-from sb3_ppg.checkpoints import generator_states, load_training_state, save_training_state
+from sb3_ppg.checkpoints import load_training_state, save_training_state
 from sb3_ppg.errors import NonFiniteError, WorkerError
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
@@ -114,6 +115,11 @@ class PPG(OnPolicyAlgorithm):
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
     }
+    # For arrays and for dictionaries of observations: the defaults, and what a buffer of the user's has to derive from
+    rollout_buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[DictRolloutBuffer]]] = (RolloutBuffer, DictRolloutBuffer)
+    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (
+        *(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+    )
     policy: PhasicActorCriticPolicy
     max_grad_norm: float | None  # type: ignore[assignment]
 
@@ -157,7 +163,7 @@ class PPG(OnPolicyAlgorithm):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        check_policy_class(policy)
+        check_policy_class(policy, type(self))
         super().__init__(
             policy,
             env,
@@ -179,12 +185,7 @@ class PPG(OnPolicyAlgorithm):
             device=device,
             seed=seed,
             _init_setup_model=False,
-            supported_action_spaces=(
-                spaces.Box,
-                spaces.Discrete,
-                spaces.MultiDiscrete,
-                spaces.MultiBinary,
-            ),
+            supported_action_spaces=self.action_spaces,
         )
         self.use_sde = use_sde
         self.aux_learning_rate = aux_learning_rate
@@ -209,7 +210,6 @@ class PPG(OnPolicyAlgorithm):
         # As many as the auxiliary buffer holds, except in a model loaded without that buffer
         self._n_stored_rollouts = 0
         self._training_callback: BaseCallback | None = None  # while `learn` runs
-        self._generators_before_noise: dict[str, np.ndarray] | None = None  # for `save_aux_buffer`
 
         if self.env is not None:
             check_arguments(self)
@@ -223,17 +223,66 @@ class PPG(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """
-        As in SB3.
+        As in SB3, but for what variants of the algorithm change: ``_act`` and ``_next_values``.
 
         :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
         :raises WorkerError: if the process of an environment has died
         """
         assert self._last_obs is not None
         self._training_callback = callback
-        if self.use_sde:
-            self._generators_before_noise = generator_states()
+        env = WatchedVecEnv(env, self._last_obs)
+        self.policy.set_training_mode(False)
+        n_steps = 0
+        rollout_buffer.reset()
+        callback.on_rollout_start()
         with unvalidated_distributions():
-            return super().collect_rollouts(WatchedVecEnv(env, self._last_obs), callback, rollout_buffer, n_rollout_steps)
+            if self.use_sde:
+                self.policy.reset_noise(env.num_envs)
+            while n_steps < n_rollout_steps:
+                if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
+                    self.policy.reset_noise(env.num_envs)
+                with th.no_grad():
+                    action_tensor, values, log_probs, also_stored = self._act(env)
+                actions = action_tensor.cpu().numpy()
+                new_obs, rewards, dones, infos = env.step(self._for_environments(actions))
+                self.num_timesteps += env.num_envs
+
+                callback.update_locals(locals())
+                if not callback.on_step():
+                    return False
+
+                self._update_info_buffer(infos, dones)
+                n_steps += 1
+                if isinstance(self.action_space, spaces.Discrete):
+                    actions = actions.reshape(-1, 1)
+                self._bootstrap_at_time_limits(rewards, dones, infos)
+                starts = self._last_episode_starts
+                rollout_buffer.add(self._last_obs, actions, rewards, starts, values, log_probs, **also_stored)  # type: ignore[arg-type]
+                self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
+            with th.no_grad():
+                last_values = self._next_values(obs_as_tensor(new_obs, self.device), dones)  # type: ignore[arg-type]
+        rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return True
+
+    def _for_environments(self, actions: np.ndarray) -> np.ndarray:
+        """Within the bounds of the action space."""
+        if not isinstance(self.action_space, spaces.Box):
+            return actions
+        if self.policy.squash_output:
+            return self.policy.unscale_action(actions)
+        return np.clip(actions, self.action_space.low, self.action_space.high)
+
+    def _bootstrap_at_time_limits(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
+        """Where an episode was cut off, what would have followed is added to its last reward: γ V(last observation)."""
+        for index in np.flatnonzero(dones):
+            last_observation = infos[index].get("terminal_observation")
+            if last_observation is not None and infos[index].get("TimeLimit.truncated", False):
+                with th.no_grad():
+                    observation, _ = self.policy.obs_to_tensor(last_observation)
+                    (value,) = self._next_values(observation, np.array([False]), int(index))
+                rewards[index] += self.gamma * value
 
     def train(self) -> None:
         """
@@ -244,7 +293,7 @@ class PPG(OnPolicyAlgorithm):
         """
         self._policy_phase()
         if self.n_aux_epochs > 0:
-            self.aux_buffer.add(self.rollout_buffer)
+            self.aux_buffer.add(self.rollout_buffer, self._context())
             self._n_stored_rollouts = len(self.aux_buffer)
             if self._n_stored_rollouts >= self.n_policy_iterations:
                 try:
@@ -360,17 +409,17 @@ class PPG(OnPolicyAlgorithm):
     # ---- the losses of a minibatch ----
 
     def _joint_losses(self, batch: RolloutBufferSamples) -> Losses:
-        values, log_prob, entropy = self.policy.evaluate_actions(batch.observations, self._taken_actions(batch))
+        values, log_prob, entropy = self._evaluate_actions(batch)
         policy = self._surrogate(batch, log_prob, entropy)
         value = self._value_error(batch, values)
         return Losses(policy.total + value.total, {**policy.terms, **value.terms}, policy.log_ratio)
 
     def _policy_losses(self, batch: RolloutBufferSamples) -> Losses:
-        distribution = self.policy.get_distribution(batch.observations)
+        distribution = self._distribution(batch)
         return self._surrogate(batch, distribution.log_prob(self._taken_actions(batch)), distribution.entropy())
 
     def _value_losses(self, batch: RolloutBufferSamples) -> Losses:
-        return self._value_error(batch, self.policy.predict_values(batch.observations))
+        return self._value_error(batch, self._values(batch))
 
     def _surrogate(self, batch: RolloutBufferSamples, log_prob: th.Tensor, entropy: th.Tensor | None) -> Losses:
         clip_range = self._now(self.clip_range)
@@ -389,7 +438,7 @@ class PPG(OnPolicyAlgorithm):
         return Losses(self.vf_coef * value_loss, {"value_loss": value_loss})
 
     def _auxiliary_losses(self, batch: AuxiliaryBatch, scale: float) -> Losses:
-        distribution, aux_values, values = self.policy.evaluate_auxiliary(batch.observations)
+        distribution, aux_values, values = self._evaluate_auxiliary(batch)
         terms = {
             "kl": losses.kl_divergence(distribution, batch.old_parameters).mean(),
             "aux_value_loss": losses.auxiliary_value_loss(aux_values / scale, batch.value_targets / scale),
@@ -404,14 +453,62 @@ class PPG(OnPolicyAlgorithm):
 
     @th.no_grad()
     @unvalidated_distributions()
-    def _distribution_parameters(self, observations: PyTorchObs, micro_batch_size: int | None = None) -> th.Tensor:
+    def _distribution_parameters(self, batch: AuxiliaryBatch, micro_batch_size: int | None = None) -> th.Tensor:
         """In the micro-batches of the epochs that follow, for rounding to be the same: KL(π_old, π) starts at zero."""
-        parts = split((observations,), micro_batch_size)
-        return th.cat([losses.distribution_parameters(self.policy.get_distribution(part)) for (part,) in parts])
+        parts = split(batch, micro_batch_size)
+        return th.cat([losses.distribution_parameters(self._distribution(part)) for part in parts])
+
+    # ---- what variants of the algorithm change: what the policy needs to know beside an observation ----
+
+    def _act(self, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        """
+        :param env: whose latest observations are in ``_last_obs``
+        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); what else the rollout buffer's ``add`` takes
+        """
+        assert self._last_obs is not None
+        return *self.policy(obs_as_tensor(self._last_obs, self.device)), {}
+
+    def _next_values(self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None) -> th.Tensor:
+        """
+        V of what follows the latest step.
+
+        :param observations: (B, ...)
+        :param episode_starts: whether they begin an episode, (B,)
+        :param env: of which environment. None: of all
+        :return: (B, 1)
+        """
+        return self.policy.predict_values(observations)
+
+    def _context(self) -> dict[str, np.ndarray]:
+        """
+        What the auxiliary phase keeps of the latest rollout beside observations and value targets. (Of an empty rollout
+        buffer: arrays of the same shapes and types.)
+
+        :return: by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a sequence has once
+        """
+        return {}
+
+    def _evaluate_actions(self, batch: RolloutBufferSamples) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """V(s), (B, 1); log π(a|s), (B,); H(π(.|s)), (B,)."""
+        return self.policy.evaluate_actions(batch.observations, self._taken_actions(batch))
+
+    def _distribution(self, batch: RolloutBufferSamples | AuxiliaryBatch) -> Distribution:
+        """π(.|s)."""
+        return self.policy.get_distribution(batch.observations)
+
+    def _values(self, batch: RolloutBufferSamples) -> th.Tensor:
+        """V(s), (B, 1)."""
+        return self.policy.predict_values(batch.observations)
+
+    def _evaluate_auxiliary(self, batch: AuxiliaryBatch) -> tuple[Distribution, th.Tensor, th.Tensor]:
+        """π(.|s); the auxiliary head's value, (B,); V(s), (B,)."""
+        return self.policy.evaluate_auxiliary(batch.observations)
 
     # ---- set-up ----
 
     def _setup_model(self) -> None:
+        if self.rollout_buffer_class is None:
+            self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
         super()._setup_model()
         self.policy.mixed_precision = self.mixed_precision
         # As PPO: schedules from here on
@@ -565,7 +662,7 @@ class PPG(OnPolicyAlgorithm):
         return {name: value.item() for name, value in diagnostics.items()}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "aux_buffer", "_generators_before_noise", "_training_callback"]
+        return [*super()._excluded_save_params(), "aux_buffer", "_training_callback"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer"], []

@@ -48,8 +48,8 @@ def make_aux_buffer(space: spaces.Space = IMAGES, n_rollouts: int = 4, cls: type
 def record(aux_buffer: AuxBuffer, n_sequences: int = 2) -> None:
     """As distribution parameters: the image's first pixel, and minus it."""
 
-    def parameters(observations):
-        image = observations["image"] if isinstance(observations, dict) else observations
+    def parameters(batch):
+        image = batch.observations["image"] if isinstance(batch.observations, dict) else batch.observations
         pixel = image[:, 0, 0, 0].float()
         return th.stack([pixel, -pixel], dim=1)
 

@@ -76,7 +76,8 @@ def test_the_cloning_target_is_the_policy_right_before_the_auxiliary_phase():
     def recorded(*args):
         record(*args)
         with th.no_grad():
-            now = model._distribution_parameters(th.as_tensor(model.aux_buffer.observations[0].reshape(-1, 4)))
+            observations = th.as_tensor(model.aux_buffer.observations[0].reshape(-1, 4))
+            now = losses.distribution_parameters(model.policy.get_distribution(observations))
         targets.append((model.aux_buffer.old_parameters[:1].flatten(0, 1), now))
 
     model.aux_buffer.record_old_policy = recorded

@@ -1,0 +1,212 @@
+"""MaskablePPG: Phasic Policy Gradient where not every action is possible in every state. What differs from ``ppg``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from sb3_contrib.common.maskable.buffers import (
+    MaskableDictRolloutBuffer,
+    MaskableRolloutBuffer,
+    MaskableRolloutBufferSamples,
+)
+from sb3_contrib.common.maskable.distributions import MaskableDistribution, make_masked_proba_distribution
+from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
+from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ppg.aux_buffer import AuxiliaryBatch
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.ppg import PPG
+
+SelfMaskablePPG = TypeVar("SelfMaskablePPG", bound="MaskablePPG")
+Masks = np.ndarray | th.Tensor | None
+
+
+class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
+    """
+    ``PhasicActorCriticPolicy`` whose distributions give no probability to what an action mask excludes, by sb3-contrib's
+    maskable distributions. Its methods take ``action_masks`` as those of sb3-contrib's ``MaskableActorCriticPolicy`` do:
+    True where an action is possible, (B, n) for Discrete, (B, sum of n) for MultiDiscrete, (B, 2 n) for MultiBinary
+    actions; None: no masks.
+    """
+
+    algorithm: ClassVar[str] = "MaskablePPG"
+    action_dist: MaskableDistribution
+    _action_masks: Masks = None  # while one of the methods below runs
+
+    def _build_action_net(self) -> None:
+        self.action_dist = make_masked_proba_distribution(self.action_space)
+        self.action_net = self.action_dist.proba_distribution_net(latent_dim=self.mlp_extractor.latent_dim_pi)
+        if self.ortho_init:
+            self.action_net.apply(partial(self.init_weights, gain=0.01))
+
+    @contextmanager
+    def _under(self, action_masks: Masks) -> Iterator[None]:
+        """Apply masks to the distributions that are made meanwhile. None: those that are applied already, if any."""
+        before = self._action_masks
+        self._action_masks = before if action_masks is None else action_masks
+        try:
+            yield
+        finally:
+            self._action_masks = before
+
+    def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
+        distribution = self.action_dist.proba_distribution(self.action_net(latent_pi))
+        distribution.apply_masking(self._action_masks)
+        return distribution
+
+    def forward(
+        self, obs: th.Tensor, deterministic: bool = False, action_masks: Masks = None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """As in SB3, under the masks."""
+        with self._under(action_masks):
+            return super().forward(obs, deterministic)
+
+    def evaluate_actions(
+        self, obs: PyTorchObs, actions: th.Tensor, action_masks: Masks = None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """As in SB3, under the masks."""
+        with self._under(action_masks):
+            return super().evaluate_actions(obs, actions)
+
+    def get_distribution(self, obs: PyTorchObs, action_masks: Masks = None) -> Distribution:
+        """As in SB3, under the masks."""
+        with self._under(action_masks):
+            return super().get_distribution(obs)
+
+    def evaluate_auxiliary(self, obs: PyTorchObs, action_masks: Masks = None) -> tuple[Distribution, th.Tensor, th.Tensor]:
+        """As ``PhasicActorCriticPolicy``, under the masks."""
+        with self._under(action_masks):
+            return super().evaluate_auxiliary(obs)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Masks = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """As in SB3, under the masks."""
+        with self._under(action_masks):
+            return super().predict(observation, state, episode_start, deterministic)
+
+
+class MaskablePhasicActorCriticCnnPolicy(MaskablePhasicActorCriticPolicy):
+    """``MaskablePhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("features_extractor_class", NatureCNN)
+        super().__init__(*args, **kwargs)
+
+
+class MaskableMultiInputPhasicActorCriticPolicy(MaskablePhasicActorCriticPolicy):
+    """``MaskablePhasicActorCriticPolicy`` for dictionaries, by default through SB3's ``CombinedExtractor``."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("features_extractor_class", CombinedExtractor)
+        super().__init__(*args, **kwargs)
+
+
+class MaskablePPG(PPG):
+    """
+    Phasic Policy Gradient with invalid action masking, as sb3-contrib's ``MaskablePPO`` has it: the environment's method
+    ``action_masks()`` says which actions are possible (``ActionMasker`` gives one to an environment that has none). Masks
+    are kept with the rollouts and for the auxiliary phase: log-probabilities, entropy, π_old and the KL term are those of
+    the distribution under the mask.
+
+    Invalid action masking: https://arxiv.org/abs/2006.14171.
+
+    The arguments are those of ``PPG``; actions are Discrete, MultiDiscrete or MultiBinary, so there is no gSDE.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MaskablePhasicActorCriticPolicy,
+        "CnnPolicy": MaskablePhasicActorCriticCnnPolicy,
+        "MultiInputPolicy": MaskableMultiInputPhasicActorCriticPolicy,
+    }
+    rollout_buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[DictRolloutBuffer]]] = (
+        MaskableRolloutBuffer,
+        MaskableDictRolloutBuffer,
+    )
+    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    policy: MaskablePhasicActorCriticPolicy
+    rollout_buffer: MaskableRolloutBuffer
+    _use_masking: bool = True  # while `learn` runs
+
+    def learn(  # type: ignore[override]
+        self: SelfMaskablePPG,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "MaskablePPG",
+        reset_num_timesteps: bool = True,
+        use_masking: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfMaskablePPG:
+        """
+        As in ``PPG``.
+
+        :param use_masking: False: as if every action were possible
+        :raises ArgumentError: if the environment does not say which actions are possible
+        """
+        if use_masking and self.env is not None and not is_masking_supported(self.env):
+            raise ArgumentError(
+                "The environment has no method `action_masks`: write one, wrap it in sb3_contrib's ActionMasker, or use "
+                "learn(use_masking=False)"
+            )
+        self._use_masking = use_masking
+        try:
+            return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        finally:
+            del self._use_masking
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """
+        As in SB3.
+
+        :param action_masks: True where an action is possible, (n_envs, ...), or (...) for one observation. None: everywhere
+        """
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_use_masking"]
+
+    def _act(self, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+        action_masks = get_action_masks(env) if self._use_masking else None
+        return *self.policy(observations, action_masks=action_masks), {"action_masks": action_masks}
+
+    def _context(self) -> dict[str, np.ndarray]:
+        masks = self.rollout_buffer.action_masks
+        return {"action_masks": masks.astype(bool).reshape(self.n_envs, self.n_steps, self.rollout_buffer.mask_dims)}
+
+    def _evaluate_actions(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        return self.policy.evaluate_actions(batch.observations, self._taken_actions(batch), batch.action_masks)
+
+    def _distribution(self, batch: Any) -> Distribution:
+        return self.policy.get_distribution(batch.observations, _masks(batch))
+
+    def _evaluate_auxiliary(self, batch: AuxiliaryBatch) -> tuple[Distribution, th.Tensor, th.Tensor]:
+        return self.policy.evaluate_auxiliary(batch.observations, _masks(batch))
+
+
+def _masks(batch: MaskableRolloutBufferSamples | AuxiliaryBatch) -> th.Tensor:
+    return batch.context["action_masks"] if isinstance(batch, AuxiliaryBatch) else batch.action_masks
