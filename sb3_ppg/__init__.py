@@ -7,6 +7,7 @@ from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.ppg import PPG
+from sb3_ppg.recurrent import RecurrentPPG
 from sb3_ppg.reward_normalizer import (
     NormalizedRewardDictRolloutBuffer,
     NormalizedRewardRolloutBuffer,
@@ -29,6 +30,7 @@ __all__ = [
     "NormalizedRewardDictRolloutBuffer",
     "NormalizedRewardRolloutBuffer",
     "PhasicCheckpointCallback",
+    "RecurrentPPG",
     "RewardNormalizer",
     "__version__",
     "aux_buffer_path",

@@ -177,9 +177,9 @@ class AuxBuffer:
         if self._fits_on_the_device():
             self.observations_on_device = [obs_as_tensor(rollout, self.device) for rollout in self.observations]
         n_steps = self.value_targets[0].shape[1]
-        self.old_parameters = th.empty(self.n_sequences, n_steps, 0, device=self.device)
+        self.old_parameters = None
         recorded: th.Tensor | None = None
-        for ids, batch in self._batches(np.arange(self.n_sequences), n_sequences):
+        for ids, batch in self.batches(np.arange(self.n_sequences), n_sequences):
             chunk = parameters_fn(batch).unflatten(0, (len(ids), n_steps))
             if recorded is None:
                 # At once: small arrays that stay, among large ones that come and go, would leave holes in memory
@@ -195,12 +195,18 @@ class AuxBuffer:
         :param n_sequences: per minibatch; what remains makes a smaller last one
         """
         assert self.old_parameters is not None, "record_old_policy() comes first"
-        for _, batch in self._batches(np.random.permutation(self.n_sequences), n_sequences):
+        for _, batch in self.batches(np.random.permutation(self.n_sequences), n_sequences):
             yield batch
 
-    def _batches(self, order: np.ndarray, n_sequences: int) -> Iterator[tuple[np.ndarray, AuxiliaryBatch]]:
-        """The sequences in this order, so many at a time, with their numbers."""
-        assert self.old_parameters is not None
+    def batches(self, order: np.ndarray, n_sequences: int) -> Iterator[tuple[np.ndarray, AuxiliaryBatch]]:
+        """
+        :param order: numbers of sequences
+        :param n_sequences: how many at a time
+        :return: these sequences in this order, with their numbers; ``old_parameters`` are empty if they are not recorded yet
+        """
+        old_parameters = self.old_parameters
+        if old_parameters is None:
+            old_parameters = th.empty(self.n_sequences, self.value_targets[0].shape[1], 0, device=self.device)
         # Once: a transfer for each minibatch would wait for those before it
         order_on_device = th.as_tensor(order, device=self.device)
         targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)  # (n_sequences, n_steps)
@@ -212,7 +218,7 @@ class AuxBuffer:
                     observations=self._gather(self.observations_on_device or self.observations, order[part]),
                     context=self._gather(self.context, order[part]),
                     value_targets=targets[order_on_device[part]].flatten(),
-                    old_parameters=self.old_parameters[order_on_device[part]].flatten(0, 1),
+                    old_parameters=old_parameters[order_on_device[part]].flatten(0, 1),
                 ),
             )
 

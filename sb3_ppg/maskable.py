@@ -149,7 +149,7 @@ class MaskablePPG(PPG):
         total_timesteps: int,
         callback: MaybeCallback = None,
         log_interval: int = 1,
-        tb_log_name: str = "MaskablePPG",
+        tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         use_masking: bool = True,
         progress_bar: bool = False,

@@ -148,6 +148,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         architecture says. With ``"dual"``, True shares the extractor under two separate trunks, like SB3's PPO
     :param compile_mode: Compile the features extractor with ``torch.compile`` in this mode: "reduce-overhead" (CUDA graphs),
         "max-autotune" or "default". For GPUs: on a CPU it was slower in our measurements. None: do not compile
+    :param kwargs: of another base class, for variants
     :raises ArgumentError: (a ``ValueError``) for a combination that contradicts itself
     """
 
@@ -177,6 +178,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         architecture: Architecture = "dual",
         detach_value_in_aux_phase: bool = False,
         compile_mode: str | None = None,
+        **kwargs: Any,
     ):
         _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
         _check_net_arch(net_arch)
@@ -211,11 +213,15 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             normalize_images,
             optimizer_class,
             optimizer_kwargs,
+            **kwargs,
         )
-        if architecture != "dual" and not isinstance(self.mlp_extractor, SharedTrunk):
+        self._check_trunk()
+
+    def _check_trunk(self) -> None:
+        if self.architecture != "dual" and not isinstance(self.mlp_extractor, SharedTrunk):
             raise ArgumentError(
-                f"`architecture`={architecture!r} cannot work: the `mlp_extractor` is a {type(self.mlp_extractor).__name__}; "
-                "derive it from sb3_ppg.policies.SharedTrunk, or use architecture='dual'"
+                f"`architecture`={self.architecture!r} cannot work: the `mlp_extractor` is a "
+                f"{type(self.mlp_extractor).__name__}; derive it from sb3_ppg.policies.SharedTrunk, or use architecture='dual'"
             )
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
@@ -317,7 +323,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         :param obs: Observation
         :return: π(.|s); the auxiliary head's value, shape (B,); the true value function V(s), shape (B,)
         """
-        pi_features = super(ActorCriticPolicy, self).extract_features(obs, self.pi_features_extractor)
+        pi_features = self._policy_features(obs)
         latent_pi = self.mlp_extractor.forward_actor(pi_features)
         if self.architecture == "dual":
             vf_features = pi_features if self.share_features_extractor else self._value_features(obs)
@@ -326,6 +332,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             latent_vf = latent_pi.detach() if self.detach_value_in_aux_phase else latent_pi
         distribution = self._get_action_dist_from_latent(latent_pi)
         return distribution, self.aux_value_net(latent_pi).flatten(), self.value_net(latent_vf).flatten()
+
+    def _policy_features(self, obs: PyTorchObs) -> th.Tensor:
+        return super(ActorCriticPolicy, self).extract_features(obs, self.pi_features_extractor)
 
     def _value_features(self, obs: PyTorchObs) -> th.Tensor:
         return super(ActorCriticPolicy, self).extract_features(obs, self.vf_features_extractor)

@@ -212,7 +212,7 @@ class PPG(OnPolicyAlgorithm):
         self._training_callback: BaseCallback | None = None  # while `learn` runs
 
         if self.env is not None:
-            check_arguments(self)
+            self._check_arguments()
             warn_of_truncated_minibatches(self)
         if _init_setup_model:
             self._setup_model()
@@ -521,6 +521,9 @@ class PPG(OnPolicyAlgorithm):
         self.aux_buffer = AuxBuffer(self.device, **(self.aux_buffer_kwargs or {}))
         check_policy(self)
 
+    def _check_arguments(self) -> None:
+        check_arguments(self)
+
     def _aux_sequences_per_batch(self) -> int:
         if self.aux_batch_size is None:
             return max(1, self.aux_buffer.n_sequences // 16)
@@ -541,20 +544,20 @@ class PPG(OnPolicyAlgorithm):
         total_timesteps: int,
         callback: MaybeCallback = None,
         log_interval: int = 1,
-        tb_log_name: str = "PPG",
+        tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> SelfPPG:
         """
-        As in SB3. Rollouts of a phase that ``total_timesteps`` leaves incomplete are used by the policy phase, and stay for
-        the auxiliary phase of the next call.
+        As in SB3; ``tb_log_name`` is by default the algorithm's. Rollouts of a phase that ``total_timesteps`` leaves
+        incomplete are used by the policy phase, and stay for the auxiliary phase of the next call.
 
         :raises ArgumentError: for attributes that cannot work together
         :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite; callbacks are told that
             the training has ended
         :raises WorkerError: if the process of an environment has died; likewise
         """
-        check_arguments(self)
+        self._check_arguments()
         check_room(self)
         if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
             warnings.warn(
@@ -568,7 +571,8 @@ class PPG(OnPolicyAlgorithm):
             keep_freed_memory()
         try:
             with tensor_float_32(self.mixed_precision == "tf32"):
-                return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+                name = tb_log_name or type(self).__name__
+                return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
         except (NonFiniteError, WorkerError):
             if self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
