@@ -1,11 +1,12 @@
 """Environments under watch: numbers that are not finite and workers that die end a rollout with an error that names them."""
 
+from collections.abc import Sequence
 from multiprocessing import connection
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.errors import NonFiniteEnvironmentError, WorkerError
 
@@ -38,7 +39,7 @@ class WatchedVecEnv(VecEnvWrapper):
         :raises WorkerError: if the process of an environment has died
         """
         if self._workers is not None:
-            self._wait_for_workers(self._workers)
+            self._wait_for_workers(self._workers, self._workers.remotes)
         try:
             observations, rewards, dones, infos = self.venv.step_wait()
         except (EOFError, ConnectionResetError):
@@ -56,6 +57,25 @@ class WatchedVecEnv(VecEnvWrapper):
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
 
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        """
+        As in SB3.
+
+        :raises WorkerError: if the process of an environment has died
+        """
+        workers = self._workers
+        if workers is None:
+            return super().env_method(method_name, *args, indices=indices, **kwargs)
+        remotes = workers._get_target_remotes(indices)
+        try:
+            for remote in remotes:
+                remote.send(("env_method", (method_name, args, kwargs)))
+            self._wait_for_workers(workers, remotes)
+            return [remote.recv() for remote in remotes]
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            self._name_the_dead()
+            raise
+
     def _check(self, what: str, values: Any, env: int | None = None) -> None:
         """
         :param values: of all environments, or of ``env`` alone
@@ -72,9 +92,10 @@ class WatchedVecEnv(VecEnvWrapper):
                 "the policy has not been trained with it"
             )
 
-    def _wait_for_workers(self, workers: SubprocVecEnv) -> None:
+    def _wait_for_workers(self, workers: SubprocVecEnv, remotes: Sequence[Any]) -> None:
         """For an answer of each, or its end: reading from a pipe whose other end a sibling holds would wait for ever."""
-        pending = dict(zip(workers.remotes, workers.processes, strict=True))
+        processes = dict(zip(workers.remotes, workers.processes, strict=True))
+        pending = {remote: processes[remote] for remote in remotes}
         while pending:
             ready = connection.wait([*pending, *(process.sentinel for process in pending.values())])
             for remote, process in list(pending.items()):

@@ -1,0 +1,319 @@
+"""MaskablePPG: what a mask excludes is never done, and counts in no loss."""
+
+import os
+import signal
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiBinary, InvalidActionEnvMultiDiscrete
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
+from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
+from sb3_contrib.common.maskable.evaluation import evaluate_policy
+from sb3_contrib.common.wrappers import ActionMasker
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
+from sb3_ppg.errors import WorkerError
+from sb3_ppg.policies import MlpPolicy
+from tests.helpers import RandomEnv, collect, image_space
+
+VECTOR = spaces.Box(-1, 1, (3,))
+DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
+ACTIONS = {
+    "Discrete": (spaces.Discrete(5), [5]),
+    "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), [3, 2, 4]),
+    "MultiBinary": (spaces.MultiBinary(3), [2, 2, 2]),
+}
+
+
+class MaskedEnv(RandomEnv):
+    """The possible actions change with each step; others are an error."""
+
+    def __init__(self, observation_space: spaces.Space = VECTOR, actions: str = "Discrete"):
+        action_space, self.sizes = ACTIONS[actions]
+        super().__init__(observation_space, action_space, episode_length=7)
+
+    def action_masks(self) -> np.ndarray:
+        rng = np.random.default_rng([self.steps, int(self.np_random_seed or 0) % 2**31])
+        masks = [rng.random(size) < 0.5 for size in self.sizes]
+        for mask in masks:
+            mask[rng.integers(len(mask))] = True
+        return np.concatenate(masks)
+
+    def step(self, action):
+        masks = np.split(self.action_masks(), np.cumsum(self.sizes)[:-1])
+        assert all(mask[int(one)] for mask, one in zip(masks, np.atleast_1d(action), strict=True)), "an invalid action"
+        return super().step(action)
+
+
+def make(policy: str = "MlpPolicy", observation_space: spaces.Space = VECTOR, actions: str = "Discrete", **kwargs):
+    env = make_vec_env(lambda: MaskedEnv(observation_space, actions), 2, seed=0)
+    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
+    return MaskablePPG(policy, env, **{**arguments, **kwargs})
+
+
+@pytest.mark.parametrize("architecture", ["dual", "detached", "shared"])
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize(
+    ("policy", "space"),
+    [("MlpPolicy", VECTOR), ("CnnPolicy", image_space(36, 36, 1)), ("MultiInputPolicy", DICT)],
+    ids=["Mlp", "Cnn", "MultiInput"],
+)
+def test_every_policy_trains_on_every_action_space(policy, space, actions, architecture, tmp_path):
+    """Through an auxiliary phase and beyond; no invalid action is taken; every parameter moves; it is saved and loaded."""
+    model = make(policy, space, actions, policy_kwargs=dict(architecture=architecture))
+    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
+    model.learn(8 * 2 * 3)
+    assert model._n_aux_phases == 1 and len(model.aux_buffer) == 1
+    assert not [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
+    assert all(np.isfinite(value) for name, value in model.logger.name_to_value.items() if "explained" not in name)
+
+    obs, masks = model.env.reset(), np.stack(model.env.env_method("action_masks"))
+    model.save(tmp_path / "model.zip")
+    loaded = MaskablePPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    expected, _ = model.predict(obs, deterministic=True, action_masks=masks)
+    np.testing.assert_array_equal(loaded.predict(obs, deterministic=True, action_masks=masks)[0], expected)
+    loaded.learn(16)
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_without_auxiliary_epochs_it_is_maskable_ppo(actions):
+    """Whole rollouts as minibatches, so that their order does not matter."""
+    common = dict(n_steps=8, batch_size=16, n_epochs=3, learning_rate=1e-3, normalize_advantage=False, max_grad_norm=0.5)
+    common |= dict(gamma=0.99, ent_coef=0.01, device="cpu")
+    ours = make(actions=actions, n_aux_epochs=0, **{**common, "seed": 2})
+    ppo = MaskablePPO("MlpPolicy", make_vec_env(lambda: MaskedEnv(VECTOR, actions), 2, seed=0), seed=1, **common)
+    ours.policy.load_state_dict(ppo.policy.state_dict(), strict=False)
+    start = {name: value.clone() for name, value in ppo.policy.state_dict().items()}
+    for model in (ppo, ours):
+        model.set_random_seed(5)
+        model.env.seed(5)
+        model.learn(8 * 2 * 4)
+    got = ours.policy.state_dict()
+    for name, value in ppo.policy.state_dict().items():
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-6, err_msg=name)
+        assert not th.equal(value, start[name])
+
+
+def test_entropy_and_kl_are_those_of_what_is_possible():
+    """A worked example: of three actions the last is excluded."""
+    model = make(observation_space=VECTOR)
+    with th.no_grad():
+        for parameter in model.policy.parameters():
+            parameter.zero_()
+        model.policy.action_net.bias.copy_(th.tensor([0.0, np.log(3.0), 50.0, -3.0, 7.0]))
+    masks = th.tensor([[True, True, False, False, False]])
+    distribution = model.policy.get_distribution(th.zeros(1, 3), masks)
+    assert distribution.distribution.probs[0].tolist() == pytest.approx([0.25, 0.75, 0, 0, 0], rel=1e-5)
+    assert distribution.entropy().item() == pytest.approx(-0.25 * np.log(0.25) - 0.75 * np.log(0.75), rel=1e-5)
+    old = losses.distribution_parameters(distribution).detach().clone()
+    with th.no_grad():
+        model.policy.action_net.bias[2:] += th.tensor([10.0, -20.0, 30.0])  # what is excluded does not count
+    assert losses.kl_divergence(model.policy.get_distribution(th.zeros(1, 3), masks), old).item() == pytest.approx(0, abs=1e-6)
+    with th.no_grad():
+        model.policy.action_net.bias[1] = 0.0
+    kl = 0.25 * np.log(0.25 / 0.5) + 0.75 * np.log(0.75 / 0.5)
+    assert losses.kl_divergence(model.policy.get_distribution(th.zeros(1, 3), masks), old).item() == pytest.approx(kl, rel=1e-4)
+
+
+@pytest.mark.parametrize("actions", ["MultiDiscrete", "MultiBinary"])
+def test_kl_of_several_masked_actions_is_the_sum_of_their_kls(actions):
+    model, sizes = make(actions=actions), ACTIONS[actions][1]
+    obs = th.randn(16, 3)
+    masks = th.rand(16, sum(sizes)) < 0.6
+    masks[:, np.cumsum([0, *sizes[:-1]])] = True
+    old = losses.distribution_parameters(model.policy.get_distribution(obs, masks)).detach().clone()
+    with th.no_grad():
+        model.policy.action_net.weight += th.randn_like(model.policy.action_net.weight)
+    new = model.policy.get_distribution(obs, masks)
+    expected = th.zeros(16)
+    for categorical, log_p in zip(new.distributions, old.split(sizes, dim=1), strict=True):
+        p, q = log_p.exp(), categorical.probs
+        expected += th.where(p > 0, p * (log_p - q.clamp(min=1e-30).log()), 0).sum(1)
+    assert expected.mean() > 0.1
+    th.testing.assert_close(losses.kl_divergence(new, old), expected, rtol=1e-4, atol=1e-6)
+    gradient = th.autograd.grad(losses.kl_divergence(new, old).sum(), model.policy.action_net.weight)[0]
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_both_phases_know_the_masks_of_their_samples(actions):
+    """The ratio starts at one and KL(π_old, π) at zero, and the masks of the auxiliary phase are those of the environments."""
+    model = make(actions=actions, policy_kwargs=dict(ortho_init=False))
+    seen = []
+    collect_masks = model._act
+
+    def remember(env):
+        result = collect_masks(env)
+        seen.append(result[3]["action_masks"])
+        return result
+
+    model._act = remember
+    collect(model)
+    for batch in model.rollout_buffer.get(8):
+        _, log_prob, _ = model._evaluate_actions(batch)
+        th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=1e-6)
+        unmasked = model.policy.evaluate_actions(batch.observations, model._taken_actions(batch))[1]
+        assert (unmasked - batch.old_log_prob).abs().max() > 0.1
+    model.aux_buffer.add(model.rollout_buffer, model._context())
+    stored = model.aux_buffer.context[0]["action_masks"]
+    assert stored.dtype == bool
+    np.testing.assert_array_equal(stored, np.stack(seen, axis=1))
+    model.aux_buffer.record_old_policy(model._distribution_parameters, 1)
+    for batch in model.aux_buffer.minibatches(1):
+        assert model._auxiliary_losses(batch, 1.0).terms["kl"].item() == pytest.approx(0, abs=1e-7)
+        taken = th.exp(batch.old_parameters[~batch.context["action_masks"]])
+        assert len(taken) > 0 and taken.max() == 0
+
+
+@pytest.mark.parametrize(
+    "make_env",
+    [
+        lambda: InvalidActionEnvDiscrete(dim=20, n_invalid_actions=10),
+        lambda: InvalidActionEnvMultiDiscrete(dims=[2, 2], n_invalid_actions=1),
+        lambda: InvalidActionEnvMultiBinary(dims=3, n_invalid_actions=1),
+    ],
+    ids=["Discrete", "MultiDiscrete", "MultiBinary"],
+)
+def test_it_learns_with_sb3_contribs_tools(make_env, tmp_path):
+    """Its MaskableEvalCallback and evaluate_policy work; the agent does what is asked, nearly always."""
+    env = make_vec_env(make_env, 4, seed=0)
+    model = MaskablePPG("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, n_policy_iterations=4, seed=0)
+    model.learning_rate = 1e-3
+    model._setup_lr_schedule()
+    evaluation = MaskableEvalCallback(make_vec_env(make_env), eval_freq=500, log_path=str(tmp_path), verbose=0)
+    model.learn(8_000, callback=evaluation)
+    with np.load(tmp_path / "evaluations.npz") as results:
+        assert len(results["timesteps"]) == 4 and results["results"][-1].mean() > 90
+    mean, _ = evaluate_policy(model, env, n_eval_episodes=4, warn=False)
+    assert mean > 90
+
+
+def test_masks_at_prediction():
+    model = make()
+    obs = model.env.reset()
+    for action in range(5):
+        masks = np.arange(5) == action
+        assert model.predict(obs, action_masks=np.stack([masks, masks]))[0].tolist() == [action, action]
+        assert model.predict(obs[0], action_masks=masks)[0] == action
+    free = {int(model.predict(obs[0])[0]) for _ in range(200)}
+    assert free == set(range(5))  # the last mask is forgotten
+    assert model.policy._action_masks is None
+
+
+def test_without_masking():
+    """``use_masking=False``: as if every action were possible, and PPG itself, sample for sample."""
+    env = make_vec_env(lambda: RandomEnv(VECTOR, spaces.Discrete(5)), 2, seed=0)
+    with pytest.raises(ArgumentError, match=r"no method `action_masks`.*ActionMasker.*use_masking=False"):
+        MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8).learn(16)
+    kwargs = dict(n_steps=8, batch_size=8, n_policy_iterations=2, device="cpu")
+    models = [cls("MlpPolicy", env, seed=0, **kwargs) for cls in (PPG, MaskablePPG)]
+    models[1].policy.load_state_dict(models[0].policy.state_dict())
+    for model, options in zip(models, (dict(), dict(use_masking=False)), strict=True):
+        model.set_random_seed(3)
+        model.learn(64, **options)
+    assert models[1].aux_buffer.context == [] and models[1]._n_aux_phases == 2
+    for expected, got in zip(models[0].policy.parameters(), models[1].policy.parameters(), strict=True):
+        # sb3-contrib's distribution normalises its logits twice: other roundings, which Adam's first steps enlarge
+        th.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+def test_masks_by_a_wrapper_in_other_processes_under_normalisation():
+    def make_env():
+        return ActionMasker(RandomEnv(VECTOR, spaces.Discrete(5)), lambda env: np.arange(5) < 2)
+
+    env = VecNormalize(make_vec_env(make_env, 2, vec_env_cls=SubprocVecEnv), norm_reward=False)
+    model = MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1)
+    model.learn(8 * 2)
+    assert model.rollout_buffer.actions.max() <= 1
+    env.close()
+
+
+def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
+    """SubprocVecEnv by fork: its pipe stays open in a sibling, so that nobody would ever answer."""
+
+    class Mortal(MaskedEnv):
+        def action_masks(self):
+            if self.steps == 3 and self.spec_number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().action_masks()
+
+    def make_env(number):
+        def make():
+            env = Mortal()
+            env.spec_number = number
+            return env
+
+        return make
+
+    env = SubprocVecEnv([make_env(number) for number in range(3)], start_method="fork")
+    env.seed(0)
+    model = MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8)
+    with pytest.raises(WorkerError, match=r"environment 1 \("):
+        model.learn(100)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        (dict(policy=MlpPolicy), ArgumentError, "is for PPG, not for MaskablePPG: use one of 'MlpPolicy'"),
+        (dict(policy="MlpLstmPolicy"), ArgumentError, "'MlpLstmPolicy' is unknown to MaskablePPG: use one of 'MlpPolicy'"),
+        (dict(use_sde=True), ArgumentError, "`use_sde`=True cannot work"),
+        (dict(env=gym.make("Pendulum-v1")), AssertionError, "Box"),
+        (
+            dict(
+                rollout_buffer_class=NormalizedRewardRolloutBuffer,
+                rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+            ),
+            ArgumentError,
+            r"rollout_buffer_class.*sb3_contrib.common.maskable.buffers.MaskableRolloutBuffer",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        MaskablePPG(**{**dict(policy="MlpPolicy", env=DummyVecEnv([MaskedEnv]), n_steps=8, batch_size=8), **kwargs})
+
+
+def test_ppg_refuses_a_policy_for_masks_by_name():
+    with pytest.raises(ArgumentError, match="is for MaskablePPG, not for PPG"):
+        PPG(MaskablePPG.policy_aliases["MlpPolicy"], "CartPole-v1")
+
+
+class NormalizedRewardMaskableRolloutBuffer(NormalizedRewardRolloutBuffer, MaskableRolloutBuffer):
+    pass
+
+
+def test_the_authors_reward_normaliser_goes_with_masks():
+    normalizer = RewardNormalizer()
+    model = make(
+        rollout_buffer_class=NormalizedRewardMaskableRolloutBuffer, rollout_buffer_kwargs=dict(reward_normalizer=normalizer)
+    )
+    model.learn(48)
+    assert normalizer.return_rms.count > 40 and model._n_aux_phases == 1
+
+
+def test_rollouts_are_kept_without_a_copy():
+    model = make(n_policy_iterations=5)
+    model.learn(16)
+    assert np.shares_memory(model.aux_buffer.observations[0], model.rollout_buffer.observations)
+
+
+def test_checkpoints_in_the_midst_of_training_do_not_keep_whether_masks_are_used(tmp_path):
+    class Save(BaseCallback):
+        def _on_step(self):
+            self.model.save(tmp_path / "model.zip")
+            return True
+
+    model = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(8, use_masking=True, callback=Save())
+    assert "_use_masking" not in vars(MaskablePPG.load(tmp_path / "model.zip"))
