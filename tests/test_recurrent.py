@@ -1,0 +1,449 @@
+"""RecurrentPPG: what is remembered is what was remembered, and padding counts nowhere."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from torch import nn
+
+from sb3_ppg import PPG, ArgumentError, ImpalaCNN, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg.recurrent import (
+    RecurrentPhasicActorCriticPolicy,
+    SequenceRolloutBuffer,
+    _memory,
+    _of_similar_length,
+    pack_states,
+    run_lstm,
+    unpack_states,
+)
+from tests.helpers import RandomEnv, collect, image_space
+
+VECTOR = spaces.Box(-1, 1, (3,))
+DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
+BOX = spaces.Box(-1.0, 2.0, (2,))
+# As RecurrentPPO names them
+MODES = {
+    "separate": dict(),
+    "shared": dict(shared_lstm=True, enable_critic_lstm=False),
+    "none": dict(enable_critic_lstm=False),
+}
+
+
+def make_env(space: spaces.Space = VECTOR, actions: spaces.Space | None = None, episode_length: int = 5):
+    actions = spaces.Discrete(3) if actions is None else actions
+    return make_vec_env(lambda: RandomEnv(space, actions, episode_length), 2, seed=0)
+
+
+def make(policy: str = "MlpLstmPolicy", env=None, policy_kwargs=None, **kwargs) -> RecurrentPPG:
+    arguments = {**dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu"), **kwargs}
+    policy_kwargs = {"lstm_hidden_size": 6, **(policy_kwargs or {})}
+    return RecurrentPPG(policy, env or make_env(), policy_kwargs=policy_kwargs, **arguments)
+
+
+# ---- sequences through an LSTM ----
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize(("n_sequences", "length"), [(1, 1), (5, 1), (1, 16), (6, 9), (16, 32)])
+def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate, n_layers):
+    """Outputs and gradients are those of sb3-contrib's loop, wherever episodes begin."""
+    th.manual_seed(0)
+    lstm = nn.LSTM(4, 5, n_layers)
+    features = th.randn(n_sequences * length, 4, requires_grad=True)
+    states = [th.randn(n_layers, n_sequences, 5, requires_grad=True) for _ in range(2)]
+    starts = (th.rand(n_sequences * length) < rate).float()
+    ours = run_lstm(lstm, features, tuple(states), starts)
+    expected, _ = RecurrentActorCriticPolicy._process_sequence(features, tuple(states), starts, lstm)
+    th.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
+    weight, inputs = th.randn_like(ours), [features, *states, *lstm.parameters()]
+    for got, wanted in zip(
+        th.autograd.grad((ours * weight).sum(), inputs), th.autograd.grad((expected * weight).sum(), inputs), strict=True
+    ):
+        th.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_pads_a_piece_changes_nothing():
+    """Neither outputs nor gradients of the longest sequence, with others beside it that need padding."""
+    lstm = nn.LSTM(2, 3)
+    features = th.randn(2 * 8, 2, requires_grad=True)
+    starts = th.zeros(16)
+    starts[8 + 3] = 1  # the second sequence: pieces of 3 and 5 steps
+    zeros = (th.zeros(1, 2, 3), th.zeros(1, 2, 3))
+    outputs = run_lstm(lstm, features, zeros, starts)
+    assert outputs.shape == (16, 3)
+    alone = run_lstm(lstm, features[8:11], (th.zeros(1, 1, 3), th.zeros(1, 1, 3)), th.zeros(3))
+    th.testing.assert_close(outputs[8:11], alone, rtol=0, atol=1e-7)
+    (gradient,) = th.autograd.grad(outputs[8:11].sum(), features)
+    assert gradient[8:11].abs().min() > 0 and gradient[:8].abs().max() == 0 and gradient[11:].abs().max() == 0
+
+
+def test_pieces_go_with_those_of_similar_length():
+    lengths = np.array([3, 8, 1, 5, 4, 16, 2])
+    groups = list(_of_similar_length(lengths))
+    assert sorted(np.concatenate(groups)) == list(range(7))
+    for group in groups:
+        assert lengths[group].max() < 2 * lengths[group].min()
+
+
+def test_states_are_packed_and_unpacked():
+    packed = th.randn(7, 4, 2, 3)
+    states = unpack_states(packed)
+    assert states.pi[0].shape == (2, 7, 3)
+    assert th.equal(pack_states(states), packed)
+    assert th.equal(states.vf[1][1, 5], packed[5, 3, 1])
+
+
+# ---- the policy phase ----
+
+
+@pytest.mark.parametrize(
+    ("policy", "space", "actions", "kwargs"),
+    [
+        ("MlpLstmPolicy", VECTOR, spaces.Discrete(3), dict()),
+        ("MlpLstmPolicy", VECTOR, spaces.MultiDiscrete([2, 3]), dict(clip_range_vf=0.2)),
+        ("MlpLstmPolicy", VECTOR, BOX, dict(use_sde=True, sde_sample_freq=4)),
+        ("MultiInputLstmPolicy", DICT, spaces.Discrete(3), dict()),
+    ],
+    ids=["Discrete", "MultiDiscrete", "gSDE", "Dict"],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_without_auxiliary_epochs_it_is_recurrent_ppo(policy, space, actions, kwargs, mode, monkeypatch):
+    """
+    Whole rollouts as minibatches, so that their order does not matter. Time limits bootstrap from the right states. SGD, as
+    Adam would enlarge rounding. RecurrentPPO cuts the gradient through time at a random step; here at none.
+    """
+    monkeypatch.setattr(np.random, "randint", lambda n: 0)
+    common = dict(n_steps=16, batch_size=32, n_epochs=2, learning_rate=0.1, normalize_advantage=False, max_grad_norm=0.5)
+    policy_kwargs = dict(lstm_hidden_size=8, optimizer_class=th.optim.SGD, **MODES[mode])
+    common |= dict(gamma=0.99, ent_coef=0.01, device="cpu", policy_kwargs=policy_kwargs, **kwargs)
+    ppo = RecurrentPPO(policy, make_env(space, actions), seed=1, **common)
+    if policy.startswith("Multi"):
+        common["policy_kwargs"] = {**common["policy_kwargs"], "share_features_extractor": True}
+    ours = RecurrentPPG(policy, make_env(space, actions), seed=2, n_aux_epochs=0, **common)
+    missing, unexpected = ours.policy.load_state_dict(ppo.policy.state_dict(), strict=False)
+    assert not unexpected and all("aux" in name or name.endswith((".mean", ".std")) for name in missing)
+    start = {name: value.clone() for name, value in ppo.policy.state_dict().items()}
+    for model in (ppo, ours):
+        model.set_random_seed(5)
+        model.env.seed(5)
+        model.learn(16 * 2 * 3)
+    got = ours.policy.state_dict()
+    for name, value in ppo.policy.state_dict().items():
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-6, err_msg=name)
+    assert any(not th.equal(value, start[name]) for name, value in ppo.policy.state_dict().items())
+
+
+@pytest.mark.parametrize("batch_size", [2, 8, 16])
+@pytest.mark.parametrize("mode", MODES)
+def test_sequences_start_from_what_was_remembered(mode, batch_size):
+    """With the network that collected them, samples have the log-probabilities and values of the rollout."""
+    model = make(policy_kwargs=MODES[mode], learning_rate=0.0, n_policy_iterations=3)
+    model.learn(2 * 8 * 2)  # the second rollout begins amid an episode
+    assert (model.rollout_buffer.episode_starts[0] == 0).all() and model.rollout_buffer.episode_starts.sum() > 2
+    sizes = []
+    for batch in model.rollout_buffer.get(batch_size):
+        values, log_prob, _ = model._evaluate_actions(batch)
+        th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=1e-6)
+        th.testing.assert_close(values.flatten(), batch.old_values, rtol=0, atol=1e-6)
+        th.testing.assert_close(model._values(batch).flatten(), batch.old_values, rtol=0, atol=1e-6)
+        th.testing.assert_close(model._distribution(batch).log_prob(model._taken_actions(batch)), log_prob)
+        sizes.append(len(log_prob))
+    assert sizes == [batch_size] * (16 // batch_size)
+
+
+def test_an_epoch_is_every_sample_once_in_sequences():
+    buffer = SequenceRolloutBuffer(6, VECTOR, spaces.Discrete(2), n_envs=3, device="cpu")
+    buffer.states_shape = (4, 1, 2)
+    buffer.reset()
+    for step in range(6):
+        place = 10 * np.arange(3) + step
+        states = th.as_tensor(place, dtype=th.float32).expand(1, 2, 3).transpose(1, 2).contiguous()
+        buffer.add(
+            np.stack([place] * 3, axis=1),
+            np.zeros((3, 1)),
+            place,
+            step == 0 or np.zeros(3),
+            th.zeros(3),
+            th.as_tensor(place, dtype=th.float32),
+            lstm_states=RNNStates((states, states), (states, states)),
+        )
+    buffer.compute_returns_and_advantage(th.zeros(3), np.ones(3))
+    orders = set()
+    for _ in range(20):
+        seen = []
+        for batch in buffer.get(3):
+            places = batch.old_log_prob
+            assert th.equal(batch.observations[:, 0], places)
+            assert (batch.lstm_states == places[0]).all() and batch.lstm_states.shape == (1, 4, 1, 2)
+            assert th.equal(batch.episode_starts, (places % 10 == 0).float())
+            assert th.equal(places, places[0] + th.arange(3))
+            seen += places.tolist()
+        assert sorted(seen) == sorted(10.0 * env + step for env in range(3) for step in range(6))
+        orders.add(tuple(seen))
+    assert len(orders) > 10  # shuffled
+    (everything,) = buffer.get()
+    assert len(everything.actions) == 18 and len(everything.lstm_states) == 3
+
+
+def test_micro_batches_are_whole_sequences_and_the_same_step():
+    policies = []
+    for micro_batch_size in (None, 9, 1):
+        model = make(micro_batch_size=micro_batch_size, aux_batch_size=32)
+        seen = []
+        original = model.policy.evaluate_auxiliary
+        model.policy.evaluate_auxiliary = lambda obs, *args, run=original, seen=seen: seen.append(len(obs)) or run(obs, *args)
+        model.learn(8 * 2 * 2)
+        assert set(seen) == ({32} if micro_batch_size is None else {8})
+        policies.append(model.policy)
+    for other in policies[1:]:
+        for expected, got in zip(policies[0].parameters(), other.parameters(), strict=True):
+            th.testing.assert_close(got, expected, rtol=0, atol=2e-6)
+
+
+def test_squashed_actions_reach_the_environments_bounds():
+    """Which sb3-contrib's RecurrentPPO does not: its actions stay within [-1, 1]."""
+    policy_kwargs = dict(squash_output=True, log_std_init=1.0)
+    model = make(env=make_env(actions=spaces.Box(-5.0, 20.0, (2,))), use_sde=True, policy_kwargs=policy_kwargs)
+    taken = []
+    step = model.env.step_async
+    model.env.step_async = lambda actions: taken.append(actions.copy()) or step(actions)
+    model.learn(8 * 2)
+    assert np.max(taken) > 10 and np.min(taken) < -2
+    assert np.abs(model.rollout_buffer.actions).max() <= 1
+
+
+# ---- the auxiliary phase ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_kl_is_zero_before_the_first_auxiliary_step(mode):
+    model = make(policy_kwargs=dict(ortho_init=False, **MODES[mode]), learning_rate=1e-2)
+    kls = []
+    original = model._auxiliary_losses
+    model._auxiliary_losses = lambda *args, **kwargs: kls.append(original(*args, **kwargs)) or kls[-1]
+    model.learn(8 * 2 * 2)
+    assert len(kls) == 8  # two epochs of four sequences
+    assert kls[0].terms["kl"].item() == pytest.approx(0, abs=1e-7) and kls[-1].terms["kl"].item() > 1e-6
+
+
+def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
+    """Step by step over all that is stored, from the first rollout's states: before each rollout, (n_envs, 4, ...)."""
+    buffer = model.aux_buffer
+    states = unpack_states(th.as_tensor(buffer.context[0]["lstm_states"][:, 0]))
+    before = []
+    for observations, context in zip(buffer.observations, buffer.context, strict=True):
+        before.append(pack_states(states).numpy())
+        for step in range(observations.shape[1]):
+            starts = th.as_tensor(context["episode_starts"][:, step])
+            with th.no_grad():
+                *_, states = model.policy(th.as_tensor(observations[:, step]), states, starts)
+    return before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode):
+    model = make(policy_kwargs=MODES[mode], n_policy_iterations=3, learning_rate=3e-2, env=make_env(episode_length=11))
+    phases = []
+    model._auxiliary_phase = lambda: phases.append(None)
+    reset = model.aux_buffer.reset
+    model.aux_buffer.reset = lambda: None
+    model.learn(8 * 2 * 3)
+    assert len(phases) == 1 and len(model.aux_buffer) == 3
+    stored = [context["lstm_states"][:, 0] for context in model.aux_buffer.context]
+    assert np.abs(stored[0]).max() == 0 and np.abs(stored[1]).max() > 0.01  # training began with an episode
+    present = states_by_the_present_network(model)
+    used = 2 if mode == "shared" else 4
+    assert np.abs(stored[2] - present[2])[:, :used].max() > 1e-3  # the network has learned since
+    model._recompute_states()
+    for index in range(3):
+        now = model.aux_buffer.context[index]["lstm_states"][:, 0]
+        np.testing.assert_allclose(now, present[index], rtol=0, atol=1e-6)
+    reset()
+
+
+def test_recomputed_states_are_used():
+    """The option changes what is learned, and both end with a policy that is not the same by the first auxiliary step."""
+    weights = []
+    for recompute_states in (False, True):
+        model = make(recompute_states=recompute_states, learning_rate=1e-2, env=make_env(episode_length=11))
+        model.learn(8 * 2)
+        weights.append([parameter.detach().clone() for parameter in model.policy.parameters()])
+        model.learn(8 * 2, reset_num_timesteps=False)
+        weights.append([parameter.detach().clone() for parameter in model.policy.parameters()])
+    assert all(map(th.equal, weights[0], weights[2])) and not all(map(th.equal, weights[1], weights[3]))
+
+
+@pytest.mark.parametrize("architecture", ["dual", "detached", "shared"])
+@pytest.mark.parametrize(
+    ("policy", "space"),
+    [("MlpLstmPolicy", VECTOR), ("CnnLstmPolicy", image_space(36, 36, 1)), ("MultiInputLstmPolicy", DICT)],
+    ids=["Mlp", "Cnn", "MultiInput"],
+)
+@pytest.mark.parametrize(
+    "actions",
+    [spaces.Discrete(3), BOX, spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)],
+    ids=["Discrete", "Box", "MultiDiscrete", "MultiBinary"],
+)
+def test_every_policy_trains_on_every_space(policy, space, actions, architecture, tmp_path):
+    """Through an auxiliary phase and beyond; every parameter moves; the loaded model predicts the same, and goes on."""
+    model = make(policy, make_env(space, actions), policy_kwargs=dict(architecture=architecture, n_lstm_layers=2))
+    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
+    model.learn(8 * 2 * 3)
+    assert model._n_aux_phases == 1 and len(model.aux_buffer) == 1
+    assert not [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
+    assert all(np.isfinite(value) for name, value in model.logger.name_to_value.items() if "explained" not in name)
+
+    model.save(tmp_path / "model.zip")
+    loaded = RecurrentPPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    obs, state, other = model.env.reset(), None, None
+    start = np.ones(2, dtype=bool)
+    for _ in range(4):
+        action, state = model.predict(obs, state, start, deterministic=True)
+        got, other = loaded.predict(obs, other, start, deterministic=True)
+        np.testing.assert_array_equal(got, action)
+        np.testing.assert_array_equal(other[0], state[0])
+        obs, _, start, _ = model.env.step(action)
+    assert np.abs(state[0]).max() > 0
+    loaded.learn(16)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "policy_phase", "auxiliary_phase"),
+    [
+        (dict(architecture="detached"), False, True),
+        (dict(architecture="detached", detach_value_in_aux_phase=True), False, False),
+        (dict(architecture="shared"), True, True),
+        (dict(architecture="dual", share_features_extractor=False), False, False),
+        (dict(shared_lstm=True), False, True),
+    ],
+)
+def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary_phase):
+    """Whether it reaches the policy's LSTM, from joint and separate losses of the policy phase and in the auxiliary one."""
+    model = make(policy_kwargs=kwargs)
+    collect(model)
+    batch = next(model.rollout_buffer.get(8))
+    model.aux_buffer.add(model.rollout_buffer, model._context())
+    _, aux_batch = next(model.aux_buffer.batches(np.arange(2), 2))
+
+    def reaches(values: th.Tensor) -> bool:
+        weight = model.policy.lstm_actor.weight_hh_l0
+        (gradient,) = th.autograd.grad(values.sum(), [weight], allow_unused=True, retain_graph=True)
+        return gradient is not None and bool(gradient.abs().sum() > 0)
+
+    assert reaches(model._evaluate_actions(batch)[0]) == policy_phase
+    assert reaches(model._values(batch)) == policy_phase
+    _, aux_values, values = model._evaluate_auxiliary(aux_batch)
+    assert reaches(values) == auxiliary_phase
+    assert reaches(aux_values)
+
+
+@pytest.mark.parametrize("architecture", ["dual", "shared"])
+def test_two_optimizers_and_separate_epochs(architecture):
+    model = make(n_value_epochs=2, policy_kwargs=dict(architecture=architecture))
+    model.learn(8 * 2 * 3)
+    assert model._n_aux_phases == 1 and model.value_optimizer.state and np.isfinite(model.logger.name_to_value["train/loss"])
+
+
+def test_images_in_bfloat16_in_micro_batches():
+    space = image_space(3, 16, 16)
+    policy_kwargs = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(4, 4), features_dim=8))
+    model = make("CnnLstmPolicy", make_env(space), policy_kwargs=policy_kwargs, mixed_precision="bf16", recompute_states=True)
+    model.learn(8 * 2 * 3)
+    assert model._n_aux_phases == 1 and model._micro_batch_size() is not None
+
+
+# ---- as SB3 has it ----
+
+
+def test_evaluation_and_callbacks(tmp_path):
+    model = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_policy_iterations=2, seed=0)
+    model.learn(128, callback=EvalCallback(make_vec_env("CartPole-v1"), eval_freq=64, log_path=str(tmp_path), verbose=0))
+    assert (tmp_path / "evaluations.npz").exists()
+    mean, _ = evaluate_policy(model, model.get_env(), 2)
+    assert mean > 0
+
+
+def test_the_policy_alone_is_saved_and_loaded(tmp_path):
+    policy = make(policy_kwargs=dict(architecture="shared", n_lstm_layers=2, lstm_kwargs=dict(bias=False))).policy
+    policy.save(tmp_path / "policy.pt")
+    loaded = RecurrentPhasicActorCriticPolicy.load(tmp_path / "policy.pt")
+    assert loaded.architecture == "shared" and loaded.shared_lstm and not loaded.lstm_actor.bias
+    obs = np.zeros((1, 3), dtype=np.float32)
+    np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[1], policy.predict(obs, deterministic=True)[1])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (dict(policy_kwargs=dict(architecture="dual", shared_lstm=True)), "shared_lstm.*contradicts.*'dual'.*'detached'"),
+        (dict(policy_kwargs=dict(architecture="shared", shared_lstm=False)), "shared_lstm.*contradicts.*'shared'.*'dual'"),
+        (dict(policy_kwargs=dict(architecture="detached", enable_critic_lstm=True)), "enable_critic_lstm.*contradicts"),
+        (dict(policy_kwargs=dict(shared_lstm=True, enable_critic_lstm=True)), "enable_critic_lstm.*contradicts"),
+        (dict(policy_kwargs=dict(architecture="single")), "`architecture`='single' is unknown"),
+        (dict(policy_kwargs=dict(lstm_kwargs=dict(bidirectional=True))), "lstm_kwargs.*bidirectional"),
+        (dict(policy_kwargs=dict(lstm_kwargs=dict(batch_first=True))), "lstm_kwargs.*batch_first"),
+        (dict(policy_kwargs=dict(shared_lstm=True, share_features_extractor=False)), "share_features_extractor.*contradicts"),
+        (dict(batch_size=6), "`batch_size`=6 cannot work.*divisor or a multiple of `n_steps`=8"),
+        (dict(batch_size=12), "`batch_size`=12 cannot work"),
+        (dict(recompute_states="yes"), "`recompute_states`='yes' cannot work"),
+        (dict(policy="MlpPolicy"), "'MlpPolicy' is unknown to RecurrentPPG: use one of 'MlpLstmPolicy'"),
+        (dict(policy=PPG.policy_aliases["MlpPolicy"]), "is for PPG, not for RecurrentPPG"),
+        (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "rollout_buffer_class.*SequenceRolloutBuffer"),
+        (dict(use_sde=True), "`use_sde`=True cannot work"),
+        (dict(n_policy="x"), "unexpected keyword argument 'n_policy'"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(kwargs, message):
+    arguments = dict(policy="MlpLstmPolicy", env=make_env(), n_steps=8, batch_size=8)
+    with pytest.raises((ArgumentError, TypeError), match=message):
+        RecurrentPPG(**{**arguments, **kwargs})
+
+
+def test_ppg_refuses_a_policy_with_lstms_by_name():
+    with pytest.raises(ArgumentError, match="is for RecurrentPPG, not for PPG"):
+        PPG(RecurrentPhasicActorCriticPolicy, "CartPole-v1")
+
+
+class NormalizedRewardSequenceRolloutBuffer(NormalizedRewardRolloutBuffer, SequenceRolloutBuffer):
+    pass
+
+
+def test_the_authors_reward_normaliser_goes_with_lstms():
+    normalizer = RewardNormalizer()
+    cls = NormalizedRewardSequenceRolloutBuffer
+    model = make(rollout_buffer_class=cls, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
+    model.learn(48)
+    assert normalizer.return_rms.count > 40 and model._n_aux_phases == 1
+
+
+def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):
+    """Not those of each step, also not by way of a view; on a disk, too."""
+    for storage in (dict(), dict(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path))):
+        model = make(n_policy_iterations=5, **storage)
+        model.learn(16)
+        states = model.aux_buffer.context[0]["lstm_states"]
+        assert states.shape == (2, 1, 4, 1, 6)
+        assert states.base is None or states.base.nbytes == states.nbytes
+        assert np.shares_memory(model.aux_buffer.observations[0], model.rollout_buffer.observations) == (not storage)
+
+
+def test_no_memory_from_another_life():
+    """An environment that is reset between two trainings begins without what was remembered before."""
+    env = gym.make("CartPole-v1")
+    model = RecurrentPPG("MlpLstmPolicy", env, n_steps=8, batch_size=8, learning_rate=0.0, seed=0)
+    model.learn(8)
+    assert model._last_lstm_states.pi[0].abs().max() > 0
+    model.learn(8)  # resets
+    first = next(model.rollout_buffer.get(8))
+    _, starts = _memory(first)
+    zeros = model.policy.no_states(1)
+    values = model.policy.predict_values(first.observations[:1], zeros.vf, th.zeros(1))
+    assert starts[0] == 1 and values.item() == pytest.approx(first.old_values[0].item(), abs=1e-6)
