@@ -18,21 +18,36 @@ def replaced(path: Path) -> Iterator[Path]:
     :param path: its folder is made if it is not there
     :raises OSError: if it cannot be written, for instance because the disk is full
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replaced_together([path]) as (temporary,):
         yield temporary
-        _flush(temporary)
-        temporary.replace(path)
-        _flush(path.parent)
+
+
+@contextmanager
+def replaced_together(paths: list[Path]) -> Iterator[list[Path]]:
+    """
+    As ``replaced``, for files that belong together: none takes its place before all are on the disk.
+
+    :param paths: in one folder
+    """
+    folder = paths[0].parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        _remove_leftovers(path)
+    temporaries = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
+    try:
+        yield temporaries
+        for temporary in temporaries:
+            _flush(temporary)
+        for temporary, path in zip(temporaries, paths, strict=True):
+            temporary.replace(path)
+        _flush(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        before = "; the file that was there before is as it was" if path.exists() else ""
-        raise OSError(error.errno, f"{path} could not be written: {error.strerror or error}{before}") from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        before = "; what was there before is as it was" if all(path.exists() for path in paths) else ""
+        names = ", ".join(map(str, paths))
+        raise OSError(error.errno, f"{names} could not be written: {error.strerror or error}{before}") from error
+    finally:
+        for temporary in temporaries:
+            temporary.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

@@ -18,8 +18,10 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from torch import nn
 
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.ppg import PPG
+from sb3_ppg.recurrent import RecurrentPPG
 from sb3_ppg.reward_normalizer import (
     NormalizedRewardDictRolloutBuffer,
     NormalizedRewardRolloutBuffer,
@@ -27,17 +29,17 @@ from sb3_ppg.reward_normalizer import (
 )
 from sb3_ppg.torch_layers import ImpalaCNN
 
+_CLASSES: tuple[type, ...] = (
+    *(PPG, MlpPolicy, CnnPolicy, MultiInputPolicy, ImpalaCNN),
+    *(MaskablePPG, RecurrentPPG, *MaskablePPG.policy_aliases.values(), *RecurrentPPG.policy_aliases.values()),  # type: ignore
+    *(*MaskablePPG.rollout_buffer_classes, *RecurrentPPG.rollout_buffer_classes),
+    *(sb3_torch_layers.FlattenExtractor, sb3_torch_layers.NatureCNN, sb3_torch_layers.CombinedExtractor),
+    *(RolloutBuffer, DictRolloutBuffer, NormalizedRewardRolloutBuffer, NormalizedRewardDictRolloutBuffer),
+    *(nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity),
+    *(th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike),
+)
 # The classes that a file may name
-CLASSES: dict[str, type] = {
-    f"{cls.__module__}.{cls.__qualname__}": cls
-    for cls in (
-        *(PPG, MlpPolicy, CnnPolicy, MultiInputPolicy, ImpalaCNN),
-        *(sb3_torch_layers.FlattenExtractor, sb3_torch_layers.NatureCNN, sb3_torch_layers.CombinedExtractor),
-        *(RolloutBuffer, DictRolloutBuffer, NormalizedRewardRolloutBuffer, NormalizedRewardDictRolloutBuffer),
-        *(nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity),
-        *(th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike),
-    )
-}
+CLASSES = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in _CLASSES}
 
 
 class Encoder:

@@ -1,5 +1,6 @@
 """Phasic Policy Gradient: Algorithm 1 of https://arxiv.org/abs/2009.04416 on Stable-Baselines3."""
 
+import copy
 import io
 import time
 import warnings
@@ -16,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance, obs_as_tensor, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -27,6 +28,7 @@ from sb3_ppg.checkpoints import load_training_state, save_training_state
 from sb3_ppg.errors import NonFiniteError, WorkerError
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
+from sb3_ppg.model_file import FORMAT_VERSION, SAVED_BY, algorithm_name, check_model_file
 from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import average_over_processes, moments, start_alike
@@ -591,12 +593,45 @@ class PPG(OnPolicyAlgorithm):
         :param include: names of attributes that are saved in spite of being excluded by default
         :raises OSError: if it cannot be written; the file that was there is left as it was
         """
+        setattr(self, SAVED_BY, [algorithm_name(type(self)), FORMAT_VERSION])
         if not isinstance(path, (str, Path)):
             super().save(path, exclude, include)
             return
         path = Path(path)
         with replaced(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
             super().save(temporary, exclude, include)
+
+    @classmethod
+    def load(cls: type[SelfPPG], path: str | Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> SelfPPG:
+        """
+        As in SB3.
+
+        :param path: of the zip file, or a stream
+        :raises FileNotFoundError: if there is none
+        :raises ModelFormatError: if the file is damaged, another class's or a newer version's
+        """
+        check_model_file(path, cls)
+        return super().load(path, *args, **kwargs)
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | TensorDict,
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        """
+        As in SB3, but all or nothing: after an error the parameters are as they were.
+
+        :raises ModelFormatError: if a file is damaged, another class's or a newer version's
+        """
+        if not isinstance(load_path_or_dict, dict):
+            check_model_file(load_path_or_dict, type(self))
+        before: Any = copy.deepcopy(self.get_parameters())
+        try:
+            super().set_parameters(load_path_or_dict, exact_match, device)
+        except Exception:
+            super().set_parameters(before)
+            raise
 
     def save_aux_buffer(self, path: str | Path) -> None:
         """

@@ -32,10 +32,13 @@ from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 from torch.overrides import TorchFunctionMode
 
-from sb3_ppg.arguments import check_arguments
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.files import replaced_together
+from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.model_file import saved_by
 from sb3_ppg.plain_data import Decoder, Encoder
 from sb3_ppg.ppg import PPG
+from sb3_ppg.recurrent import RecurrentPPG
 
 SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"
@@ -60,9 +63,11 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     As in SB3's zip files, the rollouts of an incomplete phase are not in it.
 
     :param model: what to write
-    :param folder: made if it is not there; ``model.json``, ``model.safetensors`` and ``SHA256SUMS`` are (over)written
+    :param folder: made if it is not there; ``model.json``, ``model.safetensors`` and ``SHA256SUMS`` are written there, and
+        take the place of those before when they are complete
     :param custom_objects: what is not plain data, such as a features extractor of yours, by name; readers have to give it, too
     :raises ModelFormatError: if something else of it is not plain data
+    :raises OSError: if they cannot be written; the files that were there are left as they were
     """
     encoder = Encoder(custom_objects)
     description = {
@@ -88,10 +93,11 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         encoder.encode(tensor, f"policy.{name}")  # known by their names, they need no place in the description
 
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
-    save_file(encoder.arrays, folder / ARRAYS)
-    write_checksums(folder, [DESCRIPTION, ARRAYS])
+    together = [folder / name for name in (DESCRIPTION, ARRAYS, CHECKSUMS)]
+    with replaced_together(together) as (new_text, new_arrays, new_sums):
+        new_text.write_text(text, encoding="utf-8")
+        save_file(encoder.arrays, new_arrays)
+        new_sums.write_text(_checksums({DESCRIPTION: new_text, ARRAYS: new_arrays}), encoding="utf-8")
 
 
 def from_pretrained(
@@ -166,8 +172,12 @@ def write_checksums(folder: Path, names: list[str]) -> None:
     :param folder: where it will be
     :param names: of files there
     """
-    lines = [f"{_sha256(folder / name)}  {name}\n" for name in sorted(names)]
-    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+    (folder / CHECKSUMS).write_text(_checksums({name: folder / name for name in names}), encoding="utf-8")
+
+
+def _checksums(files: Mapping[str, Path]) -> str:
+    """As ``sha256sum`` writes it, of files that are to have these names."""
+    return "".join(f"{_sha256(files[name])}  {name}\n" for name in sorted(files))
 
 
 def check_sums(folder: Path, names: list[str]) -> None:
@@ -334,7 +344,7 @@ def _build(description: dict[str, Any], decoder: Decoder, venv: VecEnv | None, d
     model.observation_space = _space(decoder, description["spaces"], "observation")
     model.action_space = _space(decoder, description["spaces"], "action")
     model.n_envs = _count(description, "n_envs")
-    check_arguments(model)
+    model._check_arguments()
     vec_normalize = decoder.decode(description["vec_normalize"], "vec_normalize")
     if venv is not None:
         _set_env(model, venv, vec_normalize)
@@ -489,7 +499,9 @@ def _from_sb3_zip(
     statistics = archives[0].parent / "vec_normalize.pkl"
     if venv is not None and statistics.exists():
         venv = VecNormalize.load(str(statistics), venv)
-    return PPG.load(archives[0], env=venv, device=device, custom_objects=dict(custom_objects or {}))
+    algorithms: dict[str, type[PPG]] = {"MaskablePPG": MaskablePPG, "RecurrentPPG": RecurrentPPG}
+    cls = algorithms.get(saved_by(archives[0]), PPG)
+    return cls.load(archives[0], env=venv, device=device, custom_objects=dict(custom_objects or {}))
 
 
 def why_not_pickle(archive: str) -> str:

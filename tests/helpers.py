@@ -40,6 +40,34 @@ class RandomEnv(gym.Env):
         return obs, float(np.ravel(first)[0]), False, self.steps == self.episode_length, {}
 
 
+VECTOR = spaces.Box(-1, 1, (3,))
+MASKED_ACTIONS = {
+    "Discrete": (spaces.Discrete(5), [5]),
+    "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), [3, 2, 4]),
+    "MultiBinary": (spaces.MultiBinary(3), [2, 2, 2]),
+}
+
+
+class MaskedEnv(RandomEnv):
+    """The possible actions change with each step; others are an error."""
+
+    def __init__(self, observation_space: spaces.Space = VECTOR, actions: str = "Discrete"):
+        action_space, self.sizes = MASKED_ACTIONS[actions]
+        super().__init__(observation_space, action_space, episode_length=7)
+
+    def action_masks(self) -> np.ndarray:
+        rng = np.random.default_rng([self.steps, int(self.np_random_seed or 0) % 2**31])
+        masks = [rng.random(size) < 0.5 for size in self.sizes]
+        for mask in masks:
+            mask[rng.integers(len(mask))] = True
+        return np.concatenate(masks)
+
+    def step(self, action):
+        masks = np.split(self.action_masks(), np.cumsum(self.sizes)[:-1])
+        assert all(mask[int(one)] for mask, one in zip(masks, np.atleast_1d(action), strict=True)), "an invalid action"
+        return super().step(action)
+
+
 def image_space(*shape: int) -> spaces.Box:
     return spaces.Box(0, 255, shape, np.uint8)
 

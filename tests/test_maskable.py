@@ -22,35 +22,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
-from tests.helpers import RandomEnv, collect, image_space
+from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space
 
-VECTOR = spaces.Box(-1, 1, (3,))
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
-ACTIONS = {
-    "Discrete": (spaces.Discrete(5), [5]),
-    "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), [3, 2, 4]),
-    "MultiBinary": (spaces.MultiBinary(3), [2, 2, 2]),
-}
-
-
-class MaskedEnv(RandomEnv):
-    """The possible actions change with each step; others are an error."""
-
-    def __init__(self, observation_space: spaces.Space = VECTOR, actions: str = "Discrete"):
-        action_space, self.sizes = ACTIONS[actions]
-        super().__init__(observation_space, action_space, episode_length=7)
-
-    def action_masks(self) -> np.ndarray:
-        rng = np.random.default_rng([self.steps, int(self.np_random_seed or 0) % 2**31])
-        masks = [rng.random(size) < 0.5 for size in self.sizes]
-        for mask in masks:
-            mask[rng.integers(len(mask))] = True
-        return np.concatenate(masks)
-
-    def step(self, action):
-        masks = np.split(self.action_masks(), np.cumsum(self.sizes)[:-1])
-        assert all(mask[int(one)] for mask, one in zip(masks, np.atleast_1d(action), strict=True)), "an invalid action"
-        return super().step(action)
 
 
 def make(policy: str = "MlpPolicy", observation_space: spaces.Space = VECTOR, actions: str = "Discrete", **kwargs):
@@ -60,7 +34,7 @@ def make(policy: str = "MlpPolicy", observation_space: spaces.Space = VECTOR, ac
 
 
 @pytest.mark.parametrize("architecture", ["dual", "detached", "shared"])
-@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("actions", MASKED_ACTIONS)
 @pytest.mark.parametrize(
     ("policy", "space"),
     [("MlpPolicy", VECTOR), ("CnnPolicy", image_space(36, 36, 1)), ("MultiInputPolicy", DICT)],
@@ -83,7 +57,7 @@ def test_every_policy_trains_on_every_action_space(policy, space, actions, archi
     loaded.learn(16)
 
 
-@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("actions", MASKED_ACTIONS)
 def test_without_auxiliary_epochs_it_is_maskable_ppo(actions):
     """Whole rollouts as minibatches, so that their order does not matter."""
     common = dict(n_steps=8, batch_size=16, n_epochs=3, learning_rate=1e-3, normalize_advantage=False, max_grad_norm=0.5)
@@ -127,7 +101,7 @@ def test_entropy_and_kl_are_those_of_what_is_possible():
 
 @pytest.mark.parametrize("actions", ["MultiDiscrete", "MultiBinary"])
 def test_kl_of_several_masked_actions_is_the_sum_of_their_kls(actions):
-    model, sizes = make(actions=actions), ACTIONS[actions][1]
+    model, sizes = make(actions=actions), MASKED_ACTIONS[actions][1]
     obs = th.randn(16, 3)
     masks = th.rand(16, sum(sizes)) < 0.6
     masks[:, np.cumsum([0, *sizes[:-1]])] = True
@@ -145,7 +119,7 @@ def test_kl_of_several_masked_actions_is_the_sum_of_their_kls(actions):
     assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("actions", MASKED_ACTIONS)
 def test_both_phases_know_the_masks_of_their_samples(actions):
     """The ratio starts at one and KL(π_old, π) at zero, and the masks of the auxiliary phase are those of the environments."""
     model = make(actions=actions, policy_kwargs=dict(ortho_init=False))

@@ -24,12 +24,21 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule, set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
-from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MlpPolicy, NormalizedRewardRolloutBuffer, RewardNormalizer
+from sb3_ppg import (
+    PPG,
+    ArgumentError,
+    ImpalaCNN,
+    MaskablePPG,
+    MlpPolicy,
+    NormalizedRewardRolloutBuffer,
+    RecurrentPPG,
+    RewardNormalizer,
+)
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.plain_data import CLASSES
-from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, NOT_SHARED, read_json, write_checksums
-from tests.helpers import RandomEnv, image_space
+from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, _arguments, read_json, write_checksums
+from tests.helpers import MASKED_ACTIONS, MaskedEnv, RandomEnv, image_space
 
 SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 BOX = spaces.Box(-2, 2, (3,), np.float32)
@@ -115,21 +124,45 @@ MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
             ),
         ),
     ),
+    "LSTMs": (
+        "MlpLstmPolicy",
+        BOX,
+        spaces.Discrete(3),
+        dict(algorithm=RecurrentPPG, recompute_states=True, policy_kwargs=dict(lstm_hidden_size=4, n_lstm_layers=2)),
+    ),
+    "shared LSTM, images": (
+        "CnnLstmPolicy",
+        image_space(36, 36, 3),
+        spaces.Box(-1, 1, (2,), np.float32),
+        dict(algorithm=RecurrentPPG, use_sde=True, policy_kwargs=dict(lstm_hidden_size=4, shared_lstm=True)),
+    ),
+    "masks": ("MlpPolicy", BOX, MASKED_ACTIONS["Discrete"][0], dict(algorithm=MaskablePPG)),
+    "masks, multi-binary": ("MultiInputPolicy", DICT, MASKED_ACTIONS["MultiBinary"][0], dict(algorithm=MaskablePPG)),
 }
+
+
+def make_env(observations: spaces.Space, actions: spaces.Space) -> gym.Env:
+    """One with masks, where there can be."""
+    for name, (space, _) in MASKED_ACTIONS.items():
+        if space is actions:
+            return MaskedEnv(observations, name)
+    return RandomEnv(observations, actions)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name, tmp_path):
     """Predictions, parameters, optimizers and counters are the same, bit for bit, and so is the training that follows."""
     policy, observations, actions, arguments = MODELS[name]
-    env = DummyVecEnv([lambda: RandomEnv(observations, actions)] * 2)
-    model = PPG(policy, env, **{**SMALL, **arguments}).learn(2 * 2 * 16)
+    arguments = {**SMALL, **arguments}
+    algorithm = arguments.pop("algorithm", PPG)
+    env = DummyVecEnv([lambda: make_env(observations, actions)] * 2)
+    model = algorithm(policy, env, **arguments).learn(2 * 2 * 16)
     save_pretrained(model, tmp_path)
     loaded = from_pretrained(tmp_path, env, "cpu")
 
     same_parameters(model, loaded)
     assert loaded.observation_space == model.observation_space and loaded.action_space == model.action_space
-    assert type(loaded.policy) is type(model.policy)
+    assert type(loaded) is algorithm and type(loaded.policy) is type(model.policy)
     assert {counter: getattr(loaded, counter) for counter in COUNTERS} == {
         counter: getattr(model, counter) for counter in COUNTERS
     }
@@ -137,7 +170,7 @@ def test_round_trip(name, tmp_path):
     assert np.array_equal(model.predict(batch, deterministic=True)[0], loaded.predict(batch, deterministic=True)[0])
 
     model.save(tmp_path / "model.zip")
-    ways = [PPG.load(tmp_path / "model.zip", env, "cpu"), from_pretrained(tmp_path, env, "cpu")]
+    ways = [algorithm.load(tmp_path / "model.zip", env, "cpu"), from_pretrained(tmp_path, env, "cpu")]
     for again in ways:
         env.seed(1)
         set_random_seed(1)
@@ -146,11 +179,15 @@ def test_round_trip(name, tmp_path):
     assert ways[0]._n_aux_phases == ways[1]._n_aux_phases == model._n_aux_phases + 1
 
 
-def test_everything_that_a_zip_holds_is_kept_or_known_not_to_matter(tmp_path):
-    """If an attribute is added to the algorithm, somebody has to decide."""
-    model = small_model()
+@pytest.mark.parametrize("name", ["discrete", "LSTMs", "masks"])
+def test_everything_that_a_zip_holds_is_kept_or_known_not_to_matter(name):
+    """If an attribute is added to an algorithm, somebody has to decide."""
+    policy, observations, actions, arguments = MODELS[name]
+    algorithm = arguments.get("algorithm", PPG)
+    arguments = {**SMALL, **{key: value for key, value in arguments.items() if key != "algorithm"}}
+    model = algorithm(policy, make_env(observations, actions), **arguments).learn(16)
     in_a_zip = set(model.__dict__) - set(model._excluded_save_params())
-    arguments = {name for name in in_a_zip if name in PPG.__init__.__code__.co_varnames} - NOT_SHARED
+    arguments = in_a_zip & set(_arguments(algorithm))
     made_again = {"lr_schedule", "aux_lr_schedule", "value_optimizer", "aux_optimizer", "policy_class", "observation_space"}
     of_a_run = {"verbose", "start_time", "tensorboard_log", "_last_obs", "_last_episode_starts", "_last_original_obs"}
     of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise", "aux_buffer_kwargs"}
@@ -637,7 +674,7 @@ def test_pickles_beside_a_model_are_not_opened(copied):
 def test_no_class_that_a_file_may_name_does_anything_when_made_but_build():
     """The list is of networks, optimizers, buffers and algorithms."""
     for name, cls in CLASSES.items():
-        assert re.match(r"(sb3_ppg|stable_baselines3|torch\.(nn|optim))\.", name) and isinstance(cls, type)
+        assert re.match(r"(sb3_ppg|stable_baselines3|sb3_contrib|torch\.(nn|optim))\.", name) and isinstance(cls, type)
 
 
 def test_numbers_that_json_has_not(tmp_path):

@@ -1,6 +1,8 @@
 """Training that is stopped, killed or starved goes on as if nothing had happened, or says what is wrong."""
 
+import copy
 import errno
+import io
 import multiprocessing
 import os
 import random
@@ -19,6 +21,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
@@ -28,18 +31,21 @@ from torch import nn
 from sb3_ppg import (
     PPG,
     ArgumentError,
+    MaskablePPG,
     ModelFormatError,
     NonFiniteLossError,
     NormalizedRewardRolloutBuffer,
     PhasicCheckpointCallback,
+    RecurrentPPG,
     RewardNormalizer,
     aux_buffer_path,
     latest_checkpoint,
 )
 from sb3_ppg.errors import NonFiniteEnvironmentError, WorkerError
 from sb3_ppg.files import replaced
+from sb3_ppg.hub import save_pretrained
 from sb3_ppg.optimization import Losses, optimize_epoch
-from tests.helpers import RandomEnv, image_space
+from tests.helpers import MaskedEnv, RandomEnv, image_space
 
 N_STEPS, N_ENVS, N_ITERATIONS = 8, 2, 7
 ROLLOUT = N_STEPS * N_ENVS
@@ -49,6 +55,12 @@ DICT = spaces.Dict(a=image_space(1, 36, 36), b=spaces.Box(-1, 1, (2,)))
 def discrete(space: spaces.Space | None = None, action_space: spaces.Space | None = None):
     space, action_space = space or spaces.Box(-1, 1, (3,)), action_space or spaces.Discrete(3)
     env = DummyVecEnv([lambda: RandomEnv(space, action_space, episode_length=5)] * N_ENVS)
+    env.seed(0)
+    return env
+
+
+def masked():
+    env = DummyVecEnv([MaskedEnv] * N_ENVS)
     env.seed(0)
     return env
 
@@ -65,17 +77,25 @@ SETTINGS = {
             rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
         ),
     ),
+    "LSTMs": lambda: (
+        VecNormalize(discrete()),
+        dict(algorithm=RecurrentPPG, policy="MlpLstmPolicy", batch_size=8, policy_kwargs=dict(lstm_hidden_size=4)),
+    ),
+    "LSTMs, images, recomputed states": lambda: (
+        discrete(DICT),
+        dict(algorithm=RecurrentPPG, policy="MultiInputLstmPolicy", recompute_states=True),
+    ),
+    "masks": lambda: (masked(), dict(algorithm=MaskablePPG)),
 }
 
 
 def make(setting: str) -> PPG:
     env, kwargs = SETTINGS[setting]()
-    kwargs = {"policy": "MlpPolicy", **kwargs}
-    return PPG(
+    kwargs = {"policy": "MlpPolicy", "batch_size": 4, **kwargs}
+    return kwargs.pop("algorithm", PPG)(
         env=env,
         learning_rate=LinearSchedule(1e-3, 0, 1),
         n_steps=N_STEPS,
-        batch_size=4,
         n_epochs=2,
         n_policy_iterations=3,
         n_aux_epochs=2,
@@ -129,9 +149,10 @@ def go_on(folder: Path, setting: str, stops: list[int], results) -> None:
     """In another process: each training, from its checkpoint to the end."""
     th.set_num_threads(1)
     for stop in stops:
-        env = make(setting).env
+        fresh = make(setting)
+        env = fresh.env
         checkpoint = latest_checkpoint(folder / str(stop))
-        model = PPG.load(checkpoint, env=env, device="cpu")
+        model = type(fresh).load(checkpoint, env=env, device="cpu")
         env.seed(99)
         model.load_aux_buffer(aux_buffer_path(checkpoint))
         model.learn(N_ITERATIONS * ROLLOUT - model.num_timesteps, reset_num_timesteps=False)
@@ -320,21 +341,128 @@ def fill_the_disk(folder: Path, results) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     model = small().learn(8)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # as a full disk, writing fails half-way
-    for name, save in (("model.zip", model.save), ("model.aux_buffer.npz", model.save_aux_buffer)):
+    messages = {}
+    for name, save in (
+        ("model.zip", model.save),
+        ("model.aux_buffer.npz", model.save_aux_buffer),
+        ("shared", partial(save_pretrained, model)),
+    ):
         try:
             save(folder / name)
-        except OSError as error:
-            results.put((error.errno, str(error)))
+        except Exception as error:
+            messages[name] = str(error)
+    results.put(messages)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     model = small().learn(8 * 2)
     model.save(tmp_path / "model.zip")
     model.save_aux_buffer(tmp_path / "model.aux_buffer.npz")
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    code, message = run_in_a_new_process(fill_the_disk, tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert code == errno.EFBIG and "model.zip could not be written" in message and "is as it was" in message
+    save_pretrained(model, tmp_path / "shared")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    messages = run_in_a_new_process(fill_the_disk, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert messages.keys() == {"model.zip", "model.aux_buffer.npz", "shared"}
+    for name, message in messages.items():
+        assert re.search(
+            rf"{name}.* could not be written: {os.strerror(errno.EFBIG)}; what was there .* is as it was", message
+        )
+
+
+# ---- damaged models ----
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.zip"
+    small(policy_kwargs=dict(net_arch=[4])).learn(8 * 2).save(path)
+    return path
+
+
+def same(one: PPG, other: PPG) -> bool:
+    ours, theirs = everything(one), everything(other)
+    return ours.keys() == theirs.keys() and all(th.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_model_is_whole_or_refused_whatever_byte_is_flipped(model_file, tmp_path):
+    """Bytes that carry nothing, such as a date in the archive, may be anything."""
+    model, content = PPG.load(model_file), model_file.read_bytes()
+    rng = np.random.default_rng(0)
+    directory = len(content) - 2000  # where the archive's table of contents is
+    places = [*rng.integers(len(content), size=100), *rng.integers(directory, len(content), size=100)]
+    bad, refused = tmp_path / "bad.zip", 0
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << rng.integers(8)
+        bad.write_bytes(flipped)
+        before = small(policy_kwargs=dict(net_arch=[4]))
+        loaded = copy.deepcopy(before.policy.state_dict())
+        try:
+            assert same(PPG.load(bad), model)
+            before.set_parameters(str(bad))
+        except ModelFormatError as error:
+            assert f"{bad} is damaged" in str(error)
+            with pytest.raises(ModelFormatError, match="is damaged"):
+                before.set_parameters(str(bad))
+            assert all(th.equal(value, loaded[name]) for name, value in before.policy.state_dict().items())
+            refused += 1
+    assert refused > 120
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_model_is_refused(model_file, tmp_path, part):
+    content = model_file.read_bytes()
+    (tmp_path / "bad.zip").write_bytes(content[: int(part * len(content))])
+    with pytest.raises(ModelFormatError, match=r"bad\.zip is damaged, or no model's file"):
+        PPG.load(tmp_path / "bad")
+    with pytest.raises(ModelFormatError, match="is damaged"):
+        PPG.load(io.BytesIO(content[: int(part * len(content))]))
+    assert PPG.load(io.BytesIO(content)).num_timesteps == 16
+
+
+def test_another_classs_model_is_refused(model_file, tmp_path):
+    PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8).save(tmp_path / "ppo")
+    with pytest.raises(ModelFormatError, match=r"ppo\.zip is another class's file, none of sb3_ppg's"):
+        PPG.load(tmp_path / "ppo")
+    recurrent = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=8, batch_size=8)
+    recurrent.save(tmp_path / "recurrent")
+    with pytest.raises(ModelFormatError, match=r"recurrent\.zip is another class's file: it was saved by RecurrentPPG"):
+        PPG.load(tmp_path / "recurrent.zip")
+    with pytest.raises(ModelFormatError, match=r"it was saved by PPG, not by MaskablePPG; use PPG\.load"):
+        MaskablePPG.load(model_file)
+    before = copy.deepcopy(recurrent.policy.state_dict())
+    with pytest.raises(ModelFormatError, match="it was saved by PPG, not by RecurrentPPG"):
+        recurrent.set_parameters(str(model_file))
+    assert all(th.equal(value, before[name]) for name, value in recurrent.policy.state_dict().items())
+
+    class Mine(PPG):
+        pass
+
+    assert type(Mine.load(model_file)) is Mine
+
+
+def test_a_newer_or_incomplete_model_is_refused(model_file, tmp_path, monkeypatch):
+    with zipfile.ZipFile(model_file) as archive, zipfile.ZipFile(tmp_path / "without.zip", "w") as without:
+        for name in archive.namelist():
+            if name != "aux_optimizer.pth":
+                without.writestr(name, archive.read(name))
+    with pytest.raises(ModelFormatError, match=r"without\.zip is damaged: it has no aux_optimizer\.pth"):
+        PPG.load(tmp_path / "without.zip")
+    monkeypatch.setattr("sb3_ppg.ppg.FORMAT_VERSION", 2)
+    small().save(tmp_path / "newer.zip")
+    with pytest.raises(ModelFormatError, match=r"newer\.zip has version 2 of its format, this sb3_ppg reads 1"):
+        PPG.load(tmp_path / "newer.zip")
+    with pytest.raises(FileNotFoundError):
+        PPG.load(tmp_path / "none.zip")
+
+
+def test_parameters_that_do_not_fit_change_nothing(model_file):
+    """SB3 would have copied those that do."""
+    model = small(policy_kwargs=dict(net_arch=[4, 4])).learn(8 * 3)
+    before = everything(model)
+    with pytest.raises((RuntimeError, ValueError)):
+        model.set_parameters(str(model_file))
+    assert all(th.equal(value, before[name]) for name, value in everything(model).items())
 
 
 # ---- killed ----
