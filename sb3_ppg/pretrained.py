@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 import torch as th
 from gymnasium import spaces
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import recursive_getattr
@@ -96,7 +96,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     together = [folder / name for name in (DESCRIPTION, ARRAYS, CHECKSUMS)]
     with replaced_together(together) as (new_text, new_arrays, new_sums):
         new_text.write_text(text, encoding="utf-8")
-        save_file(encoder.arrays, new_arrays)
+        new_arrays.write_bytes(save(encoder.arrays))  # safetensors' own errors would not be OSErrors
         new_sums.write_text(_checksums({DESCRIPTION: new_text, ARRAYS: new_arrays}), encoding="utf-8")
 
 
