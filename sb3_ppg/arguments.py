@@ -1,5 +1,6 @@
 """Arguments of ``PPG`` that cannot work are refused before they have cost an hour."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -96,6 +97,22 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     ),
     (("rollout_buffer_kwargs", "policy_kwargs"), lambda value: isinstance(value, dict), "use a dictionary, or None"),
 ]
+
+
+def argument_names(cls: "type[PPG]") -> list[str]:
+    """
+    :param cls: PPG, or a class derived from it
+    :return: the names of the constructor's arguments, also of those that a subclass passes on as ``**kwargs``
+    """
+    parameters = [
+        parameter
+        for ancestor in cls.__mro__
+        if "__init__" in vars(ancestor) and ancestor.__module__.split(".")[0] not in ("stable_baselines3", "builtins")
+        for parameter in inspect.signature(vars(ancestor)["__init__"]).parameters.values()
+    ]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = dict.fromkeys(parameter.name for parameter in parameters if parameter.kind not in variable)
+    return [name for name in names if name != "self"]
 
 
 def require(model: "PPG", condition: bool, argument: str, remedy: str) -> None:

@@ -94,7 +94,7 @@ def push(
         write_checksums(folder, [DESCRIPTION, ARRAYS, *(files or {})])
         if usage is None:
             loads = _loads_in(folder, made_as, env_kwargs, custom_objects)
-            usage = python_usage(repo_id, made_as if loads else None, env_kwargs, list(custom_objects or {}))
+            usage = python_usage(type(model), repo_id, made_as if loads else None, env_kwargs, list(custom_objects or {}))
         card = model_card(folder, env_id or made_as, env_kwargs, evaluation, usage)
         (folder / "README.md").write_text(card, encoding="utf-8")
         api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))

@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 import gymnasium
 from huggingface_hub import EvalResult, ModelCardData
 
+from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.ppg import PPG
+from sb3_ppg.recurrent import RecurrentPPG
+
 TAGS = [
     "deep-reinforcement-learning",
     "reinforcement-learning",
@@ -67,8 +71,26 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
-def python_usage(repo_id: str, env_id: str | None, env_kwargs: dict[str, Any], custom_objects: list[str]) -> str:
+# How to act, by what the model has to be told besides the observation
+PLAY = """obs = env.reset()
+for _ in range(1000):
+    action, _ = model.predict(obs, deterministic=True)
+    obs, rewards, dones, infos = env.step(action)"""
+PLAY_RECURRENT = """obs, states, episode_starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
+for _ in range(1000):
+    action, states = model.predict(obs, states, episode_starts, deterministic=True)
+    obs, rewards, episode_starts, infos = env.step(action)"""
+PLAY_MASKABLE = """obs = env.reset()
+for _ in range(1000):
+    action, _ = model.predict(obs, deterministic=True, action_masks=get_action_masks(env))
+    obs, rewards, dones, infos = env.step(action)"""
+
+
+def python_usage(
+    cls: type[PPG], repo_id: str, env_id: str | None, env_kwargs: dict[str, Any], custom_objects: list[str]
+) -> str:
     """
+    :param cls: of the model
     :param repo_id: where the model is
     :param env_id: the environment. None: it cannot be made from a name
     :param env_kwargs: its options
@@ -81,29 +103,33 @@ def python_usage(repo_id: str, env_id: str | None, env_kwargs: dict[str, Any], c
         if env_id
         else "...  # the one that it was trained in, with its wrappers and options"
     )
-    imports = "from stable_baselines3.common.env_util import make_vec_env\n\n" if env_id else ""
+    imports, play = [], PLAY
+    if issubclass(cls, RecurrentPPG):
+        imports, play = ["import numpy as np"], PLAY_RECURRENT
+    elif issubclass(cls, MaskablePPG):
+        imports, play = ["from sb3_contrib.common.maskable.utils import get_action_masks"], PLAY_MASKABLE
+    imports += ["from stable_baselines3.common.env_util import make_vec_env"] if env_id else []
+    header = _import_of(env_id) + "".join(f"{line}\n" for line in imports) + ("\n" if imports else "")
     custom = f", custom_objects={{{', '.join(f'{name!r}: ...' for name in custom_objects)}}}" if custom_objects else ""
     return f"""```bash
 pip install "sb3-ppg[hub]"
 ```
 
 ```python
-{_import_of(env_id)}{imports}from sb3_ppg import hub
+{header}from sb3_ppg import hub
 
 env = {env}
 model = hub.load({repo_id!r}, env=env{custom})
 env = model.get_env()
-obs = env.reset()
-for _ in range(1000):
-    action, _ = model.predict(obs, deterministic=True)
-    obs, rewards, dones, infos = env.step(action)
+{play}
 ```"""
 
 
 def _import_of(env_id: str | None) -> str:
     """What registers an environment, if it is not Gymnasium's own."""
     spec = gymnasium.registry.get(env_id or "")
-    package = str(spec.entry_point).split(":")[0].split(".")[0] if spec else "gymnasium"
+    entry_point = spec.entry_point if spec else None
+    package = entry_point.__module__ if callable(entry_point) else str(entry_point or "gymnasium").split(":")[0].split(".")[0]
     return "" if package == "gymnasium" else f"import {package}  # registers the environment\n"
 
 

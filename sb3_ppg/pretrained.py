@@ -7,7 +7,6 @@ never unpickles, imports or evaluates what they say, and writes nothing.
 """
 
 import hashlib
-import inspect
 import json
 import math
 import platform
@@ -32,6 +31,7 @@ from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 from torch.overrides import TorchFunctionMode
 
+from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.files import replaced_together
 from sb3_ppg.maskable import MaskablePPG
@@ -47,7 +47,7 @@ MAX_DEPTH = 100
 
 # Arguments of the algorithm that belong to a machine or a run, not to the model
 NOT_SHARED = {
-    *("self", "policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "aux_buffer_kwargs"),
+    *("policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "aux_buffer_kwargs"),
     "_init_setup_model",
 }
 COUNTERS = [
@@ -208,16 +208,7 @@ def _sha256(file: Path) -> str:
 
 
 def _arguments(cls: type[PPG]) -> list[str]:
-    """The names of the constructor's arguments, also of those that a subclass passes on as ``**kwargs``."""
-    parameters = [
-        parameter
-        for ancestor in cls.__mro__
-        if issubclass(ancestor, PPG) and "__init__" in vars(ancestor)
-        for parameter in inspect.signature(vars(ancestor)["__init__"]).parameters.values()
-    ]
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = dict.fromkeys(parameter.name for parameter in parameters if parameter.kind not in variable)
-    return [name for name in named if name not in NOT_SHARED]
+    return [name for name in argument_names(cls) if name not in NOT_SHARED]
 
 
 def _argument(model: PPG, name: str) -> Any:

@@ -418,7 +418,7 @@ class RecurrentPPG(PPG):
     rollout_buffer: SequenceRolloutBuffer
     _last_lstm_states: RNNStates  # before the next step
 
-    def __init__(self, policy: Any, env: Any, *args: Any, recompute_states: bool = False, **kwargs: Any):
+    def __init__(self, policy: Any, env: Any, *args: Any, recompute_states: bool = True, **kwargs: Any):
         self.recompute_states = recompute_states
         super().__init__(policy, env, *args, **kwargs)
 

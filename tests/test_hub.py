@@ -17,12 +17,12 @@ from huggingface_hub.utils import _http
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
-from sb3_ppg import PPG, hub
+from sb3_ppg import PPG, MaskablePPG, hub
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, wrapper_names
-from tests.helpers import RandomEnv, run
+from tests.helpers import MaskedEnv, RandomEnv, run
 from tests.hub_server import HubServer
 from tests.test_pretrained import BOX, SMALL, malicious_zip, nested, same_parameters, small_model
 
@@ -311,6 +311,41 @@ def test_share_a_training_and_fetch_it(hub_server, trained):
     assert (elsewhere / "logs" / "ppg" / "CartPole-v1_2" / "CartPole-v1.zip").exists()
     run(*commands[0].split()[1:], "--exp-id", "1", "--force", "--revision", "main")
     assert sorted(path.name for path in (elsewhere / "logs").iterdir()) == ["ppg"]  # nothing half-made is left
+
+
+@pytest.mark.parametrize(("algo", "env_id"), [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "InvalidActionsDiscrete-v0")])
+def test_share_a_training_of_a_variant_and_fetch_it(hub_server, tmp_path, monkeypatch, algo, env_id):
+    """Its card's own commands and snippets, in an empty folder: they know LSTM states and masks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    which = ("--algo", algo, "--env", env_id)
+    run("train", *which, "-n", "512", "--eval-freq", "-1", "-params", "n_steps:32", "n_policy_iterations:2", "--seed", "1")
+    video = [] if algo == "ppg_lstm" else ["--no-render"]  # sb3-contrib's environment has no pictures
+    run("push_to_hub", *which, "-orga", "me", "-n", "60", *video)
+    card = hub_server.files(f"me/{algo}-{env_id}")["README.md"].decode()
+    assert type(hub.load(f"me/{algo}-{env_id}")).__name__ in card
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.chdir(elsewhere)
+    commands = [line.split("#")[0] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
+    run(*commands[0].split()[1:])
+    assert "Mean reward" in run(*commands[1].split()[1:], "--no-render")
+    snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(snippets) == (algo == "ppg_lstm")  # the masks' environments are known to the commands alone
+    for snippet in snippets:
+        assert "episode_starts" in snippet
+        subprocess.run([sys.executable, "-c", snippet], check=True)
+    output = run("load_from_hub", "--env", env_id, "-orga", "me", "-name", f"{algo}-{env_id}", fails=True)
+    assert f"--algo {algo}" in output
+
+
+def test_the_card_of_a_model_with_masks_acts_under_them(hub_server, tmp_path):
+    hub.push(MaskablePPG("MlpPolicy", make_vec_env(MaskedEnv), **SMALL), "me/masks", env_id="Strict-v0")
+    snippet = snippet_of(hub_server, "me/masks").replace("env = ...", "env = make_vec_env(MaskedEnv)")
+    preamble = "from stable_baselines3.common.env_util import make_vec_env\nfrom tests.helpers import MaskedEnv\n"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    subprocess.run([sys.executable, "-c", preamble + snippet], check=True, cwd=tmp_path, env=environment)
 
 
 def test_without_an_experiment_folder_no_other_training_is_touched(hub_server, model, tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """RL Zoo's commands as a user types them: child processes, real files."""
 
 import itertools
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import warnings
@@ -23,11 +25,13 @@ from optuna.trial import TrialState
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks import learning
+from benchmarks import learning, variants
 from sb3_ppg import PPG
-from sb3_ppg.zoo import launcher
-from sb3_ppg.zoo.hyperparameter_search import convert_ppg_params, sample_ppg_params
-from sb3_ppg.zoo.registration import hyperparameter_file, register
+from sb3_ppg.arguments import argument_names
+from sb3_ppg.pretrained import NOT_SHARED
+from sb3_ppg.zoo import launcher, masks
+from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
+from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
 from tests.helpers import run
 
 
@@ -163,21 +167,23 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     for number in (0, 1):
         run("train", *study, "--trial-id", str(number), "-n", "64", "--eval-freq", "-1", "-f", f"again{number}", cwd=tmp_path)
         model = PPG.load(tmp_path / f"again{number}" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
-        params = convert_ppg_params(trials[number].params)
+        params = CONVERTERS["ppg"](trials[number].params)
         for name, value in params.items():
             made = getattr(model, name)
             assert (made(1.0) if callable(made) else made) == value, name
 
 
-def test_every_sampled_model_can_be_made():
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_sampled_model_can_be_made(algo):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    policy = "MlpLstmPolicy" if algo == "ppg_lstm" else "MlpPolicy"
     for _ in range(20):
         trial = study.ask()
-        sampled = sample_ppg_params(trial, n_actions=2, n_envs=4, additional_args={})
-        assert sampled == convert_ppg_params(trial.params)
+        sampled = SAMPLERS[algo](trial, n_actions=2, n_envs=4, additional_args={})
+        assert sampled == CONVERTERS[algo](trial.params)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # truncated minibatches
-            PPG("MlpPolicy", make_vec_env("CartPole-v1", 4), **sampled)
+            ALGOS[algo](policy, make_vec_env("CartPole-v1", 4), **sampled)
 
 
 def test_continue_training(trained, run_folder):
@@ -214,6 +220,84 @@ def test_training_goes_on_exactly(tmp_path):
         assert th.equal(a, b)
     assert "trained for 192 steps already" in run(*resume, "-n", "192", *small, cwd=tmp_path, fails=True)
     assert "--continue needs the model" in run(*options, "--continue", cwd=tmp_path, fails=True)
+
+
+STRICT = """
+import gymnasium
+from tests.helpers import MaskedEnv  # in which an invalid action is an error
+
+gymnasium.register("Strict-v0", MaskedEnv, vector_entry_point=None)
+"""
+SMALL = ("-params", "n_envs:2", "n_steps:32", "batch_size:32", "n_policy_iterations:2")
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id"),
+    [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "Strict-v0")],
+)
+def test_every_command_knows_the_variants(algo, env_id, tmp_path):
+    """LSTM states and masks are used wherever an agent acts: training, evaluation, searches, enjoy, report."""
+    (tmp_path / "strict.py").write_text(STRICT)
+    which = ("--algo", algo, "--env", env_id, "--gym-packages", "strict")
+    here = dict(cwd=tmp_path, PYTHONPATH=str(Path(__file__).parent.parent))
+    training = ("-n", "192", "--eval-freq", "64", "--eval-episodes", "2", "--seed", "1", *SMALL)
+    run("train", *which, *training, "--save-freq", "64", "--save-replay-buffer", **here)
+    folder = tmp_path / "logs" / algo / f"{env_id}_1"
+    assert {"best_model.zip", "evaluations.npz", f"{env_id}.zip", f"{env_id}.aux_buffer.npz"} <= {
+        path.name for path in folder.iterdir()
+    }
+    model = ALGOS[algo].load(folder / f"{env_id}.zip")
+    assert model.num_timesteps == 192 and model._n_aux_phases == 1
+    resume = ("-n", "256", "--eval-freq", "-1", "--continue", "-i", str(folder / f"{env_id}.zip"), *SMALL)
+    output = run("train", *which, *resume, **here)
+    assert "Going on after 192 steps" in output and "aux_buffer.npz" in output
+    assert ALGOS[algo].load(tmp_path / "logs" / algo / f"{env_id}_2" / f"{env_id}.zip")._n_aux_phases == 2
+
+    assert "Mean episode length" in run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", **here)
+    assert "over 5 episodes" in run("report", *which, "--episodes", "5", **here)
+    search = ("-optimize", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "-n", "200")
+    assert "Number of finished trials:  2" in run("train", *which, *search, "--seed", "1", **here)
+
+
+def test_a_benchmarks_hyperparameters_are_those_of_our_file(tmp_path, monkeypatch):
+    """What benchmarks/variants.py ran is what ``--algo ppg_lstm`` and ``--algo ppg_mask`` run."""
+    register()
+    monkeypatch.chdir(tmp_path)
+    cases = [("ppg_lstm", "CartPoleNoVel-v1", variants.RECURRENT["RecurrentPPG"])]
+    cases += [("ppg_mask", env_id, variants.MASKABLE["MaskablePPG"]) for env_id in masks.ENVS]
+    for algo, env_id, contestant in cases:
+        model, hyperparameters = ExperimentManager(Namespace(), algo, env_id, str(tmp_path), eval_freq=-1).setup_experiment()
+        benchmarked = contestant.algorithm(contestant.policy, model.get_env(), **contestant.kwargs)
+        for name in argument_names(type(model)):
+            if name not in NOT_SHARED and name != "seed":
+                values = [getattr(made, name) for made in (model, benchmarked)]
+                one, other = (value(0.5) if callable(value) and not isinstance(value, type) else value for value in values)
+                if name == "policy_kwargs":
+                    other = {key: value for key, value in other.items() if key != "enable_critic_lstm"}  # True by default
+                assert one == other, name
+        assert hyperparameters["n_timesteps"] in (2e4, 1e5)
+
+
+def test_ctrl_c_saves_the_model(tmp_path):
+    """As for PPO: the training ends, and its model is there."""
+    command = [sys.executable, "-m", "sb3_ppg", "train", "--env", "CartPole-v1", "-n", "1000000", "--eval-freq", "-1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    training = subprocess.Popen(
+        [*command, "--save-replay-buffer"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert training.stdout is not None
+    lines = []
+    for line in training.stdout:  # until it has trained for a while
+        lines.append(line.decode())
+        if "n_updates" in lines[-1]:
+            break
+    training.send_signal(signal.SIGINT)
+    rest, _ = training.communicate(timeout=60)
+    output = "".join(lines) + rest.decode()
+    assert training.returncode == 0 and "Traceback" not in output and "Saving to logs" in output, output
+    folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    model = PPG.load(folder / "CartPole-v1.zip")
+    assert model.num_timesteps > 0 and (folder / "CartPole-v1.aux_buffer.npz").exists()
 
 
 def test_training_with_worker_processes(tmp_path):
@@ -306,8 +390,11 @@ def test_a_missing_extra_says_how_to_get_it(module, extra, command, tmp_path):
     assert done.returncode != 0 and f'pip install "sb3-ppg[{extra}]"' in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("entry", yaml.safe_load(hyperparameter_file("ppg").read_text()))
-def test_every_entry_of_our_file_makes_a_model(entry, tmp_path, monkeypatch):
+ENTRIES = [(algo, entry) for algo in ALGOS for entry in yaml.safe_load(hyperparameter_file(algo).read_text())]
+
+
+@pytest.mark.parametrize(("algo", "entry"), ENTRIES)
+def test_every_entry_of_our_files_makes_a_model(algo, entry, tmp_path, monkeypatch):
     """With its environment, as ``train`` makes it."""
     register()
     monkeypatch.chdir(tmp_path)
@@ -319,9 +406,9 @@ def test_every_entry_of_our_file_makes_a_model(entry, tmp_path, monkeypatch):
         Path("mine.yml").write_text(yaml.safe_dump({env_id: settings}))
         monkeypatch.setattr(sys.modules["sb3_ppg.zoo.registration"], "hyperparameter_file", lambda algo: Path("mine.yml"))
 
-    manager = ExperimentManager(Namespace(), "ppg", env_id, str(tmp_path), eval_freq=-1)
+    manager = ExperimentManager(Namespace(), algo, env_id, str(tmp_path), eval_freq=-1)
     model, hyperparameters = manager.setup_experiment()
-    assert isinstance(model, PPG) and model.n_envs == hyperparameters["n_envs"]
+    assert type(model) is ALGOS[algo] and model.n_envs == hyperparameters["n_envs"]
     assert model.batch_size <= model.n_steps * model.n_envs
     model.env.close()
 

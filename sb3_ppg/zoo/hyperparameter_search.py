@@ -1,4 +1,4 @@
-"""What ``train -optimize`` searches through: PPG's hyperparameters, for Optuna."""
+"""What ``train -optimize`` searches through: the hyperparameters of PPG and its variants, for Optuna."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import nn
 
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+LSTM = {"lstm_hidden_size": [16, 32, 64, 128, 256]}
 
 
 def sample_ppg_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
@@ -43,6 +44,19 @@ def sample_ppg_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
     return sampled
 
 
+def sample_ppg_lstm_params(
+    trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    As ``sample_ppg_params``, and the LSTMs.
+
+    :return: arguments of ``RecurrentPPG``
+    """
+    for name, choices in LSTM.items():
+        trial.suggest_categorical(name, choices)
+    return sample_ppg_params(trial, n_actions, n_envs, additional_args)
+
+
 def convert_ppg_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     """
     From what Optuna stores of a trial to what the algorithm takes.
@@ -60,4 +74,11 @@ def convert_ppg_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
         "net_arch": NET_ARCHS[hyperparams.pop("net_arch")],
         "activation_fn": ACTIVATION_FNS[hyperparams.pop("activation_fn")],
     }
+    for name in LSTM:
+        if name in hyperparams:
+            hyperparams["policy_kwargs"][name] = hyperparams.pop(name)
     return hyperparams
+
+
+SAMPLERS = {"ppg": sample_ppg_params, "ppg_lstm": sample_ppg_lstm_params, "ppg_mask": sample_ppg_params}
+CONVERTERS = dict.fromkeys(SAMPLERS, convert_ppg_params)

@@ -1,5 +1,5 @@
 """
-Makes PPG known to RL Zoo, which has no plugin mechanism. This module, ``repairs``, ``procgen`` and ``resume`` are
+Makes PPG known to RL Zoo, which has no plugin mechanism. This module, ``repairs``, ``procgen``, ``masks`` and ``resume`` are
 the ones that patch it (rl_zoo3 2.9.2), and only when ``register()`` is called.
 """
 
@@ -12,7 +12,8 @@ from typing import Any
 from stable_baselines3.common.utils import LinearSchedule
 
 import sb3_ppg
-from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
+from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ArgumentError, nearest
 
 try:
@@ -23,14 +24,15 @@ try:
     from rl_zoo3.utils import SimpleLinearSchedule
 
     from sb3_ppg.zoo import repairs
+    from sb3_ppg.zoo.masks import register_masks
     from sb3_ppg.zoo.procgen import register_procgen
     from sb3_ppg.zoo.resume import register_resume
 except ImportError as error:
     raise ImportError(f'RL Zoo cannot be imported ({error}): pip install "sb3-ppg[zoo]"') from error
 
-from sb3_ppg.zoo.hyperparameter_search import convert_ppg_params, sample_ppg_params
+from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 
-ALGOS = {"ppg": PPG}
+ALGOS: dict[str, type[PPG]] = {"ppg": PPG, "ppg_lstm": RecurrentPPG, "ppg_mask": MaskablePPG}
 
 
 def register() -> None:
@@ -43,8 +45,8 @@ def register() -> None:
     if ALGOS.keys() <= rl_zoo3.ALGOS.keys():
         return
     rl_zoo3.ALGOS.update(ALGOS)
-    HYPERPARAMS_SAMPLER["ppg"] = sample_ppg_params
-    HYPERPARAMS_CONVERTER["ppg"] = convert_ppg_params
+    HYPERPARAMS_SAMPLER.update(SAMPLERS)
+    HYPERPARAMS_CONVERTER.update(CONVERTERS)
     # Strings in hyperparameter files are evaluated in that module
     vars(rl_zoo3.exp_manager)["ImpalaCNN"] = ImpalaCNN
     _use_our_hyperparameter_files()
@@ -52,6 +54,7 @@ def register() -> None:
     _refuse_unknown_hyperparameters()
     repairs.apply()
     register_procgen()
+    register_masks()
     register_resume()
     _download_without_pickle()
 
@@ -128,8 +131,8 @@ def _refuse_unknown_hyperparameters() -> None:
     def preprocess(self: ExperimentManager, hyperparams: dict[str, Any]) -> tuple:
         result = original(self, hyperparams)
         if self.algo in ALGOS:
-            known = signature(ALGOS[self.algo].__init__).parameters
-            for name in result[0].keys() - known:
+            known = argument_names(ALGOS[self.algo])
+            for name in result[0].keys() - set(known):
                 raise ArgumentError(
                     f"{self.algo.upper()} has no hyperparameter {name!r} (from {self.config}, -params or a study)"
                     f"{nearest(name, known)}"

@@ -12,7 +12,7 @@ import numpy as np
 import rl_zoo3.import_envs  # noqa: F401  registers environments
 import yaml
 from huggingface_sb3 import EnvironmentName
-from rl_zoo3 import ALGOS, create_test_env, get_saved_hyperparams, utils
+from rl_zoo3 import ALGOS, get_saved_hyperparams, utils
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
@@ -81,7 +81,7 @@ def load_agent(
     """
     hyperparams, maybe_stats_path = get_saved_hyperparams(str(stats_path), norm_reward=False, test_mode=True)
     hyperparams.pop("env_kwargs", None)
-    env = create_test_env(
+    env = utils.create_test_env(
         env_id,
         n_envs=n_envs,
         stats_path=maybe_stats_path,

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import rl_zoo3.import_envs  # noqa: F401  registers environments
 import torch as th
 import yaml
@@ -30,6 +31,7 @@ from sb3_ppg import hub, zoo
 from sb3_ppg.errors import ArgumentError, ModelFormatError
 from sb3_ppg.ppg import PPG
 from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, check_sums, read_json, why_not_pickle
+from sb3_ppg.zoo import masks
 from sb3_ppg.zoo.procgen import ENV_IDS
 from sb3_ppg.zoo.report import add_gym_packages, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
@@ -184,10 +186,11 @@ def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
     env = model.get_env()
     assert env is not None
     recorder = VecVideoRecorder(env, folder, record_video_trigger=lambda step: step == 0, video_length=n_steps)
-    observations = recorder.reset()
+    observations, states = recorder.reset(), None
+    episode_starts = np.ones(env.num_envs, dtype=bool)
     for _ in range(n_steps):
-        actions, _ = model.predict(observations, deterministic=deterministic)  # type: ignore[arg-type]
-        observations, *_ = recorder.step(actions)
+        actions, states = model.predict(observations, states, episode_starts, deterministic)  # type: ignore[arg-type]
+        observations, _, episode_starts, _ = recorder.step(actions)
     recorder.close()
     return Path(recorder.video_path)
 
@@ -215,9 +218,9 @@ sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization} {" ".join([
 sb3-ppg enjoy{algo} --env {env_id} -f logs
 ```"""
     # Where the environment alone is not what the model knows, or is one that only the Zoo makes
-    if wrapper_names(config) or config.get("frame_stack") or env_id in ENV_IDS:
+    if wrapper_names(config) or config.get("frame_stack") or env_id in {*ENV_IDS, *masks.ENVS}:
         return commands
-    return f"{commands}\n\nIn Python:\n\n{hub.python_usage(repo_id, env_id, env_kwargs, [])}"
+    return f"{commands}\n\nIn Python:\n\n{hub.python_usage(zoo.ALGOS[args.algo], repo_id, env_id, env_kwargs, [])}"
 
 
 def wrapper_names(config: dict[str, Any]) -> list[str]:
@@ -336,6 +339,9 @@ def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:
 def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
     """What training would have written. Nothing is copied that the Zoo would unpickle, evaluate or import."""
     model = hub.from_pretrained(source, device="cpu")
+    if type(model) is not zoo.ALGOS[algo]:
+        fitting = next((name for name, cls in zoo.ALGOS.items() if cls is type(model)), "")
+        raise ModelFormatError(f"this is a model of {type(model).__name__}: use --algo {fitting}")
     description = _read_environment(source, env_name, allowed)
     (log_path / env_name).mkdir(parents=True)
     config = {**description["config"], "normalize": False}
