@@ -6,15 +6,17 @@ alternately in one run.
    weights, images divided by 255, memory as glibc manages it, and whole minibatches in one pass, or micro-batches of 128;
    GFLOP/s over the machine's best matrix product in that type.
 2. Micro-batches: the automatic size against all others.
-3. MlpPolicy: the policy phase's update and the rollouts against SB3's PPO.
+3. MlpPolicy, LSTMs and masks: the policy phase's update and the rollouts against PPO, RecurrentPPO and MaskablePPO.
 4. Memory: the process's peak over the bytes of the stored observations.
 5. Scaling: cost per step over a factor of eight in environments, N_π and E_aux.
-6. IMPALA on Procgen on a GPU, where there is one, at the paper's setting.
+6. What options cost: a phase with observations in files that are mapped into memory, and with recomputed LSTM states, over
+   one without.
+7. IMPALA on Procgen on a GPU, where there is one, at the paper's setting.
 
 Each contestant runs in a process of its own. Writes results/speed_<section>.csv, speed.md and speed.png. It takes about half
 an hour on two cores; let nothing else run beside it.
 
-    python -m benchmarks.speed [impala] [micro_batches] [mlp] [memory] [scaling] [impala_cuda] [--plot]
+    python -m benchmarks.speed [impala] [micro_batches] [mlp] [memory] [scaling] [options] [impala_cuda] [--plot]
 """
 
 import argparse
@@ -38,6 +40,8 @@ import numpy as np
 import pandas as pd
 import torch as th
 from gymnasium import spaces
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.env_util import make_vec_env
@@ -47,7 +51,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
 from sb3_ppg.memory import keep_freed_memory
 from sb3_ppg.optimization import optimize_epoch
 from sb3_ppg.vec_env import EnvPoolVecEnv
@@ -347,12 +351,26 @@ def run_micro_batches() -> pd.DataFrame:
 # ---- 3. MlpPolicy ----
 
 
-def mlp(algorithm: str, env_id: str) -> Measure:
+def hundred_actions() -> gym.Env:
+    """Of which 80 are invalid."""
+    return InvalidActionEnvDiscrete(dim=100, n_invalid_actions=80)
+
+
+BESIDE_PPO: dict[str, tuple[Any, type[OnPolicyAlgorithm], type[PPG], str]] = {
+    "CartPole-v1": ("CartPole-v1", PPO, PPG, "MlpPolicy"),
+    "Pendulum-v1": ("Pendulum-v1", PPO, PPG, "MlpPolicy"),
+    "CartPole-v1, LSTMs": ("CartPole-v1", RecurrentPPO, RecurrentPPG, "MlpLstmPolicy"),
+    "100 actions, masks": (hundred_actions, MaskablePPO, MaskablePPG, "MlpPolicy"),
+}
+
+
+def mlp(algorithm: str, contest: str) -> Measure:
     """The same network, rollouts, minibatches of 64 and epochs; one thread."""
     th.set_num_threads(1)
     settings: dict[str, Any] = dict(n_steps=256, batch_size=64, n_epochs=4, max_grad_norm=0.5, ent_coef=0.01, seed=0)
-    cls: Any = {"PPO": PPO, "PPG": PPG}[algorithm]
-    model = ready(cls("MlpPolicy", make_vec_env(env_id, 8, seed=0), device="cpu", **settings))
+    env, ppo, ppg, policy = BESIDE_PPO[contest]
+    cls: Any = {"PPO": ppo, "PPG": ppg}[algorithm]
+    model = ready(cls(policy, make_vec_env(env, 8, seed=0), device="cpu", **settings))
     update = model._policy_phase if isinstance(model, PPG) else model.train
 
     def measure() -> dict[str, float]:
@@ -367,7 +385,7 @@ def mlp(algorithm: str, env_id: str) -> Measure:
 
 def run_mlp() -> pd.DataFrame:
     tables = []
-    for env_id in ("CartPole-v1", "Pendulum-v1"):
+    for env_id in BESIDE_PPO:
         rows = take_turns({algorithm: (mlp, (algorithm, env_id)) for algorithm in ("PPO", "PPG")})
         table = rows.groupby("contestant")[["rollout", "update"]].median()
         ratios = table.loc["PPO"] / table.loc["PPG"]
@@ -477,9 +495,104 @@ def run_scaling() -> pd.DataFrame:
     return pd.DataFrame(rows).round(2)
 
 
+# ---- 6. options ----
+
+
+def images(storage: str, cold: bool) -> Measure:
+    """
+    4 rollouts of 64 environments x 256 steps of 64x64x3 images, 805 MB: seconds to store, to read, to train an epoch.
+
+    :param cold: whether the system has forgotten the files' pages before they are read
+    """
+    th.set_num_threads(N_THREADS)
+    model = PPG(
+        "CnnPolicy",
+        DummyVecEnv([lambda: Frames((3, 64, 64))] * 64),
+        n_steps=N_STEPS,
+        batch_size=2048,
+        n_policy_iterations=4,
+        aux_batch_size=8 * N_STEPS,
+        aux_buffer_kwargs=dict(storage=storage),
+        policy_kwargs=dict(architecture="detached", features_extractor_class=ImpalaCNN),
+        device="cpu",
+    )
+    ready(model)
+    collect(model)
+    for _ in model.rollout_buffer.get(2048):  # which orders it
+        pass
+
+    def read_everything() -> None:
+        for batch in model.aux_buffer.minibatches(8):
+            assert len(batch.value_targets) > 0
+
+    def measure() -> dict[str, float]:
+        model.aux_buffer.reset()
+        store = sum(seconds(lambda: model.aux_buffer.add(model.rollout_buffer)) for _ in range(4))
+        model.aux_buffer.old_parameters = th.zeros(4 * 64, N_STEPS, 15)
+        if cold:  # nothing has touched the pages yet, so the system can forget them
+            os.sync()
+            Path("/proc/sys/vm/drop_caches").write_text("1")
+        read = seconds(read_everything)
+        batch = next(model.aux_buffer.minibatches(8))
+        loss = partial(model._auxiliary_losses, scale=1.0)
+        train = seconds(lambda: optimize_epoch("aux", model.policy, model.aux_optimizer, [batch], loss, 64))
+        return dict(store=store, read=read, train=train * 64 * 4 / 8)
+
+    return measure
+
+
+def recurrent(recompute_states: bool) -> Measure:
+    """A phase of CartPole with LSTMs of 64 units, 16 rollouts of 8 environments x 32 steps."""
+    th.set_num_threads(1)
+    model = RecurrentPPG(
+        "MlpLstmPolicy",
+        make_vec_env("CartPole-v1", 8, seed=0),
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        n_policy_iterations=16,
+        recompute_states=recompute_states,
+        policy_kwargs=dict(lstm_hidden_size=64),
+        device="cpu",
+    )
+    ready(model)
+
+    def measure() -> dict[str, float]:
+        def run() -> None:
+            for _ in range(16):
+                collect(model)
+                model.train()
+
+        return dict(seconds=seconds(run))
+
+    return measure
+
+
+def run_options() -> pd.DataFrame:
+    contestants = {"memory": (images, ("memory", False)), "mmap": (images, ("mmap", False))}
+    if os.access("/proc/sys/vm/drop_caches", os.W_OK):
+        contestants["mmap, cold"] = (images, ("mmap", True))
+    turns = take_turns(contestants).groupby("contestant", sort=False)[["store", "read", "train"]].median()
+    train = turns.loc["memory", "train"]  # the same code
+    whole = turns["store"] + N_AUX_EPOCHS * (turns["read"] + train)
+    rows = []
+    for name in turns.index.drop("memory"):
+        for part, times in (
+            (f"storing and {N_AUX_EPOCHS} auxiliary epochs, ImpalaCNN", whole),
+            ("reading alone", turns["read"]),
+        ):
+            rows.append(dict(option=f"{name}: {part}", without=times["memory"], ratio=times[name] / times["memory"]))
+    phases = take_turns({name: (recurrent, (name == "recomputed",)) for name in ("stored", "recomputed")})
+    times = phases.groupby("contestant")["seconds"].median()
+    ratio = times["recomputed"] / times["stored"]
+    rows.append(dict(option="recomputed LSTM states: a phase", without=times["stored"], ratio=ratio))
+    return pd.DataFrame(rows).round(4)
+
+
 # ---- report ----
 
 SECTIONS = dict(impala=run_impala, micro_batches=run_micro_batches, mlp=run_mlp, memory=run_memory, scaling=run_scaling)
+SECTIONS["options"] = run_options
 if th.cuda.is_available():
     SECTIONS["impala_cuda"] = partial(run_impala, "cuda")
 
@@ -532,13 +645,21 @@ def lines_of_scaling(table: pd.DataFrame) -> Iterator[str]:
         yield f"| {quantity} | {values} | {figures} | {costs[-1] / costs[0]:.2f} |"
 
 
+def lines_of_options(table: pd.DataFrame) -> Iterator[str]:
+    yield "| with | seconds without | ratio |"
+    yield "| --- | --- | --- |"
+    for _, row in table.iterrows():
+        yield f"| {row['option']} | {row['without']:.2f} | {row['ratio']:.2f} |"
+
+
 LINES = dict(
     impala=("IMPALA on Procgen (CoinrunEasy, 64 environments x 256 steps)", lines_of_impala),
     micro_batches=("Micro-batches, minibatches of 1,024", lines_of_micro_batches),
     impala_cuda=("IMPALA on Procgen, on a GPU (CoinrunHard, 256 environments x 256 steps)", lines_of_impala),
-    mlp=("MlpPolicy, 8 environments, minibatches of 64", lines_of_mlp),
+    mlp=("MlpPolicy, LSTMs and masks, 8 environments, minibatches of 64", lines_of_mlp),
     memory=("Memory, 64 environments x 256 steps of 64x64x3 images", lines_of_memory),
     scaling=("Scaling, CartPole", lines_of_scaling),
+    options=("What options cost (mmap: 805 MB of 64x64x3 images)", lines_of_options),
 )
 
 
@@ -588,8 +709,8 @@ def report(tables: dict[str, pd.DataFrame]) -> None:
     right.bar(positions - 0.2, table["update_over_ppo"], 0.4, label="update")
     right.bar(positions + 0.2, table["rollout_over_ppo"], 0.4, label="rollout")
     right.axhline(1, color="black", linewidth=0.8)
-    right.set_xticks(positions, table["env"])
-    right.set(ylabel="PPG over PPO, samples per second", title="MlpPolicy")
+    right.set_xticks(positions, [name.replace(", ", "\n") for name in table["env"]])
+    right.set(ylabel="PPG over PPO, samples per second", title="MlpPolicy, LSTMs, masks")
     right.legend()
     for quantity, rows in tables["scaling"].groupby("quantity", sort=False):
         last.plot(rows["value"] / rows["value"].iloc[0], rows["microseconds_per_step"], marker=".", label=quantity)

@@ -15,7 +15,6 @@ import argparse
 import os
 import platform
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -121,9 +120,7 @@ def train(experiment: str, contestant: str, seed: int) -> tuple[dict[str, Any], 
         env = make_vec_env(env_id, n_envs, seed=seed, monitor_dir=folder)
         env = VecNormalize(env) if normalize else env
         model = algorithm(policy, env, seed=seed, device="cpu", **kwargs)
-        start = time.perf_counter()
         model.learn(n_timesteps)
-        seconds = time.perf_counter() - start
         monitor = load_results(folder)
     evaluation = make_vec_env(env_id, 1, seed=1000 + seed)
     if isinstance(env, VecNormalize):
@@ -133,7 +130,7 @@ def train(experiment: str, contestant: str, seed: int) -> tuple[dict[str, Any], 
     returns, _ = evaluate(model, evaluation, N_EPISODES, return_episode_rewards=True, warn=False)
     points = curve(monitor)
     row = dict(steps=model.num_timesteps, mean=round(np.mean(returns), 2), std=round(np.std(returns), 2))
-    return {**key, **row, "seconds": round(seconds, 1)}, points.assign(**key)
+    return {**key, **row}, points.assign(**key)
 
 
 def read(name: str) -> pd.DataFrame:
@@ -156,27 +153,25 @@ def markdown(rows: pd.DataFrame) -> str:
     lines = [
         "# RecurrentPPG and MaskablePPG",
         "",
-        f"`python -m benchmarks.variants`, {platform.machine()}, {os.cpu_count()} cores, one thread per training, two at a "
-        f"time, torch {th.__version__}. Mean of {N_EPISODES} deterministic episodes after training, per seed.",
+        f"`python -m benchmarks.variants`, {platform.machine()}, {os.cpu_count()} cores, one thread per training, torch "
+        f"{th.__version__}. Mean of {N_EPISODES} deterministic episodes after training, per seed.",
         "",
-        "| environment | algorithm | steps | return per seed | mean | seconds of training |",
-        "|---|---|---|---|---|---|",
+        "| environment | algorithm | steps | return per seed | mean |",
+        "|---|---|---|---|---|",
     ]
     for experiment, settings in EXPERIMENTS.items():
         for contestant in settings.contestants:
             part = rows[(rows.experiment == experiment) & (rows.contestant == contestant)].sort_values("seed")
             if len(part) > 0:
                 per_seed = ", ".join(f"{value:.1f}" for value in part["mean"])
-                lines.append(
-                    f"| {experiment} | {contestant} | {part.steps.max() / 1000:.0f}k | {per_seed} | {part['mean'].mean():.1f} "
-                    f"| {part.seconds.mean():.0f} |"
-                )
+                steps = f"{part.steps.max() / 1000:.0f}k"
+                lines.append(f"| {experiment} | {contestant} | {steps} | {per_seed} | {part['mean'].mean():.1f} |")
     return "\n".join(lines) + "\n"
 
 
 def plot(curves: pd.DataFrame, picture: Path) -> None:
     """One panel per experiment: mean over seeds, and their range."""
-    figure, panels = plt.subplots(1, 4, figsize=(16, 4))
+    figure, panels = plt.subplots(1, 4, figsize=(16, 5), layout="constrained")
     for axes, (experiment, settings) in zip(panels, EXPERIMENTS.items(), strict=True):
         for contestant in settings.contestants:
             part = curves[(curves.experiment == experiment) & (curves.contestant == contestant)]
@@ -187,8 +182,8 @@ def plot(curves: pd.DataFrame, picture: Path) -> None:
                 axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
         axes.set(title=experiment, xlabel="environment steps", ylabel="return in training")
         axes.grid(alpha=0.3)
-        axes.legend(loc="lower right", fontsize="small")
-    figure.tight_layout()
+        if axes.has_data():
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), fontsize="small")
     figure.savefig(picture, dpi=90)
     plt.close(figure)
 

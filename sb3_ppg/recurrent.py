@@ -1,5 +1,6 @@
 """RecurrentPPG: Phasic Policy Gradient with LSTMs. What differs from ``ppg``."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -327,10 +328,18 @@ class SequenceSamples(NamedTuple):
     episode_starts: th.Tensor  # (B,)
 
 
+def sequence_length(n_steps: int, batch_size: int) -> int:
+    """
+    :param n_steps: of a rollout
+    :param batch_size: of a minibatch
+    :return: the length of its sequences, equal parts of a rollout: the longest that a minibatch has room for
+    """
+    return max(length for length in range(1, min(n_steps, batch_size) + 1) if n_steps % length == 0)
+
+
 class SequenceRolloutBuffer(RolloutBuffer):
     """
-    A rollout buffer that keeps the LSTMs' states of each step, and gives whole sequences: ``batch_size`` consecutive steps of
-    an environment, or several rollouts of ``n_steps``, if those are shorter.
+    A rollout buffer that keeps the LSTMs' states of each step, and gives whole sequences, see ``sequence_length``.
     """
 
     states_shape: tuple[int, ...] = (4, 0, 0)  # (4, n_layers, hidden size), once the network is there
@@ -348,7 +357,7 @@ class SequenceRolloutBuffer(RolloutBuffer):
 
     def get(self, batch_size: int | None = None) -> Iterator[SequenceSamples]:  # type: ignore[override]
         """
-        :param batch_size: in samples, a divisor or a multiple of the number of steps. None: everything
+        :param batch_size: the most samples in a minibatch. None: everything
         :return: minibatches, of shuffled sequences
         """
         assert self.full, "Rollout buffer must be full before sampling from it"
@@ -356,9 +365,11 @@ class SequenceRolloutBuffer(RolloutBuffer):
             self._order_by_environment()
         n_samples = self.buffer_size * self.n_envs
         batch_size = batch_size or n_samples
-        length = min(batch_size, self.buffer_size)
+        length = sequence_length(self.buffer_size, batch_size)
         firsts = length * np.random.permutation(n_samples // length)
-        for some in np.split(firsts, range(batch_size // length, len(firsts), batch_size // length)):
+        n_sequences = batch_size // length
+        for start in range(0, len(firsts), n_sequences):
+            some = firsts[start : start + n_sequences]
             indices = (some[:, None] + np.arange(length)).ravel()
             yield SequenceSamples(
                 *self._get_samples(indices),
@@ -390,8 +401,8 @@ class RecurrentPPG(PPG):
     Phasic Policy Gradient with LSTMs, in the networks of sb3-contrib's ``RecurrentPPO``, for environments that do not show
     all of their state.
 
-    The policy phase's minibatches are sequences of ``min(batch_size, n_steps)`` steps, the auxiliary phase's are of
-    ``n_steps``; each starts from the LSTM states that were stored with it.
+    Minibatches are made of whole sequences: rollouts of ``n_steps``, or, in the policy phase, equal parts of them, if
+    ``batch_size`` is smaller. Each starts from the LSTM states that were stored with it.
 
     The arguments are those of ``PPG``, and:
 
@@ -421,6 +432,14 @@ class RecurrentPPG(PPG):
     def __init__(self, policy: Any, env: Any, *args: Any, recompute_states: bool = True, **kwargs: Any):
         self.recompute_states = recompute_states
         super().__init__(policy, env, *args, **kwargs)
+        length = sequence_length(self.n_steps, self.batch_size)
+        if self.batch_size % length > 0:
+            warnings.warn(
+                f"With `n_steps`={self.n_steps} and `batch_size`={self.batch_size}, minibatches are made of sequences of "
+                f"{length} steps: they have {self.batch_size // length * length} samples. We recommend that one is a multiple "
+                "of the other.",
+                stacklevel=2,
+            )
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -431,12 +450,13 @@ class RecurrentPPG(PPG):
     def _check_arguments(self) -> None:
         super()._check_arguments()
         require(self, isinstance(self.recompute_states, bool), "recompute_states", "use True or False")
-        longer, shorter = max(self.batch_size, self.n_steps), min(self.batch_size, self.n_steps)
+        length = sequence_length(self.n_steps, self.batch_size)
         require(
             self,
-            longer % shorter == 0,
+            2 * length >= min(self.n_steps, self.batch_size),
             "batch_size",
-            f"minibatches are whole sequences; use a divisor or a multiple of `n_steps`={self.n_steps}",
+            f"sequences are equal parts of `n_steps`={self.n_steps} steps, and here of {length} at most; use a divisor or a "
+            "multiple of it",
         )
 
     def _excluded_save_params(self) -> list[str]:

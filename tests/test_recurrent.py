@@ -1,5 +1,7 @@
 """RecurrentPPG: what is remembered is what was remembered, and padding counts nowhere."""
 
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -191,6 +193,24 @@ def test_an_epoch_is_every_sample_once_in_sequences():
     assert len(orders) > 10  # shuffled
     (everything,) = buffer.get()
     assert len(everything.actions) == 18 and len(everything.lstm_states) == 3
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "batch_size", "length", "n_samples"),
+    [(50, 64, 50, [50, 50]), (8, 12, 8, [8, 8]), (12, 8, 6, [6, 6, 6, 6]), (8, 24, 8, [16]), (6, 4, 3, [3, 3, 3, 3])],
+)
+def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_samples):
+    """At most ``batch_size`` samples each, of equal parts of a rollout."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model = make(n_steps=n_steps, batch_size=batch_size)
+    expected = f"sequences of {length} steps: they have {n_samples[0]} samples"
+    assert any(expected in str(warning.message) for warning in warned) == (batch_size % length > 0)
+    collect(model)
+    batches = list(model.rollout_buffer.get(batch_size))
+    assert [len(batch.actions) for batch in batches] == n_samples
+    assert all(len(batch.lstm_states) * length == len(batch.actions) for batch in batches)
+    model.train()
 
 
 def test_micro_batches_are_whole_sequences_and_the_same_step():
@@ -391,8 +411,7 @@ def test_the_policy_alone_is_saved_and_loaded(tmp_path):
         (dict(policy_kwargs=dict(lstm_kwargs=dict(bidirectional=True))), "lstm_kwargs.*bidirectional"),
         (dict(policy_kwargs=dict(lstm_kwargs=dict(batch_first=True))), "lstm_kwargs.*batch_first"),
         (dict(policy_kwargs=dict(shared_lstm=True, share_features_extractor=False)), "share_features_extractor.*contradicts"),
-        (dict(batch_size=6), "`batch_size`=6 cannot work.*divisor or a multiple of `n_steps`=8"),
-        (dict(batch_size=12), "`batch_size`=12 cannot work"),
+        (dict(n_steps=7, batch_size=6), "`batch_size`=6 cannot work.*equal parts of `n_steps`=7 steps, and here of 1 at most"),
         (dict(recompute_states="yes"), "`recompute_states`='yes' cannot work"),
         (dict(policy="MlpPolicy"), "'MlpPolicy' is unknown to RecurrentPPG: use one of 'MlpLstmPolicy'"),
         (dict(policy=PPG.policy_aliases["MlpPolicy"]), "is for PPG, not for RecurrentPPG"),

@@ -1,21 +1,31 @@
-"""For Stable-Baselines3's own tests, see ``make sb3-suite``: PPG in PPO's place, under PPO's name."""
+"""For the own tests of Stable-Baselines3 and sb3-contrib, see ``make sb3-suite``: ours in PPO's place, under PPO's names."""
 
 from typing import Any
 
+import sb3_contrib
 import stable_baselines3
 import torch
 
-from sb3_ppg import PPG
+from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 
 torch.set_num_threads(1)
 
 
 class PPO(PPG):
-    """PPG, with the names that the tests expect in messages and folders."""
+    """PPG, with the name that the tests expect in messages and folders."""
 
-    def learn(self, *args: Any, **kwargs: Any) -> "PPO":
-        kwargs.setdefault("tb_log_name", "PPO")
-        return super().learn(*args, **kwargs)
+
+class RecurrentPPO(RecurrentPPG):
+    """RecurrentPPG, likewise."""
+
+
+class MaskablePPO(MaskablePPG):
+    """MaskablePPG, likewise, and with MaskablePPO's defaults: one test asks for a return after few steps."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        defaults = dict(n_steps=2048, learning_rate=3e-4, n_epochs=10, gamma=0.99, ent_coef=0.0, max_grad_norm=0.5)
+        super().__init__(*args, **{**defaults, **kwargs})
 
 
 vars(stable_baselines3)["PPO"] = PPO
+vars(sb3_contrib).update(RecurrentPPO=RecurrentPPO, MaskablePPO=MaskablePPO)
