@@ -257,7 +257,8 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
     if size is None or size >= n_samples:
         yield minibatch
         return
-    length = n_samples // min(len(array) for field in minibatch for array in _arrays(field))  # of a sequence
+    n_sequences = min(len(array) for field in minibatch for array in _arrays(field))
+    length = n_samples // n_sequences
     size = max(length, size // length * length)
     make: Any = getattr(minibatch, "_make", tuple)  # for named tuples
     for start in range(0, n_samples, size):

@@ -246,7 +246,8 @@ class PPG(OnPolicyAlgorithm):
                 with th.no_grad():
                     action_tensor, values, log_probs, also_stored = self._act(env)
                 actions = action_tensor.cpu().numpy()
-                new_obs, rewards, dones, infos = env.step(self._for_environments(actions))
+                clipped_actions = self._for_environments(actions)
+                new_obs, rewards, dones, infos = env.step(clipped_actions)
                 self.num_timesteps += env.num_envs
 
                 callback.update_locals(locals())

@@ -70,6 +70,9 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
         PPG(..., rollout_buffer_class=NormalizedRewardRolloutBuffer,
             rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()))
 
+    For a variant of PPG, derive from it and the variant's own: ``class Mine(NormalizedRewardRolloutBuffer,
+    SequenceRolloutBuffer)`` for ``RecurrentPPG``, ``MaskableRolloutBuffer`` for ``MaskablePPG``.
+
     The normaliser is saved with the model. Time limits have to be ordinary ends of episodes, as the authors treat them:
     where ``TimeLimit.truncated`` is set, SB3 adds the bootstrapped value, which is in normalised units, to the reward
     before this buffer sees it; use ``VecNormalize(gamma=0.99, norm_obs=False)`` there.

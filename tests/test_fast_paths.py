@@ -85,7 +85,7 @@ def gradients(model: PPG, micro_batch_size: int | None) -> dict[str, dict[str, t
     ]:
         model.policy.zero_grad()
         for part in split(minibatch, micro_batch_size):
-            weight = len(part[1]) / len(minibatch[1])
+            weight = len(part.observations) / len(minibatch.observations)
             (weight * loss(part).total).backward()
         found[name] = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
     return found

@@ -19,7 +19,10 @@ def test_the_wheel_has_the_hyperparameters(tmp_path):
         assert {"sb3_ppg/hyperparams/ppg.yml", "sb3_ppg/py.typed", "sb3_ppg/zoo/launcher.py"} <= names
         assert not any(name.startswith(("tests", "benchmarks")) for name in names)
         file.extractall(tmp_path / "site")
-    code = "from sb3_ppg.zoo.registration import hyperparameter_file as f; print(f('ppg').is_file(), f('ppg'))"
+    code = (
+        "from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file as f\n"
+        "print(all(f(algo).is_file() for algo in ALGOS), f('ppg'))"
+    )
     found = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path / "site")
     assert found.startswith("True") and str(tmp_path / "site" / "sb3_ppg" / "hyperparams" / "ppg.yml") in found
 
@@ -27,7 +30,6 @@ def test_the_wheel_has_the_hyperparameters(tmp_path):
 def test_importing_needs_no_extra():
     extras = [
         "rl_zoo3",
-        "sb3_contrib",
         "envpool",
         "matplotlib",
         "pandas",

@@ -145,9 +145,9 @@ def everything(model: PPG) -> dict[str, th.Tensor]:
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def go_on(folder: Path, setting: str, stops: list[int], results) -> None:
+def go_on(folder: Path, setting: str, stops: list[int], n_threads: int, results) -> None:
     """In another process: each training, from its checkpoint to the end."""
-    th.set_num_threads(1)
+    th.set_num_threads(n_threads)  # sums are rounded otherwise with more of them
     for stop in stops:
         fresh = make(setting)
         env = fresh.env
@@ -175,7 +175,7 @@ def test_a_training_that_was_stopped_ends_where_it_would_have_ended(setting, tmp
         checkpoints = PhasicCheckpointCallback(1, tmp_path / str(stop))
         with pytest.raises(KeyboardInterrupt):
             make(setting).learn(N_ITERATIONS * ROLLOUT, callback=[checkpoints, AtIteration(stop, stop_it)])
-    run_in_a_new_process(go_on, tmp_path, setting, stops)
+    run_in_a_new_process(go_on, tmp_path, setting, stops, th.get_num_threads())
     for stop in stops:
         resumed = th.load(tmp_path / f"{stop}.pt")
         assert resumed.keys() == expected[stop].keys()

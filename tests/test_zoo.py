@@ -9,6 +9,7 @@ import sys
 import warnings
 import zipfile
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import imageio_ffmpeg
@@ -283,7 +284,12 @@ def test_ctrl_c_saves_the_model(tmp_path):
     command = [sys.executable, "-m", "sb3_ppg", "train", "--env", "CartPole-v1", "-n", "1000000", "--eval-freq", "-1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     training = subprocess.Popen(
-        [*command, "--save-replay-buffer"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [*command, "--save-replay-buffer"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # shells ignore it for what runs in the background
     )
     assert training.stdout is not None
     lines = []
