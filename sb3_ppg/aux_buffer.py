@@ -147,7 +147,8 @@ class AuxBuffer:
             self.observations.append({key: self._stored(keep(array)) for key, array in observations.items()})
         else:
             self.observations.append(self._stored(keep(observations)))
-        self.context.append({name: self._stored(array) for name, array in (context or {}).items()})
+        copied = {name: array.copy() if reuses_memory else array for name, array in (context or {}).items()}
+        self.context.append({name: self._stored(array) for name, array in copied.items()})
         self.value_targets.append(keep(rollout_buffer.returns.ravel()))
 
     def _stored(self, observations: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from sb3_ppg.aux_buffer import AuxiliaryBatch
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
+from sb3_ppg.watched_vec_env import workers_watched
 
 SelfMaskablePPG = TypeVar("SelfMaskablePPG", bound="MaskablePPG")
 Masks = np.ndarray | th.Tensor | None
@@ -49,6 +50,12 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         self.action_net = self.action_dist.proba_distribution_net(latent_dim=self.mlp_extractor.latent_dim_pi)
         if self.ortho_init:
             self.action_net.apply(partial(self.init_weights, gain=0.01))
+
+    @property
+    def action_dims(self) -> list[int]:
+        """How many choices each dimension of the actions has."""
+        dims = getattr(self.action_dist, "action_dims", None)  # of several dimensions; else `action_dim`
+        return list(dims) if dims is not None else [self.action_dist.action_dim]  # type: ignore[attr-defined]
 
     @contextmanager
     def _under(self, action_masks: Masks) -> Iterator[None]:
@@ -160,7 +167,9 @@ class MaskablePPG(PPG):
         :param use_masking: False: as if every action were possible
         :raises ArgumentError: if the environment does not say which actions are possible
         """
-        if use_masking and self.env is not None and not is_masking_supported(self.env):
+        with workers_watched(self.env):
+            supported = self.env is None or is_masking_supported(self.env)
+        if use_masking and not supported:
             raise ArgumentError(
                 "The environment has no method `action_masks`: write one, wrap it in sb3_contrib's ActionMasker, or use "
                 "learn(use_masking=False)"
@@ -191,8 +200,25 @@ class MaskablePPG(PPG):
 
     def _act(self, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-        action_masks = get_action_masks(env) if self._use_masking else None
+        action_masks = self._checked(get_action_masks(env)) if self._use_masking else None
         return *self.policy(observations, action_masks=action_masks), {"action_masks": action_masks}
+
+    def _checked(self, action_masks: np.ndarray) -> np.ndarray:
+        """
+        :raises ArgumentError: if masks are not as many as actions, or exclude them all
+        """
+        sizes = self.policy.action_dims
+        if action_masks.size != self.n_envs * sum(sizes):
+            raise ArgumentError(
+                f"`action_masks` of an environment returned {action_masks.size // self.n_envs} values, "
+                f"{self.action_space} needs {sum(sizes)}"
+            )
+        action_masks = action_masks.reshape(self.n_envs, -1).astype(bool)
+        possible = np.logical_or.reduceat(action_masks, np.cumsum([0, *sizes[:-1]]), axis=1)
+        if not possible.all():
+            env, dimension = np.argwhere(~possible)[0]
+            raise ArgumentError(f"`action_masks` of environment {env} allow no action in dimension {dimension}")
+        return action_masks
 
     def _context(self) -> dict[str, np.ndarray]:
         masks = self.rollout_buffer.action_masks

@@ -9,7 +9,7 @@ from typing import Any
 from sb3_ppg.errors import ModelFormatError
 
 FORMAT_VERSION = 1
-SAVED_BY = "_saved_by"  # the attribute that says what wrote a file: [algorithm, version]
+SAVED_BY = "_saved_by"  # the attribute that says what wrote a file: [algorithm, version, names of its tensors]
 
 
 def algorithm_name(cls: type) -> str:
@@ -42,14 +42,16 @@ def saved_by(path: str | Path | io.BufferedIOBase) -> str:
         raise
     except Exception as error:  # whatever a flipped byte can lead zipfile to
         raise ModelFormatError(f"{path} is damaged, or no model's file: {error}") from error
-    if not isinstance(data, dict) or SAVED_BY not in data:
-        raise ModelFormatError(f"{path} is another class's file, none of sb3_ppg's algorithms")
-    algorithm, file_version = data[SAVED_BY]
+    match data.get(SAVED_BY) if isinstance(data, dict) else None:
+        case [str(algorithm), int(file_version), *rest]:
+            parts = rest[0] if rest else []
+        case _:
+            raise ModelFormatError(f"{path} is another class's file: it does not say that an algorithm of sb3_ppg saved it")
     if file_version != FORMAT_VERSION:
         raise ModelFormatError(
             f"{path} has version {file_version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that wrote it"
         )
-    if missing := {"policy.pth", "policy.optimizer.pth", "value_optimizer.pth", "aux_optimizer.pth"} - names:
+    if missing := {f"{part}.pth" for part in parts} - names:
         raise ModelFormatError(f"{path} is damaged: it has no {', '.join(sorted(missing))}")
     return algorithm
 

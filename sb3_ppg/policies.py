@@ -217,6 +217,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         )
         self._check_trunk()
 
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        extractor = super().make_features_extractor()
+        extractor._features_dim = int(extractor.features_dim)  # NumPy's for MultiDiscrete observations, which an LSTM refuses
+        return extractor
+
     def _check_trunk(self) -> None:
         if self.architecture != "dual" and not isinstance(self.mlp_extractor, SharedTrunk):
             raise ArgumentError(

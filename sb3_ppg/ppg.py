@@ -32,7 +32,7 @@ from sb3_ppg.model_file import FORMAT_VERSION, SAVED_BY, algorithm_name, check_m
 from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import average_over_processes, moments, start_alike
-from sb3_ppg.watched_vec_env import WatchedVecEnv
+from sb3_ppg.watched_vec_env import WatchedVecEnv, workers_watched
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
 GATHERED_BYTES = 2**22
@@ -225,10 +225,9 @@ class PPG(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """
-        As in SB3, but for what variants of the algorithm change: ``_act`` and ``_next_values``.
+        As in SB3, but for what variants of the algorithm change: ``_act``, ``_remember`` and ``_next_values``.
 
         :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
-        :raises WorkerError: if the process of an environment has died
         """
         assert self._last_obs is not None
         self._training_callback = callback
@@ -256,6 +255,7 @@ class PPG(OnPolicyAlgorithm):
 
                 self._update_info_buffer(infos, dones)
                 n_steps += 1
+                self._remember()
                 if isinstance(self.action_space, spaces.Discrete):
                     actions = actions.reshape(-1, 1)
                 self._bootstrap_at_time_limits(rewards, dones, infos)
@@ -471,6 +471,9 @@ class PPG(OnPolicyAlgorithm):
         assert self._last_obs is not None
         return *self.policy(obs_as_tensor(self._last_obs, self.device)), {}
 
+    def _remember(self) -> None:
+        """The step is over."""
+
     def _next_values(self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None) -> th.Tensor:
         """
         V of what follows the latest step.
@@ -573,7 +576,7 @@ class PPG(OnPolicyAlgorithm):
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
         try:
-            with tensor_float_32(self.mixed_precision == "tf32"):
+            with tensor_float_32(self.mixed_precision == "tf32"), workers_watched(self.env):
                 name = tb_log_name or type(self).__name__
                 return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
         except (NonFiniteError, WorkerError):
@@ -594,7 +597,7 @@ class PPG(OnPolicyAlgorithm):
         :param include: names of attributes that are saved in spite of being excluded by default
         :raises OSError: if it cannot be written; the file that was there is left as it was
         """
-        setattr(self, SAVED_BY, [algorithm_name(type(self)), FORMAT_VERSION])
+        setattr(self, SAVED_BY, [algorithm_name(type(self)), FORMAT_VERSION, self._get_torch_save_params()[0]])
         if not isinstance(path, (str, Path)):
             super().save(path, exclude, include)
             return

@@ -17,10 +17,10 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from sb3_ppg.arguments import require
+from sb3_ppg.arguments import is_count, require
 from sb3_ppg.aux_buffer import AuxiliaryBatch
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.policies import Architecture, PhasicActorCriticPolicy
+from sb3_ppg.policies import ARCHITECTURES, Architecture, PhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
 
 # ---- the networks ----
@@ -63,6 +63,32 @@ def run_lstm(lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, .
     return th.cat(outputs)[where]
 
 
+def last_states(
+    lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
+) -> tuple[th.Tensor, ...]:
+    """
+    The states of an LSTM after sequences in which new episodes may begin: what was before the last of them does not matter.
+
+    :param lstm: of any number of layers
+    :param features: of sequences of equal length, one after the other, (B, features_dim)
+    :param lstm_states: hidden and cell states before each sequence, (n_layers, n_sequences, hidden size)
+    :param episode_starts: 1 where an episode begins, else 0, (B,)
+    :return: hidden and cell states after each sequence
+    """
+    n_sequences = lstm_states[0].shape[1]
+    starts = (episode_starts > 0.5).cpu().numpy().reshape(n_sequences, -1)
+    by_step = features.reshape(*starts.shape, -1).transpose(0, 1)  # (length, n_sequences, features_dim)
+    last_starts = np.where(starts.any(axis=1), starts.shape[1] - 1 - starts[:, ::-1].argmax(axis=1), -1)
+    after = [th.empty_like(state) for state in lstm_states]
+    for start in np.unique(last_starts):
+        group = np.flatnonzero(last_starts == start)
+        before = [state[:, group] * float(start < 0) for state in lstm_states]
+        _, states = lstm(by_step[max(start, 0) :, group], (before[0], before[1]))
+        for state, new in zip(after, states, strict=True):
+            state[:, group] = new
+    return tuple(after)
+
+
 def _of_similar_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
     """The numbers of the pieces, in groups in which the longest is less than twice as long as the shortest."""
     order = np.argsort(-lengths, kind="stable")
@@ -97,7 +123,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     :param shared_lstm: Whether the value function reads the policy's LSTM. Default: as the architecture says
     :param enable_critic_lstm: Whether it has an LSTM of its own. Default: as the architecture says. False with "dual": a
         dense layer takes its place
-    :param lstm_kwargs: Additional keyword arguments of ``torch.nn.LSTM``
+    :param lstm_kwargs: ``bias`` and ``dropout`` of ``torch.nn.LSTM``
     :raises ArgumentError: (a ``ValueError``) for a combination that contradicts itself
     """
 
@@ -121,9 +147,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     ):
         architecture = architecture or ("detached" if shared_lstm else "dual")
         shared_lstm, enable_critic_lstm = _lstm_of_the_value_function(architecture, shared_lstm, enable_critic_lstm)
-        for name in ("batch_first", "bidirectional", "proj_size"):
-            if (lstm_kwargs or {}).get(name):
-                raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {name!r}")
+        _check_lstm(lstm_hidden_size, n_lstm_layers, lstm_kwargs)
         super().__init__(
             observation_space,
             action_space,
@@ -243,12 +267,10 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         :param episode_starts: 1 where an episode begins, else 0, (B,)
         :return: the states after each sequence
         """
-        process: Any = self._process_sequence  # sb3-contrib types its states as one tensor
-        _, pi = process(self._policy_features(obs), lstm_states.pi, episode_starts, self.lstm_actor)
+        pi = last_states(self.lstm_actor, self._policy_features(obs), lstm_states.pi, episode_starts)
         if self.lstm_critic is None:
             return RNNStates(pi, pi)
-        _, vf = process(self._value_features(obs), lstm_states.vf, episode_starts, self.lstm_critic)
-        return RNNStates(pi, vf)
+        return RNNStates(pi, last_states(self.lstm_critic, self._value_features(obs), lstm_states.vf, episode_starts))
 
     def no_states(self, n_sequences: int) -> RNNStates:
         """
@@ -282,7 +304,7 @@ def _lstm_of_the_value_function(
     """RecurrentPPO's arguments for it, once they do not contradict the architecture."""
     one_network = architecture != "dual"
     shared = one_network if shared_lstm is None else shared_lstm
-    if shared != one_network:
+    if shared != one_network and architecture in ARCHITECTURES:  # else refused anyway
         other = "'dual'" if one_network else "'detached' or 'shared'"
         raise ArgumentError(
             f"`shared_lstm`={shared_lstm} contradicts `architecture`={architecture!r}: leave it out, or use {other}"
@@ -293,6 +315,14 @@ def _lstm_of_the_value_function(
             "policy's LSTM: leave it out, or use 'dual'"
         )
     return shared, not shared if enable_critic_lstm is None else enable_critic_lstm
+
+
+def _check_lstm(lstm_hidden_size: Any, n_lstm_layers: Any, lstm_kwargs: Any) -> None:
+    for name, value in (("lstm_hidden_size", lstm_hidden_size), ("n_lstm_layers", n_lstm_layers)):
+        if not is_count(value):
+            raise ArgumentError(f"`{name}`={value!r} cannot work: use an integer of at least 1")
+    if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
+        raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")
 
 
 # ---- the data ----
@@ -428,11 +458,14 @@ class RecurrentPPG(PPG):
     policy: RecurrentPhasicActorCriticPolicy
     rollout_buffer: SequenceRolloutBuffer
     _last_lstm_states: RNNStates  # before the next step
+    _next_lstm_states: RNNStates  # after it, once the policy has acted
+    _goes_on: bool = False  # whether the latest rollout began where the one that was stored before it ended
+    _is_whole: bool = False  # whether the latest rollout was not cut short
 
     def __init__(self, policy: Any, env: Any, *args: Any, recompute_states: bool = True, **kwargs: Any):
         self.recompute_states = recompute_states
         super().__init__(policy, env, *args, **kwargs)
-        length = sequence_length(self.n_steps, self.batch_size)
+        length = sequence_length(self.n_steps, self.batch_size) if self.env is not None else 1
         if self.batch_size % length > 0:
             warnings.warn(
                 f"With `n_steps`={self.n_steps} and `batch_size`={self.batch_size}, minibatches are made of sequences of "
@@ -460,7 +493,12 @@ class RecurrentPPG(PPG):
         )
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_last_lstm_states"]
+        return [*super()._excluded_save_params(), "_last_lstm_states", "_next_lstm_states", "_goes_on", "_is_whole"]
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        self._goes_on, self._is_whole = self._is_whole, False
+        self._is_whole = super().collect_rollouts(*args, **kwargs)
+        return self._is_whole
 
     def _auxiliary_phase(self) -> None:
         if self.recompute_states:
@@ -468,16 +506,18 @@ class RecurrentPPG(PPG):
         super()._auxiliary_phase()
 
     def _recompute_states(self) -> None:
-        """Replace the states that were stored at the beginning of each sequence of the phase, but for the first rollout's."""
+        """Replace the states that were stored at the beginning of each sequence, where the rollout before it is there, too."""
         self.policy.set_training_mode(False)
-        rollouts = np.arange(self.aux_buffer.n_sequences).reshape(len(self.aux_buffer), self.n_envs)
-        for index, sequences in enumerate(rollouts[:-1]):
-            states = [
-                self.policy.states_after(batch.observations, *_memory(batch))
-                for _, batch in self.aux_buffer.batches(sequences, self._aux_sequences_per_batch())
-            ]
-            packed = th.cat([pack_states(part) for part in states])[:, None]
-            self.aux_buffer.context[index + 1]["lstm_states"] = packed.cpu().numpy()
+        context = self.aux_buffer.context
+        for rollout in context:
+            rollout["lstm_states"] = rollout["lstm_states"].copy()
+        # Parts of one rollout at a time: each gives the states with which the next rollout begins
+        n_sequences = sequence_length(self.n_envs, self._aux_sequences_per_batch())
+        for numbers, batch in self.aux_buffer.batches(np.arange(self.n_envs * (len(context) - 1)), n_sequences):
+            following = context[numbers[0] // self.n_envs + 1]
+            if following["goes_on"].all():
+                states = pack_states(self.policy.states_after(batch.observations, *_memory(batch)))
+                following["lstm_states"][numbers % self.n_envs] = states.cpu().numpy()[:, None]
 
     # ---- what the policy needs to know beside an observation ----
 
@@ -485,8 +525,11 @@ class RecurrentPPG(PPG):
         states = self._last_lstm_states
         observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
         starts = th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
-        actions, values, log_probs, self._last_lstm_states = self.policy(observations, states, starts)
+        actions, values, log_probs, self._next_lstm_states = self.policy(observations, states, starts)
         return actions, values, log_probs, {"lstm_states": states}
+
+    def _remember(self) -> None:
+        self._last_lstm_states = self._next_lstm_states
 
     def _next_values(self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None) -> th.Tensor:
         states = self._last_lstm_states.vf if env is None else tuple(state[:, [env]] for state in self._last_lstm_states.vf)
@@ -498,6 +541,7 @@ class RecurrentPPG(PPG):
         return {
             "lstm_states": buffer.lstm_states.reshape(*sizes, *buffer.states_shape)[:, :1].copy(),
             "episode_starts": buffer.episode_starts.reshape(sizes),
+            "goes_on": np.full((self.n_envs, 1), self._goes_on),
         }
 
     def _evaluate_actions(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:

@@ -1,12 +1,13 @@
 """Environments under watch: numbers that are not finite and workers that die end a rollout with an error that names them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import connection
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.errors import NonFiniteEnvironmentError, WorkerError
 
@@ -23,28 +24,10 @@ class WatchedVecEnv(VecEnvWrapper):
     def __init__(self, venv: VecEnv, observations: VecEnvObs):
         super().__init__(venv)
         self.n_steps = 0
-        base = venv.unwrapped
-        self._workers = base if isinstance(base, SubprocVecEnv) else None
         self._check("observation", observations)
 
-    def step_async(self, actions: np.ndarray) -> None:
-        try:
-            super().step_async(actions)
-        except (BrokenPipeError, ConnectionResetError):
-            self._name_the_dead()
-            raise
-
     def step_wait(self) -> VecEnvStepReturn:
-        """
-        :raises WorkerError: if the process of an environment has died
-        """
-        if self._workers is not None:
-            self._wait_for_workers(self._workers, self._workers.remotes)
-        try:
-            observations, rewards, dones, infos = self.venv.step_wait()
-        except (EOFError, ConnectionResetError):
-            self._name_the_dead()
-            raise
+        observations, rewards, dones, infos = self.venv.step_wait()
         self.n_steps += 1
         self._check("reward", rewards)
         self._check("observation", observations)
@@ -56,25 +39,6 @@ class WatchedVecEnv(VecEnvWrapper):
 
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
-
-    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        """
-        As in SB3.
-
-        :raises WorkerError: if the process of an environment has died
-        """
-        workers = self._workers
-        if workers is None:
-            return super().env_method(method_name, *args, indices=indices, **kwargs)
-        remotes = workers._get_target_remotes(indices)
-        try:
-            for remote in remotes:
-                remote.send(("env_method", (method_name, args, kwargs)))
-            self._wait_for_workers(workers, remotes)
-            return [remote.recv() for remote in remotes]
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            self._name_the_dead()
-            raise
 
     def _check(self, what: str, values: Any, env: int | None = None) -> None:
         """
@@ -92,27 +56,69 @@ class WatchedVecEnv(VecEnvWrapper):
                 "the policy has not been trained with it"
             )
 
-    def _wait_for_workers(self, workers: SubprocVecEnv, remotes: Sequence[Any]) -> None:
-        """For an answer of each, or its end: reading from a pipe whose other end a sibling holds would wait for ever."""
-        processes = dict(zip(workers.remotes, workers.processes, strict=True))
-        pending = {remote: processes[remote] for remote in remotes}
-        while pending:
-            ready = connection.wait([*pending, *(process.sentinel for process in pending.values())])
-            for remote, process in list(pending.items()):
-                if remote in ready:
-                    del pending[remote]
-                elif process.sentinel in ready:
-                    self._name_the_dead()
+
+@contextmanager
+def workers_watched(env: VecEnv | None) -> Iterator[None]:
+    """
+    Meanwhile, a worker of ``SubprocVecEnv`` that has died is noticed whatever is asked of it. (Reading from a pipe whose other
+    end a sibling holds would wait for ever.)
+
+    :param env: the environments, under any wrappers
+    :raises WorkerError: if one dies; the others are ended, for ``close`` not to wait for answers
+    """
+    workers = None if env is None else env.unwrapped
+    if not isinstance(workers, SubprocVecEnv):
+        yield
+        return
+    remotes: Any = workers.remotes
+    pairs = zip(remotes, workers.processes, strict=True)
+    watched: Any = tuple(_WatchedRemote(workers, remote, process) for remote, process in pairs)
+    workers.remotes = watched
+    try:
+        yield
+    finally:
+        workers.remotes = remotes
+
+
+class _WatchedRemote:
+    """
+    Our end of the pipe to a worker.
+
+    :param workers: all
+    :param remote: the pipe
+    :param process: the worker
+    """
+
+    def __init__(self, workers: SubprocVecEnv, remote: Any, process: Any):
+        self.workers, self.remote, self.process = workers, remote, process
+        self.asked = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.remote, name)
+
+    def send(self, message: tuple[str, Any]) -> None:
+        self.asked = message[0]
+        try:
+            self.remote.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            self._name_the_dead()
+            raise
+
+    def recv(self) -> Any:
+        connection.wait([self.remote, self.process.sentinel])
+        if not self.remote.poll():
+            self._name_the_dead()
+        try:
+            return self.remote.recv()
+        except (EOFError, ConnectionResetError):
+            self._name_the_dead()
+            raise
 
     def _name_the_dead(self) -> None:
         """
-        End the other workers, for ``close`` not to wait for answers.
-
         :raises WorkerError: if a worker has died
         """
-        workers = self._workers
-        if workers is None:
-            return
+        workers = self.workers
         for process in workers.processes:
             process.join(timeout=0.1)
         dead = [(index, process) for index, process in enumerate(workers.processes) if not process.is_alive()]
@@ -122,4 +128,4 @@ class WatchedVecEnv(VecEnvWrapper):
             process.terminate()
         workers.waiting, workers.closed = False, True
         named = ", ".join(f"environment {index} ({process.pid}, exit code {process.exitcode})" for index, process in dead)
-        raise WorkerError(f"A worker process of SubprocVecEnv died in step {self.n_steps + 1} of the rollout: {named}")
+        raise WorkerError(f"A worker process of SubprocVecEnv died when it was asked to {self.asked}: {named}")

@@ -17,7 +17,7 @@ from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
 from sb3_ppg.errors import WorkerError
@@ -211,6 +211,41 @@ def test_masks_by_a_wrapper_in_other_processes_under_normalisation():
     model.learn(8 * 2)
     assert model.rollout_buffer.actions.max() <= 1
     env.close()
+
+
+def test_masks_come_through_wrappers_of_other_processes():
+    class OnlyTheFirst(VecEnvWrapper):
+        def reset(self):
+            return self.venv.reset()
+
+        def step_wait(self):
+            return self.venv.step_wait()
+
+        def env_method(self, method_name, *args, **kwargs):
+            results = super().env_method(method_name, *args, **kwargs)
+            return [np.arange(5) == 0 for _ in results] if method_name == "action_masks" else results
+
+    def make_env():
+        return ActionMasker(RandomEnv(VECTOR, spaces.Discrete(5)), lambda env: np.ones(5, dtype=bool))
+
+    env = OnlyTheFirst(make_vec_env(make_env, 2, vec_env_cls=SubprocVecEnv))
+    model = MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8)
+    model.learn(16)
+    assert model.rollout_buffer.actions.max() == 0 and model.rollout_buffer.action_masks.sum() == 16
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ([1, 1, 0], r"returned 3 values, MultiDiscrete.* needs 9"),
+        ([1, 0, 1, 0, 0, 1, 0, 0, 0], r"`action_masks` of environment 0 allow no action in dimension 1"),
+    ],
+)
+def test_masks_that_cannot_be(masks, message):
+    env = ActionMasker(RandomEnv(VECTOR, spaces.MultiDiscrete([3, 2, 4])), lambda env: np.array(masks, dtype=bool))
+    with pytest.raises(ArgumentError, match=message):
+        MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8).learn(8)
 
 
 def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():

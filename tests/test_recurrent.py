@@ -10,7 +10,7 @@ from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from torch import nn
@@ -21,6 +21,7 @@ from sb3_ppg.recurrent import (
     SequenceRolloutBuffer,
     _memory,
     _of_similar_length,
+    last_states,
     pack_states,
     run_lstm,
     unpack_states,
@@ -289,6 +290,53 @@ def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode)
     reset()
 
 
+@pytest.mark.parametrize("n_layers", [1, 2])
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+def test_the_states_after_sequences_are_those_of_going_step_by_step(rate, n_layers):
+    th.manual_seed(1)
+    lstm, features = nn.LSTM(4, 5, n_layers), th.randn(6 * 9, 4)
+    states = (th.randn(n_layers, 6, 5), th.randn(n_layers, 6, 5))
+    starts = (th.rand(6 * 9) < rate).float()
+    ours = last_states(lstm, features, states, starts)
+    _, expected = RecurrentActorCriticPolicy._process_sequence(features, states, starts, lstm)
+    for one, other in zip(ours, expected, strict=True):
+        th.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+class StopAfter(BaseCallback):
+    def __init__(self, n_steps: int):
+        super().__init__()
+        self.n_steps = n_steps
+
+    def _on_step(self) -> bool:
+        return self.n_calls < self.n_steps
+
+
+def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
+    """A callback ends training within the second rollout; it goes on. The network does not change: stored is recomputed."""
+    model = make(learning_rate=0.0, n_policy_iterations=4, env=make_env(episode_length=100))
+    phases = []
+
+    def stored_and_recomputed():
+        stored = [context["lstm_states"].copy() for context in model.aux_buffer.context]
+        model._recompute_states()
+        phases.append((stored, [context["lstm_states"] for context in model.aux_buffer.context]))
+
+    model._auxiliary_phase = stored_and_recomputed
+    model.learn(10**6, callback=StopAfter(8 + 3))
+    assert len(model.aux_buffer) == 1 and model.num_timesteps == 2 * 11
+    before = model._last_lstm_states
+    seen = []
+    act = model._act
+    model._act = lambda env: seen.append((model._last_obs, model._last_lstm_states)) or act(env)
+    model.learn(8 * 2 * 3, reset_num_timesteps=False)
+    assert th.equal(seen[0][1].pi[0], before.pi[0])  # with the observation that comes next, as RecurrentPPO
+    ((stored, recomputed),) = phases
+    assert len(stored) == 4 and np.abs(stored[1]).max() > 0.01
+    for one, other in zip(stored, recomputed, strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)
+
+
 def test_recomputed_states_are_used():
     """The option changes what is learned, and both end with a policy that is not the same by the first auxiliary step."""
     weights = []
@@ -304,8 +352,13 @@ def test_recomputed_states_are_used():
 @pytest.mark.parametrize("architecture", ["dual", "detached", "shared"])
 @pytest.mark.parametrize(
     ("policy", "space"),
-    [("MlpLstmPolicy", VECTOR), ("CnnLstmPolicy", image_space(36, 36, 1)), ("MultiInputLstmPolicy", DICT)],
-    ids=["Mlp", "Cnn", "MultiInput"],
+    [
+        ("MlpLstmPolicy", VECTOR),
+        ("MlpLstmPolicy", spaces.MultiDiscrete([2, 3])),
+        ("CnnLstmPolicy", image_space(36, 36, 1)),
+        ("MultiInputLstmPolicy", DICT),
+    ],
+    ids=["Mlp", "MultiDiscrete", "Cnn", "MultiInput"],
 )
 @pytest.mark.parametrize(
     "actions",
@@ -410,6 +463,9 @@ def test_the_policy_alone_is_saved_and_loaded(tmp_path):
         (dict(policy_kwargs=dict(architecture="single")), "`architecture`='single' is unknown"),
         (dict(policy_kwargs=dict(lstm_kwargs=dict(bidirectional=True))), "lstm_kwargs.*bidirectional"),
         (dict(policy_kwargs=dict(lstm_kwargs=dict(batch_first=True))), "lstm_kwargs.*batch_first"),
+        (dict(policy_kwargs=dict(lstm_kwargs=dict(hidden_size=3))), "lstm_kwargs.*hidden_size"),
+        (dict(policy_kwargs=dict(lstm_hidden_size=8.5)), "`lstm_hidden_size`=8.5 cannot work"),
+        (dict(policy_kwargs=dict(n_lstm_layers=0)), "`n_lstm_layers`=0 cannot work"),
         (dict(policy_kwargs=dict(shared_lstm=True, share_features_extractor=False)), "share_features_extractor.*contradicts"),
         (dict(n_steps=7, batch_size=6), "`batch_size`=6 cannot work.*equal parts of `n_steps`=7 steps, and here of 1 at most"),
         (dict(recompute_states="yes"), "`recompute_states`='yes' cannot work"),
@@ -441,6 +497,31 @@ def test_the_authors_reward_normaliser_goes_with_lstms():
     model = make(rollout_buffer_class=cls, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
     model.learn(48)
     assert normalizer.return_rms.count > 40 and model._n_aux_phases == 1
+
+
+class OnceAllocated(SequenceRolloutBuffer):
+    """Its arrays are used again."""
+
+    def reset(self):
+        fresh = not hasattr(self, "mine") or self.mine[0].shape != (self.buffer_size, self.n_envs, *self.states_shape)
+        super().reset()
+        names = ("lstm_states", "observations", "episode_starts")
+        if fresh:
+            self.mine = [getattr(self, name) for name in names]
+        for name, array in zip(names, self.mine, strict=True):
+            setattr(self, name, array)
+
+
+def test_what_a_buffer_uses_again_is_copied():
+    models = [make(rollout_buffer_class=cls, n_policy_iterations=5) for cls in (SequenceRolloutBuffer, OnceAllocated)]
+    for model in models:
+        model.set_random_seed(1)
+        model.env.seed(1)
+        model.learn(4 * 16)
+    ours, theirs = (model.aux_buffer.context for model in models)
+    assert any(not np.array_equal(context["episode_starts"], ours[0]["episode_starts"]) for context in ours)
+    for one, other in zip(ours, theirs, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):

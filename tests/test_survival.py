@@ -422,7 +422,7 @@ def test_a_truncated_model_is_refused(model_file, tmp_path, part):
 
 def test_another_classs_model_is_refused(model_file, tmp_path):
     PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8).save(tmp_path / "ppo")
-    with pytest.raises(ModelFormatError, match=r"ppo\.zip is another class's file, none of sb3_ppg's"):
+    with pytest.raises(ModelFormatError, match=r"ppo\.zip is another class's file: it does not say"):
         PPG.load(tmp_path / "ppo")
     recurrent = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=8, batch_size=8)
     recurrent.save(tmp_path / "recurrent")
@@ -641,6 +641,27 @@ class Dying(gym.Wrapper):
         return super().step(action)
 
 
+class DeadOnArrival(RandomEnv):
+    def reset(self, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_a_worker_at_reset(start_method: str, results) -> None:
+    space, actions = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+    env = SubprocVecEnv([partial(cls, space, actions) for cls in (RandomEnv, DeadOnArrival, RandomEnv)], start_method)
+    try:
+        PPG("MlpPolicy", env, n_steps=8, batch_size=8).learn(8)
+    except WorkerError as error:
+        results.put(str(error))
+    env.close()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_worker_that_dies_at_reset_is_named(start_method):
+    message = run_in_a_new_process(lose_a_worker_at_reset, start_method)
+    assert re.fullmatch(r"A worker.* died when it was asked to reset: environment 1 \(\d+, exit code -9\)", message)
+
+
 def lose_a_worker(start_method: str, folder: Path, results) -> None:
     makers = [partial(Dying, at) for at in (1000, 11, 1000)]
     env = VecNormalize(SubprocVecEnv(makers, start_method=start_method))
@@ -657,6 +678,6 @@ def test_a_worker_that_dies_is_named(tmp_path, start_method):
     """With fork, its siblings hold the other end of its pipe: SB3 would wait for ever."""
     message = run_in_a_new_process(lose_a_worker, start_method, tmp_path)
     assert re.search(
-        r"worker process of SubprocVecEnv died in step 3 of the rollout: environment 1 \(\d+, exit code -9\)$", message
+        r"worker process of SubprocVecEnv died when it was asked to step: environment 1 \(\d+, exit code -9\)$", message
     )
     assert latest_checkpoint(tmp_path)

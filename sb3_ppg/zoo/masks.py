@@ -1,6 +1,6 @@
 """Evaluation under action masks, which RL Zoo's scripts do not know (rl_zoo3 2.9.2)."""
 
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import gymnasium as gym
@@ -8,12 +8,13 @@ import rl_zoo3
 import rl_zoo3.exp_manager
 import rl_zoo3.utils
 from rl_zoo3.callbacks import TrialEvalCallback
+from sb3_contrib.common import envs
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg import MaskablePPG
+from sb3_ppg import ArgumentError, MaskablePPG
 
 # sb3-contrib's environments to try it with, by IDs of ours
 ENVS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,9 +27,15 @@ ENVS: dict[str, tuple[str, dict[str, Any]]] = {
 def register_masks() -> None:
     """Let ``train`` evaluate, and ``enjoy``, ``record_video`` and our scripts act, under the environment's masks."""
     for env_id, (name, kwargs) in ENVS.items():
-        gym.register(env_id, entry_point=f"sb3_contrib.common.envs:{name}", kwargs=kwargs)
+        gym.register(env_id, entry_point=partial(_make, name), kwargs=kwargs)
     vars(rl_zoo3.exp_manager).update(EvalCallback=_EvalCallback, TrialEvalCallback=_TrialEvalCallback)
     _predict_under_masks()
+
+
+def _make(name: str, render_mode: str | None = None, **kwargs: Any) -> gym.Env:
+    if render_mode is not None:
+        raise ArgumentError(f"{name} of sb3-contrib has no pictures: use --no-render")
+    return getattr(envs, name)(**kwargs)
 
 
 class _EvalCallback(MaskableEvalCallback):
