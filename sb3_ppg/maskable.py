@@ -18,14 +18,13 @@ from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_suppo
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.aux_buffer import AuxiliaryBatch
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.policies import MultiInputPhasicActorCriticPolicy, PhasicActorCriticCnnPolicy, PhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
 from sb3_ppg.watched_vec_env import workers_watched
 
@@ -109,20 +108,12 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
             return super().predict(observation, state, episode_start, deterministic)
 
 
-class MaskablePhasicActorCriticCnnPolicy(MaskablePhasicActorCriticPolicy):
+class MaskablePhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, MaskablePhasicActorCriticPolicy):  # type: ignore[misc]
     """``MaskablePhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("features_extractor_class", NatureCNN)
-        super().__init__(*args, **kwargs)
 
-
-class MaskableMultiInputPhasicActorCriticPolicy(MaskablePhasicActorCriticPolicy):
+class MaskableMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, MaskablePhasicActorCriticPolicy):  # type: ignore[misc]
     """``MaskablePhasicActorCriticPolicy`` for dictionaries, by default through SB3's ``CombinedExtractor``."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("features_extractor_class", CombinedExtractor)
-        super().__init__(*args, **kwargs)
 
 
 class MaskablePPG(PPG):

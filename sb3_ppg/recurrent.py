@@ -11,8 +11,7 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
-from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
@@ -20,7 +19,13 @@ from torch import nn
 from sb3_ppg.arguments import is_count, require
 from sb3_ppg.aux_buffer import AuxiliaryBatch
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.policies import ARCHITECTURES, Architecture, PhasicActorCriticPolicy
+from sb3_ppg.policies import (
+    ARCHITECTURES,
+    Architecture,
+    MultiInputPhasicActorCriticPolicy,
+    PhasicActorCriticCnnPolicy,
+    PhasicActorCriticPolicy,
+)
 from sb3_ppg.ppg import PPG
 
 # ---- the networks ----
@@ -282,20 +287,12 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         return RNNStates((zeros, zeros), (zeros, zeros))
 
 
-class RecurrentPhasicActorCriticCnnPolicy(RecurrentPhasicActorCriticPolicy):
+class RecurrentPhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
     """``RecurrentPhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("features_extractor_class", NatureCNN)
-        super().__init__(*args, **kwargs)
 
-
-class RecurrentMultiInputPhasicActorCriticPolicy(RecurrentPhasicActorCriticPolicy):
+class RecurrentMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
     """``RecurrentPhasicActorCriticPolicy`` for dictionaries, by default through SB3's ``CombinedExtractor``."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("features_extractor_class", CombinedExtractor)
-        super().__init__(*args, **kwargs)
 
 
 def _lstm_of_the_value_function(
@@ -358,18 +355,20 @@ class SequenceSamples(NamedTuple):
     episode_starts: th.Tensor  # (B,)
 
 
-def sequence_length(n_steps: int, batch_size: int) -> int:
+def largest_part(whole: int, at_most: int) -> int:
     """
-    :param n_steps: of a rollout
-    :param batch_size: of a minibatch
-    :return: the length of its sequences, equal parts of a rollout: the longest that a minibatch has room for
+    The length of sequences, equal parts of a rollout of ``n_steps``, for instance: the longest that a minibatch has room for.
+
+    :param whole: how much there is
+    :param at_most: the limit
+    :return: the largest divisor of the whole within the limit
     """
-    return max(length for length in range(1, min(n_steps, batch_size) + 1) if n_steps % length == 0)
+    return max(part for part in range(1, min(whole, at_most) + 1) if whole % part == 0)
 
 
 class SequenceRolloutBuffer(RolloutBuffer):
     """
-    A rollout buffer that keeps the LSTMs' states of each step, and gives whole sequences, see ``sequence_length``.
+    A rollout buffer that keeps the LSTMs' states of each step, and gives whole sequences, see ``largest_part``.
     """
 
     states_shape: tuple[int, ...] = (4, 0, 0)  # (4, n_layers, hidden size), once the network is there
@@ -395,7 +394,7 @@ class SequenceRolloutBuffer(RolloutBuffer):
             self._order_by_environment()
         n_samples = self.buffer_size * self.n_envs
         batch_size = batch_size or n_samples
-        length = sequence_length(self.buffer_size, batch_size)
+        length = largest_part(self.buffer_size, batch_size)
         firsts = length * np.random.permutation(n_samples // length)
         n_sequences = batch_size // length
         for start in range(0, len(firsts), n_sequences):
@@ -462,10 +461,17 @@ class RecurrentPPG(PPG):
     _goes_on: bool = False  # whether the latest rollout began where the one that was stored before it ended
     _is_whole: bool = False  # whether the latest rollout was not cut short
 
-    def __init__(self, policy: Any, env: Any, *args: Any, recompute_states: bool = True, **kwargs: Any):
+    def __init__(
+        self,
+        policy: str | type[RecurrentPhasicActorCriticPolicy],
+        env: GymEnv | str,
+        *args: Any,
+        recompute_states: bool = True,
+        **kwargs: Any,
+    ):
         self.recompute_states = recompute_states
         super().__init__(policy, env, *args, **kwargs)
-        length = sequence_length(self.n_steps, self.batch_size) if self.env is not None else 1
+        length = largest_part(self.n_steps, self.batch_size) if self.env is not None else 1
         if self.batch_size % length > 0:
             warnings.warn(
                 f"With `n_steps`={self.n_steps} and `batch_size`={self.batch_size}, minibatches are made of sequences of "
@@ -483,7 +489,7 @@ class RecurrentPPG(PPG):
     def _check_arguments(self) -> None:
         super()._check_arguments()
         require(self, isinstance(self.recompute_states, bool), "recompute_states", "use True or False")
-        length = sequence_length(self.n_steps, self.batch_size)
+        length = largest_part(self.n_steps, self.batch_size)
         require(
             self,
             2 * length >= min(self.n_steps, self.batch_size),
@@ -512,7 +518,7 @@ class RecurrentPPG(PPG):
         for rollout in context:
             rollout["lstm_states"] = rollout["lstm_states"].copy()
         # Parts of one rollout at a time: each gives the states with which the next rollout begins
-        n_sequences = sequence_length(self.n_envs, self._aux_sequences_per_batch())
+        n_sequences = largest_part(self.n_envs, self._aux_sequences_per_batch())
         for numbers, batch in self.aux_buffer.batches(np.arange(self.n_envs * (len(context) - 1)), n_sequences):
             following = context[numbers[0] // self.n_envs + 1]
             if following["goes_on"].all():
