@@ -33,6 +33,7 @@ import pandas as pd
 import rl_zoo3
 import torch as th
 import yaml
+from matplotlib.axes import Axes
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -181,6 +182,15 @@ def markdown(rows: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(axes: Axes, curves: pd.DataFrame, label: str) -> None:
+    """The learning curves of one contestant's seeds, if there are any: their mean, and their range."""
+    if len(curves) > 0:
+        values = np.stack([one.episode_return.to_numpy() for _, one in curves.groupby("seed")])
+        steps = curves[curves.seed == curves.seed.min()].step.to_numpy()
+        axes.plot(steps, values.mean(axis=0), label=label)
+        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
+
+
 def plot(curves: pd.DataFrame, picture: Path) -> None:
     """One panel per experiment: mean over seeds, and their range."""
     figure, panels = plt.subplots(2, 4, figsize=(16, 7))
@@ -189,11 +199,7 @@ def plot(curves: pd.DataFrame, picture: Path) -> None:
     for axes, (env_id, setting, _) in zip(panels.flat, EXPERIMENTS, strict=False):
         for algo in ("ppg", "ppo"):
             part = curves[(curves.env == env_id) & (curves.setting == setting) & (curves.algo == algo)]
-            if len(part) > 0:
-                values = np.stack([one.episode_return.to_numpy() for _, one in part.groupby("seed")])
-                steps = part[part.seed == part.seed.min()].step.to_numpy()
-                axes.plot(steps, values.mean(axis=0), label=algo.upper())
-                axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
+            draw(axes, part, algo.upper())
         axes.set(title=f"{env_id}, {setting}", xlabel="environment steps", ylabel="return in training")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")

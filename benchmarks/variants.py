@@ -39,7 +39,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from benchmarks.learning import N_EPISODES, RESULTS, curve
+from benchmarks.learning import N_EPISODES, RESULTS, curve, draw
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 
 # RL Zoo's for RecurrentPPO on CartPoleNoVel-v1
@@ -175,11 +175,7 @@ def plot(curves: pd.DataFrame, picture: Path) -> None:
     for axes, (experiment, settings) in zip(panels, EXPERIMENTS.items(), strict=True):
         for contestant in settings.contestants:
             part = curves[(curves.experiment == experiment) & (curves.contestant == contestant)]
-            if len(part) > 0:
-                values = np.stack([one.episode_return.to_numpy() for _, one in part.groupby("seed")])
-                steps = part[part.seed == part.seed.min()].step.to_numpy()
-                axes.plot(steps, values.mean(axis=0), label=contestant)
-                axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
+            draw(axes, part, contestant)
         axes.set(title=experiment, xlabel="environment steps", ylabel="return in training")
         axes.grid(alpha=0.3)
         if axes.has_data():

@@ -138,17 +138,18 @@ class AuxBuffer:
         resets = [cls for cls in type(rollout_buffer).__mro__ if "reset" in vars(cls)]
         reuses_memory = any(cls.__module__.split(".")[0] not in ALLOCATE_ANEW for cls in resets)
 
+        def own(array: np.ndarray) -> np.ndarray:
+            return array.copy() if reuses_memory else array
+
         def keep(array: np.ndarray) -> np.ndarray:
-            array = array.copy() if reuses_memory else array
-            return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, *array.shape[1:])
+            return own(array).reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, *array.shape[1:])
 
         observations = rollout_buffer.observations
         if isinstance(observations, dict):
             self.observations.append({key: self._stored(keep(array)) for key, array in observations.items()})
         else:
             self.observations.append(self._stored(keep(observations)))
-        copied = {name: array.copy() if reuses_memory else array for name, array in (context or {}).items()}
-        self.context.append({name: self._stored(array) for name, array in copied.items()})
+        self.context.append({name: self._stored(own(array)) for name, array in (context or {}).items()})
         self.value_targets.append(keep(rollout_buffer.returns.ravel()))
 
     def _stored(self, observations: np.ndarray) -> np.ndarray:

@@ -67,12 +67,13 @@ def load_training_state(model: "PPG", path: Path) -> None:
             )
     normalizer = model.get_vec_normalize_env()
     _check(model, normalizer, arrays, path)
+    names = list(model._context())
     model.aux_buffer.reset()
     for index in range(description["n_stored_rollouts"]):
         observations = {key: arrays[f"observations/{index}/{key}"] for key in _keys(model)}
         model.aux_buffer.observations.append(observations if "" not in observations else observations[""])
         model.aux_buffer.value_targets.append(arrays[f"value_targets/{index}"])
-        model.aux_buffer.context.append({name: arrays[f"context/{index}/{name}"] for name in model._context()})
+        model.aux_buffer.context.append({name: arrays[f"context/{index}/{name}"] for name in names})
     _restore_normalization(normalizer, arrays)
     version, state, gauss = description["python"]
     random.setstate((version, tuple(state), gauss))
@@ -178,7 +179,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def _check(model: "PPG", normalizer: VecNormalize | None, arrays: dict[str, np.ndarray], path: Path) -> None:
     """Each array that the model needs is there, in its shape and type."""
     buffer = model.rollout_buffer
-    sizes = (model.n_envs, model.n_steps)
+    sizes, context = (model.n_envs, model.n_steps), model._context()
     expected: dict[str, tuple[tuple[int, ...], np.dtype | type]] = {}
     for index in range(model._n_stored_rollouts):
         expected[f"value_targets/{index}"] = (sizes, np.float32)
@@ -186,7 +187,7 @@ def _check(model: "PPG", normalizer: VecNormalize | None, arrays: dict[str, np.n
             array = buffer.observations[key] if isinstance(buffer.observations, dict) else buffer.observations
             shape = buffer.obs_shape[key] if isinstance(buffer.obs_shape, dict) else buffer.obs_shape
             expected[f"observations/{index}/{key}"] = ((*sizes, *shape), array.dtype)
-        for name, array in model._context().items():
+        for name, array in context.items():
             expected[f"context/{index}/{name}"] = (array.shape, array.dtype)
     for name, array in {**_generator_states(), **_normalization(normalizer)}.items():
         if not name.startswith("torch/cuda/"):  # the machine may have other devices

@@ -29,7 +29,8 @@ class WorkerError(RuntimeError):
 
 
 class ModelFormatError(ValueError):
-    """A shared model that cannot be written as plain data, or whose files are damaged, not to be trusted or too new."""
+    """A file of a model or of its auxiliary buffer that is damaged, another's, not to be trusted or too new; or a model that
+    cannot be written as plain data."""
 
 
 class HubError(RuntimeError):

@@ -42,19 +42,16 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
 
     algorithm: ClassVar[str] = "MaskablePPG"
     action_dist: MaskableDistribution
+    mask_starts: np.ndarray  # where the part of a mask begins that is for each dimension of the actions, (n_dimensions,)
     _action_masks: Masks = None  # while one of the methods below runs
 
     def _build_action_net(self) -> None:
         self.action_dist = make_masked_proba_distribution(self.action_space)
         self.action_net = self.action_dist.proba_distribution_net(latent_dim=self.mlp_extractor.latent_dim_pi)
+        sizes = getattr(self.action_dist, "action_dims", [0])  # which a distribution of one dimension does not have
+        self.mask_starts = np.cumsum([0, *sizes[:-1]])
         if self.ortho_init:
             self.action_net.apply(partial(self.init_weights, gain=0.01))
-
-    @property
-    def action_dims(self) -> list[int]:
-        """How many choices each dimension of the actions has."""
-        dims = getattr(self.action_dist, "action_dims", None)  # of several dimensions; else `action_dim`
-        return list(dims) if dims is not None else [self.action_dist.action_dim]  # type: ignore[attr-defined]
 
     @contextmanager
     def _under(self, action_masks: Masks) -> Iterator[None]:
@@ -198,14 +195,13 @@ class MaskablePPG(PPG):
         """
         :raises ArgumentError: if masks are not as many as actions, or exclude them all
         """
-        sizes = self.policy.action_dims
-        if action_masks.size != self.n_envs * sum(sizes):
+        if action_masks.size != self.n_envs * self.rollout_buffer.mask_dims:
             raise ArgumentError(
                 f"`action_masks` of an environment returned {action_masks.size // self.n_envs} values, "
-                f"{self.action_space} needs {sum(sizes)}"
+                f"{self.action_space} needs {self.rollout_buffer.mask_dims}"
             )
         action_masks = action_masks.reshape(self.n_envs, -1).astype(bool)
-        possible = np.logical_or.reduceat(action_masks, np.cumsum([0, *sizes[:-1]]), axis=1)
+        possible = np.logical_or.reduceat(action_masks, self.policy.mask_starts, axis=1)
         if not possible.all():
             env, dimension = np.argwhere(~possible)[0]
             raise ArgumentError(f"`action_masks` of environment {env} allow no action in dimension {dimension}")
@@ -216,7 +212,7 @@ class MaskablePPG(PPG):
         return {"action_masks": masks.astype(bool).reshape(self.n_envs, self.n_steps, self.rollout_buffer.mask_dims)}
 
     def _evaluate_actions(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        return self.policy.evaluate_actions(batch.observations, self._taken_actions(batch), batch.action_masks)
+        return self.policy.evaluate_actions(batch.observations, self._taken_actions(batch), _masks(batch))
 
     def _distribution(self, batch: Any) -> Distribution:
         return self.policy.get_distribution(batch.observations, _masks(batch))

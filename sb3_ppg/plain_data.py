@@ -31,7 +31,7 @@ from sb3_ppg.torch_layers import ImpalaCNN
 
 _CLASSES: tuple[type, ...] = (
     *(PPG, MlpPolicy, CnnPolicy, MultiInputPolicy, ImpalaCNN),
-    *(MaskablePPG, RecurrentPPG, *MaskablePPG.policy_aliases.values(), *RecurrentPPG.policy_aliases.values()),  # type: ignore
+    *(MaskablePPG, RecurrentPPG, *MaskablePPG.policy_aliases.values(), *RecurrentPPG.policy_aliases.values()),  # type: ignore[arg-type]
     *(*MaskablePPG.rollout_buffer_classes, *RecurrentPPG.rollout_buffer_classes),
     *(sb3_torch_layers.FlattenExtractor, sb3_torch_layers.NatureCNN, sb3_torch_layers.CombinedExtractor),
     *(RolloutBuffer, DictRolloutBuffer, NormalizedRewardRolloutBuffer, NormalizedRewardDictRolloutBuffer),
