@@ -200,16 +200,18 @@ def impala(device: str, architecture: str, path: str) -> Measure:
     model = make_impala(device, architecture, path)
     n_sequences = SETTINGS[device].aux_batch_size // N_STEPS
 
+    joint_losses = partial(model._joint_losses, scales=model._scales())
+
     def policy_minibatch() -> None:
         batch = next(model.rollout_buffer.get(model.batch_size))
-        optimize_epoch("policy", model.policy, model.policy.optimizer, [batch], model._joint_losses, model._micro_batch_size())
+        optimize_epoch("policy", model.policy, model.policy.optimizer, [batch], joint_losses, model._micro_batch_size())
 
     def auxiliary_minibatch() -> None:
         batch = next(model.aux_buffer.minibatches(n_sequences))
         optimize_epoch("auxiliary", model.policy, model.aux_optimizer, [batch], auxiliary_losses, model._micro_batch_size())
 
     def auxiliary_losses(batch: Any) -> Any:
-        return model._auxiliary_losses(batch, scale=1.0)
+        return model._auxiliary_losses(batch, value_unit=1.0)
 
     def uniform(batch: Any) -> th.Tensor:
         return th.full((len(batch.observations), 15), -float(np.log(15)), device=device)
@@ -327,9 +329,10 @@ def micro_batches(network: str, precision: str) -> Measure:
     ready(model)
     collect(model)
     batch = next(model.rollout_buffer.get(1024))
+    joint_losses = partial(model._joint_losses, scales=model._scales())
 
     def speed(size: int) -> float:
-        arguments = ("policy", model.policy, model.policy.optimizer, [batch], model._joint_losses, size)
+        arguments = ("policy", model.policy, model.policy.optimizer, [batch], joint_losses, size)
         return 1024 / seconds(lambda: optimize_epoch(*arguments))
 
     def measure() -> dict[str, float]:
@@ -534,7 +537,7 @@ def images(storage: str, cold: bool) -> Measure:
             Path("/proc/sys/vm/drop_caches").write_text("1")
         read = seconds(read_everything)
         batch = next(model.aux_buffer.minibatches(8))
-        loss = partial(model._auxiliary_losses, scale=1.0)
+        loss = partial(model._auxiliary_losses, value_unit=1.0)
         train = seconds(lambda: optimize_epoch("aux", model.policy, model.aux_optimizer, [batch], loss, 64))
         return dict(store=store, read=read, train=train * 64 * 4 / 8)
 

@@ -12,6 +12,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.aux_buffer import n_bytes
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.memory import looks_at_the_batch
 from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
 
 if TYPE_CHECKING:
@@ -191,12 +192,57 @@ def warn_of_truncated_minibatches(model: "PPG") -> None:
         )
 
 
+def warn_of_learning_rates(model: "PPG") -> None:
+    """
+    :param model: with its environment
+    """
+    for name in ("learning_rate", "aux_learning_rate"):
+        value = getattr(model, name)
+        rate = value(1.0) if callable(value) else value
+        if rate is not None and rate > 1:
+            warnings.warn(
+                f"`{name}`={rate:g} is above 1, which ruins any network. Is it meant for another argument? PPG takes those of "
+                "PPO in PPO's order, and its own by keyword only",
+                stacklevel=3,
+            )
+
+
+def tell_of_phases(model: "PPG", total_timesteps: int) -> None:
+    """
+    Say how many phases a training has, and warn if it has none.
+
+    :param model: before ``learn``
+    :param total_timesteps: the budget of this call
+    """
+    if model.n_aux_epochs == 0:
+        return
+    per_rollout = model.n_steps * model.n_envs
+    phase = per_rollout * model.n_policy_iterations
+    n_phases = (math.ceil(total_timesteps / per_rollout) + len(model.aux_buffer)) // model.n_policy_iterations
+    if model.verbose >= 1:
+        print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,}")
+    if n_phases == 0 and len(model.aux_buffer) == 0:
+        warnings.warn(
+            f"A budget of {total_timesteps:,} steps ends before the first auxiliary phase, so this is PPO: one phase is "
+            f"n_steps * n_envs * n_policy_iterations = {model.n_steps} * {model.n_envs} * {model.n_policy_iterations} = "
+            f"{phase:,} steps. Use smaller ones, so that at least three phases fit, or `n_aux_epochs=0` for PPO; or call "
+            "`learn` again, which goes on with the phase",
+            stacklevel=3,
+        )
+
+
 def check_policy(model: "PPG") -> None:
     """
     :param model: with its policy
     :raises ArgumentError: if a policy of the user's has value heads whose units cannot be changed, but they would be; if
-        there is nothing to compute in bfloat16, but it was asked for; if CUDA graphs meet micro-batches
+        there is nothing to compute in bfloat16, but it was asked for; if CUDA graphs or batch normalisation meet micro-batches
     """
+    require(
+        model,
+        not isinstance(model.micro_batch_size, int) or not looks_at_the_batch(model.policy),
+        "micro_batch_size",
+        "batch normalisation of micro-batches is not that of their minibatch; use None",
+    )
     compile_mode = getattr(model.policy, "compile_mode", None)
     require(
         model,

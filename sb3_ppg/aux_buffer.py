@@ -1,5 +1,6 @@
 """The rollouts that are kept for the auxiliary phase."""
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -122,6 +123,11 @@ class AuxBuffer:
         """How many sequences are kept."""
         return sum(len(targets) for targets in self.value_targets)
 
+    @property
+    def n_samples(self) -> int:
+        """How many samples are kept."""
+        return sum(targets.size for targets in self.value_targets)
+
     def add(self, rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray] | None = None) -> None:
         """
         Keep a rollout.
@@ -194,7 +200,7 @@ class AuxBuffer:
         One epoch: whole sequences, shuffled over environments and rollouts (by NumPy's global generator, as SB3 does), each
         exactly once.
 
-        :param n_sequences: per minibatch; what remains makes a smaller last one
+        :param n_sequences: the most per minibatch; they are spread evenly
         """
         assert self.old_parameters is not None, "record_old_policy() comes first"
         for _, batch in self.batches(np.random.permutation(self.n_sequences), n_sequences):
@@ -203,7 +209,7 @@ class AuxBuffer:
     def batches(self, order: np.ndarray, n_sequences: int) -> Iterator[tuple[np.ndarray, AuxiliaryBatch]]:
         """
         :param order: numbers of sequences
-        :param n_sequences: how many at a time
+        :param n_sequences: how many at a time at most; the batches differ by one sequence at most
         :return: these sequences in this order, with their numbers; ``old_parameters`` are empty if they are not recorded yet
         """
         old_parameters = self.old_parameters
@@ -212,15 +218,16 @@ class AuxBuffer:
         # Once: a transfer for each minibatch would wait for those before it
         order_on_device = th.as_tensor(order, device=self.device)
         targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)  # (n_sequences, n_steps)
-        for start in range(0, len(order), n_sequences):
-            part = slice(start, start + n_sequences)
+        n_batches = math.ceil(len(order) / n_sequences)
+        for part in np.array_split(np.arange(len(order)), n_batches) if n_batches else ():
+            ids, ids_on_device = order[part], order_on_device[part[0] : part[-1] + 1]
             yield (
-                order[part],
+                ids,
                 AuxiliaryBatch(
-                    observations=self._gather(self.observations_on_device or self.observations, order[part]),
-                    context=self._gather(self.context, order[part]),
-                    value_targets=targets[order_on_device[part]].flatten(),
-                    old_parameters=old_parameters[order_on_device[part]].flatten(0, 1),
+                    observations=self._gather(self.observations_on_device or self.observations, ids),
+                    context=self._gather(self.context, ids),
+                    value_targets=targets[ids_on_device].flatten(),
+                    old_parameters=old_parameters[ids_on_device].flatten(0, 1),
                 ),
             )
 

@@ -1,6 +1,7 @@
 """What makes networks fast on a CPU: micro-batches that fit, and memory that is not given back and asked for again."""
 
 import ctypes
+import os
 import sys
 
 import torch as th
@@ -26,8 +27,7 @@ def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTor
     :return: in samples; None (whole minibatches) on other devices, without convolutions, and with batch normalisation, for
         which micro-batches are not the same as their minibatch
     """
-    looks_at_the_batch = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in policy.modules())
-    if policy.device.type != "cpu" or not has_convolutions(policy) or looks_at_the_batch:
+    if policy.device.type != "cpu" or not has_convolutions(policy) or looks_at_the_batch(policy):
         return None
     if isinstance(observation, dict):
         two: PyTorchObs = {key: th.cat([array, array]) for key, array in observation.items()}
@@ -42,9 +42,10 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
     """In bytes, of what a forward pass gives to the features extractors and keeps for the backward pass."""
     sizes: list[int] = []
 
-    def keep(array: th.Tensor) -> th.Tensor:
+    def note(array: th.Tensor) -> th.Tensor:
         sizes.append(array.nbytes)
-        return array
+        # There is no backward pass. What is kept here must not lead back to the graph, which holds this function
+        return array.new_empty(0)
 
     def enter(_: nn.Module, inputs: tuple[PyTorchObs]) -> None:
         arrays: list = [*inputs[0].values()] if isinstance(inputs[0], dict) else [inputs[0]]
@@ -55,7 +56,7 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
     training = policy.training
     policy.set_training_mode(False)  # dropout would draw from the generator
     try:
-        with th.enable_grad(), th.autograd.graph.saved_tensors_hooks(keep, lambda array: array):
+        with th.enable_grad(), th.autograd.graph.saved_tensors_hooks(note, lambda array: array):
             policy.evaluate_auxiliary(observations)
     finally:
         policy.set_training_mode(training)
@@ -71,15 +72,25 @@ def has_convolutions(module: nn.Module) -> bool:
     return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
 
 
+def looks_at_the_batch(module: nn.Module) -> bool:
+    """
+    :param module: any network
+    :return: whether it has layers whose output for a sample depends on the others of its batch
+    """
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+
+
 def keep_freed_memory() -> None:
     """
     From now on glibc, where it is the allocator, keeps what this process frees, for its next arrays of up to ``HEAP_LIMIT``
     bytes. Its default gives large arrays back to the system and takes them again, zeroed, in each forward pass: with
     ``ImpalaCNN`` in float32 a third of the time. The process stays as large as its peak.
 
+    The environment variable ``SB3_PPG_KEEP_FREED_MEMORY=0`` refuses it.
+
     Source: ``man mallopt``, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or os.environ.get("SB3_PPG_KEEP_FREED_MEMORY", "1") == "0":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # other C libraries have none

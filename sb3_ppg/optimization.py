@@ -11,6 +11,8 @@ import numpy as np
 import torch as th
 from torch import nn
 from torch.optim.adam import adam
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import approximate_kl
@@ -53,13 +55,29 @@ class Epoch(NamedTuple):
     What one epoch of optimisation has seen.
 
     :param losses: by their names, their values for each minibatch, shape (n_minibatches,)
+    :param grad_norm: the L2 norm of each minibatch's gradient before it was clipped, shape (n_minibatches,)
+    :param sizes: how many samples each minibatch had, shape (n_minibatches,)
     :param log_ratio: of all samples, in the order of the minibatches, shape (n_samples,); empty if the losses have none
     :param stopped: whether ``target_kl`` was exceeded
     """
 
     losses: dict[str, np.ndarray]
+    grad_norm: np.ndarray
+    sizes: np.ndarray
     log_ratio: th.Tensor
     stopped: bool
+
+
+def mean_losses(epochs: list[Epoch]) -> dict[str, float]:
+    """
+    :param epochs: of the same losses
+    :return: by their names, the means over the samples of all epochs, and under "grad_norm" the mean over all steps
+    """
+    sizes = np.concatenate([epoch.sizes for epoch in epochs])
+    names = epochs[0].losses
+    means = {name: np.average(np.concatenate([epoch.losses[name] for epoch in epochs]), weights=sizes) for name in names}
+    means["grad_norm"] = np.concatenate([epoch.grad_norm for epoch in epochs]).mean()
+    return {name: float(mean) for name, mean in means.items()}
 
 
 def optimize_epoch(
@@ -89,6 +107,7 @@ def optimize_epoch(
     """
     backup = _Backup(module, optimizer)
     history: list[th.Tensor] = []
+    sizes: list[int] = []
     log_ratios: list[th.Tensor] = []
     parameters = list(module.parameters())
     with unvalidated_distributions():
@@ -96,25 +115,29 @@ def optimize_epoch(
             _forget_gradients(parameters)
             losses, values = accumulate_gradient(minibatch, loss_fn, micro_batch_size)
             log_ratios.append(losses.log_ratio)
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if n_processes() > 1:
-                average_over_processes([values, *(p.grad for p in parameters if p.grad is not None)])
-            history.append(values)
+                average_over_processes([values, *gradients])
+            norm = gradient_norm(gradients)
+            history += [values, norm]
+            sizes.append(n_samples(minibatch))
             if stopped := target_kl is not None and too_far(losses.log_ratio, target_kl):
                 break
             if max_grad_norm is not None:
-                clip_gradient(parameters, max_grad_norm)
+                clip_gradients(gradients, norm, max_grad_norm)
             take_step(optimizer)
     _forget_gradients(parameters)
 
     # In one transfer: all losses, and whether a gradient that is not finite has spoiled the weights
     weights_on_device = th.stack([parameter.detach().sum() for parameter in parameters])
     numbers = th.cat([*history, weights_on_device]).cpu().numpy()
-    table = numbers[: -len(parameters)].reshape(len(history), -1)  # (n_minibatches, n_scalars)
+    table = numbers[: -len(parameters)].reshape(len(sizes), -1)  # (n_minibatches, n_scalars + 1)
+    table, grad_norm = table[:, :-1], table[:, -1]
     if not np.isfinite(numbers).all():
         backup.restore()
         culprit = _culprit(table, losses.names, numbers[-len(parameters) :], [name for name, _ in module.named_parameters()])
         raise NonFiniteLossError(f"The {phase} phase met a {culprit}. {ADVICE}")
-    return Epoch(dict(zip(losses.names, table.T, strict=True)), th.cat(log_ratios), stopped)
+    return Epoch(dict(zip(losses.names, table.T, strict=True)), grad_norm, np.array(sizes), th.cat(log_ratios), stopped)
 
 
 def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, parameters: list[str]) -> str:
@@ -159,15 +182,15 @@ def accumulate_gradient(
     :param micro_batch_size: the most samples in one forward pass; None: all at once
     :return: the losses of the last micro-batch, with all log-ratios; the scalars of the whole minibatch, shape (n_scalars,)
     """
-    n_samples = _n_samples(minibatch)
-    if micro_batch_size is None or micro_batch_size >= n_samples:
+    size = n_samples(minibatch)
+    if micro_batch_size is None or micro_batch_size >= size:
         losses = loss_fn(minibatch)
         losses.total.backward()
         return losses, losses.values
     all_values: list[th.Tensor] = []
     log_ratios: list[th.Tensor] = []
     for micro_batch in split(minibatch, micro_batch_size):
-        weight = _n_samples(micro_batch) / n_samples
+        weight = n_samples(micro_batch) / size
         losses = loss_fn(micro_batch)
         (weight * losses.total).backward()
         all_values.append(weight * losses.values)
@@ -181,15 +204,24 @@ def _forget_gradients(parameters: list[nn.Parameter]) -> None:
         parameter.grad = None
 
 
-def clip_gradient(parameters: list[nn.Parameter], max_norm: float) -> None:
+def gradient_norm(gradients: list[th.Tensor]) -> th.Tensor:
     """
-    As ``torch.nn.utils.clip_grad_norm_``, in half its time for small networks.
+    As ``torch.nn.utils.get_total_norm``, in half its time for small networks.
 
-    :param parameters: those without a gradient are left out
-    :param max_norm: of all gradients together, L2
+    :param gradients: of any shapes
+    :return: the L2 norm of all together, shape (1,)
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = th.linalg.vector_norm(th.cat([gradient.flatten() for gradient in gradients]))
+    return th.linalg.vector_norm(th.cat([gradient.flatten() for gradient in gradients])).unsqueeze(0)
+
+
+def clip_gradients(gradients: list[th.Tensor], norm: th.Tensor, max_norm: float) -> None:
+    """
+    As ``torch.nn.utils.clip_grads_with_norm_``, which ``clip_grad_norm_`` ends with.
+
+    :param gradients: of any shapes
+    :param norm: of all together, L2, shape (1,)
+    :param max_norm: what it may be at most
+    """
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(factor)
@@ -228,6 +260,27 @@ def take_step(optimizer: th.optim.Optimizer) -> None:
     )
 
 
+# The powers with which the states of torch's optimizers grow with a gradient (RMSprop's momentum does not)
+MOMENTS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "grad_avg": 1, "square_avg": 2}
+
+
+@th.no_grad()
+def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Parameter], factor: th.Tensor) -> None:
+    """
+    Change what an optimizer remembers of gradients, where a change of units makes all of them larger or smaller.
+
+    :param optimizer: of these parameters, among others
+    :param parameters: whose gradients have changed
+    :param factor: by which they have, scalar
+    """
+    powers = {**MOMENTS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENTS
+    for parameter in parameters:
+        state = optimizer.state.get(parameter, {})
+        for name, power in powers.items():
+            if name in state:
+                state[name].mul_(factor**power)
+
+
 def _is_plain_fused_adam(optimizer: th.optim.Optimizer) -> bool:
     """Adam as ``take_step`` knows it: one group, none of its variants, nobody listening."""
     return (
@@ -238,42 +291,45 @@ def _is_plain_fused_adam(optimizer: th.optim.Optimizer) -> bool:
         and "step" not in vars(optimizer)  # which learning rate schedulers replace
         and not optimizer._optimizer_step_pre_hooks
         and not optimizer._optimizer_step_post_hooks
+        and not _global_optimizer_pre_hooks
+        and not _global_optimizer_post_hooks
     )
 
 
-def _n_samples(minibatch: tuple) -> int:
+def n_samples(minibatch: tuple) -> int:
+    """
+    :param minibatch: tuple of tensors, or of dictionaries of tensors, the first of shape (B, ...)
+    :return: B
+    """
     first = minibatch[0]
-    return len(next(iter(first.values()))) if isinstance(first, dict) else len(first)
+    return len(next(iter(first.values())) if isinstance(first, dict) else first)
 
 
 def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
     """
-    :param minibatch: tuple of tensors, or of dictionaries of tensors, of shape (B, ...); or (number of sequences, ...), where
-        all sequences are as long
+    :param minibatch: tuple of tensors, or of nested dictionaries and tuples of tensors, of shape (B, ...), or (number of
+        sequences, ...), where all sequences are as long. What is no tensor, or has no dimension, belongs to every part
     :param size: in samples; None: all
     :return: consecutive parts of at most that size, of whole sequences and at least one, which share its memory
     """
-    n_samples = _n_samples(minibatch)
-    if size is None or size >= n_samples:
+    whole = n_samples(minibatch)
+    if size is None or size >= whole:
         yield minibatch
         return
-    n_sequences = min(len(array) for field in minibatch for array in _arrays(field))
-    length = n_samples // n_sequences
+    leaves, structure = tree_flatten(minibatch)
+    length = whole // min(len(leaf) for leaf in leaves if _has_samples(leaf))
     size = max(length, size // length * length)
-    make: Any = getattr(minibatch, "_make", tuple)  # for named tuples
-    for start in range(0, n_samples, size):
-        yield make(_part(field, start, start + size, n_samples) for field in minibatch)
+    for start in range(0, whole, size):
+        yield tree_unflatten([_part(leaf, start, start + size, whole) for leaf in leaves], structure)
 
 
-def _part(field: Any, start: int, stop: int, n_samples: int) -> Any:
+def _part(leaf: Any, start: int, stop: int, whole: int) -> Any:
     """What belongs to some of the samples."""
-    if isinstance(field, dict):
-        return {key: _part(array, start, stop, n_samples) for key, array in field.items()}
-    return field if field is None else field[start * len(field) // n_samples : stop * len(field) // n_samples]
+    return leaf[start * len(leaf) // whole : stop * len(leaf) // whole] if _has_samples(leaf) else leaf
 
 
-def _arrays(field: Any) -> list[th.Tensor]:
-    return list(field.values()) if isinstance(field, dict) else [] if field is None else [field]
+def _has_samples(leaf: Any) -> bool:
+    return isinstance(leaf, th.Tensor) and leaf.dim() > 0
 
 
 class _Backup:

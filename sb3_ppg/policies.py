@@ -79,17 +79,20 @@ class ValueHead(nn.Linear):
         return th.addcmul(self.mean, self.std, super().forward(latent))
 
     @th.no_grad()
-    def change_units(self, mean: float, std: float) -> None:
+    def change_units(self, mean: float, std: float) -> th.Tensor:
         """
         From now on the layer's weights predict (value - mean) / std; its output stays the same.
 
         :param mean: in the units of the returns
         :param std: likewise, above zero
+        :return: the factor by which the weights have changed, and with them the gradient of an error in the head's units, ()
         """
-        self.weight.mul_(self.std / std)
+        factor = self.std / std
+        self.weight.mul_(factor)
         self.bias.copy_((self.std * self.bias + self.mean - mean) / std)
         self.mean.fill_(mean)
         self.std.fill_(std)
+        return factor
 
 
 class FeaturesInMixedPrecision(BasePolicy):
@@ -301,6 +304,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         if self.optimizer_class is th.optim.Adam and not kwargs.keys() & {"fused", "foreach", "differentiable"}:
             kwargs["fused"] = contiguous and self.device.type in ("cpu", "cuda")
         return self.optimizer_class(parameters, lr=learning_rate, **kwargs)  # type: ignore[call-arg]
+
+    @property
+    def value_unit(self) -> float:
+        """The unit in which both value heads work, in the units of the (normalised) return: one, until it is changed."""
+        return float(self.value_net.std) if isinstance(self.value_net, ValueHead) else 1.0
 
     def parameters_to_vector(self) -> np.ndarray:
         """

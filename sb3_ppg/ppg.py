@@ -2,12 +2,13 @@
 
 import copy
 import io
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
@@ -22,21 +23,55 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, ob
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, check_room, warn_of_truncated_minibatches
+from sb3_ppg.arguments import (
+    check_arguments,
+    check_policy,
+    check_policy_class,
+    check_room,
+    tell_of_phases,
+    warn_of_learning_rates,
+    warn_of_truncated_minibatches,
+)
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
+from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.checkpoints import load_training_state, save_training_state
 from sb3_ppg.errors import NonFiniteError, WorkerError
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
 from sb3_ppg.model_file import FORMAT_VERSION, SAVED_BY, algorithm_name, check_model_file
-from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
+from sb3_ppg.optimization import (
+    Epoch,
+    Losses,
+    mean_losses,
+    optimize_epoch,
+    rescale_moments,
+    split,
+    tensor_float_32,
+    unvalidated_distributions,
+)
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import average_over_processes, moments, start_alike
 from sb3_ppg.watched_vec_env import WatchedVecEnv, workers_watched
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
 GATHERED_BYTES = 2**22
+# What an auxiliary phase has led to is evaluated on about so many of its samples
+EVALUATED_SAMPLES = 4096
 SelfPPG = TypeVar("SelfPPG", bound="PPG")
+
+
+class Scales(NamedTuple):
+    """
+    What is the same for all minibatches of an update.
+
+    :param clip_range: ε, or None for no clipping
+    :param clip_range_vf: in value units, or None for no clipping
+    :param value_unit: in which value errors are measured, in the units of the (normalised) return
+    """
+
+    clip_range: float | None
+    clip_range_vf: float | None
+    value_unit: float
 
 
 class PPG(OnPolicyAlgorithm):
@@ -56,51 +91,31 @@ class PPG(OnPolicyAlgorithm):
     environments and seed, with the same settings; gradients, advantage moments and losses are averaged. ``batch_size``,
     ``aux_batch_size`` and ``total_timesteps`` count one process's samples.
 
+    PPO's arguments come first, in PPO's order; PPG's own follow, by keyword only.
+
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``PhasicActorCriticPolicy``
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: The learning rate of the policy phase, it can be a function
         of the current progress remaining (from 1 to 0)
-    :param aux_learning_rate: The learning rate of the auxiliary phase, likewise. None: the same as ``learning_rate``
     :param n_steps: The number of steps to run for each environment per rollout
     :param batch_size: Minibatch size of the policy phase, in samples
     :param n_epochs: E_π, the number of epochs per rollout on the policy's loss
-    :param n_value_epochs: E_V, the number of epochs on the value function's loss, which then has its own optimizer and comes
-        first. None: both losses are summed and share E_π epochs and one optimizer
-    :param n_policy_iterations: N_π, the number of rollouts in a phase
-    :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, nothing is stored
-    :param aux_batch_size: Minibatch size of the auxiliary phase, in samples: a multiple of ``n_steps``, as minibatches are
-        made of whole sequences, one environment's part of one rollout each. None: a sixteenth of the stored sequences, at
-        least one
-    :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param gamma: Discount factor
     :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
     :param clip_range: Clipping parameter ε, it can be a function of the current progress remaining. None: no clipping, for
         the KL penalty variant
-    :param clip_range_vf: Clipping parameter for the value function, likewise. None: no clipping. It depends on the scale of
-        the rewards
-    :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which stands in for clipping in the paper's KL variant
+    :param clip_range_vf: Clipping parameter for the value function, likewise, in the unit of the value heads (see
+        ``normalize_value_targets``). None: no clipping
     :param normalize_advantage: Whether to normalise advantages, once over the whole rollout
     :param ent_coef: Entropy coefficient for the loss calculation
     :param vf_coef: Value function coefficient for the loss of the policy phase
     :param max_grad_norm: The maximum value for the gradient clipping, in both phases. None: no clipping, as the authors
-    :param target_kl: Stop the policy phase's epochs when the approximate KL divergence from the policy that collected the
-        rollout exceeds 1.5 times this, in nats. None: never
     :param use_sde: Whether to use generalized State Dependent Exploration (gSDE) instead of action noise exploration
     :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE, -1: at the start of the rollout only
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
-    :param normalize_value_targets: Whether the auxiliary phase measures value errors in standard deviations of the stored
-        value targets (if they exceed one), and both value heads work in that unit, as in Pop-Art
-        (https://arxiv.org/abs/1602.07714). β_clone then weighs the same however large the rewards: with raw rewards of
-        CartPole, the paper's losses as they are wash the policy away. False: the paper's losses, made for normalised rewards
-    :param micro_batch_size: The most samples in one forward pass. The gradient of a larger minibatch is accumulated over
-        several; the step is the same, and needs less memory. "auto": what is fast, see ``fitting_micro_batch_size``. None:
-        whole minibatches
-    :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
-        float32. It is about twice as fast where the processor multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix
-        products in TensorFloat-32, on NVIDIA GPUs. None: float32
-    :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation: ``dict(storage="mmap",
-        path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
+    :param target_kl: Stop the policy phase's epochs when the approximate KL divergence from the policy that collected the
+        rollout exceeds 1.5 times this, in nats. None: never
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation, ``architecture`` among them, see
@@ -109,6 +124,29 @@ class PPG(OnPolicyAlgorithm):
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :param aux_learning_rate: The learning rate of the auxiliary phase, it can be a function of the current progress remaining.
+        None: the same as ``learning_rate``
+    :param n_value_epochs: E_V, the number of epochs on the value function's loss, which then has its own optimizer and comes
+        first. None: both losses are summed and share E_π epochs and one optimizer
+    :param n_policy_iterations: N_π, the number of rollouts in a phase
+    :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, nothing is stored
+    :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples: a multiple of ``n_steps``, as minibatches
+        are made of whole sequences, one environment's part of one rollout each, which are spread evenly over the minibatches.
+        None: a sixteenth of the stored sequences, rounded up
+    :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
+    :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which stands in for clipping in the paper's KL variant
+    :param normalize_value_targets: Whether both value heads work in standard deviations of the value targets (if these exceed
+        one), as in Pop-Art (https://arxiv.org/abs/1602.07714), and both phases measure value errors in that unit. Then
+        β_clone, ``vf_coef`` and ``max_grad_norm`` weigh the same however large the rewards: with raw rewards of CartPole, the
+        paper's losses as they are wash the policy away. False: the paper's losses, made for normalised rewards
+    :param micro_batch_size: The most samples in one forward pass. The gradient of a larger minibatch is accumulated over
+        several; the step is the same, and needs less memory. "auto": what is fast, see ``fitting_micro_batch_size``. None:
+        whole minibatches
+    :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
+        float32. It is about twice as fast where the processor multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix
+        products in TensorFloat-32, on NVIDIA GPUs. None: float32
+    :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation: ``dict(storage="mmap",
+        path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     """
 
@@ -130,33 +168,22 @@ class PPG(OnPolicyAlgorithm):
         policy: str | type[PhasicActorCriticPolicy],
         env: GymEnv | str,
         learning_rate: float | Schedule = 5e-4,
-        aux_learning_rate: float | Schedule | None = None,
         n_steps: int = 256,
         batch_size: int = 64,
         n_epochs: int = 1,
-        n_value_epochs: int | None = None,
-        n_policy_iterations: int = 32,
-        n_aux_epochs: int = 6,
-        aux_batch_size: int | None = None,
-        beta_clone: float = 1.0,
         gamma: float = 0.999,
         gae_lambda: float = 0.95,
         clip_range: float | Schedule | None = 0.2,
         clip_range_vf: float | Schedule | None = None,
-        kl_coef: float = 0.0,
         normalize_advantage: bool = True,
         ent_coef: float = 0.01,
         vf_coef: float = 0.5,
         max_grad_norm: float | None = None,
-        target_kl: float | None = None,
         use_sde: bool = False,
         sde_sample_freq: int = -1,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
-        normalize_value_targets: bool = True,
-        micro_batch_size: int | Literal["auto"] | None = "auto",
-        mixed_precision: MixedPrecision | None = None,
-        aux_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -164,6 +191,18 @@ class PPG(OnPolicyAlgorithm):
         seed: int | None = None,
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
+        *,
+        aux_learning_rate: float | Schedule | None = None,
+        n_value_epochs: int | None = None,
+        n_policy_iterations: int = 32,
+        n_aux_epochs: int = 6,
+        aux_batch_size: int | None = None,
+        beta_clone: float = 1.0,
+        kl_coef: float = 0.0,
+        normalize_value_targets: bool = True,
+        micro_batch_size: int | Literal["auto"] | None = "auto",
+        mixed_precision: MixedPrecision | None = None,
+        aux_buffer_kwargs: dict[str, Any] | None = None,
     ):
         check_policy_class(policy, type(self))
         super().__init__(
@@ -212,10 +251,12 @@ class PPG(OnPolicyAlgorithm):
         # As many as the auxiliary buffer holds, except in a model loaded without that buffer
         self._n_stored_rollouts = 0
         self._training_callback: BaseCallback | None = None  # while `learn` runs
+        self._fitting_micro_batch_size: tuple[int | None] | None = None  # once it is known
 
         if self.env is not None:
             self._check_arguments()
             warn_of_truncated_minibatches(self)
+            warn_of_learning_rates(self)
         if _init_setup_model:
             self._setup_model()
 
@@ -230,6 +271,7 @@ class PPG(OnPolicyAlgorithm):
         :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
         """
         assert self._last_obs is not None
+        start = time.perf_counter()
         self._training_callback = callback
         env = WatchedVecEnv(env, self._last_obs)
         self.policy.set_training_mode(False)
@@ -267,6 +309,7 @@ class PPG(OnPolicyAlgorithm):
         rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
         callback.update_locals(locals())
         callback.on_rollout_end()
+        self.logger.record("time/rollout_seconds", time.perf_counter() - start)
         return True
 
     def _for_environments(self, actions: np.ndarray) -> np.ndarray:
@@ -294,16 +337,19 @@ class PPG(OnPolicyAlgorithm):
 
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
+        start = time.perf_counter()
         self._policy_phase()
         if self.n_aux_epochs > 0:
             self.aux_buffer.add(self.rollout_buffer, self._context())
             self._n_stored_rollouts = len(self.aux_buffer)
+            self.logger.record("time/phase_position", self._n_stored_rollouts / self.n_policy_iterations)
             if self._n_stored_rollouts >= self.n_policy_iterations:
                 try:
                     self._auxiliary_phase()
                 finally:  # after an error, too, the next phase starts with nothing
                     self.aux_buffer.reset()
                     self._n_stored_rollouts = 0
+        self.logger.record("time/update_seconds", time.perf_counter() - start)
 
     def _policy_phase(self) -> None:
         """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout."""
@@ -313,14 +359,39 @@ class PPG(OnPolicyAlgorithm):
             mean, std = moments(self.rollout_buffer.advantages, self.device)
             self.rollout_buffer.advantages = (self.rollout_buffer.advantages - mean) / (std + 1e-8)
 
-        if self.n_value_epochs is None:
-            history = self._policy_phase_epochs(self.n_epochs, self._joint_losses, self.policy.optimizer, self.target_kl)
-        else:
-            value_loss = self._policy_phase_epochs(self.n_value_epochs, self._value_losses, self.value_optimizer)[-1].losses
-            history = self._policy_phase_epochs(self.n_epochs, self._policy_losses, self.policy.optimizer, self.target_kl)
-            history = [epoch._replace(losses={**value_loss, **epoch.losses}) for epoch in history]
+        if self.normalize_value_targets and self.n_aux_epochs > 0:
+            self._change_value_units()
+        scales = self._scales()
+        value_history: list[Epoch] = []
+        loss_fn = self._joint_losses
+        if self.n_value_epochs is not None:
+            value_losses = partial(self._value_losses, scales=scales)
+            value_history = self._policy_phase_epochs(self.n_value_epochs, value_losses, self.value_optimizer)
+            loss_fn = self._policy_losses
+        policy_losses = partial(loss_fn, scales=scales)
+        history = self._policy_phase_epochs(self.n_epochs, policy_losses, self.policy.optimizer, self.target_kl)
         self._n_updates += len(history)
-        self._log_policy_phase(history)
+        self._log_policy_phase(history, value_history, scales)
+
+    def _change_value_units(self) -> None:
+        """
+        Let both value heads work in standard deviations of the value targets, averaged over about ``N_π`` rollouts, as in
+        Pop-Art. What their optimizers remember of gradients changes with the unit.
+
+        The unit is at least one: targets that are small or constant, as before the first reward, are left as they are.
+        """
+        mean, std = moments(self.rollout_buffer.returns, self.device)
+        if not np.isfinite(std):
+            return  # the losses are not finite, and say so
+        n_rollouts = max(1, self.num_timesteps // (self.n_steps * self.n_envs))
+        weight = 1 / min(n_rollouts, self.n_policy_iterations)  # at first, of all rollouts alike
+        old_mean, old_std = self.policy.value_net.mean.item(), self.policy.value_net.std.item()
+        shift = mean - old_mean
+        variance = (1 - weight) * old_std**2 + weight * std**2 + weight * (1 - weight) * shift**2
+        for head in (self.policy.value_net, self.policy.aux_value_net):
+            factor = head.change_units(old_mean + weight * shift, max(variance**0.5, 1.0))
+            for optimizer in (self.policy.optimizer, self.value_optimizer, self.aux_optimizer):
+                rescale_moments(optimizer, head.parameters(), factor)
 
     def _policy_phase_epochs(
         self,
@@ -366,6 +437,10 @@ class PPG(OnPolicyAlgorithm):
         start = time.perf_counter()
         n_sequences = self._aux_sequences_per_batch()
         micro_batch_size = self._micro_batch_size()
+        events = AuxiliaryPhaseEvents(self._training_callback, self.aux_buffer.n_samples, self.n_aux_epochs)
+        if self.verbose >= 1:
+            print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {self.aux_buffer.n_samples:,} samples")
+        events.start()
         self.policy.set_training_mode(False)
         self.aux_buffer.record_old_policy(
             partial(self._distribution_parameters, micro_batch_size=micro_batch_size), n_sequences
@@ -374,78 +449,91 @@ class PPG(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
         update_learning_rate(self.aux_optimizer, learning_rate)
-        scale = self._change_value_units() if self.normalize_value_targets else 1.0
-        history = [
-            optimize_epoch(
+        auxiliary_losses = partial(self._auxiliary_losses, value_unit=self.policy.value_unit)
+        history: list[Epoch] = []
+        for _ in range(self.n_aux_epochs):
+            epoch = optimize_epoch(
                 "auxiliary",
                 self.policy,
                 self.aux_optimizer,
                 self.aux_buffer.minibatches(n_sequences),
-                partial(self._auxiliary_losses, scale=scale),
+                auxiliary_losses,
                 micro_batch_size,
                 self.max_grad_norm,
             )
-            for _ in range(self.n_aux_epochs)
-        ]
+            history.append(epoch)
+            events.epoch_end(mean_losses([epoch]))
         self._n_aux_phases += 1
-        for name in history[0].losses:
-            self.logger.record(f"aux/{name}", float(np.mean([epoch.losses[name] for epoch in history])))
+        for name, value in {**mean_losses(history), **self._outcome(n_sequences, micro_batch_size)}.items():
+            self.logger.record(f"aux/{name}", value)
         self.logger.record("aux/learning_rate", learning_rate)
         self.logger.record("aux/n_phases", self._n_aux_phases)
         self.logger.record("aux/seconds", time.perf_counter() - start)
+        events.end()
 
-    def _change_value_units(self) -> float:
+    @th.no_grad()
+    def _outcome(self, n_sequences: int, micro_batch_size: int | None) -> dict[str, float]:
         """
-        Let both value heads work in standard deviations of the stored value targets, as in Pop-Art.
-
-        The unit is at least one: targets that are small or constant, as before the first reward, are left as they are.
-
-        :return: the unit
+        What an auxiliary phase has led to, from a part of its samples, evenly spread: KL(π_old, π), and the explained variance
+        of both value heads; over all processes.
         """
-        mean, std = moments(np.concatenate(self.aux_buffer.value_targets), self.device)
-        unit = max(std, 1.0)
-        if np.isfinite(unit):  # else the losses are not finite, and say so
-            for head in (self.policy.value_net, self.policy.aux_value_net):
-                head.change_units(mean, unit)
-        return unit
+        self.policy.set_training_mode(False)
+        n_evaluated = min(self.aux_buffer.n_sequences, max(1, EVALUATED_SAMPLES // self.n_steps))
+        order = np.linspace(0, self.aux_buffer.n_sequences - 1, n_evaluated).astype(int)
+        kls, errors, targets = [], [], []
+        with unvalidated_distributions():
+            for _, batch in self.aux_buffer.batches(order, n_sequences):
+                for part in split(batch, micro_batch_size):
+                    distribution, aux_values, values = self._evaluate_auxiliary(part)
+                    kls.append(losses.kl_divergence(distribution, part.old_parameters))
+                    errors.append(part.value_targets - th.stack([values, aux_values]))
+                    targets.append(part.value_targets)
+        unexplained = th.cat(errors, dim=1).var(dim=1) / th.cat(targets).var()
+        numbers = th.stack([th.cat(kls).mean(), *(1 - unexplained)])
+        average_over_processes([numbers])
+        self.policy.set_training_mode(True)
+        return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers.tolist(), strict=True))
 
     # ---- the losses of a minibatch ----
 
-    def _joint_losses(self, batch: RolloutBufferSamples) -> Losses:
+    def _joint_losses(self, batch: RolloutBufferSamples, scales: Scales) -> Losses:
         values, log_prob, entropy = self._evaluate_actions(batch)
-        policy = self._surrogate(batch, log_prob, entropy)
-        value = self._value_error(batch, values)
+        policy = self._surrogate(batch, log_prob, entropy, scales)
+        value = self._value_error(batch, values, scales)
         return Losses(policy.total + value.total, {**policy.terms, **value.terms}, policy.log_ratio)
 
-    def _policy_losses(self, batch: RolloutBufferSamples) -> Losses:
+    def _policy_losses(self, batch: RolloutBufferSamples, scales: Scales) -> Losses:
         distribution = self._distribution(batch)
-        return self._surrogate(batch, distribution.log_prob(self._taken_actions(batch)), distribution.entropy())
+        return self._surrogate(batch, distribution.log_prob(self._taken_actions(batch)), distribution.entropy(), scales)
 
-    def _value_losses(self, batch: RolloutBufferSamples) -> Losses:
-        return self._value_error(batch, self._values(batch))
+    def _value_losses(self, batch: RolloutBufferSamples, scales: Scales) -> Losses:
+        return self._value_error(batch, self._values(batch), scales)
 
-    def _surrogate(self, batch: RolloutBufferSamples, log_prob: th.Tensor, entropy: th.Tensor | None) -> Losses:
-        clip_range = self._now(self.clip_range)
-        terms = {
-            "policy_gradient_loss": losses.policy_gradient_loss(log_prob, batch.old_log_prob, batch.advantages, clip_range),
-            "entropy_loss": losses.entropy_loss(entropy, log_prob),
-        }
+    def _surrogate(
+        self, batch: RolloutBufferSamples, log_prob: th.Tensor, entropy: th.Tensor | None, scales: Scales
+    ) -> Losses:
+        surrogate = losses.policy_gradient_loss(log_prob, batch.old_log_prob, batch.advantages, scales.clip_range)
+        terms = {"policy_gradient_loss": surrogate, "entropy_loss": losses.entropy_loss(entropy, log_prob)}
         total = terms["policy_gradient_loss"] + self.ent_coef * terms["entropy_loss"]
         if self.kl_coef > 0:
             terms["kl_penalty"] = losses.kl_penalty(log_prob, batch.old_log_prob)
             total = total + self.kl_coef * terms["kl_penalty"]
         return Losses(total, terms, log_prob.detach() - batch.old_log_prob)
 
-    def _value_error(self, batch: RolloutBufferSamples, values: th.Tensor) -> Losses:
-        value_loss = losses.value_loss(values.flatten(), batch.returns, batch.old_values, self._now(self.clip_range_vf))
+    def _value_error(self, batch: RolloutBufferSamples, values: th.Tensor, scales: Scales) -> Losses:
+        unit = scales.value_unit
+        value_loss = losses.value_loss(
+            values.flatten() / unit, batch.returns / unit, batch.old_values / unit, scales.clip_range_vf
+        )
         return Losses(self.vf_coef * value_loss, {"value_loss": value_loss})
 
-    def _auxiliary_losses(self, batch: AuxiliaryBatch, scale: float) -> Losses:
+    def _auxiliary_losses(self, batch: AuxiliaryBatch, value_unit: float) -> Losses:
         distribution, aux_values, values = self._evaluate_auxiliary(batch)
+        targets = batch.value_targets / value_unit
         terms = {
             "kl": losses.kl_divergence(distribution, batch.old_parameters).mean(),
-            "aux_value_loss": losses.auxiliary_value_loss(aux_values / scale, batch.value_targets / scale),
-            "value_loss": losses.auxiliary_value_loss(values / scale, batch.value_targets / scale),
+            "aux_value_loss": losses.auxiliary_value_loss(aux_values / value_unit, targets),
+            "value_loss": losses.auxiliary_value_loss(values / value_unit, targets),
         }
         total = losses.joint_loss(terms["aux_value_loss"], terms["kl"], terms["value_loss"], self.beta_clone)
         return Losses(total, terms)
@@ -532,13 +620,16 @@ class PPG(OnPolicyAlgorithm):
 
     def _aux_sequences_per_batch(self) -> int:
         if self.aux_batch_size is None:
-            return max(1, self.aux_buffer.n_sequences // 16)
+            return math.ceil(self.aux_buffer.n_sequences / 16)
         return self.aux_batch_size // self.n_steps
 
     def _micro_batch_size(self) -> int | None:
         if self.micro_batch_size != "auto":
             return self.micro_batch_size
-        return fitting_micro_batch_size(self.policy, obs_as_tensor(one_observation(self.rollout_buffer), self.device))
+        if self._fitting_micro_batch_size is None:  # asked once per training: the network stays as it is
+            observation = obs_as_tensor(one_observation(self.rollout_buffer), self.device)
+            self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
+        return self._fitting_micro_batch_size[0]
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
@@ -565,6 +656,7 @@ class PPG(OnPolicyAlgorithm):
         """
         self._check_arguments()
         check_room(self)
+        self._fitting_micro_batch_size = None
         if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
             warnings.warn(
                 f"This model was saved after {self._n_stored_rollouts} of the {self.n_policy_iterations} rollouts of a phase, "
@@ -572,13 +664,17 @@ class PPG(OnPolicyAlgorithm):
                 stacklevel=2,
             )
             self._n_stored_rollouts = len(self.aux_buffer)
+        tell_of_phases(self, total_timesteps)
         start_alike(self.policy, self._common_settings(total_timesteps), self.seed)
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
         try:
             with tensor_float_32(self.mixed_precision == "tf32"), workers_watched(self.env):
                 name = tb_log_name or type(self).__name__
-                return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+                super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+                if log_interval is not None and self.logger.name_to_value:
+                    self.dump_logs()  # SB3 writes before each update: what the last one has recorded
+                return self
         except (NonFiniteError, WorkerError):
             if self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
@@ -673,18 +769,19 @@ class PPG(OnPolicyAlgorithm):
         # The last rollout may overshoot the budget, where a linear schedule would be negative
         self._current_progress_remaining = max(0.0, self._current_progress_remaining)
 
+    def _scales(self) -> Scales:
+        return Scales(self._now(self.clip_range), self._now(self.clip_range_vf), self.policy.value_unit)
+
     def _now(self, schedule: float | Schedule | None) -> float | None:
         """The present value of a clip range; a plain number if somebody has set the attribute to one."""
         return schedule(self._current_progress_remaining) if callable(schedule) else schedule
 
-    def _log_policy_phase(self, history: list[Epoch]) -> None:
-        """Under PPO's names. The losses are means over all epochs, ``approx_kl`` over the last, ``loss`` of the last step."""
-        for name in history[0].losses:
-            if name != "loss":
-                self.logger.record(f"train/{name}", float(np.concatenate([epoch.losses[name] for epoch in history]).mean()))
-        self.logger.record("train/loss", float(history[-1].losses["loss"][-1]))
-        for name, diagnostic in self._diagnostics([epoch.log_ratio for epoch in history]).items():
-            self.logger.record(f"train/{name}", diagnostic)
+    def _log_policy_phase(self, history: list[Epoch], value_history: list[Epoch], scales: Scales) -> None:
+        """Under PPO's names: means over samples and epochs, but ``approx_kl`` of the last epoch, ``loss`` of the last step."""
+        means = {**(mean_losses(value_history) if value_history else {}), **mean_losses(history)}
+        means["loss"] = float(history[-1].losses["loss"][-1])
+        for name, value in {**means, **self._diagnostics([epoch.log_ratio for epoch in history], scales)}.items():
+            self.logger.record(f"train/{name}", value)
         self.logger.record(
             "train/explained_variance",
             explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()),
@@ -692,20 +789,20 @@ class PPG(OnPolicyAlgorithm):
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name in ("clip_range", "clip_range_vf"):
-            if (value := self._now(getattr(self, name))) is not None:
-                self.logger.record(f"train/{name}", value)
+        for name, scale in scales._asdict().items():
+            if scale is not None:
+                self.logger.record(f"train/{name}", scale)
 
-    def _diagnostics(self, log_ratios: list[th.Tensor]) -> dict[str, float]:
+    def _diagnostics(self, log_ratios: list[th.Tensor], scales: Scales) -> dict[str, float]:
         """How far the policy has moved, from the log-ratios of each epoch; over all processes."""
         diagnostics = {"approx_kl": losses.approximate_kl(log_ratios[-1])}
-        if (clip_range := self._now(self.clip_range)) is not None:
-            diagnostics["clip_fraction"] = losses.clip_fraction(th.cat(log_ratios), clip_range)
+        if scales.clip_range is not None:
+            diagnostics["clip_fraction"] = losses.clip_fraction(th.cat(log_ratios), scales.clip_range)
         average_over_processes(list(diagnostics.values()))
         return {name: value.item() for name, value in diagnostics.items()}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "aux_buffer", "_training_callback"]
+        return [*super()._excluded_save_params(), "aux_buffer", "_training_callback", "_fitting_micro_batch_size"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer"], []

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG
@@ -78,6 +79,12 @@ def collect(model: PPG) -> None:
         model.set_logger(Logger(folder=None, output_formats=[]))
     _, callback = model._setup_learn(1000)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+
+
+def learn_and_log(model: BaseAlgorithm, total_timesteps: int) -> dict[str, Any]:
+    """Train; what was logged meanwhile, the latest value under each name."""
+    model.learn(total_timesteps, log_interval=None)  # else it is gone once it is written
+    return dict(model.logger.name_to_value)
 
 
 @contextmanager

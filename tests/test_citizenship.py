@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from torch import nn
 
 from sb3_ppg import PPG, MlpPolicy, NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer, RewardNormalizer
-from tests.helpers import RandomEnv
+from tests.helpers import RandomEnv, learn_and_log
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
 PHASE = 32  # steps of one environment
@@ -113,8 +113,7 @@ def test_arguments_can_be_replaced_when_loading(tmp_path):
     loaded = PPG.load(
         tmp_path / "model", env=gym.make("CartPole-v1"), n_value_epochs=2, n_policy_iterations=5, learning_rate=1e-5
     )
-    loaded.learn(16)
-    assert loaded.n_policy_iterations == 5 and loaded.logger.name_to_value["train/learning_rate"] == 1e-5
+    assert learn_and_log(loaded, 16)["train/learning_rate"] == 1e-5 and loaded.n_policy_iterations == 5
 
 
 def test_get_and_set_parameters():

@@ -24,7 +24,7 @@ import sb3_ppg.aux_buffer
 import sb3_ppg.memory
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN
 from sb3_ppg.memory import HEAP_LIMIT, fitting_micro_batch_size, keep_freed_memory
-from sb3_ppg.optimization import clip_gradient, optimize_epoch, split, take_step, tensor_float_32
+from sb3_ppg.optimization import clip_gradients, gradient_norm, optimize_epoch, split, take_step, tensor_float_32
 from sb3_ppg.torch_layers import ImageConv2d
 from tests.helpers import RandomEnv, collect, image_space
 
@@ -80,8 +80,8 @@ def gradients(model: PPG, micro_batch_size: int | None) -> dict[str, dict[str, t
     auxiliary = next(model.aux_buffer.minibatches(2))
     found = {}
     for name, minibatch, loss in [
-        ("policy", batch, model._joint_losses),
-        ("auxiliary", auxiliary, partial(model._auxiliary_losses, scale=1.0)),
+        ("policy", batch, partial(model._joint_losses, scales=model._scales())),
+        ("auxiliary", auxiliary, partial(model._auxiliary_losses, value_unit=1.0)),
     ]:
         model.policy.zero_grad()
         for part in split(minibatch, micro_batch_size):
@@ -291,8 +291,11 @@ def test_rollout_buffers_of_the_users_own_are_asked_for_each_minibatch():
 @pytest.mark.parametrize("max_norm", [1e-3, 0.1, 100.0])
 def test_gradients_are_clipped_as_by_torch(max_norm):
     ours, expected = network_with_gradients(), network_with_gradients()
-    clip_gradient(list(ours.parameters()), max_norm)
-    nn.utils.clip_grad_norm_(expected.parameters(), max_norm)
+    gradients = [parameter.grad for parameter in ours.parameters() if parameter.grad is not None]
+    norm = gradient_norm(gradients)
+    clip_gradients(gradients, norm, max_norm)
+    expected_norm = nn.utils.clip_grad_norm_(expected.parameters(), max_norm)
+    th.testing.assert_close(norm.squeeze(), expected_norm, rtol=1e-6, atol=0)
     for a, b in zip(ours.parameters(), expected.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None)
         if a.grad is not None:
@@ -445,7 +448,7 @@ def test_bfloat16_is_for_the_features_alone(architecture):
         tensors += [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     assert {tensor.dtype for tensor in tensors} == {th.float32}
     collect(model)
-    losses = model._joint_losses(next(model.rollout_buffer.get(16)))
+    losses = model._joint_losses(next(model.rollout_buffer.get(16)), model._scales())
     assert {value.dtype for value in (losses.total, *losses.terms.values())} == {th.float32}
 
 

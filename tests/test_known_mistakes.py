@@ -105,7 +105,7 @@ def test_no_stale_gradient_enters_the_first_auxiliary_step():
     fresh = make(aux_batch_size=32)
     fresh.policy.load_state_dict(state)
     batch = recorded_batch_of(model_state=fresh, source=model)
-    fresh._auxiliary_losses(batch, scale=1.0).total.backward()
+    fresh._auxiliary_losses(batch, value_unit=1.0).total.backward()
     expected = fresh.policy.value_net.weight.grad
     clipped = expected * min(1.0, (model.max_grad_norm or np.inf) / total_norm(fresh))
     th.testing.assert_close(seen[0], clipped, rtol=1e-4, atol=1e-6)
@@ -148,7 +148,10 @@ def test_values_and_targets_have_one_shape():
     collect(model)
     (rollout,) = model.rollout_buffer.get(16)
     errors = (model.policy.predict_values(rollout.observations).flatten() - rollout.returns).detach().numpy()
-    assert model._value_losses(rollout).terms["value_loss"].item() == pytest.approx(np.mean(errors**2), rel=1e-5)
+    errors /= model.policy.value_unit
+    assert model._value_losses(rollout, model._scales()).terms["value_loss"].item() == pytest.approx(
+        np.mean(errors**2), rel=1e-5
+    )
 
 
 def test_no_copy_of_the_stored_images_is_made_in_float32():

@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvW
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
-from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space
+from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log
 
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
 
@@ -44,10 +44,10 @@ def test_every_policy_trains_on_every_action_space(policy, space, actions, archi
     """Through an auxiliary phase and beyond; no invalid action is taken; every parameter moves; it is saved and loaded."""
     model = make(policy, space, actions, policy_kwargs=dict(architecture=architecture))
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
-    model.learn(8 * 2 * 3)
+    logged = learn_and_log(model, 8 * 2 * 3)
     assert model._n_aux_phases == 1 and len(model.aux_buffer) == 1
     assert not [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
-    assert all(np.isfinite(value) for name, value in model.logger.name_to_value.items() if "explained" not in name)
+    assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
 
     obs, masks = model.env.reset(), np.stack(model.env.env_method("action_masks"))
     model.save(tmp_path / "model.zip")

@@ -8,7 +8,7 @@ import torch as th
 from torch import nn
 
 from sb3_ppg.errors import NonFiniteLossError
-from sb3_ppg.optimization import Losses, accumulate_gradient, optimize_epoch
+from sb3_ppg.optimization import Losses, accumulate_gradient, mean_losses, optimize_epoch, rescale_moments
 from sb3_ppg.processes import moments
 from tests.helpers import transfers_to_host
 
@@ -185,3 +185,39 @@ def test_scalars_cross_to_the_host_once_per_epoch(monkeypatch):
 def test_moments():
     assert moments(np.array([[1.0, 2.0], [3.0, 6.0]])) == pytest.approx((3.0, 3.5**0.5))
     assert moments(np.full(3, 0.1, np.float32)) == pytest.approx((0.1, 0.0))
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda parameters: th.optim.Adam(parameters, lr=0.1),
+        lambda parameters: th.optim.Adam(parameters, lr=0.1, amsgrad=True),
+        lambda parameters: th.optim.RMSprop(parameters, lr=0.1, centered=True, momentum=0.9, eps=0),
+        lambda parameters: th.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    ],
+    ids=["Adam", "AMSGrad", "RMSprop", "SGD"],
+)
+def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
+    parameters = [nn.Parameter(th.zeros(2)), nn.Parameter(th.zeros(2))]
+    optimizers = [make_optimizer([parameter]) for parameter in parameters]
+    for _ in range(3):
+        gradient = th.randn(2)
+        for parameter, optimizer, factor in zip(parameters, optimizers, (1.0, 0.2), strict=True):
+            parameter.grad = factor * gradient
+            optimizer.step()
+    rescale_moments(optimizers[0], parameters[:1], th.tensor(0.2))
+    states = [optimizer.state[parameter] for optimizer, parameter in zip(optimizers, parameters, strict=True)]
+    assert states[0].keys() == states[1].keys() and states[0]
+    for name in states[0]:
+        th.testing.assert_close(states[0][name], states[1][name])
+
+
+def test_losses_are_averaged_over_samples():
+    regression = Regression()
+    epoch = optimize_epoch(
+        "policy", regression.network, regression.optimizer, [make_batch(8), make_batch(2)], regression.losses
+    )
+    assert epoch.sizes.tolist() == [8, 2] and len(epoch.grad_norm) == 2 and (epoch.grad_norm > 0).all()
+    first, second = epoch.losses["loss"]
+    assert mean_losses([epoch])["loss"] == pytest.approx((8 * first + 2 * second) / 10)
+    assert mean_losses([epoch, epoch])["grad_norm"] == pytest.approx(epoch.grad_norm.mean())

@@ -1,12 +1,14 @@
 """The algorithm: identities with PPO, phases, budgets, schedules, bad input."""
 
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.wrappers import TransformReward
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -14,7 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, losses
-from tests.helpers import RandomEnv, collect, image_space, transfers_to_host
+from tests.helpers import RandomEnv, collect, image_space, learn_and_log, transfers_to_host
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
 
@@ -63,7 +65,7 @@ def assert_updates_are_ppos(policy, make_env, policy_kwargs, **kwargs):
     for model in (ppo, ours):
         model.set_random_seed(5)
         model.env.seed(5)
-        model.learn(env_steps)
+        model.learn(env_steps, log_interval=None)
         assert model.num_timesteps == env_steps
     expected, got = ppo.policy.state_dict(), ours.policy.state_dict()
     for name in expected:
@@ -122,8 +124,8 @@ def test_micro_batches_are_the_same_step():
 
 
 def test_kl_is_zero_before_the_first_auxiliary_step():
-    model = make(aux_batch_size=48, n_aux_epochs=1).learn(48)  # a single minibatch
-    assert model.logger.name_to_value["aux/kl"] == pytest.approx(0, abs=1e-7)
+    logged = learn_and_log(make(aux_batch_size=48, n_aux_epochs=1), 48)  # a single minibatch
+    assert logged["aux/kl"] == pytest.approx(0, abs=1e-7)
 
 
 # ---- policy phase ----
@@ -169,25 +171,25 @@ def test_separate_epochs_run_and_move_one_network_each():
     model.policy.mlp_extractor.policy_net.register_forward_hook(lambda *_: runs.__setitem__("pi", runs["pi"] + 1))
     model.policy.mlp_extractor.value_net.register_forward_hook(lambda *_: runs.__setitem__("vf", runs["vf"] + 1))
     before = weights(model)
-    model._policy_phase_epochs(1, model._value_losses, model.value_optimizer)
+    model._policy_phase_epochs(1, partial(model._value_losses, scales=model._scales()), model.value_optimizer)
     assert runs == dict(pi=0, vf=1)
     assert {name.split(".")[0:2][-1] if "mlp" in name else name.split(".")[0] for name in changed(before, weights(model))} == {
         "value_net"
     }
     before = weights(model)
-    model._policy_phase_epochs(1, model._policy_losses, model.policy.optimizer)
+    model._policy_phase_epochs(1, partial(model._policy_losses, scales=model._scales()), model.policy.optimizer)
     assert runs == dict(pi=1, vf=1)
     assert not any("value_net" in name for name in changed(before, weights(model)))
 
 
 def test_the_kl_penalty_stands_in_for_clipping():
-    model = make(clip_range=None, kl_coef=2.0, n_epochs=2).learn(16)
-    logged = model.logger.name_to_value
+    model = make(clip_range=None, kl_coef=2.0, n_epochs=2)
+    logged = learn_and_log(model, 16)
     assert logged["train/kl_penalty"] > 0 and "train/clip_fraction" not in logged and "train/clip_range" not in logged
     collect(model)
     (batch,) = model.rollout_buffer.get(16)
     shifted = batch._replace(old_log_prob=batch.old_log_prob - 0.5)
-    terms = model._policy_losses(shifted)
+    terms = model._policy_losses(shifted, model._scales())
     assert terms.terms["kl_penalty"].item() == pytest.approx(0.5 * 0.5**2, rel=1e-4)
     expected = terms.terms["policy_gradient_loss"] + 0.01 * terms.terms["entropy_loss"] + 2.0 * terms.terms["kl_penalty"]
     assert terms.total.item() == pytest.approx(expected.item())
@@ -265,19 +267,22 @@ def test_the_auxiliary_phase_sees_all_and_only_the_phase():
 
 
 def test_no_auxiliary_phase_stores_nothing():
-    model = make(n_aux_epochs=0).learn(16 * 4)
+    model = make(n_aux_epochs=0)
+    logged = learn_and_log(model, 16 * 4)
     assert len(model.aux_buffer) == 0 and model._n_aux_phases == 0
-    assert not any(name.startswith("aux/") for name in model.logger.name_to_value)
+    assert "train/loss" in logged and not any(name.startswith("aux/") for name in logged)
 
 
 def test_the_log_has_the_documented_names():
-    model = make(clip_range_vf=0.2).learn(16 * 3)
-    names = set(model.logger.name_to_value)
+    logged = learn_and_log(make(clip_range_vf=0.2), 16 * 3)
     train = ("policy_gradient_loss", "entropy_loss", "value_loss", "approx_kl", "clip_fraction", "loss", "explained_variance")
-    train += ("n_updates", "clip_range", "clip_range_vf", "learning_rate")
-    aux = ("kl", "aux_value_loss", "value_loss", "loss", "learning_rate", "n_phases", "seconds")
-    assert {f"train/{name}" for name in train} | {f"aux/{name}" for name in aux} <= names
-    assert "train/std" in make("Pendulum-v1").learn(16).logger.name_to_value
+    train += ("n_updates", "clip_range", "clip_range_vf", "learning_rate", "grad_norm", "value_unit")
+    aux = ("kl", "aux_value_loss", "value_loss", "loss", "learning_rate", "n_phases", "seconds", "grad_norm", "final_kl")
+    aux += ("explained_variance", "aux_explained_variance")
+    time = ("rollout_seconds", "update_seconds", "phase_position")
+    groups = {"train": train, "aux": aux, "time": time}
+    assert {f"{group}/{name}" for group, names in groups.items() for name in names} == logged.keys()
+    assert "train/std" in learn_and_log(make("Pendulum-v1"), 16)
 
 
 def test_schedules_run_over_the_whole_budget():
@@ -291,11 +296,11 @@ def test_schedules_run_over_the_whole_budget():
     model.policy.optimizer.register_step_pre_hook(lambda o, *_: rates["policy"].append(o.param_groups[0]["lr"]))
     model.value_optimizer.register_step_pre_hook(lambda o, *_: rates["value"].append(o.param_groups[0]["lr"]))
     model.aux_optimizer.register_step_pre_hook(lambda o, *_: rates["aux"].append(o.param_groups[0]["lr"]))
-    model.learn(16 * 6)
+    logged = learn_and_log(model, 16 * 6)
     assert rates["value"] == rates["policy"]
     np.testing.assert_allclose(rates["policy"], [1e-3 * (1 - i / 6) for i in range(1, 7)], rtol=1e-6, atol=1e-12)
     assert rates["aux"][0] == pytest.approx(2e-3 * 0.5) and rates["aux"][-1] == pytest.approx(0.0)
-    assert model.logger.name_to_value["train/clip_range"] == 0.0
+    assert logged["train/clip_range"] == 0.0
 
 
 def test_the_auxiliary_learning_rate_follows_the_other_by_default():
@@ -303,38 +308,63 @@ def test_the_auxiliary_learning_rate_follows_the_other_by_default():
     model.aux_optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     model.learn(16 * 4)
     np.testing.assert_allclose(rates, 0.25e-3)
-    assert make(learning_rate=1e-3, aux_learning_rate=3e-4).learn(48).logger.name_to_value["aux/learning_rate"] == 3e-4
+    assert learn_and_log(make(learning_rate=1e-3, aux_learning_rate=3e-4), 48)["aux/learning_rate"] == 3e-4
 
 
 def test_schedules_do_not_turn_negative_past_the_budget():
     model = make(learning_rate=lambda progress: 1e-3 * progress, clip_range=lambda progress: 0.2 * progress)
-    model.learn(40)  # the third rollout ends at 48
+    logged = learn_and_log(model, 40)  # the third rollout ends at 48
     assert model.num_timesteps == 48
     assert model.policy.optimizer.param_groups[0]["lr"] == model.aux_optimizer.param_groups[0]["lr"] == 0.0
-    assert model.logger.name_to_value["train/clip_range"] == 0.0
+    assert logged["train/clip_range"] == 0.0
 
 
-def test_value_targets_of_any_scale_weigh_the_same_against_cloning():
-    """Rewards times 1000 change neither the auxiliary losses nor the policy that the phase leaves."""
+@pytest.mark.parametrize("architecture", ["dual", "shared"])
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_norm):
+    """Through two phases: value losses, gradient norms and the policy are those of rewards a thousand times smaller."""
     results = []
     for scale in (1.0, 1000.0):
-        model = make(n_aux_epochs=3)
-        for _ in range(3):
-            collect(model)
-            list(model.rollout_buffer.get(16))
-            model.rollout_buffer.returns = model.rollout_buffer.returns * scale
-            model.aux_buffer.add(model.rollout_buffer)
-        for head in (model.policy.value_net, model.policy.aux_value_net):
-            with th.no_grad():
-                head.weight *= scale
-                head.bias *= scale
-        np.random.seed(0)
-        model._auxiliary_phase()
-        results.append((model.logger.name_to_value["aux/aux_value_loss"], weights(model)))
-    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
-    for name in ("action_net.weight", "mlp_extractor.policy_net.0.weight", "aux_value_net.weight", "value_net.weight"):
-        th.testing.assert_close(results[0][1][name], results[1][1][name], rtol=1e-3, atol=1e-5)
-    assert results[1][1]["value_net.std"] / results[0][1]["value_net.std"] == pytest.approx(1000, rel=1e-4)
+        env = make_vec_env("CartPole-v1", 2, seed=0, wrapper_class=TransformReward, wrapper_kwargs=dict(func=scale.__mul__))
+        model = make(
+            env, n_epochs=2, n_value_epochs=1, max_grad_norm=max_grad_norm, policy_kwargs=dict(architecture=architecture)
+        )
+        with th.no_grad():
+            for head in (model.policy.value_net, model.policy.aux_value_net):
+                head.weight *= scale  # for the first predictions to be as much larger
+        logged = learn_and_log(model, 2 * 16 * 3 * 2)
+        assert model._n_aux_phases == 2
+        results.append((logged, weights(model)))
+    (small, expected), (large, got) = results
+    assert (
+        large["train/value_unit"] == pytest.approx(1000 * small["train/value_unit"], rel=1e-3) and got["value_net.std"] > 1000
+    )
+    for name in ("train/value_loss", "train/grad_norm", "aux/loss", "aux/grad_norm", "aux/final_kl"):
+        assert large[name] == pytest.approx(small[name], rel=1e-2, abs=1e-6), name
+    for name in expected.keys() - {
+        f"{head}.{buffer}" for head in ("value_net", "aux_value_net") for buffer in ("mean", "std")
+    }:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-2, atol=1e-4, err_msg=name)
+
+
+def test_the_value_unit_is_an_average_over_a_phase():
+    """Of all rollouts of the first phase alike; then the latest N_π weigh most."""
+    model, rng = make(), np.random.default_rng(0)
+    collect(model)
+    list(model.rollout_buffer.get(16))
+    rollouts = [rng.normal(10 * index, 3 + index, (16, 1)).astype(np.float32) for index in range(5)]
+    for index, targets in enumerate(rollouts):
+        model.num_timesteps = 16 * (index + 1)
+        model.rollout_buffer.returns = targets
+        model._change_value_units()
+        if index < 3:
+            assert model.policy.value_net.std.item() == pytest.approx(np.std(rollouts[: index + 1]), rel=1e-5)
+            assert model.policy.value_net.mean.item() == pytest.approx(np.mean(rollouts[: index + 1]), rel=1e-5)
+    shares = np.array([4 / 27, 4 / 27, 4 / 27, 2 / 9, 1 / 3])
+    mean = shares @ [targets.mean() for targets in rollouts]
+    second_moment = shares @ [np.square(targets).mean() for targets in rollouts]
+    assert model.policy.aux_value_net.mean.item() == pytest.approx(mean, rel=1e-5)
+    assert model.policy.value_unit == pytest.approx((second_moment - mean**2) ** 0.5, rel=1e-4)
 
 
 def test_small_or_constant_value_targets_stay_in_their_units():
@@ -343,35 +373,17 @@ def test_small_or_constant_value_targets_stay_in_their_units():
     collect(model)
     list(model.rollout_buffer.get(16))
     for targets in (np.zeros((16, 1)), np.full((16, 1), 7.0), 0.01 * np.random.default_rng(0).random((16, 1))):
+        model.num_timesteps = 16
         model.rollout_buffer.returns = targets.astype(np.float32)
-        model.aux_buffer.add(model.rollout_buffer)
         before = weights(model)
+        model._policy_phase()
+        model.aux_buffer.add(model.rollout_buffer)
         model._auxiliary_phase()
         model.aux_buffer.reset()
         assert model.policy.value_net.std == model.policy.aux_value_net.std == 1
+        assert model.policy.value_net.mean.item() == pytest.approx(targets.mean())
         assert model.logger.name_to_value["aux/loss"] < 100
         assert "mlp_extractor.policy_net.0.weight" in changed(before, weights(model))
-
-
-def test_the_number_of_iterations_may_be_changed():
-    model = make(n_policy_iterations=3)
-    model.n_policy_iterations = 1
-    model.learn(16 * 3)
-    assert model._n_aux_phases == 3
-
-
-def test_the_default_auxiliary_minibatch_is_a_sixteenth_of_the_sequences():
-    model = make(env=make_vec_env("CartPole-v1", 8), n_policy_iterations=4)
-    sizes, original = [], model._auxiliary_losses
-    model._auxiliary_losses = lambda batch, **kwargs: sizes.append(len(batch.value_targets)) or original(batch, **kwargs)
-    model.learn(16 * 8 * 4)
-    assert sizes == [2 * 16] * 16 * 2
-
-
-def test_value_targets_as_they_are_leave_the_heads_units_alone():
-    model = make(normalize_value_targets=False).learn(48)
-    assert model._n_aux_phases == 1
-    assert model.policy.value_net.mean == 0 and model.policy.value_net.std == 1
 
 
 def test_neither_phase_looks_at_values_minibatch_by_minibatch(monkeypatch):

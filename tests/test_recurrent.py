@@ -26,7 +26,7 @@ from sb3_ppg.recurrent import (
     run_lstm,
     unpack_states,
 )
-from tests.helpers import RandomEnv, collect, image_space
+from tests.helpers import RandomEnv, collect, image_space, learn_and_log
 
 VECTOR = spaces.Box(-1, 1, (3,))
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
@@ -369,10 +369,10 @@ def test_every_policy_trains_on_every_space(policy, space, actions, architecture
     """Through an auxiliary phase and beyond; every parameter moves; the loaded model predicts the same, and goes on."""
     model = make(policy, make_env(space, actions), policy_kwargs=dict(architecture=architecture, n_lstm_layers=2))
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
-    model.learn(8 * 2 * 3)
+    logged = learn_and_log(model, 8 * 2 * 3)
     assert model._n_aux_phases == 1 and len(model.aux_buffer) == 1
     assert not [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
-    assert all(np.isfinite(value) for name, value in model.logger.name_to_value.items() if "explained" not in name)
+    assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
 
     model.save(tmp_path / "model.zip")
     loaded = RecurrentPPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
@@ -421,8 +421,8 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
 @pytest.mark.parametrize("architecture", ["dual", "shared"])
 def test_two_optimizers_and_separate_epochs(architecture):
     model = make(n_value_epochs=2, policy_kwargs=dict(architecture=architecture))
-    model.learn(8 * 2 * 3)
-    assert model._n_aux_phases == 1 and model.value_optimizer.state and np.isfinite(model.logger.name_to_value["train/loss"])
+    logged = learn_and_log(model, 8 * 2 * 3)
+    assert model._n_aux_phases == 1 and model.value_optimizer.state and np.isfinite(logged["train/loss"])
 
 
 def test_images_in_bfloat16_in_micro_batches():
