@@ -25,14 +25,14 @@ from sb3_ppg import losses
 from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, check_room, warn_of_truncated_minibatches
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
 from sb3_ppg.checkpoints import load_training_state, save_training_state
-from sb3_ppg.errors import NonFiniteError, WorkerError
+from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
 from sb3_ppg.model_file import FORMAT_VERSION, SAVED_BY, algorithm_name, check_model_file
 from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import average_over_processes, moments, start_alike
-from sb3_ppg.watched_vec_env import WatchedVecEnv, workers_watched
+from sb3_ppg.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
 GATHERED_BYTES = 2**22
@@ -231,7 +231,7 @@ class PPG(OnPolicyAlgorithm):
         """
         assert self._last_obs is not None
         self._training_callback = callback
-        env = WatchedVecEnv(env, self._last_obs)
+        checked = CheckedSteps(env, self._last_obs)
         self.policy.set_training_mode(False)
         n_steps = 0
         rollout_buffer.reset()
@@ -246,7 +246,7 @@ class PPG(OnPolicyAlgorithm):
                     action_tensor, values, log_probs, also_stored = self._act(env)
                 actions = action_tensor.cpu().numpy()
                 clipped_actions = self._for_environments(actions)
-                new_obs, rewards, dones, infos = env.step(clipped_actions)
+                new_obs, rewards, dones, infos = checked.step(clipped_actions)
                 self.num_timesteps += env.num_envs
 
                 callback.update_locals(locals())
@@ -576,10 +576,12 @@ class PPG(OnPolicyAlgorithm):
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
         try:
-            with tensor_float_32(self.mixed_precision == "tf32"), workers_watched(self.env):
+            with tensor_float_32(self.mixed_precision == "tf32"), workers_watched(self.env), statistics_guarded(self.env):
                 name = tb_log_name or type(self).__name__
                 return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
-        except (NonFiniteError, WorkerError):
+        except (NonFiniteError, WorkerError) as error:
+            if isinstance(error, NonFiniteEnvironmentError):
+                self._last_obs = None  # the environments have moved on: they start anew
             if self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
             raise
