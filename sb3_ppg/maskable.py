@@ -19,7 +19,6 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
-from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.aux_buffer import AuxiliaryBatch
@@ -186,8 +185,7 @@ class MaskablePPG(PPG):
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_use_masking"]
 
-    def _act(self, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
-        observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+    def _act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         action_masks = self._checked(get_action_masks(env)) if self._use_masking else None
         return *self.policy(observations, action_masks=action_masks), {"action_masks": action_masks}
 

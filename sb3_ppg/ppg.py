@@ -35,7 +35,7 @@ from sb3_ppg.arguments import (
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.checkpoints import load_training_state, save_training_state
-from sb3_ppg.errors import NonFiniteError, WorkerError
+from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
 from sb3_ppg.model_file import FORMAT_VERSION, SAVED_BY, algorithm_name, check_model_file
@@ -51,7 +51,7 @@ from sb3_ppg.optimization import (
 )
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import average_over_processes, moments, start_alike
-from sb3_ppg.watched_vec_env import WatchedVecEnv, workers_watched
+from sb3_ppg.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
 GATHERED_BYTES = 2**22
@@ -266,16 +266,18 @@ class PPG(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """
-        As in SB3, but for what variants of the algorithm change: ``_act``, ``_remember`` and ``_next_values``.
+        As in SB3, with the same locals for callbacks, but for what variants of the algorithm change: ``_act``, ``_remember``
+        and ``_next_values``.
 
         :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
         """
         assert self._last_obs is not None
         start = time.perf_counter()
         self._training_callback = callback
-        env = WatchedVecEnv(env, self._last_obs)
+        checked = CheckedSteps(env, self._last_obs)
         self.policy.set_training_mode(False)
         n_steps = 0
+        actions: Any  # a tensor, then an array, by the name that callbacks of SB3 know
         rollout_buffer.reset()
         callback.on_rollout_start()
         with unvalidated_distributions():
@@ -285,10 +287,11 @@ class PPG(OnPolicyAlgorithm):
                 if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
                     self.policy.reset_noise(env.num_envs)
                 with th.no_grad():
-                    action_tensor, values, log_probs, also_stored = self._act(env)
-                actions = action_tensor.cpu().numpy()
+                    obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+                    actions, values, log_probs, also_stored = self._act(obs_tensor, env)
+                actions = actions.cpu().numpy()
                 clipped_actions = self._for_environments(actions)
-                new_obs, rewards, dones, infos = env.step(clipped_actions)
+                new_obs, rewards, dones, infos = checked.step(clipped_actions)
                 self.num_timesteps += env.num_envs
 
                 callback.update_locals(locals())
@@ -305,8 +308,8 @@ class PPG(OnPolicyAlgorithm):
                 rollout_buffer.add(self._last_obs, actions, rewards, starts, values, log_probs, **also_stored)  # type: ignore[arg-type]
                 self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
             with th.no_grad():
-                last_values = self._next_values(obs_as_tensor(new_obs, self.device), dones)  # type: ignore[arg-type]
-        rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
+                values = self._next_values(obs_as_tensor(new_obs, self.device), dones)  # type: ignore[arg-type]
+        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
         callback.update_locals(locals())
         callback.on_rollout_end()
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
@@ -551,13 +554,13 @@ class PPG(OnPolicyAlgorithm):
 
     # ---- what variants of the algorithm change: what the policy needs to know beside an observation ----
 
-    def _act(self, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    def _act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         """
-        :param env: whose latest observations are in ``_last_obs``
+        :param observations: the latest ones, (n_envs, ...)
+        :param env: which gave them
         :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); what else the rollout buffer's ``add`` takes
         """
-        assert self._last_obs is not None
-        return *self.policy(obs_as_tensor(self._last_obs, self.device)), {}
+        return *self.policy(observations), {}
 
     def _remember(self) -> None:
         """The step is over."""
@@ -669,13 +672,15 @@ class PPG(OnPolicyAlgorithm):
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
         try:
-            with tensor_float_32(self.mixed_precision == "tf32"), workers_watched(self.env):
+            with tensor_float_32(self.mixed_precision == "tf32"), workers_watched(self.env), statistics_guarded(self.env):
                 name = tb_log_name or type(self).__name__
                 super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
                 if log_interval is not None and self.logger.name_to_value:
                     self.dump_logs()  # SB3 writes before each update: what the last one has recorded
                 return self
-        except (NonFiniteError, WorkerError):
+        except (NonFiniteError, WorkerError) as error:
+            if isinstance(error, NonFiniteEnvironmentError):
+                self._last_obs = None  # the environments have moved on: they start anew
             if self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
             raise

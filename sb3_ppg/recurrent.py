@@ -12,7 +12,6 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
-from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
@@ -527,9 +526,8 @@ class RecurrentPPG(PPG):
 
     # ---- what the policy needs to know beside an observation ----
 
-    def _act(self, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    def _act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         states = self._last_lstm_states
-        observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
         starts = th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
         actions, values, log_probs, self._next_lstm_states = self.policy(observations, states, starts)
         return actions, values, log_probs, {"lstm_states": states}

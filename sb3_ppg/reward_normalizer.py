@@ -7,7 +7,7 @@ import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, NonFiniteError
 from sb3_ppg.processes import moments, n_processes
 
 
@@ -45,19 +45,21 @@ class RewardNormalizer:
         :param rewards: as the environments gave them, (n_steps, n_envs)
         :param episode_starts: whether the step begins an episode, (n_steps, n_envs)
         :return: (n_steps, n_envs), in the type of ``rewards``
-        :raises ValueError: if a reward is not finite; the statistics are then as before
+        :raises NonFiniteError: if a reward is not finite, or its square; the statistics are then as before
         """
         if not np.isfinite(rewards).all():
             step, env = np.argwhere(~np.isfinite(rewards))[0]
-            raise ValueError(f"The reward of environment {env} at step {step} of the rollout is {rewards[step, env]}")
+            raise NonFiniteError(f"The reward of environment {env} at step {step} of the rollout is {rewards[step, env]}")
         returns = np.zeros(rewards.shape)
         previous = self.last_returns
         if previous is None or len(previous) != rewards.shape[1]:  # new, or loaded for another number of environments
             previous = np.zeros(rewards.shape[1])
         for step, reward in enumerate(rewards):
             previous = returns[step] = reward + self.gamma * (1.0 - episode_starts[step]) * previous
-        self.last_returns = previous.copy()
         mean, std = moments(returns)
+        if not np.isfinite(std):
+            raise NonFiniteError(f"Rewards of up to {np.abs(rewards).max()} are too large to be normalised")
+        self.last_returns = previous.copy()
         self.return_rms.update_from_moments(np.array(mean), np.array(std**2), returns.size * n_processes())
         scale = np.sqrt(self.return_rms.var + self.epsilon)
         return np.clip(rewards / scale, -self.clip, self.clip).astype(rewards.dtype)

@@ -1,60 +1,168 @@
 """Environments under watch: numbers that are not finite and workers that die end a rollout with an error that names them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import connection
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.errors import NonFiniteEnvironmentError, WorkerError
 
 
-class WatchedVecEnv(VecEnvWrapper):
+class CheckedSteps:
     """
-    What ``PPG`` collects a rollout from: the environments, with each step checked before the policy or the buffers see it.
+    What ``PPG`` collects a rollout with: steps of the environments, each checked before the policy or the buffers see it.
 
-    :param venv: the environments
+    :param env: the environments
     :param observations: their latest ones, with which the rollout starts
     :raises NonFiniteEnvironmentError: if these are not finite; ``step`` raises it, too
     """
 
-    def __init__(self, venv: VecEnv, observations: VecEnvObs):
-        super().__init__(venv)
+    def __init__(self, env: VecEnv, observations: VecEnvObs):
+        self.env = env
         self.n_steps = 0
-        self._check("observation", observations)
+        with self._named():
+            check_finite("observation", observations)
+            check_statistics(env)
 
-    def step_wait(self) -> VecEnvStepReturn:
-        observations, rewards, dones, infos = self.venv.step_wait()
+    def step(self, actions: np.ndarray) -> VecEnvStepReturn:
+        """As that of the environments."""
         self.n_steps += 1
-        self._check("reward", rewards)
-        self._check("observation", observations)
-        for index in np.flatnonzero(dones):
-            last = infos[index].get("terminal_observation")
-            if last is not None:
-                self._check("last observation of an episode", last, int(index))
+        with self._named():
+            observations, rewards, dones, infos = self.env.step(actions)
+            _check_step(observations, rewards, dones, infos)
+            check_statistics(self.env)
         return observations, rewards, dones, infos
 
-    def reset(self) -> VecEnvObs:
-        return self.venv.reset()
-
-    def _check(self, what: str, values: Any, env: int | None = None) -> None:
-        """
-        :param values: of all environments, or of ``env`` alone
-        """
-        for key, array in values.items() if isinstance(values, dict) else [(None, values)]:
-            array = np.asarray(array)
-            if array.dtype.kind != "f" or np.isfinite(array).all():
-                continue
-            place = np.argwhere(~np.isfinite(array))[0]
-            index = int(place[0]) if env is None else env
-            of = f" (key {key!r})" if key is not None else ""
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """An error says in which step of the rollout it happened."""
+        try:
+            yield
+        except NonFiniteEnvironmentError as error:
             raise NonFiniteEnvironmentError(
-                f"The {what}{of} of environment {index} is {array[tuple(place)]} after step {self.n_steps} of the rollout; "
-                "the policy has not been trained with it"
-            )
+                f"{error} after step {self.n_steps} of the rollout; the policy has not been trained with it"
+            ) from None
+
+
+def check_finite(what: str, values: Any, env: int | None = None) -> None:
+    """
+    :param what: the numbers are, for the message
+    :param values: of all environments, (n_envs, ...), or of ``env`` alone; a dictionary of such arrays, too
+    :param env: the number of the environment
+    :raises NonFiniteEnvironmentError: if one is NaN or infinite
+    """
+    for key, array in values.items() if isinstance(values, dict) else [(None, values)]:
+        array = np.asarray(array)
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        place = np.argwhere(~np.isfinite(array))[0]
+        index = int(place[0]) if env is None else env
+        of = f" (key {key!r})" if key is not None else ""
+        raise NonFiniteEnvironmentError(f"The {what}{of} of environment {index} is {array[tuple(place)]}")
+
+
+def _check_step(observations: VecEnvObs, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
+    check_finite("reward", rewards)
+    check_finite("observation", observations)
+    for index in np.flatnonzero(dones):
+        last = infos[index].get("terminal_observation")
+        if last is not None:
+            check_finite("last observation of an episode", last, int(index))
+
+
+# ---- VecNormalize's statistics ----
+
+
+def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
+    """
+    :param env: environments, with any wrappers. None: there are none
+    :return: each ``VecNormalize`` among the wrappers, the outermost first
+    """
+    while isinstance(env, VecEnvWrapper):
+        if isinstance(env, VecNormalize):
+            yield env
+        env = env.venv
+
+
+def statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
+    """
+    :param normalizer: any
+    :return: its statistics by name: "ret_rms", and, if it normalises observations, "obs_rms" or "obs_rms/<key>"
+    """
+    found = {"ret_rms": normalizer.ret_rms}
+    if normalizer.norm_obs:
+        obs_rms = normalizer.obs_rms
+        found |= {f"obs_rms/{key}": rms for key, rms in obs_rms.items()} if isinstance(obs_rms, dict) else {"obs_rms": obs_rms}
+    return found
+
+
+def check_statistics(env: VecEnv | None) -> None:
+    """
+    :param env: environments, with any wrappers
+    :raises NonFiniteEnvironmentError: if a mean or a variance of ``VecNormalize`` is not finite
+    """
+    for normalizer in normalizers(env):
+        for name, rms in statistics(normalizer).items():
+            if not (np.isfinite(rms.mean).all() and np.isfinite(rms.var).all()):
+                raise NonFiniteEnvironmentError(f"VecNormalize's statistics `{name}` are not finite")
+
+
+@contextmanager
+def statistics_guarded(env: VecEnv | None) -> Iterator[None]:
+    """
+    Meanwhile, numbers are checked before ``VecNormalize`` takes them into its statistics, and after a
+    ``NonFiniteEnvironmentError`` these are as they were before the step in which it happened.
+
+    :param env: environments, with any wrappers
+    """
+    with ExitStack() as guards:
+        for normalizer in normalizers(env):
+            guards.enter_context(_guarded(normalizer))
+        yield
+
+
+@contextmanager
+def _guarded(normalizer: VecNormalize) -> Iterator[None]:
+    venv: Any = normalizer.venv
+    take_reset, take_step = venv.reset, venv.step_wait
+    patched_before = {name: vars(venv)[name] for name in ("reset", "step_wait") if name in vars(venv)}
+    before: list[tuple[RunningMeanStd, Any, Any, float]] = []
+
+    def keep() -> None:
+        """An update replaces the arrays of the statistics: there is nothing to copy."""
+        before[:] = [(rms, rms.mean, rms.var, rms.count) for rms in statistics(normalizer).values()]
+
+    def reset() -> VecEnvObs:
+        keep()
+        observations = take_reset()
+        check_finite("first observation", observations)
+        return observations
+
+    def step_wait() -> VecEnvStepReturn:
+        keep()
+        step = take_step()
+        _check_step(*step)
+        return step
+
+    # On the object, which stays what it is for everybody who knows it
+    venv.reset, venv.step_wait = reset, step_wait
+    try:
+        yield
+    except NonFiniteEnvironmentError:
+        for rms, mean, var, count in before:
+            rms.mean, rms.var, rms.count = mean, var, count
+        raise
+    finally:
+        del venv.reset, venv.step_wait
+        vars(venv).update(patched_before)
+
+
+# ---- workers ----
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import errno
 import io
 import multiprocessing
 import os
+import pickle
 import random
 import re
 import resource
@@ -25,7 +26,14 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 from torch import nn
 
 from sb3_ppg import (
@@ -41,10 +49,11 @@ from sb3_ppg import (
     aux_buffer_path,
     latest_checkpoint,
 )
-from sb3_ppg.errors import NonFiniteEnvironmentError, WorkerError
+from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.files import replaced
 from sb3_ppg.hub import save_pretrained
 from sb3_ppg.optimization import Losses, optimize_epoch
+from sb3_ppg.watched_vec_env import statistics
 from tests.helpers import MaskedEnv, RandomEnv, image_space
 
 N_STEPS, N_ENVS, N_ITERATIONS = 8, 2, 7
@@ -584,6 +593,130 @@ def test_bad_numbers_from_an_environment_are_named_before_they_train(tmp_path, v
     kept = PPG.load(latest_checkpoint(tmp_path), device="cpu")
     for ours, theirs in zip(kept.policy.parameters(), model.policy.parameters(), strict=True):
         assert th.equal(ours, theirs)
+
+
+class SpoiledAbove(VecEnvWrapper):
+    """Environments whose normalised observations get a bad number at one step."""
+
+    def __init__(self, venv, at: int):
+        super().__init__(venv)
+        self.at, self.steps = at, 0
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        obs, *rest = self.venv.step_wait()
+        self.steps += 1
+        if self.steps == self.at:
+            obs[2, 1] = np.nan
+        return obs, *rest
+
+
+def spoiled(at: int, what: str, value: float, vec_env_class=DummyVecEnv):
+    return vec_env_class([partial(gym.make, "CartPole-v1")] * 2 + [partial(Spoiled, at, what, value)])
+
+
+def numbers_of(normalizer: VecNormalize) -> list[np.ndarray]:
+    return [np.array(part) for rms in statistics(normalizer).values() for part in (rms.mean, rms.var, rms.count)]
+
+
+class Remember(BaseCallback):
+    """VecNormalize's statistics after each step, and that it can be saved."""
+
+    def _on_step(self) -> bool:
+        normalizer = self.model.get_vec_normalize_env()
+        pickle.dumps(normalizer)
+        self.numbers = numbers_of(normalizer)
+        return True
+
+
+BAD_ENVIRONMENTS = {
+    "observation": (lambda at: VecNormalize(spoiled(at, "observation", np.nan)), "observation of environment 2 is nan"),
+    "last observation": (
+        lambda at: VecNormalize(spoiled(at, "observation", np.nan)),
+        "last observation of an episode of environment 2 is nan",
+    ),
+    "reward": (lambda at: VecNormalize(spoiled(at, "reward", -np.inf)), "reward of environment 2 is -inf"),
+    "in a worker": (
+        lambda at: VecNormalize(spoiled(at, "reward", np.nan, SubprocVecEnv)),
+        "reward of environment 2 is nan",
+    ),
+    "inside of other wrappers": (
+        lambda at: VecMonitor(VecNormalize(VecFrameStack(spoiled(at, "observation", np.nan), 2))),
+        "observation of environment 2 is nan",
+    ),
+    "normalised twice": (
+        lambda at: VecNormalize(VecNormalize(spoiled(at, "observation", np.nan), norm_reward=False), norm_obs=False),
+        "observation of environment 2 is nan",
+    ),
+    "too large for a variance": (
+        lambda at: VecNormalize(spoiled(at, "observation", 1e30)),
+        "VecNormalize's statistics `obs_rms` are not finite",
+    ),
+    "from a wrapper further out": (
+        lambda at: SpoiledAbove(VecNormalize(spoiled(0, "reward", 0)), at),
+        "observation of environment 2 is nan",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "place, at",
+    [(place, 20 if place == "last observation" else 8 * 2 + 3) for place in BAD_ENVIRONMENTS],
+)
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_bad_numbers_do_not_reach_statistics_nor_a_checkpoint(tmp_path, place, at):
+    make_env, message = BAD_ENVIRONMENTS[place]
+    env = make_env(at)
+    model = PPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, seed=0, device="cpu")
+    remember = Remember()
+    with pytest.raises(NonFiniteEnvironmentError, match=f"{message}.* after step {(at - 1) % 8 + 1} of the rollout"):
+        model.learn(10_000, callback=[remember, PhasicCheckpointCallback(1, tmp_path, keep=1)])
+    after_the_step_before = remember.numbers
+    for ours, theirs in zip(numbers_of(model.get_vec_normalize_env()), after_the_step_before, strict=True):
+        assert np.array_equal(ours, theirs)
+
+    (checkpoint,) = tmp_path.glob("*.zip")
+    resumed = PPG.load(checkpoint, env=make_env(0), device="cpu")
+    resumed.load_aux_buffer(aux_buffer_path(checkpoint))
+    for continued in (resumed, model):  # in a new process, or by somebody who caught the error
+        continued.learn(8 * 3 * 2, reset_num_timesteps=False)
+        assert all(np.isfinite(numbers).all() for numbers in numbers_of(continued.get_vec_normalize_env()))
+        continued.env.close()
+    assert not {"step_wait", "reset"} & vars(env.venv).keys()
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_numbers_are_looked_at_before_frozen_statistics_clip_them(value):
+    env = VecNormalize(spoiled(3, "observation", value), training=False)
+    with pytest.raises(NonFiniteEnvironmentError, match=f"observation of environment 2 is {value} after step 3"):
+        PPG("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(24)
+
+
+def test_a_bad_first_observation_does_not_reach_statistics():
+    class Bad(RandomEnv):
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            return obs * np.nan, info
+
+    env = VecNormalize(DummyVecEnv([lambda: Bad(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))]))
+    before = numbers_of(env)
+    with pytest.raises(NonFiniteEnvironmentError, match="first observation of environment 0 is nan"):
+        PPG("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(8)
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(numbers_of(env), before, strict=True))
+
+
+@pytest.mark.parametrize("reward", [np.nan, 1e300])
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_bad_rewards_do_not_reach_the_authors_normaliser(reward):
+    normalizer, starts = RewardNormalizer(), np.zeros((4, 2))
+    normalizer.normalize(np.ones((4, 2)), starts)
+    before = copy.deepcopy(vars(normalizer))
+    with pytest.raises(NonFiniteError, match="The reward of environment 1 at step 2|too large"):
+        normalizer.normalize(np.array([[1, 1], [1, 1], [1, reward], [1, 1]]), starts)
+    assert np.array_equal(normalizer.last_returns, before["last_returns"])
+    assert vars(normalizer.return_rms) == vars(before["return_rms"])
 
 
 def test_bad_numbers_in_dictionaries_and_first_observations():
