@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from sb3_ppg.callbacks import PhasicCallback
 from sb3_ppg.checkpoints import PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.maskable import MaskablePPG
@@ -29,6 +30,7 @@ __all__ = [
     "NonFiniteLossError",
     "NormalizedRewardDictRolloutBuffer",
     "NormalizedRewardRolloutBuffer",
+    "PhasicCallback",
     "PhasicCheckpointCallback",
     "RecurrentPPG",
     "RewardNormalizer",

@@ -146,3 +146,13 @@ def test_reset_forgets():
     record(aux_buffer)
     aux_buffer.reset()
     assert len(aux_buffer) == aux_buffer.n_sequences == 0 and aux_buffer.old_parameters is None
+
+
+@pytest.mark.parametrize(
+    ("n_sequences", "sizes"), [(1, [1] * 6), (2, [2, 2, 2]), (4, [3, 3]), (5, [3, 3]), (6, [6]), (9, [6])]
+)
+def test_minibatches_differ_by_one_sequence_at_most(n_sequences, sizes):
+    aux_buffer = make_aux_buffer(n_rollouts=2)
+    record(aux_buffer)
+    assert aux_buffer.n_sequences == 6
+    assert [len(batch.value_targets) // N_STEPS for batch in aux_buffer.minibatches(n_sequences)] == sizes

@@ -2,8 +2,10 @@
 
 import copy
 import ctypes
+import gc
 import shutil
 import sys
+import weakref
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureC
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import sb3_ppg.aux_buffer
 import sb3_ppg.memory
@@ -288,6 +291,45 @@ def test_rollout_buffers_of_the_users_own_are_asked_for_each_minibatch():
     assert set(sizes) == {8}
 
 
+def test_hooks_of_all_optimizers_are_heard():
+    """Torch has hooks for the steps of every optimizer, which profilers and schedulers use."""
+    network, heard = network_with_gradients(), []
+    optimizer = th.optim.Adam(network.parameters(), fused=True)
+    take_step(optimizer)
+    handles = [
+        register_optimizer_step_pre_hook(lambda *_: heard.append("before")),
+        register_optimizer_step_post_hook(lambda *_: heard.append("after")),
+    ]
+    try:
+        take_step(optimizer)
+    finally:
+        for handle in handles:
+            handle.remove()
+    take_step(optimizer)
+    assert heard == ["before", "after"]
+
+
+def test_samples_may_have_fields_that_are_no_tensors():
+    """Of a rollout buffer of the user's: numbers, texts, None, scalars belong to every part; what is nested is split."""
+
+    class Samples(NamedTuple):
+        observations: dict[str, th.Tensor]
+        weight: float
+        note: str
+        nothing: None
+        scalar: th.Tensor
+        states: tuple[th.Tensor, th.Tensor]
+
+    states = th.arange(6.0), th.arange(6.0) + 10
+    samples = Samples({"x": th.arange(6.0)[:, None]}, 0.5, "hello", None, th.tensor(3.0), states)
+    parts = list(split(samples, 4))
+    assert [len(part.observations["x"]) for part in parts] == [4, 2]
+    for part in parts:
+        assert isinstance(part, Samples) and part[1:4] == (0.5, "hello", None) and part.scalar == 3
+        th.testing.assert_close(part.states[1], part.states[0] + 10)
+        th.testing.assert_close(part.states[0][:, None], part.observations["x"])
+
+
 @pytest.mark.parametrize("max_norm", [1e-3, 0.1, 100.0])
 def test_gradients_are_clipped_as_by_torch(max_norm):
     ours, expected = network_with_gradients(), network_with_gradients()
@@ -377,6 +419,39 @@ def test_batch_normalisation_is_left_whole():
             self.extra = nn.BatchNorm1d(32)
 
     assert make(dict(features_extractor_class=Normalised))._micro_batch_size() is None
+
+
+def test_micro_batches_of_batch_normalisation_are_refused():
+    class Normalised(ImpalaCNN):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.extra = nn.BatchNorm1d(32)
+
+    with pytest.raises(ArgumentError, match=r"`micro_batch_size`=4 cannot work: batch normalisation.*None"):
+        make(dict(features_extractor_class=Normalised), micro_batch_size=4)
+
+
+def test_the_size_is_looked_for_once_per_training(monkeypatch):
+    asked, original = [], fitting_micro_batch_size
+    monkeypatch.setattr("sb3_ppg.ppg.fitting_micro_batch_size", lambda *args: asked.append(args) or original(*args))
+    model = make()
+    model.learn(2 * 32)
+    assert len(asked) == 1 and model._n_aux_phases > 0
+    model.learn(32)
+    assert len(asked) == 2
+
+
+def test_looking_for_the_size_keeps_nothing_alive():
+    """Float images, which a convolution keeps for its backward pass, would stay with the graph for ever."""
+    extractor = dict(channels=(8,), features_dim=32, normalized_image=True)
+    space = spaces.Box(0, 1, (4, 10, 10))
+    model = make(dict(normalize_images=False, features_extractor_kwargs=extractor), space=space)
+    images = th.zeros(1, 4, 10, 10)
+    fitting_micro_batch_size(model.policy, images)
+    alive = weakref.ref(images)
+    del images
+    gc.collect()
+    assert alive() is None
 
 
 def test_on_a_gpu_minibatches_are_whole():

@@ -1,5 +1,6 @@
 """The algorithm: identities with PPO, phases, budgets, schedules, bad input."""
 
+import inspect
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -605,3 +606,84 @@ def test_losses_module_is_what_the_algorithm_uses(monkeypatch):
         monkeypatch.setattr(losses, name, lambda *a, _o=original, _n=name, **k: called.add(_n) or _o(*a, **k))
     make().learn(48)
     assert called == set(names)
+
+
+# ---- a script that was written for PPO ----
+
+
+def test_ppos_arguments_keep_ppos_positions():
+    ppo, ours = (list(inspect.signature(cls.__init__).parameters.values()) for cls in (PPO, PPG))
+    assert [parameter.name for parameter in ours[: len(ppo)]] == [parameter.name for parameter in ppo]
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in ours[len(ppo) :])
+    model = PPG("MlpPolicy", "CartPole-v1", 3e-4, 32, 16, 2, 0.9)
+    settings = (model.learning_rate, model.n_steps, model.batch_size, model.n_epochs, model.gamma, model.aux_learning_rate)
+    assert settings == (3e-4, 32, 16, 2, 0.9, None)
+    with pytest.raises(TypeError, match="positional"):
+        PPG("MlpPolicy", "CartPole-v1", *[parameter.default for parameter in ppo[3:]], 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "name"),
+    [
+        (dict(learning_rate=2048), "learning_rate"),
+        (dict(learning_rate=lambda progress: 3.0 * progress), "learning_rate"),
+        (dict(aux_learning_rate=64.0), "aux_learning_rate"),
+    ],
+)
+def test_a_learning_rate_above_one_warns(kwargs, name):
+    with pytest.warns(UserWarning, match=f"`{name}`=.* is above 1"):
+        make(**kwargs)
+
+
+def test_ordinary_learning_rates_do_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(learning_rate=1.0, aux_learning_rate=lambda progress: progress)
+
+
+def test_a_budget_below_one_phase_warns_once_with_the_numbers():
+    model = make(n_steps=16, n_policy_iterations=4)
+    with pytest.warns(UserWarning) as caught:
+        model.learn(33)  # three rollouts
+        model.learn(16, reset_num_timesteps=False)  # the fourth, and the auxiliary phase
+    assert model._n_aux_phases == 1
+    (message,) = [str(warning.message) for warning in caught]
+    assert "budget of 33 steps" in message and "16 * 1 * 4 = 64 steps" in message and "n_aux_epochs=0" in message
+
+
+@pytest.mark.parametrize(("kwargs", "budget"), [(dict(n_policy_iterations=4), 49), (dict(n_aux_epochs=0), 16)])
+def test_other_budgets_do_not_warn(kwargs, budget):
+    """The fourth rollout begins before 49 steps are over."""
+    model = make(n_steps=16, **kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(budget)
+
+
+# ---- what is looked at once ----
+
+
+def test_a_clip_range_is_asked_for_once_per_update():
+    asked = []
+    model = make(clip_range=lambda progress: asked.append(progress) or 0.2, n_epochs=4, batch_size=4)
+    asked.clear()
+    model.learn(16 * 2)
+    assert asked == [0.5, 0.0]
+
+
+def test_the_value_loss_is_that_of_all_epochs():
+    model = make(n_value_epochs=3, n_epochs=1, learning_rate=1e-2)
+    histories, original = [], model._policy_phase_epochs
+    model._policy_phase_epochs = lambda *args: histories.append(original(*args)) or histories[-1]
+    logged = learn_and_log(model, 16)
+    losses_of_epochs = [epoch.losses["value_loss"].mean() for epoch in histories[0]]
+    assert len(losses_of_epochs) == 3 and len({round(float(loss), 5) for loss in losses_of_epochs}) == 3
+    assert logged["train/value_loss"] == pytest.approx(np.mean(losses_of_epochs))
+
+
+def test_odd_numbers_of_sequences_are_spread_evenly():
+    model = make(n_policy_iterations=33, n_aux_epochs=1, aux_batch_size=None)
+    sizes, original = [], model._auxiliary_losses
+    model._auxiliary_losses = lambda batch, **kwargs: sizes.append(len(batch.value_targets) // 16) or original(batch, **kwargs)
+    model.learn(16 * 33)
+    assert sizes == [3] * 11

@@ -713,7 +713,7 @@ def test_bad_rewards_do_not_reach_the_authors_normaliser(reward):
     normalizer, starts = RewardNormalizer(), np.zeros((4, 2))
     normalizer.normalize(np.ones((4, 2)), starts)
     before = copy.deepcopy(vars(normalizer))
-    with pytest.raises(NonFiniteError, match="The reward of environment 1 at step 2|too large"):
+    with pytest.raises(NonFiniteError, match=r"The reward of environment 1 at step 2|too large"):
         normalizer.normalize(np.array([[1, 1], [1, 1], [1, reward], [1, 1]]), starts)
     assert np.array_equal(normalizer.last_returns, before["last_returns"])
     assert vars(normalizer.return_rms) == vars(before["return_rms"])

@@ -1,0 +1,218 @@
+"""What callbacks, the progress bar and the log are told."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    EvalCallback,
+    EveryNTimesteps,
+    ProgressBarCallback,
+)
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import SubprocVecEnv
+
+from sb3_ppg import PPG, PhasicCallback
+from tests.helpers import learn_and_log
+
+SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
+PHASE = 16 * 3
+
+
+def make(env="CartPole-v1", **kwargs) -> PPG:
+    return PPG("MlpPolicy", env, seed=0, device="cpu", **{**SMALL, **kwargs})
+
+
+class Witness(PhasicCallback):
+    def __init__(self):
+        super().__init__()
+        self.events: list[tuple] = []
+
+    def _on_rollout_end(self) -> None:
+        self.events.append(("rollout", self.num_timesteps))
+
+    def on_aux_phase_start(self) -> None:
+        self.events.append(("start", self.locals["n_samples"], len(self.model.aux_buffer), self.model._n_aux_phases))
+
+    def on_aux_epoch_end(self) -> None:
+        self.events.append(("epoch", self.locals["epoch"], self.locals["n_aux_epochs"], sorted(self.locals["losses"])))
+
+    def on_aux_phase_end(self) -> None:
+        self.events.append(("end", len(self.model.aux_buffer), self.model._n_aux_phases))
+
+
+NAMES = ["aux_value_loss", "grad_norm", "kl", "loss", "value_loss"]
+EVENTS = [
+    *(("rollout", 16), ("rollout", 32), ("rollout", 48)),
+    *(("start", 48, 3, 0), ("epoch", 1, 2, NAMES), ("epoch", 2, 2, NAMES), ("end", 3, 1)),
+]
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        lambda witness: witness,
+        lambda witness: [EveryNTimesteps(16, BaseCallbackThatDoesNothing()), witness],
+        lambda witness: CallbackList([CallbackList([witness])]),
+    ],
+    ids=["alone", "in a list", "in a list in a list"],
+)
+def test_callbacks_follow_the_auxiliary_phase(nest):
+    witness = Witness()
+    make().learn(PHASE, callback=nest(witness))
+    assert witness.events == EVENTS
+
+
+def test_callbacks_of_events_follow_the_auxiliary_phase():
+    witness = Witness()
+    make().learn(PHASE, callback=EveryNTimesteps(16, callback=witness))
+    assert [event for event in witness.events if event[0] != "rollout"] == EVENTS[3:]
+
+
+class BaseCallbackThatDoesNothing(BaseCallback):
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["ProgressBarCallback", "progress_bar=True"])
+def test_the_progress_bar_says_where_the_auxiliary_phase_is(own, monkeypatch):
+    said: list[str] = []
+    start = ProgressBarCallback._on_training_start
+
+    def listen(self: ProgressBarCallback) -> None:
+        start(self)
+        self.pbar.set_description = said.append
+
+    monkeypatch.setattr(ProgressBarCallback, "_on_training_start", listen)
+    make().learn(PHASE, callback=ProgressBarCallback() if own else None, progress_bar=not own)
+    assert said == [f"auxiliary phase, epoch {epoch}/2" for epoch in (1, 2, 2)] + [""]
+
+
+def test_the_progress_bar_is_a_real_one(capsys):
+    """As a user sees it; the bar ends at the budget."""
+    make().learn(PHASE, progress_bar=True)
+    assert "48/48" in capsys.readouterr().out
+
+
+def test_a_line_says_that_an_auxiliary_phase_begins(capsys):
+    make(verbose=1).learn(2 * PHASE)
+    output = capsys.readouterr().out
+    assert output.count("Auxiliary phase: 2 epochs over 48 samples") == 2
+    assert "One phase = 48 steps, 2 phases in this budget of 96" in output
+    make(verbose=0).learn(PHASE)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_last_phase_is_logged(tmp_path):
+    """A training of one phase has a row with its auxiliary phase, and nothing waits in the logger."""
+    model = make()
+    model.set_logger(configure(str(tmp_path), ["csv"]))
+    model.learn(PHASE)
+    assert not model.logger.name_to_value
+    with (tmp_path / "progress.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["aux/n_phases"] for row in rows] == ["", "", "", "1"]
+    assert [row["time/total_timesteps"] for row in rows] == ["16", "32", "48", "48"]
+    assert [row["train/n_updates"] for row in rows] == ["", "1", "2", "3"]
+
+
+def test_without_logs_there_are_none(capsys):
+    make(verbose=1).learn(PHASE, log_interval=None)
+    assert "total_timesteps" not in capsys.readouterr().out
+
+
+def test_the_log_says_what_the_auxiliary_phase_has_led_to():
+    """KL(π_old, π) and the explained variances of both heads, of the policy as the phase leaves it."""
+    model, seen = make(n_aux_epochs=4, aux_learning_rate=5e-3), {}
+
+    class Look(PhasicCallback):
+        def on_aux_phase_end(self) -> None:
+            buffer = self.model.aux_buffer
+            (batch,) = (batch for _, batch in buffer.batches(np.arange(buffer.n_sequences), buffer.n_sequences))
+            with th.no_grad():
+                distribution, aux_values, values = self.model.policy.evaluate_auxiliary(batch.observations)
+            old = th.distributions.Categorical(logits=batch.old_parameters)
+            seen["final_kl"] = th.distributions.kl_divergence(old, distribution.distribution).mean().item()
+            for name, predicted in (("explained_variance", values), ("aux_explained_variance", aux_values)):
+                seen[name] = (1 - (batch.value_targets - predicted).var() / batch.value_targets.var()).item()
+
+    logged: dict = {}
+
+    class Keep(BaseCallbackThatDoesNothing):
+        def _on_training_end(self) -> None:
+            logged.update(self.model.logger.name_to_value)
+
+    model.learn(PHASE, callback=[Look(), Keep()], log_interval=None)
+    for name, value in seen.items():
+        assert logged[f"aux/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    assert logged["aux/kl"] > 0 and logged["aux/final_kl"] > 0
+    assert logged["time/phase_position"] == 1.0
+    assert logged["time/update_seconds"] > logged["aux/seconds"] > 0 and logged["time/rollout_seconds"] > 0
+
+
+def test_the_logged_gradient_norm_is_that_before_clipping():
+    free = learn_and_log(make(), 16)["train/grad_norm"]
+    clipped = learn_and_log(make(max_grad_norm=1e-3), 16)["train/grad_norm"]
+    assert free == pytest.approx(clipped) and free > 1e-2
+
+
+class Locals(BaseCallback):
+    """Keeps a type for each local that a callback of SB3 finds, at a step and at the end of a rollout."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps: dict[str, type] = {}
+        self.ends: dict[str, type] = {}
+        self.is_env = True
+
+    def _on_step(self) -> bool:
+        self.steps = {name: type(value) for name, value in self.locals.items()}
+        self.is_env &= self.locals["env"] is self.model.env
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.ends = {name: type(value) for name, value in self.locals.items()}
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_callbacks_find_the_locals_of_ppo(env):
+    found = []
+    for model in (PPO("MlpPolicy", env, n_steps=16, batch_size=16), make(env)):
+        callback = Locals()
+        model.learn(16, callback=callback)
+        assert callback.is_env
+        found.append(callback)
+    ppo, ours = found
+    for theirs, mine in ((ppo.steps, ours.steps), (ppo.ends, ours.ends)):
+        missing = theirs.keys() - mine.keys()
+        assert not missing - {"idx", "done", "terminal_obs", "terminal_value"}
+        assert {name for name in theirs.keys() & mine.keys() if theirs[name] is not mine[name]} <= {"self"}
+
+
+def test_a_rollout_asks_the_workers_for_nothing_but_steps():
+    model = make(make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv))
+    asked: list[str] = []
+
+    class Ask(BaseCallbackThatDoesNothing):
+        def _on_rollout_start(self) -> None:
+            workers = self.model.env.unwrapped
+            if not asked:
+                for remote in workers.remotes:
+                    remote.send = lambda message, send=remote.send: asked.append(message[0]) or send(message)
+
+    try:
+        model.learn(2 * 16 * 4, callback=Ask())
+    finally:
+        model.env.close()
+    assert set(asked) <= {"step", "close"} and asked.count("step") == 2 * 16 * 4
+
+
+def test_evaluation_callbacks_work_as_always(tmp_path):
+    evaluate = EvalCallback(make_vec_env("CartPole-v1", 1), n_eval_episodes=1, eval_freq=16, log_path=str(tmp_path), verbose=0)
+    make().learn(PHASE, callback=evaluate)
+    assert list(np.load(tmp_path / "evaluations.npz")["timesteps"]) == [16, 32, 48]
