@@ -4,7 +4,7 @@ RUN := $(VENV)/bin/python
 # Small networks: more threads than this only wait for each other
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test lint format type check benchmark sb3-suite clean
+.PHONY: train test quick lint format type check benchmark sb3-suite clean
 
 # Builds .venv when it is missing or when what it depends on has changed
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -18,8 +18,15 @@ train: $(VENV)/.installed
 	$(RUN) -m sb3_ppg train --env CartPole-v1 --seed 1 --eval-freq 10000 --progress --num-threads 1
 	$(RUN) -m sb3_ppg report --env CartPole-v1
 
+# One process per core, each of one thread
+TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --dist worksteal
+
 test: $(VENV)/.installed
-	$(RUN) -m pytest
+	$(TEST)
+
+# Without what takes long: child processes, RL Zoo's commands, hostile files
+quick: $(VENV)/.installed
+	$(TEST) -m "not slow"
 
 lint: $(VENV)/.installed
 	$(RUN) -m ruff check .

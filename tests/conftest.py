@@ -1,18 +1,27 @@
-"""The Hugging Face Hub of the tests is on this machine; the client reads where from the environment, when it is imported."""
+"""
+The Hugging Face Hub of the tests is on this machine; the client reads where from the environment, when it is imported.
+
+Temporary files of the tests, and of what they start, are in a folder of this process, at whose end it has to be empty.
+"""
 
 import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+LEFT_BY_OTHERS = ("pytest-of-", "SB3-", "sb3_ppg_tests_")
+TEMPORARY = Path(tempfile.mkdtemp(prefix="sb3_ppg_tests_"))
+tempfile.tempdir = str(TEMPORARY)
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     PORT = free.getsockname()[1]
 HF_HOME = tempfile.mkdtemp(prefix="hf_home_")
 os.environ.update(
+    TMPDIR=str(TEMPORARY),
     HF_ENDPOINT=f"http://127.0.0.1:{PORT}",
     HF_HOME=HF_HOME,
     HF_TOKEN="hf_local",
@@ -30,5 +39,15 @@ def hub_server() -> Iterator[HubServer]:
         yield server
 
 
-def pytest_unconfigure() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tests leave nothing behind but what pytest and SB3's logger do. (Folders of parallel workers are within this one.)"""
     shutil.rmtree(HF_HOME, ignore_errors=True)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    folders = [TEMPORARY, *TEMPORARY.glob("sb3_ppg_tests_*")]
+    left = [path.name for folder in folders for path in folder.iterdir() if not path.name.startswith(LEFT_BY_OTHERS)]
+    shutil.rmtree(TEMPORARY, ignore_errors=True)
+    if left:
+        print(f"\nThe tests have left in the temporary folder: {', '.join(sorted(left))}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
