@@ -1,0 +1,88 @@
+"""
+Ranges of each logged value in trainings that end well and in one that does not, for docs/logs.md: medians, and what nine rows
+in ten lie between. Prints a table in Markdown, and writes results/logs.csv. Three minutes.
+
+    python -m benchmarks.logs
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import torch as th
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecNormalize
+
+from benchmarks.learning import RESULTS
+from sb3_ppg import PPG
+
+N_TIMESTEPS = 100_000
+GROUPS = ("train/", "aux/", "time/phase_position", "time/rollout_seconds", "time/update_seconds")
+
+
+def cartpole() -> PPG:
+    """All defaults."""
+    return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu")
+
+
+def pendulum() -> PPG:
+    """The entry of hyperparams/ppg.yml."""
+    env = VecNormalize(make_vec_env("Pendulum-v1", 4, seed=0), norm_obs=False, gamma=0.95)
+    return PPG(
+        "MlpPolicy",
+        env,
+        learning_rate=LinearSchedule(2e-3, 0.0, 1.0),
+        n_steps=1024,
+        n_epochs=10,
+        gamma=0.95,
+        ent_coef=0.0,
+        max_grad_norm=0.5,
+        use_sde=True,
+        sde_sample_freq=4,
+        seed=0,
+        device="cpu",
+        n_policy_iterations=8,
+    )
+
+
+def sick() -> PPG:
+    """The paper's losses with raw rewards."""
+    return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", normalize_value_targets=False)
+
+
+TRAININGS: dict[str, Callable[[], PPG]] = {"CartPole": cartpole, "Pendulum": pendulum, "sick": sick}
+
+
+def logged(make: Callable[[], PPG]) -> pd.DataFrame:
+    """
+    :param make: the model to train
+    :return: a row for each time that the logger wrote
+    """
+    model = make()
+    with tempfile.TemporaryDirectory() as folder:
+        model.set_logger(configure(folder, ["csv"]))
+        model.learn(N_TIMESTEPS)
+        return pd.read_csv(Path(folder) / "progress.csv")
+
+
+def main() -> None:
+    """Train, and summarise."""
+    th.set_num_threads(1)
+    summaries = {}
+    for name, make in TRAININGS.items():
+        rows = logged(make)
+        numbers = rows[[column for column in rows if column.startswith((*GROUPS, "rollout/ep_rew"))]]
+        summaries[name] = numbers.quantile([0.05, 0.5, 0.95]).T
+    table = pd.concat(summaries, axis=1)
+    table.to_csv(RESULTS / "logs.csv", float_format="%.3g")
+    print(f"| value | {' | '.join(summaries)} |\n|---|{'---|' * len(summaries)}")
+    for value, row in table.iterrows():
+        cells = [f"{row[name, 0.5]:.2g} ({row[name, 0.05]:.2g} to {row[name, 0.95]:.2g})" for name in summaries]
+        print(f"| `{value}` | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
