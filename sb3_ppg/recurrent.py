@@ -550,6 +550,9 @@ class RecurrentPPG(PPG):
             "goes_on": np.full((self.n_envs, 1), self._goes_on),
         }
 
+    def _is_context(self, context: dict[str, np.ndarray]) -> bool:
+        return bool(np.isin(context["episode_starts"], (0, 1)).all())
+
     def _evaluate_actions(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         return self.policy.evaluate_actions(batch.observations, self._taken_actions(batch), *_memory(batch))
 

@@ -295,7 +295,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 
 def test_a_newer_file_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("sb3_ppg.checkpoints.FORMAT_VERSION", 2)
+    monkeypatch.setattr("sb3_ppg.training_state.FORMAT_VERSION", 2)
     model, path = saved(tmp_path)
     monkeypatch.undo()
     with pytest.raises(ModelFormatError, match="version 2 of its format, this sb3_ppg reads 1"):
@@ -457,8 +457,9 @@ def test_a_newer_or_incomplete_model_is_refused(model_file, tmp_path, monkeypatc
                 without.writestr(name, archive.read(name))
     with pytest.raises(ModelFormatError, match=r"without\.zip is damaged: it has no aux_optimizer\.pth"):
         PPG.load(tmp_path / "without.zip")
-    monkeypatch.setattr("sb3_ppg.ppg.FORMAT_VERSION", 2)
+    monkeypatch.setattr("sb3_ppg.model_file.FORMAT_VERSION", 2)
     small().save(tmp_path / "newer.zip")
+    monkeypatch.undo()
     with pytest.raises(ModelFormatError, match=r"newer\.zip has version 2 of its format, this sb3_ppg reads 1"):
         PPG.load(tmp_path / "newer.zip")
     with pytest.raises(FileNotFoundError):
@@ -713,7 +714,7 @@ def test_bad_rewards_do_not_reach_the_authors_normaliser(reward):
     normalizer, starts = RewardNormalizer(), np.zeros((4, 2))
     normalizer.normalize(np.ones((4, 2)), starts)
     before = copy.deepcopy(vars(normalizer))
-    with pytest.raises(NonFiniteError, match="The reward of environment 1 at step 2|too large"):
+    with pytest.raises(NonFiniteError, match=r"The reward of environment 1 at step 2|too large"):
         normalizer.normalize(np.array([[1, 1], [1, 1], [1, reward], [1, 1]]), starts)
     assert np.array_equal(normalizer.last_returns, before["last_returns"])
     assert vars(normalizer.return_rms) == vars(before["return_rms"])
