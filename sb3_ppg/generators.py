@@ -7,8 +7,6 @@ All three are Mersenne Twisters, 624 numbers of 32 bits and a position among the
 import math
 import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -73,16 +71,6 @@ def restore(python: list[Any], arrays: dict[str, np.ndarray]) -> None:
     for index in range(th.cuda.device_count() if th.cuda.is_available() else 0):
         if f"torch/cuda/{index}" in arrays:
             th.cuda.set_rng_state(th.from_numpy(arrays[f"torch/cuda/{index}"]), index)
-
-
-@contextmanager
-def left_alone() -> Iterator[None]:
-    """Whatever draws or seeds meanwhile, the generators are afterwards as they were."""
-    python, arrays = python_state(), array_states()
-    try:
-        yield
-    finally:
-        restore(python, arrays)
 
 
 def check(python: Any, arrays: dict[str, np.ndarray]) -> None:

@@ -46,8 +46,15 @@ def marked(model: "PPG") -> Iterator[None]:
     try:
         yield
     finally:
-        for mark in marks:
-            delattr(model, mark)
+        unmark(model)
+
+
+def unmark(model: "PPG") -> None:
+    """
+    :param model: that was saved, or loaded: it is not to keep the attributes that were for the file
+    """
+    for mark in (SAVED_BY, GUARD):
+        vars(model).pop(mark, None)
 
 
 class _Guard:
@@ -229,8 +236,11 @@ def _saved_by(file: io.BufferedIOBase, path: ModelPath) -> SavedBy:
                 f"{path} has version {saved.version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that "
                 "wrote it"
             )
-        if missing := {f"{part}.pth" for part in ["policy", *saved.parts]} - names:
+        parts = {f"{part}.pth" for part in ["policy", *saved.parts]}
+        if missing := parts - names:
             raise ModelFormatError(f"{path} is damaged: it has no {', '.join(sorted(missing))}")
+        if strange := {name for name in names if name.endswith(".pth")} - parts - {"pytorch_variables.pth"}:
+            raise ModelFormatError(f"{path} is damaged: nobody knows its {min(strange)}")
     return saved
 
 
@@ -239,7 +249,7 @@ def _attributes(archive: zipfile.ZipFile) -> dict[str, Any]:
     content = archive.read("data")
     if sum(content.count(sign) for sign in (b",", b"[", b"{")) > MOST_VALUES:  # one is before each value
         raise ValueError(f"its description has more than {MOST_VALUES} values")
-    attributes = json.loads(content)
+    attributes = json.loads(content.decode())  # not left to json, which would import other encodings
     if not isinstance(attributes, dict):
         raise ValueError("its description is no dictionary")
     return attributes

@@ -23,17 +23,18 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorch
 from stable_baselines3.common.utils import FloatSchedule, explained_variance, obs_as_tensor, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg import generators, losses
+from sb3_ppg import losses
 from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, check_room, warn_of_truncated_minibatches
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
 from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
-from sb3_ppg.model_file import checked_model_file, marked
+from sb3_ppg.model_file import checked_model_file, marked, unmark
 from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import average_over_processes, moments, start_alike
 from sb3_ppg.training_state import load_training_state, save_training_state
+from sb3_ppg.untrusted import generators_kept
 from sb3_ppg.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
@@ -619,8 +620,10 @@ class PPG(OnPolicyAlgorithm):
         :raises FileNotFoundError: if there is none
         :raises ModelFormatError: if the file is damaged, another class's or a newer version's
         """
-        with checked_model_file(path, cls) as file, nullcontext() if "seed" in kwargs else generators.left_alone():
-            return super().load(file, *args, **kwargs)
+        with checked_model_file(path, cls) as file, nullcontext() if "seed" in kwargs else generators_kept():
+            model = super().load(file, *args, **kwargs)
+        unmark(model)
+        return model
 
     def set_parameters(
         self,

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 # Where Linux mounts the control groups, and what it calls their limit, their use, and the part of it that it can take back
-CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_ROOT, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
@@ -20,12 +20,12 @@ def available_memory() -> int:
     return max(0, min([psutil.virtual_memory().available, *limits]))
 
 
-def _cgroup_limits(root: Path = CGROUP_ROOT, own_groups: Path = Path("/proc/self/cgroup")) -> Iterator[tuple[int, int]]:
+def _cgroup_limits() -> Iterator[tuple[int, int]]:
     """
     :return: the limit of each group that this process is in, those around it included, and how much of it is in use, without
         the files that Linux keeps in memory as long as there is room
     """
-    for folder, (limit_file, used_file, reclaimable) in _folders(root, own_groups):
+    for folder, (limit_file, used_file, reclaimable) in _folders():
         with suppress(OSError, ValueError, StopIteration):  # a group without this controller, or without a limit: "max"
             limit = int((folder / limit_file).read_text())
             lines = (folder / "memory.stat").read_text().splitlines()
@@ -33,19 +33,20 @@ def _cgroup_limits(root: Path = CGROUP_ROOT, own_groups: Path = Path("/proc/self
             yield limit, int((folder / used_file).read_text()) - can_be_freed
 
 
-def _folders(root: Path, own_groups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+def _folders() -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """
     The folder of each group, from that of this process up to the mount's own, which is all that a container may see.
 
-    Source: ``man 7 cgroups``. A line of ``/proc/self/cgroup`` is "number:controllers:path"; version 2 has no controllers.
+    Source: ``man 7 cgroups``. A line of ``/proc/self/cgroup`` is "number:controllers:path"; version 2 names no controllers.
     """
-    lines = own_groups.read_text().splitlines() if own_groups.exists() else []
+    lines = OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, controllers_and_path = line.partition(":")
+        controllers, _, path = controllers_and_path.partition(":")
         parts = [part for part in path.split("/") if part not in ("", "..")]
-        mounts = [root, root / "unified"] if controllers == "" else [root / "memory"]
-        if controllers != "" and "memory" not in controllers.split(","):
-            continue
-        for mount in mounts:
+        mounts = {CGROUP_ROOT / "memory": VERSION_1} if "memory" in controllers.split(",") else {}
+        if controllers == "":
+            mounts = {CGROUP_ROOT: VERSION_2, CGROUP_ROOT / "unified": VERSION_2}
+        for mount, names in mounts.items():
             for depth in range(len(parts), -1, -1):
-                yield mount.joinpath(*parts[:depth]), VERSION_2 if controllers == "" else VERSION_1
+                yield mount.joinpath(*parts[:depth]), names

@@ -17,6 +17,7 @@ from sb3_ppg.aux_buffer import AuxBuffer
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.files import opened, replaced
 from sb3_ppg.npz import NpzReader
+from sb3_ppg.untrusted import parse_json
 from sb3_ppg.watched_vec_env import statistics
 
 if TYPE_CHECKING:
@@ -67,13 +68,15 @@ def check_state_is_finite(model: "PPG") -> None:
     numbers: dict[str, Any] = {f"the policy's {name}": parameter for name, parameter in model.policy.named_parameters()}
     for name, parameters in model.get_parameters().items():
         for index, state in parameters.get("state", {}).items() if "optim" in name else ():
-            numbers |= {f"{key} of parameter {index} in the {name}": value for key, value in state.items()}
+            tensors = {key: value for key, value in state.items() if isinstance(value, th.Tensor)}
+            numbers |= {f"{key} of parameter {index} in the {name}": value for key, value in tensors.items()}
     numbers |= _rollouts(model.aux_buffer) | _normalization(model.get_vec_normalize_env())
     reward_normalizer = getattr(model.rollout_buffer, "reward_normalizer", None)
     if reward_normalizer is not None:
-        numbers["the reward normaliser's variance"] = reward_normalizer.return_rms.var
+        numbers["the reward normaliser's variance"] = np.asarray(reward_normalizer.return_rms.var)
     for name, array in numbers.items():
-        if not th.isfinite(th.as_tensor(array)).all():
+        finite = th.isfinite(array) if isinstance(array, th.Tensor) else np.isfinite(array)
+        if not finite.all():
             raise NonFiniteError(f"{name} is not finite")
 
 
@@ -166,7 +169,8 @@ def _read(model: "PPG", file: BinaryIO) -> TrainingState:
     expected = {name: specification for part in [*rollouts, others] for name, specification in part.items()}
     _check_size(file, expected)
     reader = NpzReader(file)
-    python = _check_description(model, json.loads(reader.bytes("description", LARGEST_DESCRIPTION)))
+    description = parse_json(reader.bytes("description", LARGEST_DESCRIPTION), "has a description that")
+    python = _check_description(model, description)
     cuda = {name: ((generators.CUDA_BYTES,), np.dtype(np.uint8)) for name in reader.names if generators.is_cuda_state(name)}
     if strange := reader.names - expected.keys() - cuda.keys() - {"description"}:
         raise ValueError(f"it has {min(strange)!r:.100}, which this model does not need")
