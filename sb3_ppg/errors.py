@@ -31,14 +31,15 @@ class WorkerError(RuntimeError):
 MAX_MESSAGE = 2000  # characters
 
 
-def printable(text: str) -> str:
+def printable(text: str, longest: int = MAX_MESSAGE) -> str:
     """
     :param text: which may come from a stranger's file
+    :param longest: how many characters of it are kept
     :return: what can be printed without harm: control characters (a terminal obeys them), lone surrogates and what changes
         the direction of writing are escaped, and the middle of a long text is left out
     """
-    if len(text) > MAX_MESSAGE:
-        text = f"{text[: MAX_MESSAGE // 2]} [...] {text[-MAX_MESSAGE // 2 :]}"
+    if len(text) > longest:
+        text = f"{text[: longest // 2]} [...] {text[-longest // 2 :]}"
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 

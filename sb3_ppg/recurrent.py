@@ -1,5 +1,6 @@
 """RecurrentPPG: Phasic Policy Gradient with LSTMs. What differs from ``ppg``."""
 
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -363,7 +364,8 @@ def largest_part(whole: int, at_most: int) -> int:
     :param at_most: the limit
     :return: the largest divisor of the whole within the limit
     """
-    return max(part for part in range(1, min(whole, at_most) + 1) if whole % part == 0)
+    pairs = ((part, whole // part) for part in range(1, math.isqrt(whole) + 1) if whole % part == 0)
+    return max(part for pair in pairs for part in pair if part <= at_most)
 
 
 class SequenceRolloutBuffer(RolloutBuffer):

@@ -76,10 +76,11 @@ def read_bytes(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
     return content
 
 
-def parse_json(content: bytes, name: str | Path) -> Any:
+def parse_json(content: bytes, name: str | Path, max_depth: int = MAX_DEPTH) -> Any:
     """
     :param content: of a file
     :param name: of it, for errors
+    :param max_depth: how deep it may be nested
     :return: what it says
     :raises ModelFormatError: if that is not JSON, too much, too deep, has a key twice or a number that is none
     """
@@ -95,7 +96,7 @@ def parse_json(content: bytes, name: str | Path) -> Any:
             parse_float=_float,
             object_pairs_hook=_no_key_twice,
         )
-        _check_depth(data)
+        _check_depth(data, max_depth)
         return data
     except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"{name} cannot be read ({type(error).__name__}: {error})") from error
@@ -124,16 +125,16 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def _check_depth(data: Any) -> None:
+def _check_depth(data: Any, max_depth: int) -> None:
     """Not left to Python's recursion limit, which other packages raise (torch's compiler does)."""
     level = [data]
-    for _ in range(MAX_DEPTH):
+    for _ in range(max_depth):
         level = [
             part for one in level if isinstance(one, (dict, list)) for part in (one.values() if isinstance(one, dict) else one)
         ]
         if not level:
             return
-    raise ValueError(f"nested more than {MAX_DEPTH} deep")
+    raise ValueError(f"nested more than {max_depth} deep")
 
 
 @contextmanager
