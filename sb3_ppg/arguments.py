@@ -265,15 +265,15 @@ def check_policy(model: "PPG") -> None:
     )
 
 
-def check_room(model: "PPG") -> None:
+def check_room(model: "PPG", n_rollouts: int) -> None:
     """
     :param model: before a rollout
-    :raises ArgumentError: if the machine cannot hold the observations of a phase
+    :param n_rollouts: how many more the auxiliary buffer has to hold
+    :raises ArgumentError: if the machine cannot hold their observations
     """
     if model.n_aux_epochs == 0:
         return
-    per_rollout = n_bytes(model.rollout_buffer.observations) + n_bytes(model._context())
-    needed = per_rollout * (model.n_policy_iterations - len(model.aux_buffer))
+    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model._context()))
     available = model.aux_buffer.available_bytes()
     if needed <= available:
         return

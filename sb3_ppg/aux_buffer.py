@@ -1,5 +1,6 @@
 """The rollouts that are kept for the auxiliary phase."""
 
+import copy
 import math
 import shutil
 import tempfile
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import psutil
 import torch as th
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
@@ -16,6 +16,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.system_memory import available_memory
 
 # Whose rollout buffers have new arrays for each rollout
 ALLOCATE_ANEW = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
@@ -151,12 +152,36 @@ class AuxBuffer:
             return own(array).reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, *array.shape[1:])
 
         observations = rollout_buffer.observations
+        self.keep(
+            {key: keep(array) for key, array in observations.items()}
+            if isinstance(observations, dict)
+            else keep(observations),
+            {name: own(array) for name, array in (context or {}).items()},
+            keep(rollout_buffer.returns.ravel()),
+        )
+
+    def keep(self, observations: Observations, context: dict[str, np.ndarray], value_targets: np.ndarray) -> None:
+        """
+        Keep a rollout in arrays that nobody will change.
+
+        :param observations: (n_envs, n_steps, *observation shape)
+        :param context: what the policy needs beside them, by name, (n_envs, n_steps or 1, ...)
+        :param value_targets: (n_envs, n_steps)
+        """
         if isinstance(observations, dict):
-            self.observations.append({key: self._stored(keep(array)) for key, array in observations.items()})
+            self.observations.append({key: self._stored(array) for key, array in observations.items()})
         else:
-            self.observations.append(self._stored(keep(observations)))
-        self.context.append({name: self._stored(own(array)) for name, array in (context or {}).items()})
-        self.value_targets.append(keep(rollout_buffer.returns.ravel()))
+            self.observations.append(self._stored(observations))
+        self.context.append({name: self._stored(array) for name, array in context.items()})
+        self.value_targets.append(value_targets)
+
+    def emptied(self) -> "AuxBuffer":
+        """
+        :return: another buffer for the same device and storage, with nothing in it
+        """
+        other = copy.copy(self)
+        other.reset()
+        return other
 
     def _stored(self, observations: np.ndarray) -> np.ndarray:
         """Where they are kept: as they are, or in a file."""
@@ -171,7 +196,7 @@ class AuxBuffer:
     def available_bytes(self) -> int:
         """How much room there is for more observations."""
         if self.storage == "memory":
-            return psutil.virtual_memory().available
+            return available_memory()
         self.path.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(self.path).free
 

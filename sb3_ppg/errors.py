@@ -28,9 +28,27 @@ class WorkerError(RuntimeError):
     """The process of an environment has died."""
 
 
+MAX_MESSAGE = 2000  # characters
+
+
+def printable(text: str, longest: int = MAX_MESSAGE) -> str:
+    """
+    :param text: which may come from a stranger's file
+    :param longest: how many characters of it are kept
+    :return: what can be printed without harm: control characters (a terminal obeys them), lone surrogates and what changes
+        the direction of writing are escaped, and the middle of a long text is left out
+    """
+    if len(text) > longest:
+        text = f"{text[: longest // 2]} [...] {text[-longest // 2 :]}"
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
 class ModelFormatError(ValueError):
     """A file of a model or of its auxiliary buffer that is damaged, another's, not to be trusted or too new; or a model that
-    cannot be written as plain data."""
+    cannot be written as plain data. Its message is ``printable``, whatever the file says."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class HubError(RuntimeError):

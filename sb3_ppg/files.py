@@ -1,12 +1,30 @@
 """Files that are complete or not there: whatever happens while one is written, the one before it is left as it was."""
 
+import io
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+
+from sb3_ppg.errors import ModelFormatError
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[io.BufferedReader]:
+    """
+    :param path: of a file, or a link to one
+    :return: it, open for reading
+    :raises FileNotFoundError: if there is none
+    :raises ModelFormatError: if it is something else: a folder, a device, a pipe that would wait for ever
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ModelFormatError(f"{path} is no file with content of its own")
+    with path.open("rb") as file:
+        yield file
 
 
 @contextmanager

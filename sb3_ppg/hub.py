@@ -121,6 +121,7 @@ def load(
     revision: str | None = None,
     token: str | bool | None = None,
     custom_objects: Mapping[str, Any] | None = None,
+    compile_mode: str | None = None,
     trust_pickle: bool = False,
 ) -> PPG:
     """
@@ -132,6 +133,7 @@ def load(
     :param revision: a branch, tag or commit. None: the latest of the main branch
     :param token: of the Hub, for private repositories. None: that of ``hf auth login``
     :param custom_objects: see ``from_pretrained``
+    :param compile_mode: see ``from_pretrained``
     :param trust_pickle: see ``from_pretrained``
     :return: the model
     :raises ModelFormatError: see ``from_pretrained``
@@ -144,7 +146,9 @@ def load(
             folder = download(repo_id, [archive, "vec_normalize.pkl"], revision, token) / archive
         elif archive:
             raise ModelFormatError(why_not_pickle(f"{repo_id}/{archive}"))
-    return from_pretrained(folder, env, device, custom_objects=custom_objects, trust_pickle=trust_pickle)
+    return from_pretrained(
+        folder, env, device, custom_objects=custom_objects, compile_mode=compile_mode, trust_pickle=trust_pickle
+    )
 
 
 def download(repo_id: str, names: list[str], revision: str | None = None, token: str | bool | None = None) -> Path:

@@ -199,11 +199,21 @@ class MaskablePPG(PPG):
                 f"{self.action_space} needs {self.rollout_buffer.mask_dims}"
             )
         action_masks = action_masks.reshape(self.n_envs, -1).astype(bool)
-        possible = np.logical_or.reduceat(action_masks, self.policy.mask_starts, axis=1)
+        possible = self._possible(action_masks)
         if not possible.all():
             env, dimension = np.argwhere(~possible)[0]
             raise ArgumentError(f"`action_masks` of environment {env} allow no action in dimension {dimension}")
         return action_masks
+
+    def _possible(self, action_masks: np.ndarray) -> np.ndarray:
+        """
+        :param action_masks: (..., mask dimensions)
+        :return: whether an action is possible, (..., action dimensions)
+        """
+        return np.logical_or.reduceat(action_masks, self.policy.mask_starts, axis=-1)
+
+    def _is_context(self, context: dict[str, np.ndarray]) -> bool:
+        return bool(self._possible(context["action_masks"]).all())
 
     def _context(self) -> dict[str, np.ndarray]:
         masks = self.rollout_buffer.action_masks

@@ -1,15 +1,102 @@
-"""SB3's zip files of models: what is checked before one is loaded."""
+"""SB3's zip files of models: what is written into them for their readers, and what is checked before one is loaded."""
 
 import io
 import json
 import zipfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.files import opened
+
+if TYPE_CHECKING:
+    from sb3_ppg.ppg import PPG
 
 FORMAT_VERSION = 1
-SAVED_BY = "_saved_by"  # the attribute that says what wrote a file: [algorithm, version, names of its tensors]
+SAVED_BY = "_saved_by"  # the attribute that says what wrote a file: [algorithm, version, names of its tensors, user's class]
+GUARD = "_guard"  # the attribute that other classes' ``load`` stumbles over
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# A file may unpack to so many times its size, and so many bytes more; its description may have so many values
+LARGEST_RATIO, ROOM, MOST_VALUES = 4, 2**26, 2**20
+ModelPath = str | Path | io.BufferedIOBase
+
+
+# ---- writing ----
+
+
+@contextmanager
+def marked(model: "PPG") -> Iterator[None]:
+    """
+    Meanwhile, the model has the attributes that its file is to have.
+
+    :param model: that is being saved
+    """
+    cls = type(model)
+    users_class = None if _is_ours(cls) else f"{cls.__module__}.{cls.__qualname__}"
+    algorithm = algorithm_name(cls)
+    marks = {
+        SAVED_BY: [algorithm, FORMAT_VERSION, model._get_torch_save_params()[0], users_class],
+        GUARD: _Guard(users_class or f"sb3_ppg.{algorithm}"),
+    }
+    vars(model).update(marks)
+    try:
+        yield
+    finally:
+        unmark(model)
+
+
+def unmark(model: "PPG") -> None:
+    """
+    :param model: that was saved, or loaded: it is not to keep the attributes that were for the file
+    """
+    for mark in (SAVED_BY, GUARD):
+        vars(model).pop(mark, None)
+
+
+class _Guard:
+    """
+    Only ``PPG.load`` can unpickle it: the ``load`` of PPO and others would fail later, in words that help nobody.
+
+    :param name: of the class whose ``load`` is to be used
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle_guard, (self.name,)
+
+
+def _unpickle_guard(name: str) -> _Guard:
+    if not _is_loading.get():
+        raise ModelFormatError(f"This is a file of {name}, which another algorithm cannot load: use {name}.load")
+    return _Guard(name)
+
+
+_is_loading: ContextVar[bool] = ContextVar("_is_loading", default=False)
+
+
+# ---- reading ----
+
+
+class SavedBy(NamedTuple):
+    """
+    What a file says of what wrote it.
+
+    :param algorithm: of ours
+    :param version: of the file's format
+    :param parts: names of its state dictionaries
+    :param users_class: the user's class that is derived from the algorithm, with its module. None: the algorithm itself
+    """
+
+    algorithm: str
+    version: int
+    parts: list[str]
+    users_class: str | None
 
 
 def algorithm_name(cls: type) -> str:
@@ -17,10 +104,10 @@ def algorithm_name(cls: type) -> str:
     :param cls: an algorithm of ours, or a class derived from one
     :return: the name of ours
     """
-    return next(base.__name__ for base in cls.__mro__ if base.__module__.split(".")[0] == "sb3_ppg")
+    return next(base.__name__ for base in cls.__mro__ if _is_ours(base))
 
 
-def saved_by(path: str | Path | io.BufferedIOBase) -> str:
+def saved_by(path: ModelPath) -> str:
     """
     Read all of a model's file, without unpickling anything.
 
@@ -29,42 +116,153 @@ def saved_by(path: str | Path | io.BufferedIOBase) -> str:
     :raises FileNotFoundError: if there is none
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
     """
-    file: Any = path
-    if isinstance(path, (str, Path)):
-        with_suffix = Path(f"{path}.zip")
-        file = path = Path(path) if Path(path).exists() or not with_suffix.exists() else with_suffix
-    try:
-        with zipfile.ZipFile(file) as archive:
-            if (member := archive.testzip()) is not None:
-                raise zipfile.BadZipFile(f"the checksum of {member} is wrong")
-            data, names = json.loads(archive.read("data")), set(archive.namelist())
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # whatever a flipped byte can lead zipfile to
-        raise ModelFormatError(f"{path} is damaged, or no model's file: {error}") from error
-    match data.get(SAVED_BY) if isinstance(data, dict) else None:
-        case [str(algorithm), int(file_version), *rest]:
-            parts = rest[0] if rest else []
-        case _:
-            raise ModelFormatError(f"{path} is another class's file: it does not say that an algorithm of sb3_ppg saved it")
-    if file_version != FORMAT_VERSION:
-        raise ModelFormatError(
-            f"{path} has version {file_version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that wrote it"
-        )
-    if missing := {f"{part}.pth" for part in parts} - names:
-        raise ModelFormatError(f"{path} is damaged: it has no {', '.join(sorted(missing))}")
-    return algorithm
+    path = _with_suffix(path)
+    with _stream(path) as file:
+        return _saved_by(file, path).algorithm
 
 
-def check_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> None:
+def checkpoint_of(path: Path) -> tuple[str, int] | None:
     """
-    :param path: of the zip file, or a stream
+    :param path: of a model's zip file
+    :return: by which run of ``PhasicCheckpointCallback`` it was written, and when, in nanoseconds. None: it does not say
+    :raises FileNotFoundError: if there is none
+    :raises ModelFormatError: if the file is damaged
+    """
+    with opened(path) as file, _archive(file, str(path)) as archive:
+        match _attributes(archive).get("_checkpoint"):
+            case [str(run), int(time)]:
+                return run, time
+    return None
+
+
+@contextmanager
+def checked_model_file(path: ModelPath, cls: type) -> Iterator[io.BufferedIOBase]:
+    """
+    What was checked is what is loaded: a file that takes the place of this one meanwhile is another.
+
+    :param path: of the zip file (".zip" may be left out), or a stream
     :param cls: the class that is to load it
+    :return: its content, for SB3's ``load``
     :raises FileNotFoundError: if there is none
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
     """
-    algorithm = saved_by(path)
-    if algorithm != algorithm_name(cls):
-        raise ModelFormatError(
-            f"{path} is another class's file: it was saved by {algorithm}, not by {algorithm_name(cls)}; use {algorithm}.load"
-        )
+    path = _with_suffix(path)
+    with _stream(path) as file:
+        saved = _saved_by(file, path)
+        problem = f"{path} is another class's file: it was saved by"
+        owner = saved.users_class or saved.algorithm
+        if saved.algorithm != algorithm_name(cls):
+            raise ModelFormatError(f"{problem} {owner}, not by {algorithm_name(cls)}; use {owner}.load")
+        if saved.users_class is not None and not _is_users_class(cls, saved.users_class):
+            raise ModelFormatError(f"{problem} {owner}, which is derived from {saved.algorithm}; use {owner}.load")
+        token = _is_loading.set(True)
+        try:
+            yield file
+        finally:
+            _is_loading.reset(token)
+
+
+def _is_users_class(cls: type, name: str) -> bool:
+    """Whether it has that name, or a base has, in whatever module: a script's is ``__main__`` while it runs."""
+    users = takewhile(lambda base: not _is_ours(base), cls.__mro__)
+    return any(f".{name}".endswith(f".{base.__qualname__}") for base in users)
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == "sb3_ppg"
+
+
+def _with_suffix(path: ModelPath) -> ModelPath:
+    """The file that is there, with or without ".zip"."""
+    if not isinstance(path, (str, Path)):
+        return path
+    zipped = Path(f"{path}.zip")
+    return zipped if zipped.exists() and not Path(path).exists() else Path(path)
+
+
+def _stream(path: ModelPath) -> AbstractContextManager[io.BufferedIOBase]:
+    return nullcontext(path) if isinstance(path, io.BufferedIOBase) else opened(Path(path))
+
+
+@contextmanager
+def _archive(file: io.BufferedIOBase, name: ModelPath) -> Iterator[zipfile.ZipFile]:
+    """
+    :raises ModelFormatError: if it is none, is too large for its size, or whatever zipfile and others make of a wrong byte
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            _check_sizes(archive, file.seek(0, 2))
+            yield archive
+    except (ModelFormatError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelFormatError(f"{name} is damaged, or no model's file: {error}") from error
+
+
+def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
+    """
+    :param archive: an archive
+    :param size: of its file, in bytes
+    :raises ValueError: if it unpacks to much more than that, or in a way that cannot be bounded
+    """
+    members = archive.infolist()
+    if len({member.filename for member in members}) < len(members):
+        raise ValueError("a member is there twice")
+    if any(member.compress_type not in METHODS for member in members):
+        raise ValueError("it is compressed in a way that is not Stable-Baselines3's")
+    if sum(member.file_size for member in members) > LARGEST_RATIO * size + ROOM:
+        raise ValueError(f"of {size:,} bytes, it unpacks to more than {LARGEST_RATIO} times as many")
+
+
+def _saved_by(file: io.BufferedIOBase, path: ModelPath) -> SavedBy:
+    """Read everything, and check it but for what only unpickling would tell."""
+    with _archive(file, path) as archive:
+        if (damaged := archive.testzip()) is not None:
+            raise ValueError(f"the checksum of {damaged} is wrong")
+        for member in archive.infolist():
+            if member.filename.endswith(".pth"):  # an archive itself
+                with archive.open(member) as part, zipfile.ZipFile(part) as inner:
+                    _check_sizes(inner, member.file_size)
+        names, attributes = set(archive.namelist()), _attributes(archive)
+        if SAVED_BY not in attributes:
+            raise ModelFormatError(
+                f"{path} is another class's file: it does not say that an algorithm of sb3_ppg saved it. Use the `load` of "
+                "the class that did, PPO.load for instance; PPG can go on from PPO's networks: "
+                "model.policy.load_state_dict(PPO.load(path).policy.state_dict(), strict=False)"
+            )
+        saved = _parsed(attributes[SAVED_BY])
+        if saved.version != FORMAT_VERSION:
+            raise ModelFormatError(
+                f"{path} has version {saved.version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that "
+                "wrote it"
+            )
+        parts = {f"{part}.pth" for part in ["policy", *saved.parts]}
+        if missing := parts - names:
+            raise ModelFormatError(f"{path} is damaged: it has no {', '.join(sorted(missing))}")
+        if strange := {name for name in names if name.endswith(".pth")} - parts - {"pytorch_variables.pth"}:
+            raise ModelFormatError(f"{path} is damaged: nobody knows its {min(strange)}")
+    return saved
+
+
+def _attributes(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Of the model, as JSON has them: most are pickled, and stay so."""
+    content = archive.read("data")
+    if sum(content.count(sign) for sign in (b",", b"[", b"{")) > MOST_VALUES:  # one is before each value
+        raise ValueError(f"its description has more than {MOST_VALUES} values")
+    attributes = json.loads(content.decode())  # not left to json, which would import other encodings
+    if not isinstance(attributes, dict):
+        raise ValueError("its description is no dictionary")
+    return attributes
+
+
+def _parsed(saved: Any) -> SavedBy:
+    match saved:
+        case [str(algorithm), int(version), [*parts], (str() | None) as users_class]:
+            pass
+        case [str(algorithm), int(version), [*parts]]:  # as files before 0.1.0 have it
+            users_class = None
+        case _:
+            raise ValueError(f"it says that it was saved by {saved!r:.100}")
+    if isinstance(version, bool) or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"it says that it was saved by {saved!r:.100}")
+    return SavedBy(algorithm, version, parts, users_class)

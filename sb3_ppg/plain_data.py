@@ -13,10 +13,13 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import torch_layers as sb3_torch_layers
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from torch import nn
 
+from sb3_ppg.arguments import is_number
+from sb3_ppg.array_file import ArrayFile, Entry
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -40,6 +43,22 @@ _CLASSES: tuple[type, ...] = (
 )
 # The classes that a file may name
 CLASSES = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in _CLASSES}
+
+
+def exactly(data: Any, keys: set[str], path: str) -> dict[str, Any]:
+    """
+    :param data: what a file has at a place
+    :param keys: what has to be there
+    :param path: the place
+    :return: the data
+    :raises ModelFormatError: if it is no dictionary of exactly these keys
+    """
+    if not isinstance(data, dict):
+        raise ModelFormatError(f"{path}: {data!r:.200} in place of a dictionary of {sorted(keys)}")
+    if data.keys() != keys:
+        missing, unknown = sorted(keys - data.keys()), sorted(data.keys() - keys)
+        raise ModelFormatError(f"{path}: {missing} are missing there, and {unknown} are not known")
+    return data
 
 
 class Encoder:
@@ -111,6 +130,11 @@ class Encoder:
         )
 
 
+FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+MAX_DESCRIPTION_BYTES = 2**26  # of arrays that are no weights: bounds of spaces, statistics
+MAX_KEYS = 1000
+MAX_STATISTIC = 1e30  # whose square is still finite
+
 # The arguments that make a space again
 SPACE_FIELDS: dict[type[spaces.Space], list[str]] = {
     spaces.Box: ["low", "high"],
@@ -124,14 +148,15 @@ class Decoder:
     """
     The way back from what ``Encoder`` wrote, or a stranger.
 
-    :param arrays: by name
+    :param arrays: by name, with what is known of them before they are read
     :param custom_objects: as the writer named them
     """
 
-    def __init__(self, arrays: Mapping[str, th.Tensor], custom_objects: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, arrays: ArrayFile, custom_objects: Mapping[str, Any] | None = None) -> None:
         self.arrays = arrays
         self.custom_objects = dict(custom_objects or {})
         self.unread = set(arrays)
+        self._bytes_left = MAX_DESCRIPTION_BYTES
 
     def decode(self, data: Any, path: str) -> Any:
         """
@@ -150,7 +175,7 @@ class Decoder:
         readers: dict[str, Callable[[Any, str], Any]] = {
             "$array": self._array,
             "$tuple": lambda items, path: tuple(self.decode(items, path)),
-            "$float": lambda text, _: {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[text],
+            "$float": lambda text, _: FLOATS[text],
             "$class": self._class,
             "$schedule": self._schedule,
             "$space": self._space,
@@ -166,13 +191,37 @@ class Decoder:
         except Exception as error:  # whatever a stranger thought of
             raise ModelFormatError(f"{path}: cannot be read as {kind} ({type(error).__name__}: {error})") from error
 
+    def expected_array(self, data: Any, path: str, shape: tuple[int, ...]) -> th.Tensor:
+        """
+        :param data: ``{"$array": name}``
+        :param path: where it was found, for errors
+        :param shape: that it has to have, so that its size is not the file's choice
+        :return: the array, of finite floating numbers
+        :raises ModelFormatError: if it is another one
+        """
+        name = exactly(data, {"$array"}, path)["$array"]
+        dtype, there, *_ = self._entry(name, path)
+        if not dtype.is_floating_point or there != tuple(shape):
+            raise ModelFormatError(f"{path} is not a number for each of the parameter, {tuple(shape)}, but {dtype} {there}")
+        array = self.arrays[name]
+        if not array.isfinite().all():
+            raise ModelFormatError(f"{path}: not all of its numbers are finite")
+        return array
+
     def _array(self, name: Any, path: str) -> th.Tensor:
-        if name not in self.arrays:
+        entry = self._entry(name, path)
+        self._bytes_left -= entry.stop - entry.start
+        if self._bytes_left < 0:
+            raise ModelFormatError(f"{path}: what describes a model does not take more than {MAX_DESCRIPTION_BYTES} bytes")
+        return self.arrays[name]
+
+    def _entry(self, name: Any, path: str) -> Entry:
+        if not isinstance(name, str) or name not in self.arrays:
             raise ModelFormatError(f"{path}: there is no array {name!r}")
         if name not in self.unread:  # nothing small may become large by naming it often
             raise ModelFormatError(f"{path}: the array {name!r} is somebody else's, too")
         self.unread.remove(name)
-        return self.arrays[name]
+        return self.arrays.entries[name]
 
     def _class(self, name: Any, path: str) -> type:
         if name not in CLASSES:
@@ -183,32 +232,42 @@ class Decoder:
 
     def _schedule(self, data: list, path: str) -> ConstantSchedule | LinearSchedule:
         kind, *numbers = data
-        if not all(isinstance(number, (int, float)) for number in numbers):
+        if not all(map(is_number, numbers)):
             raise ModelFormatError(f"{path}: a schedule is made of numbers, not {numbers}")
         return {"constant": ConstantSchedule, "linear": LinearSchedule}[kind](*numbers)
 
     def _space(self, data: list, path: str) -> spaces.Space:
         kind, arguments = data
         if kind == "Dict":
-            return spaces.Dict(OrderedDict((key, self._subspace(space, f"{path}.{key}")) for key, space in arguments))
+            if len(arguments) > MAX_KEYS:
+                raise ModelFormatError(f"{path}: it has {len(arguments)} keys; {MAX_KEYS} are too many to be meant")
+            return spaces.Dict(OrderedDict((key, self.space(space, f"{path}.{key}")) for key, space in arguments))
         cls = next(cls for cls in SPACE_FIELDS if cls.__name__ == kind)
-        if set(arguments) != set(SPACE_FIELDS[cls]):
-            raise ModelFormatError(f"{path}: {kind} is made of {SPACE_FIELDS[cls]}, not {sorted(arguments)}")
-        values = {key: _to_numpy(self.decode(value, f"{path}.{key}")) for key, value in arguments.items()}
+        fields = exactly(arguments, set(SPACE_FIELDS[cls]), path)
+        values = {key: _to_numpy(self.decode(value, f"{path}.{key}")) for key, value in fields.items()}
         return cls(**values, dtype=values["low"].dtype) if cls is spaces.Box else cls(**values)
 
-    def _subspace(self, data: Any, path: str) -> spaces.Space:
+    def space(self, data: Any, path: str) -> spaces.Space:
+        """
+        :param data: from ``json.loads``
+        :param path: where it was found, for errors
+        :return: a space
+        :raises ModelFormatError: if it is something else
+        """
         space = self.decode(data, path)
         if not isinstance(space, spaces.Space):
             raise ModelFormatError(f"{path}: {space!r} is not a space")
         return space
 
     def _reward_normalizer(self, data: Any, path: str) -> RewardNormalizer:
-        values = {name: _to_numpy(value) for name, value in self.decode(data, path).items()}
+        names = {"gamma", "clip", "epsilon", "last_returns", "mean", "var", "count"}
+        values = {name: _to_numpy(value) for name, value in exactly(self.decode(data, path), names, path).items()}
         normalizer = RewardNormalizer(*(float(values[name]) for name in ("gamma", "clip", "epsilon")))
-        normalizer.last_returns = values["last_returns"]
-        rms = normalizer.return_rms
-        rms.mean, rms.var, rms.count = np.asarray(values["mean"]), np.asarray(values["var"]), float(values["count"])
+        returns = values["last_returns"]
+        if returns is not None and not (returns.ndim == 1 and np.isfinite(returns).all()):
+            raise ModelFormatError(f"{path}.last_returns: it is not a finite number for each environment")
+        normalizer.last_returns = returns
+        set_statistics(normalizer.return_rms, values["mean"], values["var"], values["count"], path)
         return normalizer
 
     def _custom(self, name: Any, path: str) -> Any:
@@ -218,6 +277,27 @@ class Decoder:
                 f"custom_objects={{{name!r}: ...}}"
             )
         return self.custom_objects[name]
+
+
+def set_statistics(rms: RunningMeanStd, mean: Any, var: Any, count: Any, path: str) -> None:
+    """
+    :param rms: gets what follows
+    :param mean: of the shape that it has
+    :param var: likewise
+    :param count: how many samples that was
+    :param path: where it was found, for errors
+    :raises ModelFormatError: for shapes, types or numbers that statistics never have
+    """
+    fine = is_number(count) and 0 < count <= MAX_STATISTIC
+    for array, lowest in ((mean, -MAX_STATISTIC), (var, 0.0)):
+        array = np.asarray(array)
+        fine = fine and array.dtype.kind == "f" and array.shape == np.shape(rms.mean)
+        fine = fine and bool(np.all((array >= lowest) & (array <= MAX_STATISTIC)))
+    if not fine:
+        raise ModelFormatError(
+            f"{path}: statistics of {np.shape(rms.mean)} are finite means, variances of at least 0 and a count above 0"
+        )
+    rms.mean, rms.var, rms.count = np.asarray(mean), np.asarray(var), float(count)
 
 
 def _to_numpy(value: Any) -> Any:

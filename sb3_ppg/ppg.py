@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance, obs_as_tensor, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
@@ -34,11 +36,10 @@ from sb3_ppg.arguments import (
 )
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
-from sb3_ppg.checkpoints import load_training_state, save_training_state
 from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
-from sb3_ppg.model_file import FORMAT_VERSION, SAVED_BY, algorithm_name, check_model_file
+from sb3_ppg.model_file import checked_model_file, marked, unmark
 from sb3_ppg.optimization import (
     Epoch,
     Losses,
@@ -51,6 +52,8 @@ from sb3_ppg.optimization import (
 )
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import average_over_processes, moments, start_alike
+from sb3_ppg.training_state import load_training_state, save_training_state
+from sb3_ppg.untrusted import generators_kept
 from sb3_ppg.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
@@ -162,6 +165,7 @@ class PPG(OnPolicyAlgorithm):
     )
     policy: PhasicActorCriticPolicy
     max_grad_norm: float | None  # type: ignore[assignment]
+    _checkpoint: list[Any] | None = None  # of PhasicCheckpointCallback, the latest: its run, and when it was written
 
     def __init__(
         self,
@@ -658,7 +662,7 @@ class PPG(OnPolicyAlgorithm):
         :raises WorkerError: if the process of an environment has died; likewise
         """
         self._check_arguments()
-        check_room(self)
+        check_room(self, self.n_policy_iterations - len(self.aux_buffer))
         self._fitting_micro_batch_size = None
         if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
             warnings.warn(
@@ -698,25 +702,27 @@ class PPG(OnPolicyAlgorithm):
         :param include: names of attributes that are saved in spite of being excluded by default
         :raises OSError: if it cannot be written; the file that was there is left as it was
         """
-        setattr(self, SAVED_BY, [algorithm_name(type(self)), FORMAT_VERSION, self._get_torch_save_params()[0]])
-        if not isinstance(path, (str, Path)):
-            super().save(path, exclude, include)
-            return
-        path = Path(path)
-        with replaced(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
-            super().save(temporary, exclude, include)
+        with marked(self):
+            if not isinstance(path, (str, Path)):
+                super().save(path, exclude, include)
+                return
+            path = Path(path)
+            with replaced(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
+                super().save(temporary, exclude, include)
 
     @classmethod
     def load(cls: type[SelfPPG], path: str | Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> SelfPPG:
         """
-        As in SB3.
+        As in SB3, but the global random generators are as they were, unless the keyword argument ``seed`` asks for another.
 
         :param path: of the zip file, or a stream
         :raises FileNotFoundError: if there is none
         :raises ModelFormatError: if the file is damaged, another class's or a newer version's
         """
-        check_model_file(path, cls)
-        return super().load(path, *args, **kwargs)
+        with checked_model_file(path, cls) as file, nullcontext() if "seed" in kwargs else generators_kept():
+            model = super().load(file, *args, **kwargs)
+        unmark(model)
+        return model
 
     def set_parameters(
         self,
@@ -730,7 +736,8 @@ class PPG(OnPolicyAlgorithm):
         :raises ModelFormatError: if a file is damaged, another class's or a newer version's
         """
         if not isinstance(load_path_or_dict, dict):
-            check_model_file(load_path_or_dict, type(self))
+            with checked_model_file(load_path_or_dict, type(self)) as file:
+                load_path_or_dict = load_from_zip_file(file, load_data=False, device=device)[1]
         before: Any = copy.deepcopy(self.get_parameters())
         try:
             super().set_parameters(load_path_or_dict, exact_match, device)
@@ -747,6 +754,7 @@ class PPG(OnPolicyAlgorithm):
 
         :param path: of the file, an npz of NumPy's without pickle; by convention ``aux_buffer_path(path of the model)``
         :raises OSError: if it cannot be written; the file that was there is left as it was
+        :raises NonFiniteError: if a number of this state, or of the model's, is NaN or infinite; likewise
         """
         save_training_state(self, Path(path))
 
@@ -757,9 +765,17 @@ class PPG(OnPolicyAlgorithm):
 
         :param path: of the file
         :raises FileNotFoundError: if there is none
+        :raises ArgumentError: if the machine cannot hold the rollouts
         :raises ModelFormatError: if the file is damaged, too new, or another model's; nothing is changed then
         """
         load_training_state(self, Path(path))
+
+    def _is_context(self, context: dict[str, np.ndarray]) -> bool:
+        """
+        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``_context``
+        :return: whether a rollout can have it
+        """
+        return True
 
     def _common_settings(self, total_timesteps: int) -> dict[str, Any]:
         """What several processes have to agree on, for their gradients to meet."""

@@ -3,12 +3,14 @@ Models as plain data in a folder, without pickle.
 
 ``model.json`` holds the class, its arguments, the spaces, counters, optimizer settings, ``VecNormalize``'s settings and the
 versions; ``model.safetensors`` all arrays; ``SHA256SUMS`` what the files have to be, as ``sha256sum`` writes it. Reading them
-never unpickles, imports or evaluates what they say, and writes nothing.
+never unpickles, imports or evaluates what they say, starts no compiler, and writes nothing. What is read takes no more time
+and memory than a model of that description needs, and leaves the global random generators as they were.
 """
 
 import hashlib
 import json
 import math
+import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
@@ -22,28 +24,39 @@ import numpy as np
 import psutil
 import torch as th
 from gymnasium import spaces
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import recursive_getattr
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import check_for_correct_spaces, get_device
+from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule, check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from sb3_ppg.arguments import argument_names
+from sb3_ppg import losses
+from sb3_ppg.arguments import argument_names, is_count, is_number
+from sb3_ppg.array_file import ArrayFile
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.files import replaced_together
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.model_file import saved_by
-from sb3_ppg.plain_data import Decoder, Encoder
+from sb3_ppg.plain_data import Decoder, Encoder, exactly, set_statistics
+from sb3_ppg.policies import ValueHead
 from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
+from sb3_ppg.saved_optimizers import describe_optimizer, load_optimizer, read_optimizer
+from sb3_ppg.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes, regular_file
 
 SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"
-MAX_TEXT_BYTES = 2**24
-MAX_DEPTH = 100
+MAX_SUMS_BYTES = 2**18
+PARTS = {
+    *("format", "schema_version", "versions", "algorithm", "policy", "arguments", "spaces", "n_envs", "counters"),
+    *("optimizers", "vec_normalize"),
+}
 
 # Arguments of the algorithm that belong to a machine or a run, not to the model
 NOT_SHARED = {
@@ -83,12 +96,11 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         },
         "n_envs": model.n_envs,
         "counters": {name: encoder.encode(getattr(model, name), name) for name in COUNTERS},
-        "optimizers": {
-            name: _describe_optimizer(recursive_getattr(model, name), encoder, name) for name in _optimizers(model)
-        },
+        "optimizers": {name: describe_optimizer(recursive_getattr(model, name), encoder, name) for name in _optimizers(model)},
         "vec_normalize": _describe_vec_normalize(model.get_vec_normalize_env(), encoder),
     }
     text = json.dumps(description, indent=1, allow_nan=False)
+    parse_json(text.encode(), "What describes this model")  # readers have limits
     for name, tensor in model.policy.state_dict().items():
         encoder.encode(tensor, f"policy.{name}")  # known by their names, they need no place in the description
 
@@ -106,54 +118,95 @@ def from_pretrained(
     device: th.device | str = "auto",
     *,
     custom_objects: Mapping[str, Any] | None = None,
+    compile_mode: str | None = None,
     trust_pickle: bool = False,
 ) -> PPG:
     """
     Read a model that ``save_pretrained`` has written. Nothing that the files say is imported, evaluated or unpickled.
 
-    :param folder: where its files are, or an SB3 zip file
+    :param folder: where its files are, or an SB3 zip file. Links are refused, but for those of the Hub's client
     :param env: to go on training, or to predict for; or its name. If the model was trained under ``VecNormalize`` and this has
         none, it is put under one with the saved statistics: ``model.get_env()`` is what to step
     :param device: where to put it
     :param custom_objects: what is not plain data, by the names that its author gave
+    :param compile_mode: of the policy, see ``PhasicActorCriticPolicy``. What the author used is ignored: a file does not
+        decide that a compiler runs
     :param trust_pickle: whether an SB3 zip file may be loaded if there is nothing else. It can run any code of its author's
     :return: the model
     :raises ModelFormatError: if the files are damaged, not what this version knows, or need what was not given
     """
     folder, on = Path(folder), get_device(device)
     venv = None if env is None else _as_vec_env(env)
-    if not (folder / DESCRIPTION).exists():
+    if not os.path.lexists(folder / DESCRIPTION):
         return _from_sb3_zip(folder, venv, on, custom_objects, trust_pickle)
-    description, arrays = _read(folder)
-    decoder = Decoder(arrays, custom_objects)
-    with _distrust(folder):
-        model = _build(description, decoder, venv, on)
-        _load_weights(model, description, decoder)
-        if decoder.unread:
-            raise ModelFormatError(f"{folder / ARRAYS}: nothing says what {sorted(decoder.unread)} is for")
-        return model
+    return read_model(folder, venv, on, custom_objects, compile_mode)[0]
 
 
-def load_vec_normalize(folder: str | Path, venv: VecEnv | None = None) -> VecNormalize:
+def load_vec_normalize(
+    folder: str | Path, venv: VecEnv | None = None, *, custom_objects: Mapping[str, Any] | None = None
+) -> VecNormalize:
     """
     The normalisation under which a model was trained, for what ``from_pretrained`` cannot do: put it inside other wrappers, or
     ``normalize_obs()`` alone.
 
     :param folder: where the model's files are
     :param venv: the environments to normalise. None: some that have spaces, but cannot be stepped
+    :param custom_objects: see ``from_pretrained``
     :return: them, with the saved statistics
     :raises ModelFormatError: if the files are damaged, the model was trained without, or the observations differ
     """
-    description, arrays = _read(Path(folder))
-    decoder = Decoder(arrays)
+    model, saved = read_model(Path(folder), custom_objects=custom_objects)
+    if saved is None:
+        raise ModelFormatError(f"{folder}: this model was trained without VecNormalize")
     with _distrust(Path(folder)):
-        saved = decoder.decode(description["vec_normalize"], "vec_normalize")
-        if saved is None:
-            raise ModelFormatError(f"{folder}: this model was trained without VecNormalize")
-        if venv is None:
-            action_space = _space(decoder, description["spaces"], "action")
-            venv = DummyVecEnv([lambda: _SpacesOnly(saved["observation_space"], action_space)])
-        return _wrap_in_vec_normalize(venv, saved)
+        return vec_normalize_of(model, saved, venv)
+
+
+def read_model(
+    folder: Path,
+    venv: VecEnv | None = None,
+    device: th.device | str = "cpu",
+    custom_objects: Mapping[str, Any] | None = None,
+    compile_mode: str | None = None,
+) -> tuple[PPG, dict[str, Any] | None]:
+    """
+    :param folder: where the model's files are
+    :param venv: see ``from_pretrained``
+    :param device: where to put it
+    :param custom_objects: see ``from_pretrained``
+    :param compile_mode: see ``from_pretrained``
+    :return: the model; what the file says of ``VecNormalize``, if there was one
+    :raises ModelFormatError: see ``from_pretrained``
+    """
+    device = get_device(device)
+    if device.type == "cuda":
+        th.cuda.init()  # for the states of its generators to be there
+    sums = _read_sums(folder)
+    with _distrust(folder), generators_kept(), regular_file(folder / ARRAYS) as file:
+        description = _described(
+            parse_json(_read_checked(folder, DESCRIPTION, sums), folder / DESCRIPTION), folder / DESCRIPTION
+        )
+        decoder = Decoder(ArrayFile(folder / ARRAYS, file, _sum_of(ARRAYS, sums, folder)), custom_objects)
+        vec_normalize = _vec_normalize(decoder, description["vec_normalize"])
+        model = _build(description, decoder, venv, vec_normalize, device, compile_mode)
+        _load_weights(model, description, decoder)
+        _try(model)
+        if venv is not None and model.seed is not None:
+            venv.seed(model.seed)  # as SB3
+    return model, vec_normalize
+
+
+def vec_normalize_of(model: PPG, saved: dict[str, Any], venv: VecEnv | None = None) -> VecNormalize:
+    """
+    :param model: that was read
+    :param saved: what the file says of ``VecNormalize``, as ``read_model`` returns it
+    :param venv: see ``load_vec_normalize``
+    :return: the environments, with the saved statistics
+    :raises ModelFormatError: if the statistics are not for them
+    """
+    if venv is None:
+        venv = DummyVecEnv([lambda: _SpacesOnly(saved["observation_space"], model.action_space)])
+    return _wrap_in_vec_normalize(venv, saved)
 
 
 class _SpacesOnly(gym.Env):
@@ -180,23 +233,39 @@ def _checksums(files: Mapping[str, Path]) -> str:
     return "".join(f"{_sha256(files[name])}  {name}\n" for name in sorted(files))
 
 
-def check_sums(folder: Path, names: list[str]) -> None:
+def read_checked(folder: Path, name: str, limit: int) -> bytes:
     """
     :param folder: where the files are
-    :param names: of those that are needed
-    :raises ModelFormatError: if one of them is missing, or not what ``SHA256SUMS`` says
+    :param name: of the file
+    :param limit: the most bytes that it may have
+    :return: its content, once it is what ``SHA256SUMS`` says
+    :raises ModelFormatError: if it is not, is missing, too large or no regular file
     """
-    for name in (*names, CHECKSUMS):
-        if not (folder / name).is_file():
-            raise ModelFormatError(f"{folder}: {name} is missing")
-        if not name.endswith(".safetensors") and (folder / name).stat().st_size > MAX_TEXT_BYTES:
-            raise ModelFormatError(f"{folder / name} is larger than {MAX_TEXT_BYTES} bytes")
-    lines = (folder / CHECKSUMS).read_bytes().splitlines(keepends=True)
-    for name in names:
-        if f"{_sha256(folder / name)}  {name}\n".encode() not in lines:
-            raise ModelFormatError(f"{folder / name} is damaged, or {CHECKSUMS} is: they do not agree")
-    if not all(re.fullmatch(rb"[0-9a-f]{64}  [^\n]+\n", line) for line in lines):
-        raise ModelFormatError(f"{folder / CHECKSUMS} is damaged")
+    return _read_checked(folder, name, _read_sums(folder), limit)
+
+
+def _read_checked(folder: Path, name: str, sums: Mapping[str, str], limit: int = MAX_TEXT_BYTES) -> bytes:
+    content = read_bytes(folder / name, limit)
+    if hashlib.sha256(content).hexdigest() != _sum_of(name, sums, folder):
+        raise ModelFormatError(f"{folder / name} is damaged, or {CHECKSUMS} is: they do not agree")
+    return content
+
+
+def _read_sums(folder: Path) -> dict[str, str]:
+    """Checksums by name of the file."""
+    sums = {}
+    for line in read_bytes(folder / CHECKSUMS, MAX_SUMS_BYTES).splitlines(keepends=True):
+        match = re.fullmatch(rb"([0-9a-f]{64})  ([^\n]+)\n", line)
+        if match is None:
+            raise ModelFormatError(f"{folder / CHECKSUMS} is damaged")
+        sums[match[2].decode("utf-8", "replace")] = match[1].decode()
+    return sums
+
+
+def _sum_of(name: str, sums: Mapping[str, str], folder: Path) -> str:
+    if name not in sums:
+        raise ModelFormatError(f"{folder / CHECKSUMS} is damaged: it says nothing of {name}")
+    return sums[name]
 
 
 def _sha256(file: Path) -> str:
@@ -226,17 +295,6 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{package: version(package) for package in packages}}
 
 
-def _describe_optimizer(optimizer: th.optim.Optimizer, encoder: Encoder, name: str) -> dict[str, Any]:
-    state = optimizer.state_dict()
-    return {
-        "groups": [
-            encoder.encode({key: value for key, value in group.items() if key != "params"}, f"{name}.groups[{index}]")
-            for index, group in enumerate(state["param_groups"])
-        ],
-        "state": encoder.encode({str(index): values for index, values in state["state"].items()}, f"{name}.state"),
-    }
-
-
 def _describe_vec_normalize(env: VecNormalize | None, encoder: Encoder) -> Any:
     if env is None:
         return None
@@ -263,24 +321,6 @@ def _statistics(env: VecNormalize) -> list[tuple[str | None, RunningMeanStd]]:
 # ---- reading ----
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, th.Tensor]]:
-    """The two files, if they are what the third says."""
-    check_sums(folder, [DESCRIPTION, ARRAYS])
-    description = read_json(folder / DESCRIPTION)
-    try:
-        arrays = load_file(folder / ARRAYS)
-    except Exception as error:
-        raise ModelFormatError(f"{folder / ARRAYS} cannot be read ({type(error).__name__}: {error})") from error
-    if not isinstance(description, dict) or description.get("format") != "sb3_ppg":
-        raise ModelFormatError(f"{folder / DESCRIPTION} is not a model of sb3_ppg")
-    if type(description.get("schema_version")) is not int or description["schema_version"] != SCHEMA_VERSION:
-        raise ModelFormatError(
-            f"{folder / DESCRIPTION} has schema version {description.get('schema_version')!r}, this sb3_ppg "
-            f"({version('sb3-ppg')}) knows {SCHEMA_VERSION}: install the version that wrote it, {description.get('versions')}"
-        )
-    return description, arrays
-
-
 @contextmanager
 def _distrust(folder: Path) -> Iterator[None]:
     """Whatever a stranger thought of ends in one error."""
@@ -292,37 +332,30 @@ def _distrust(folder: Path) -> Iterator[None]:
         raise ModelFormatError(f"{folder}: no model can be made of it ({type(error).__name__}: {error})") from error
 
 
-def read_json(file: Path) -> Any:
-    """
-    :param file: of a stranger's
-    :return: what is in it
-    :raises ModelFormatError: if that is not JSON, or too much
-    """
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
-        _check_depth(data)
-        return data
-    except (ValueError, RecursionError, OSError) as error:
-        raise ModelFormatError(f"{file} cannot be read ({type(error).__name__}: {error})") from error
+def _described(description: Any, file: Path) -> dict[str, Any]:
+    """The description, if it is one and of this version."""
+    if not isinstance(description, dict) or description.get("format") != "sb3_ppg":
+        raise ModelFormatError(f"{file} is not a model of sb3_ppg")
+    if type(description.get("schema_version")) is not int or description["schema_version"] != SCHEMA_VERSION:
+        raise ModelFormatError(
+            f"{file} has schema version {description.get('schema_version')!r}, this sb3_ppg "
+            f"({version('sb3-ppg')}) knows {SCHEMA_VERSION}: install the version that wrote it, {description.get('versions')}"
+        )
+    exactly(description, PARTS, str(file))
+    versions = description["versions"]
+    if not isinstance(versions, dict) or not all(isinstance(one, str) for one in versions.values()):
+        raise ModelFormatError(f"{file}: its versions are not named")
+    return description
 
 
-def _check_depth(data: Any) -> None:
-    """Not left to Python's recursion limit, which other packages raise (torch's compiler does)."""
-    level = [data]
-    for _ in range(MAX_DEPTH):
-        level = [
-            part for one in level if isinstance(one, (dict, list)) for part in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return
-    raise ValueError(f"nested more than {MAX_DEPTH} deep")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _build(description: dict[str, Any], decoder: Decoder, venv: VecEnv | None, device: th.device) -> PPG:
+def _build(
+    description: dict[str, Any],
+    decoder: Decoder,
+    venv: VecEnv | None,
+    vec_normalize: dict[str, Any] | None,
+    device: th.device,
+    compile_mode: str | None,
+) -> PPG:
     """The model, with fresh weights, as its constructor makes it."""
     cls = decoder.decode(description["algorithm"], "algorithm")
     policy_class = decoder.decode(description["policy"], "policy")
@@ -331,22 +364,221 @@ def _build(description: dict[str, Any], decoder: Decoder, venv: VecEnv | None, d
     arguments = {name: decoder.decode(value, name) for name, value in description["arguments"].items()}
     if unknown := arguments.keys() - set(_arguments(cls)):
         raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
+    arguments["policy_kwargs"] = _policy_kwargs(arguments.get("policy_kwargs", {}), decoder, compile_mode)
     model = cls(policy_class, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
-    model.observation_space = _space(decoder, description["spaces"], "observation")
-    model.action_space = _space(decoder, description["spaces"], "action")
+    described_spaces = exactly(description["spaces"], {"observation", "action"}, "spaces")
+    model.observation_space = decoder.space(described_spaces["observation"], "spaces.observation")
+    model.action_space = _action_space(decoder.space(described_spaces["action"], "spaces.action"), cls)
     model.n_envs = _count(description, "n_envs")
+    _check_plausible(model)
+    _check_rollout_size(model)
     model._check_arguments()
-    vec_normalize = decoder.decode(description["vec_normalize"], "vec_normalize")
     if venv is not None:
         _set_env(model, venv, vec_normalize)
-    _check_rollout_size(model)
+        _check_rollout_size(model)  # it may have more environments
     # A caller's own classes may allocate what they like
-    with nullcontext() if decoder.custom_objects else _Allowance(decoder.arrays):
+    own_classes = any(isinstance(custom, type) for custom in decoder.custom_objects.values())
+    seed, model.seed = model.seed, None  # for nothing to be seeded
+    with nullcontext() if own_classes else _Allowance(decoder.arrays):
         model._setup_model()
+    model.seed = seed
+    counters = exactly(description["counters"], set(COUNTERS), "counters")
     for name in COUNTERS:
-        read = _number if name == "_current_progress_remaining" else _count
-        setattr(model, name, read(description["counters"], name))
+        setattr(model, name, _progress(counters, name) if name == "_current_progress_remaining" else _count(counters, name))
     return model
+
+
+# What the classes are for that the policy's arguments may name
+ROLES: dict[str, type] = {
+    "activation_fn": nn.Module,
+    "features_extractor_class": BaseFeaturesExtractor,
+    "optimizer_class": th.optim.Optimizer,
+}
+
+
+def _policy_kwargs(kwargs: Any, decoder: Decoder, compile_mode: str | None) -> dict[str, Any]:
+    if not isinstance(kwargs, dict):
+        raise ModelFormatError(f"policy_kwargs: {kwargs!r} is not a dictionary")
+    for name, base in ROLES.items():
+        value = kwargs.get(name, base)
+        if not any(value is custom for custom in decoder.custom_objects.values()) and not (
+            isinstance(value, type) and issubclass(value, base)
+        ):
+            raise ModelFormatError(f"policy_kwargs.{name}: {value!r} is not a class of {base.__name__}")
+    kwargs = {name: value for name, value in kwargs.items() if name != "compile_mode"}
+    return kwargs if compile_mode is None else {**kwargs, "compile_mode": compile_mode}
+
+
+def _action_space(space: spaces.Space, cls: type[PPG]) -> spaces.Space:
+    """What SB3 asks for where there is an environment."""
+    if not isinstance(space, cls.action_spaces):
+        raise ModelFormatError(f"spaces.action: {cls.__name__} has no actions of {space}")
+    if isinstance(space, spaces.Box) and not np.isfinite([space.low, space.high]).all():
+        raise ModelFormatError(f"spaces.action: {space} is not bounded")
+    return space
+
+
+# The largest numbers that are meant; larger ones only spoil a training, or never end it
+LARGEST = {
+    **dict.fromkeys(("learning_rate", "aux_learning_rate"), 1.0),
+    **dict.fromkeys(("ent_coef", "vf_coef", "beta_clone", "kl_coef"), 1e6),
+    **dict.fromkeys(("n_epochs", "n_value_epochs", "n_aux_epochs"), 1000),
+    "seed": 2**32 - 1,
+}
+
+
+def _check_plausible(model: PPG) -> None:
+    """
+    :raises ModelFormatError: for arguments that a constructor takes, but nobody means
+    """
+    for name in (*LARGEST, "clip_range", "clip_range_vf"):
+        value = getattr(model, name)
+        numbers = [value(1.0), value(0.0)] if isinstance(value, (ConstantSchedule, LinearSchedule)) else [value]
+        lowest = -LARGEST[name] if name == "ent_coef" else 0
+        for number in numbers:
+            if is_number(number) and not lowest <= number <= LARGEST.get(name, math.inf):
+                raise ModelFormatError(f"{name}={number!r} cannot be meant: at most {LARGEST.get(name)}, at least {lowest}")
+    if not (model.seed is None or is_count(model.seed, at_least=0)):
+        raise ModelFormatError(f"seed={model.seed!r} is not an integer of at least 0")
+
+
+MAX_SAMPLES = 10**7  # of a rollout
+MAX_COUNT = 2**53
+MAX_UNIT = 1e15  # of values and of what networks give: squares of it are finite
+MAX_MASK_BYTES = 2**28  # which, other than zeros, take memory at once
+
+
+def _check_rollout_size(model: PPG) -> None:
+    """
+    :raises ModelFormatError: if the description claims more than any rollout here could take
+    """
+    if not is_count(model.n_steps) or not is_count(model.n_envs):
+        raise ModelFormatError(f"n_steps={model.n_steps!r}, n_envs={model.n_envs!r}: they are integers of at least 1")
+    observation_space = model.observation_space
+    parts = observation_space.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
+    n_bytes = sum(np.dtype(part.dtype).itemsize * math.prod(map(int, get_obs_shape(part))) for part in parts)
+    n_samples = model.n_steps * model.n_envs
+    claimed = (n_bytes + 8 * (get_action_dim(model.action_space) + 6)) * n_samples
+    masks = 8 * spaces.utils.flatdim(model.action_space) * n_samples if isinstance(model, MaskablePPG) else 0
+    if n_samples > MAX_SAMPLES or claimed > psutil.virtual_memory().total or masks > MAX_MASK_BYTES:
+        raise ModelFormatError(
+            f"n_steps={model.n_steps} with n_envs={model.n_envs} claims {claimed + masks:.1e} bytes of memory for a rollout"
+        )
+
+
+def _count(data: dict[str, Any], name: str) -> int:
+    if type(data[name]) is not int or not 0 <= data[name] <= MAX_COUNT:
+        raise ModelFormatError(f"{name}: {data[name]!r} is not an integer of at least 0, or too large")
+    return data[name]
+
+
+def _progress(data: dict[str, Any], name: str) -> float:
+    if not (is_number(data[name]) and 0 <= data[name] <= 1):
+        raise ModelFormatError(f"{name}: {data[name]!r} is not a number from 0 to 1")
+    return data[name]
+
+
+PER_TENSOR = 1000  # what a tensor costs besides its numbers
+
+
+class _Allowance(TorchFunctionMode):
+    """
+    Networks do not get many more tensors and numbers than the file has weights (some are made and replaced): a description
+    cannot claim memory that is not backed by data.
+
+    :param arrays: of the file
+    """
+
+    def __init__(self, arrays: ArrayFile) -> None:
+        super().__init__()
+        weights = [entry for name, entry in arrays.entries.items() if name.startswith("policy.")]
+        self.left = 10**6 + 2 * sum(PER_TENSOR + math.prod(entry.shape) for entry in weights)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (th.empty, th.zeros, th.ones):
+            size = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else (args or kwargs["size"])
+            self.left -= PER_TENSOR + math.prod(size)
+            if self.left < 0:
+                raise ModelFormatError("it describes networks that are larger than its arrays")
+        return func(*args, **(kwargs or {}))
+
+
+def _load_weights(model: PPG, description: dict[str, Any], decoder: Decoder) -> None:
+    """All is read, and compared with its checksum, before the model gets any of it."""
+    weights = {
+        name: decoder.expected_array({"$array": f"policy.{name}"}, f"policy.{name}", fresh.shape)
+        for name, fresh in model.policy.state_dict().items()
+    }
+    names = _optimizers(model)
+    optimizers = {name: recursive_getattr(model, name) for name in names}
+    described = exactly(description["optimizers"], set(names), "optimizers")
+    states = {name: read_optimizer(optimizers[name], described[name], decoder, name) for name in names}
+    if decoder.unread:
+        raise ModelFormatError(f"{ARRAYS}: nothing says what {sorted(decoder.unread)} is for")
+    decoder.arrays.check()
+    model.policy.load_state_dict(weights)
+    for name in names:
+        schedule = model.aux_lr_schedule if name == "aux_optimizer" else model.lr_schedule
+        load_optimizer(optimizers[name], states[name], max(schedule(1.0), schedule(0.0)), name)
+    if model.use_sde:
+        model.policy.reset_noise()  # on the right device, as SB3 does
+
+
+@th.no_grad()
+def _try(model: PPG) -> None:
+    """
+    :raises ModelFormatError: if the networks do not give finite numbers for an observation
+    """
+    for name, module in model.policy.named_modules():
+        if isinstance(module, ValueHead) and not 0 < module.std <= MAX_UNIT:
+            raise ModelFormatError(f"policy.{name}.std: {module.std.item()} is no unit of values")
+    observation = _some_observation(model.observation_space)
+    training = model.policy.training
+    model.policy.set_training_mode(False)
+    model.predict(observation)
+    tensors, _ = model.policy.obs_to_tensor(observation)
+    distribution, aux_values, values = model.policy.evaluate_auxiliary(tensors)
+    for numbers in (losses.distribution_parameters(distribution), aux_values, values):
+        if not (numbers.abs() <= MAX_UNIT).all():
+            raise ModelFormatError("its networks give numbers that are not finite, or too large to train with")
+    model.policy.set_training_mode(training)
+
+
+def _some_observation(space: spaces.Space) -> Any:
+    """One as near to zero as there is."""
+    if isinstance(space, spaces.Dict):
+        return {key: _some_observation(part) for key, part in space.items()}
+    if isinstance(space, spaces.Box):
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
+    start = getattr(space, "start", 0)
+    return np.zeros(space.shape or (), space.dtype) + np.asarray(start, space.dtype)
+
+
+# ---- VecNormalize ----
+
+# What its settings can be
+SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(("training", "norm_obs", "norm_reward"), lambda value: isinstance(value, bool)),
+    **dict.fromkeys(("clip_obs", "clip_reward"), lambda value: isinstance(value, (int, float)) and value > 0),
+    "gamma": lambda value: is_number(value) and 0 <= value <= 1,
+    "epsilon": lambda value: is_number(value) and 1e-20 <= value <= 1,
+    "norm_obs_keys": lambda value: value is None or (isinstance(value, list) and all(isinstance(key, str) for key in value)),
+}
+
+
+def _vec_normalize(decoder: Decoder, data: Any) -> dict[str, Any] | None:
+    """What ``_describe_vec_normalize`` wrote. Its statistics are checked where the environment says of what they are."""
+    saved = decoder.decode(data, "vec_normalize")
+    if saved is None:
+        return None
+    exactly(saved, {"settings", "observation_space", "statistics"}, "vec_normalize")
+    for name, value in exactly(saved["settings"], set(VEC_NORMALIZE), "vec_normalize.settings").items():
+        if not SETTINGS[name](value):
+            raise ModelFormatError(f"vec_normalize.settings.{name}: {value!r} cannot work")
+    space = saved["observation_space"]
+    if not isinstance(space, spaces.Space):
+        raise ModelFormatError(f"vec_normalize.observation_space: {space!r} is not a space")
+    return saved
 
 
 def _set_env(model: PPG, venv: VecEnv, vec_normalize: dict[str, Any] | None) -> None:
@@ -367,9 +599,6 @@ def _as_vec_env(env: GymEnv | str) -> VecEnv:
 
 def _wrap_in_vec_normalize(venv: VecEnv, saved: dict[str, Any]) -> VecNormalize:
     settings = saved["settings"]
-    for name, value in settings.items():
-        if not (isinstance(value, (bool, int, float)) or name == "norm_obs_keys"):
-            raise ModelFormatError(f"vec_normalize.settings.{name}: {value!r} cannot work")
     if settings["norm_obs"] and venv.observation_space != saved["observation_space"]:
         raise ModelFormatError(
             f"the model's VecNormalize was around observations {saved['observation_space']}, these are "
@@ -377,103 +606,12 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: dict[str, Any]) -> VecNormalize:
         )
     env = VecNormalize(venv, **settings)
     for (key, rms), (saved_key, values) in zip(_statistics(env), saved["statistics"], strict=True):
-        shapes = [np.shape(rms.mean), tuple(values["mean"].shape), tuple(values["var"].shape)]
-        if key != saved_key or len(set(shapes)) > 1:
-            raise ModelFormatError(f"vec_normalize: statistics of {saved_key} {shapes[1:]} where {key} {shapes[0]} belong")
-        rms.mean, rms.var, rms.count = values["mean"].numpy(), values["var"].numpy(), _number(values, "count")
+        where = f"vec_normalize.statistics of {saved_key}"
+        exactly(values, {"mean", "var", "count"}, where)
+        if key != saved_key:
+            raise ModelFormatError(f"{where}: those of {key} belong there")
+        set_statistics(rms, values["mean"].numpy(), values["var"].numpy(), values["count"], where)
     return env
-
-
-def _space(decoder: Decoder, data: dict[str, Any], name: str) -> spaces.Space:
-    space = decoder.decode(data[name], f"spaces.{name}")
-    if not isinstance(space, spaces.Space):
-        raise ModelFormatError(f"spaces.{name}: {space!r} is not a space")
-    return space
-
-
-def _number(data: dict[str, Any], name: str) -> float:
-    value = data[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ModelFormatError(f"{name}: {value!r} is not a finite number")
-    return value
-
-
-def _count(data: dict[str, Any], name: str) -> int:
-    if type(data[name]) is not int or data[name] < 0:
-        raise ModelFormatError(f"{name}: {data[name]!r} is not an integer of at least 0")
-    return data[name]
-
-
-def _check_rollout_size(model: PPG) -> None:
-    """
-    :raises ModelFormatError: if the description claims more than any rollout here could take
-    """
-    numbers = spaces.utils.flatdim(model.observation_space) + spaces.utils.flatdim(model.action_space) + 6
-    claimed = 4 * numbers * model.n_steps * model.n_envs
-    if claimed > 4 * psutil.virtual_memory().total:
-        raise ModelFormatError(f"n_steps={model.n_steps} with n_envs={model.n_envs} claims {claimed:.1e} bytes of memory")
-
-
-PER_TENSOR = 1000  # what a tensor costs besides its numbers
-
-
-class _Allowance(TorchFunctionMode):
-    """
-    Networks do not get many more tensors and numbers than the file's arrays have (some are made and replaced): a description
-    cannot claim memory that is not backed by data.
-
-    :param arrays: of the file
-    """
-
-    def __init__(self, arrays: Mapping[str, th.Tensor]) -> None:
-        super().__init__()
-        self.left = 10**6 + 2 * sum(PER_TENSOR + array.numel() for array in arrays.values())
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (th.empty, th.zeros, th.ones):
-            size = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else (args or kwargs["size"])
-            self.left -= PER_TENSOR + math.prod(size)
-            if self.left < 0:
-                raise ModelFormatError("it describes networks that are larger than its arrays")
-        return func(*args, **(kwargs or {}))
-
-
-def _load_weights(model: PPG, description: dict[str, Any], decoder: Decoder) -> None:
-    weights = {name: decoder.decode({"$array": f"policy.{name}"}, name) for name in model.policy.state_dict()}
-    model.policy.load_state_dict(weights)
-    for name in _optimizers(model):
-        _load_optimizer(recursive_getattr(model, name), description["optimizers"][name], decoder, name)
-    if model.use_sde:
-        model.policy.reset_noise()  # on the right device, as SB3 does
-
-
-def _load_optimizer(optimizer: th.optim.Optimizer, data: dict[str, Any], decoder: Decoder, name: str) -> None:
-    groups = optimizer.state_dict()["param_groups"]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {int(index): values for index, values in decoder.decode(data["state"], f"{name}.state").items()}
-    for index, values in state.items():
-        if not 0 <= index < len(parameters):
-            raise ModelFormatError(f"{name}.state: there is no parameter {index}")
-        for key, value in values.items():
-            fits = value.shape in ((), parameters[index].shape) if isinstance(value, th.Tensor) else _is_like(value, 0.0)
-            if not fits:
-                raise ModelFormatError(f"{name}.state.{index}.{key} is not a number for each of the parameter")
-    for number, (group, described) in enumerate(zip(groups, data["groups"], strict=True)):
-        options = decoder.decode(described, f"{name}.groups[{number}]")
-        for key in options.keys() & group.keys() - {"params"}:
-            if not _is_like(options[key], group[key]):
-                raise ModelFormatError(f"{name}.groups[{number}].{key}: {options[key]!r} in place of {group[key]!r}")
-            group[key] = options[key]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _is_like(value: Any, example: Any) -> bool:
-    """Whether an optimizer's option may be this, where a fresh one has the example."""
-    if isinstance(example, tuple):
-        return isinstance(value, tuple) and len(value) == len(example) and all(map(_is_like, value, example))
-    if example is None or isinstance(example, bool):
-        return value is None or isinstance(value, bool)
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 # ---- SB3's zip files ----

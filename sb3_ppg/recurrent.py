@@ -1,5 +1,6 @@
 """RecurrentPPG: Phasic Policy Gradient with LSTMs. What differs from ``ppg``."""
 
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -362,7 +363,8 @@ def largest_part(whole: int, at_most: int) -> int:
     :param at_most: the limit
     :return: the largest divisor of the whole within the limit
     """
-    return max(part for part in range(1, min(whole, at_most) + 1) if whole % part == 0)
+    pairs = ((part, whole // part) for part in range(1, math.isqrt(whole) + 1) if whole % part == 0)
+    return max(part for pair in pairs for part in pair if part <= at_most)
 
 
 class SequenceRolloutBuffer(RolloutBuffer):
@@ -547,6 +549,9 @@ class RecurrentPPG(PPG):
             "episode_starts": buffer.episode_starts.reshape(sizes),
             "goes_on": np.full((self.n_envs, 1), self._goes_on),
         }
+
+    def _is_context(self, context: dict[str, np.ndarray]) -> bool:
+        return bool(np.isin(context["episode_starts"], (0, 1)).all())
 
     def _evaluate_actions(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         return self.policy.evaluate_actions(batch.observations, self._taken_actions(batch), *_memory(batch))

@@ -1,5 +1,8 @@
 """The rollouts kept for the auxiliary phase."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch as th
@@ -7,6 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_ppg.aux_buffer import AuxBuffer
+from sb3_ppg.system_memory import VERSION_1, VERSION_2
 
 N_STEPS, N_ENVS = 5, 3
 IMAGES = spaces.Box(0, 255, (1, 8, 8), np.uint8)
@@ -156,3 +160,46 @@ def test_minibatches_differ_by_one_sequence_at_most(n_sequences, sizes):
     record(aux_buffer)
     assert aux_buffer.n_sequences == 6
     assert [len(batch.value_targets) // N_STEPS for batch in aux_buffer.minibatches(n_sequences)] == sizes
+
+
+# ---- memory ----
+
+
+def cgroup(folder: Path, names: tuple[str, str, str], limit: int | str, used: int, inactive: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{names[2]} {inactive}\nfile 2\n")
+
+
+def room(root: Path, own: str, monkeypatch) -> int:
+    (root / "self").write_text(own)
+    monkeypatch.setattr("sb3_ppg.system_memory.CGROUP_ROOT", root)
+    monkeypatch.setattr("sb3_ppg.system_memory.OWN_CGROUPS", root / "self")
+    return AuxBuffer().available_bytes()
+
+
+def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
+    """The smallest of what the machine and each group around this process leave; what caches hold can be had."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**9))
+    (tmp_path / "none").mkdir()
+    assert room(tmp_path / "none", "0::/\n", monkeypatch) == 10**9
+
+    nested = tmp_path / "nested"  # version 2: the inner group has no limit, the one around it has
+    cgroup(nested / "job", VERSION_2, 5000, 3000, 1000)
+    cgroup(nested / "job" / "step", VERSION_2, "max", 2000, 0)
+    assert room(nested, "0::/job/step\n", monkeypatch) == 3000
+    cgroup(nested / "job" / "step", VERSION_2, 2500, 2000, 100)
+    assert room(nested, "0::/job/step\n", monkeypatch) == 600
+    assert room(nested, "0::/elsewhere/../other\n", monkeypatch) == 10**9
+
+    container = tmp_path / "container"  # which sees its own group as the root, and another name for it
+    cgroup(container, VERSION_2, 4096, 5000, 0)
+    assert room(container, "0::/docker/0123\n", monkeypatch) == 0
+
+    old = tmp_path / "old"  # version 1
+    cgroup(old / "memory" / "slurm", VERSION_1, 7000, 1000, 500)
+    cgroup(old / "memory", VERSION_1, 2**63 - 4096, 9000, 0)
+    assert room(old, "12:cpu,cpuacct:/slurm\n4:memory,hugetlb:/slurm\n0::/\n", monkeypatch) == 6500
+
+    assert room(tmp_path / "none", "nothing\n::\n", monkeypatch) == 10**9

@@ -3,26 +3,32 @@
 import copy
 import errno
 import io
+import json
 import multiprocessing
 import os
 import pickle
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 import zipfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import PPO
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
@@ -198,7 +204,7 @@ def test_a_training_that_was_stopped_ends_where_it_would_have_ended(setting, tmp
 
 def small(**kwargs) -> PPG:
     arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, aux_batch_size=8, seed=0, device="cpu")
-    return PPG("MlpPolicy", "CartPole-v1", **{**arguments, **kwargs})
+    return PPG("MlpPolicy", **{"env": "CartPole-v1", **arguments, **kwargs})
 
 
 def steps(folder: Path) -> set[int]:
@@ -218,6 +224,83 @@ def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
         latest_checkpoint(tmp_path / "a", "other")
     with pytest.raises(ArgumentError, match="save_freq=0"):
         PhasicCheckpointCallback(0, tmp_path)
+
+
+def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):
+    """Not those with the most steps: they are the first run's, and stay."""
+    small().learn(8 * 6, callback=PhasicCheckpointCallback(1, tmp_path, keep=2))
+    assert steps(tmp_path) == {40, 48}
+    second = small(seed=1).learn(8 * 3, callback=PhasicCheckpointCallback(1, tmp_path, keep=2))
+    assert steps(tmp_path) == {16, 24, 40, 48}
+    assert latest_checkpoint(tmp_path).name == "ppg_model_24_steps.zip"
+
+    checkpoint = latest_checkpoint(tmp_path)  # a run that goes on in another process is the same run
+    resumed = PPG.load(checkpoint, env=make_vec_env("CartPole-v1"), device="cpu")
+    resumed.load_aux_buffer(aux_buffer_path(checkpoint))
+    assert same(resumed, second)
+    resumed.learn(8, callback=PhasicCheckpointCallback(1, tmp_path, keep=2), reset_num_timesteps=False)
+    assert steps(tmp_path) == {24, 32, 40, 48}
+    resumed.learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path, keep=1))  # from the beginning: another run
+    assert steps(tmp_path) == {16, 24, 32, 40, 48}
+    assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
+
+
+def test_the_latest_checkpoint_is_that_also_of_a_copy(tmp_path):
+    """Whatever the copies' times of modification. (Files that do not say when they were written go by those.)"""
+    small().learn(8 * 4, callback=PhasicCheckpointCallback(2, tmp_path / "a"))
+    small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path / "a"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
+    for number, path in enumerate(sorted((tmp_path / "b").glob("*.zip"))):
+        os.utime(path, (number, number))
+    assert latest_checkpoint(tmp_path / "b").name == latest_checkpoint(tmp_path / "a").name == "ppg_model_16_steps.zip"
+    for number, name in enumerate(["ppg_model_9_steps.zip", "ppg_model_3_steps.zip", "ppg_model_5_steps.zip"]):
+        (tmp_path / name).write_text("none")
+        os.utime(tmp_path / name, (number, number))
+    assert latest_checkpoint(tmp_path).name == "ppg_model_5_steps.zip"
+    for path in tmp_path.glob("*.zip"):
+        os.utime(path, (1, 1))
+    assert latest_checkpoint(tmp_path).name == "ppg_model_9_steps.zip"
+
+
+def test_files_of_two_runs_do_not_make_a_checkpoint(tmp_path):
+    """All their counters are equal."""
+    for run in ("a", "b"):
+        small(seed=ord(run)).learn(16, callback=PhasicCheckpointCallback(2, tmp_path / run))
+    model = PPG.load(latest_checkpoint(tmp_path / "a"), env=make_vec_env("CartPole-v1"), device="cpu")
+    with pytest.raises(ModelFormatError, match="does not belong to this model: its checkpoint is"):
+        model.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path / "b")))
+    model.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path / "a")))
+
+
+def spoil_weights(model: PPG) -> None:
+    next(model.policy.parameters()).data[0, 0] = np.nan
+
+
+def spoil_moments(model: PPG) -> None:
+    next(iter(model.policy.optimizer.state.values()))["exp_avg"][:] = np.inf
+
+
+def spoil_statistics(model: PPG) -> None:
+    model.get_vec_normalize_env().obs_rms.var[2] = np.nan
+
+
+def spoil_rollouts(model: PPG) -> None:
+    model.aux_buffer.observations[0][0, 3, 1] = np.inf
+
+
+@pytest.mark.parametrize("spoil", [spoil_weights, spoil_moments, spoil_statistics, spoil_rollouts])
+def test_a_state_that_is_not_finite_does_not_replace_a_checkpoint(tmp_path, spoil):
+    model = PPG("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1")), n_steps=8, batch_size=8, seed=0, device="cpu")
+    callback = PhasicCheckpointCallback(100, tmp_path, keep=1)
+    model.learn(8 * 2, callback=callback)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    callback.num_timesteps = model.num_timesteps = 24
+    spoil(model)
+    with pytest.warns(UserWarning, match=r"ppg_model_24_steps\.zip is not written: .* is not finite"):
+        callback.save()
+    with pytest.raises(NonFiniteError, match="is not finite"):
+        model.save_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path)))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_checkpoint_counts_on_when_training_goes_on(tmp_path):
@@ -245,6 +328,41 @@ def test_the_generators_are_where_they_were(tmp_path):
     random.seed(4), np.random.seed(5), th.manual_seed(6)
     model.load_aux_buffer(tmp_path / "buffer.npz")
     assert (random.random(), np.random.randn(3).tolist(), th.randn(3).tolist()) == expected
+
+
+def test_observations_on_a_disk_come_back_to_the_disk(tmp_path):
+    """One rollout after the other: memory is for one of them."""
+    space = spaces.Box(-1, 1, (20_000,))  # 640 kB in a rollout
+    storage = dict(storage="mmap", path=tmp_path / "disk")
+    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=20, n_aux_epochs=1, seed=0, device="cpu")
+    kwargs = dict(aux_buffer_kwargs=storage, policy_kwargs=dict(net_arch=[2]))
+    model = PPG("MlpPolicy", RandomEnv(space, spaces.Discrete(2)), **arguments, **kwargs)
+    model.learn(8 * 15, callback=PhasicCheckpointCallback(15, tmp_path))
+    checkpoint = latest_checkpoint(tmp_path)
+    resumed = PPG.load(checkpoint, env=RandomEnv(space, spaces.Discrete(2)), device="cpu")
+    tracemalloc.start()
+    resumed.load_aux_buffer(aux_buffer_path(checkpoint))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    rollout = model.aux_buffer.observations[0].nbytes
+    assert peak < 5 * rollout
+    for ours, theirs in zip(resumed.aux_buffer.observations, model.aux_buffer.observations, strict=True):
+        assert isinstance(ours.base, np.memmap) and np.array_equal(ours, theirs)
+    resumed.learn(8 * 5, reset_num_timesteps=False)
+    assert resumed._n_aux_phases == 1
+    assert not list((tmp_path / "disk").iterdir())
+
+
+@pytest.mark.parametrize("storage", [None, dict(storage="mmap")])
+def test_rollouts_for_which_there_is_no_room_are_not_loaded(tmp_path, monkeypatch, storage):
+    model, path = saved(tmp_path, aux_buffer_kwargs=storage)
+    before = model.aux_buffer
+    room = SimpleNamespace(available=100, free=100)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: room)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: room)
+    with pytest.raises(ArgumentError, match="only 100 are available"):
+        model.load_aux_buffer(path)
+    assert model.aux_buffer is before
 
 
 # ---- files ----
@@ -280,6 +398,140 @@ def test_damaged_files_are_refused(tmp_path):
     model.load_aux_buffer(path)
 
 
+def rewrite(path: Path, **arrays) -> None:
+    """The npz with other arrays in the place of some."""
+    with np.load(path) as file:
+        before = {name: file[name] for name in file.files}
+    np.savez(path, **{**before, **{name.replace("__", "/"): array for name, array in arrays.items()}})
+
+
+def described(path: Path, **changes) -> np.ndarray:
+    with np.load(path) as file:
+        description = json.loads(file["description"].tobytes())
+    description = {name: value for name, value in {**description, **changes}.items() if value is not ...}
+    return np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
+
+
+WORDS = list(range(1, 625))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *(dict(numpy__rest=np.array(rest)) for rest in ([1e8, 0, 0], [700.0, 0, 0], [-1.0, 0, 0], [3.5, 0, 0], [np.nan] * 3)),
+        dict(numpy__keys=np.zeros(624, dtype=np.uint32)),
+        *(dict(python=[version, words, None]) for version, words in ((2, [*WORDS, 1]), (3, WORDS), (3, [*WORDS, 625]))),
+        *(
+            dict(python=python)
+            for python in (None, 3, [3, [*WORDS[1:], -1, 1], None], [3, [*WORDS, 1], "0"], [3, [0.0] * 625, None])
+        ),
+        dict(torch__cpu=np.zeros(5056, dtype=np.uint8)),
+        dict(torch_next=624),
+    ],
+)
+def test_generators_are_not_put_into_states_that_cannot_be(tmp_path, state):
+    """NumPy would read, and torch, too, memory that is not its own, or end the process."""
+    model, path = saved(tmp_path)
+    if "torch_next" in state:
+        numbers = th.get_rng_state().numpy().copy()
+        numbers[8:12] = np.frombuffer((624).to_bytes(4, "little"), dtype=np.uint8)  # as many left as there are
+        numbers[16:24] = np.frombuffer((624).to_bytes(8, "little"), dtype=np.uint8)  # and at the end
+        state = dict(torch__cpu=numbers)
+    rewrite(path, **(dict(description=described(path, **state)) if "python" in state else state))
+    states = random.getstate(), np.random.get_state()[1].tolist(), th.get_rng_state().tolist()
+    before = model.aux_buffer
+    with pytest.raises(ModelFormatError, match=r"buffer\.npz is damaged.* generator is none that it can be in"):
+        model.load_aux_buffer(path)
+    assert model.aux_buffer is before
+    assert (random.getstate(), np.random.get_state()[1].tolist(), th.get_rng_state().tolist()) == states
+
+
+def bad_statistics(**changes) -> dict[str, np.ndarray]:
+    return {f"normalize__obs_rms__{part}": np.asarray(value, dtype=np.float64) for part, value in changes.items()}
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        bad_statistics(mean=[0, np.nan, 0, 0]),
+        bad_statistics(var=[1, -1, 1, 1]),
+        bad_statistics(var=[1, np.inf, 1, 1]),
+        bad_statistics(count=0),
+        bad_statistics(count=np.nan),
+        dict(value_targets__1=np.full((1, 8), np.nan, dtype=np.float32)),
+        dict(observations__1__=np.full((1, 8, 4), np.inf, dtype=np.float32)),
+        dict(trojan=np.zeros(3)),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_and_change_nothing(tmp_path, arrays):
+    model = small(env=VecNormalize(make_vec_env("CartPole-v1"))).learn(16)
+    model.save_aux_buffer(tmp_path / "buffer.npz")
+    rewrite(tmp_path / "buffer.npz", **arrays)
+    before, numbers = model.aux_buffer, numbers_of(model.get_vec_normalize_env())
+    random_state = random.getstate()
+    random.seed(0)
+    with pytest.raises(ModelFormatError, match=r"numbers that cannot be|it has 'trojan'"):
+        model.load_aux_buffer(tmp_path / "buffer.npz")
+    random.setstate(random_state)
+    assert model.aux_buffer is before
+    assert all(
+        np.array_equal(one, other) for one, other in zip(numbers_of(model.get_vec_normalize_env()), numbers, strict=True)
+    )
+
+
+def test_contexts_that_no_rollout_has_are_refused(tmp_path):
+    for model, arrays in (
+        (
+            MaskablePPG("MlpPolicy", masked(), n_steps=8, batch_size=8),
+            dict(context__0__action_masks=np.zeros((2, 8, 5), bool)),
+        ),
+        (
+            RecurrentPPG("MlpLstmPolicy", discrete(), n_steps=8, batch_size=8),
+            dict(context__0__episode_starts=np.full((2, 8), 0.5, np.float32)),
+        ),
+        (
+            PPG("MlpPolicy", discrete(spaces.Discrete(3)), n_steps=8, batch_size=8),
+            dict(observations__0__=np.full((2, 8, 1), 3)),
+        ),
+    ):
+        model.learn(16)
+        model.save_aux_buffer(tmp_path / "buffer.npz")
+        model.load_aux_buffer(tmp_path / "buffer.npz")
+        rewrite(tmp_path / "buffer.npz", **arrays)
+        with pytest.raises(ModelFormatError, match="has numbers that cannot be"):
+            model.load_aux_buffer(tmp_path / "buffer.npz")
+
+
+def test_files_of_before_are_read(tmp_path):
+    """Which do not say from which checkpoint they are, nor whose class it was."""
+    model, path = saved(tmp_path)
+    rewrite(path, description=described(path, checkpoint=...))
+    model.load_aux_buffer(path)
+    model.save(tmp_path / "model.zip")
+    before = change_data(
+        tmp_path / "model.zip", lambda data: data.update(_saved_by=data["_saved_by"][:3]) or data.pop("_guard")
+    )
+    assert same(PPG.load(before), model)
+
+
+@pytest.mark.parametrize("changes", [dict(n_stored_rollouts=2.0), dict(n_envs=True), dict(surprise=1), dict(n_steps=...)])
+def test_a_description_is_taken_to_the_letter(tmp_path, changes):
+    model, path = saved(tmp_path)
+    rewrite(path, description=described(path, **changes))
+    with pytest.raises(ModelFormatError, match=r"buffer\.npz (does not belong|is damaged)"):
+        model.load_aux_buffer(path)
+
+
+def test_what_is_no_file_is_not_opened(tmp_path):
+    model = small()
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ModelFormatError, match=f"{path} is no file with content"):
+            model.load_aux_buffer(path)
+        with pytest.raises(ModelFormatError, match=f"{path} is no file with content"):
+            PPG.load(path)
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path):
     model, _ = saved(tmp_path)
     other = tmp_path / "other.npz"
@@ -295,7 +547,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 
 def test_a_newer_file_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("sb3_ppg.checkpoints.FORMAT_VERSION", 2)
+    monkeypatch.setattr("sb3_ppg.training_state.FORMAT_VERSION", 2)
     model, path = saved(tmp_path)
     monkeypatch.undo()
     with pytest.raises(ModelFormatError, match="version 2 of its format, this sb3_ppg reads 1"):
@@ -444,10 +696,156 @@ def test_another_classs_model_is_refused(model_file, tmp_path):
         recurrent.set_parameters(str(model_file))
     assert all(th.equal(value, before[name]) for name, value in recurrent.policy.state_dict().items())
 
-    class Mine(PPG):
-        pass
-
     assert type(Mine.load(model_file)) is Mine
+
+
+class Mine(PPG):
+    """Somebody's algorithm."""
+
+
+class Others(PPG):
+    """Somebody else's."""
+
+
+def test_a_users_class_is_loaded_by_itself(model_file, tmp_path):
+    Mine("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "mine.zip")
+    assert type(Mine.load(tmp_path / "mine")) is Mine
+
+    class Further(Mine):
+        """Derived from it."""
+
+    assert type(Further.load(tmp_path / "mine.zip")) is Further
+    name = r"tests\.test_survival\.Mine"
+    for cls in (PPG, Others):
+        with pytest.raises(ModelFormatError, match=rf"it was saved by {name}, which is derived from PPG; use {name}\.load"):
+            cls.load(tmp_path / "mine.zip")
+    with pytest.raises(ModelFormatError, match=rf"it was saved by {name}, not by RecurrentPPG; use {name}\.load"):
+        RecurrentPPG.load(tmp_path / "mine.zip")
+    elsewhere = type("Mine", (PPG,), {"__module__": "another_script", "__qualname__": "Mine"})  # it was __main__, say
+    assert type(elsewhere.load(tmp_path / "mine.zip")) is elsewhere
+
+
+@pytest.mark.parametrize("other", [PPO, A2C, DQN, MaskablePPO, RecurrentPPO])
+def test_other_algorithms_are_told_what_loads_our_file(model_file, tmp_path, other):
+    with pytest.raises(ModelFormatError, match=r"file of sb3_ppg\.PPG, .*use sb3_ppg\.PPG\.load"):
+        other.load(model_file)
+    Mine("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "mine.zip")
+    with pytest.raises(ModelFormatError, match=r"use tests\.test_survival\.Mine\.load"):
+        other.load(tmp_path / "mine.zip")
+    assert not {"_guard", "_saved_by"} & vars(PPG.load(model_file)).keys()
+
+
+def test_what_to_do_with_a_file_of_ppo_works(tmp_path):
+    ppo = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
+    ppo.save(tmp_path / "ppo.zip")
+    with pytest.raises(ModelFormatError, match=r"model\.policy\.load_state_dict\(PPO\.load\(path\)\.policy\.state_dict\(\)"):
+        PPG.load(tmp_path / "ppo.zip")
+    model = PPG("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
+    model.policy.load_state_dict(PPO.load(tmp_path / "ppo.zip").policy.state_dict(), strict=False)
+    observations = np.random.default_rng(0).normal(size=(20, 4))
+    assert np.array_equal(model.predict(observations, deterministic=True)[0], ppo.predict(observations, deterministic=True)[0])
+
+
+def change_data(path: Path, change, **more: bytes) -> Path:
+    """A copy of a model's file, with another description."""
+    bad = path.with_name("changed.zip")
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as changed:
+        data = json.loads(archive.read("data"))
+        change(data)
+        contents = {name: archive.read(name) for name in archive.namelist()}
+        for name, content in {**contents, "data": json.dumps(data).encode(), **more}.items():
+            changed.writestr(name, content)
+    return bad
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            None,
+            3,
+            "PPG",
+            [],
+            {},
+            ["PPG"],
+            ["PPG", "1", []],
+            ["PPG", 1, 5],
+            ["PPG", 1, [5]],
+            ["PPG", 1, [], 5],
+            [["PPG"], 1, []],
+        ),
+        *(
+            ["PPG", True, []],
+            ["PPG", 1.0, []],
+            ["PPG", 1, [], None, None],
+            ["PPG", 1, ["\x1b[2J\ud800"]],
+            ["\x1b[31m\n", 1, []],
+        ),
+        *(["PPG", 1, [], "\x1b[2Jtrojan"], ["PPG", 1, ["policy"] * 50, "\u202e"]),
+    ],
+)
+def test_whatever_a_file_says_that_saved_it(model_file, value):
+    bad = change_data(model_file, lambda data: data.update(_saved_by=value))
+    with pytest.raises(ModelFormatError, match=r"changed\.zip") as error:
+        PPG.load(bad)
+    assert str(error.value).isprintable()
+
+
+def test_archives_that_unpack_to_very_much_are_refused(model_file, tmp_path):
+    start = time.process_time()
+    zeros = bytes(2**28)
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", zeros)
+    for name, content in {"data": b"[" + b"[]," * 2**21 + b"[]]", "policy.pth": bomb.getvalue(), "another": zeros}.items():
+        bad = change_data(model_file, lambda data: None, **{name: content})
+        with pytest.raises(ModelFormatError, match=r"unpacks to more than 4 times as many|more than 1048576 values"):
+            PPG.load(bad)
+    _, path = saved(tmp_path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("bomb.npy", "w") as member:
+        member.write(zeros)
+    tracemalloc.start()
+    with pytest.raises(ModelFormatError, match="it has 'bomb', which this model does not need"):
+        small().learn(16).load_aux_buffer(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**24 and time.process_time() - start < 30
+
+
+def test_loading_leaves_the_generators_alone_unless_asked(model_file):
+    def states():
+        return random.getstate(), np.random.get_state()[1:], th.get_rng_state()
+
+    def equal(one, other):
+        return one[0] == other[0] and np.array_equal(one[1][0], other[1][0]) and th.equal(one[2], other[2])
+
+    before = states()
+    PPG.load(model_file, env=make_vec_env("CartPole-v1"))
+    assert equal(states(), before)
+    with pytest.raises(ValueError, match="spaces do not match"):
+        PPG.load(model_file, env=make_vec_env("Acrobot-v1"))
+    assert equal(states(), before)
+    PPG.load(model_file, seed=7)
+    assert not equal(states(), before)
+    asked = states()
+    PPG.load(model_file, seed=7)
+    assert equal(states(), asked)
+
+
+def test_what_was_checked_is_what_is_loaded(model_file, tmp_path, monkeypatch):
+    """Another file takes its place meanwhile."""
+    path = tmp_path / "model.zip"
+    shutil.copyfile(model_file, path)
+
+    original = BaseAlgorithm.load.__func__
+
+    def load(cls, *args, **kwargs):
+        small(policy_kwargs=dict(net_arch=[8])).save(path)
+        return original(cls, *args, **kwargs)
+
+    expected = PPG.load(model_file)
+    monkeypatch.setattr(BaseAlgorithm, "load", classmethod(load))
+    assert same(PPG.load(path), expected)
 
 
 def test_a_newer_or_incomplete_model_is_refused(model_file, tmp_path, monkeypatch):
@@ -457,8 +855,9 @@ def test_a_newer_or_incomplete_model_is_refused(model_file, tmp_path, monkeypatc
                 without.writestr(name, archive.read(name))
     with pytest.raises(ModelFormatError, match=r"without\.zip is damaged: it has no aux_optimizer\.pth"):
         PPG.load(tmp_path / "without.zip")
-    monkeypatch.setattr("sb3_ppg.ppg.FORMAT_VERSION", 2)
+    monkeypatch.setattr("sb3_ppg.model_file.FORMAT_VERSION", 2)
     small().save(tmp_path / "newer.zip")
+    monkeypatch.undo()
     with pytest.raises(ModelFormatError, match=r"newer\.zip has version 2 of its format, this sb3_ppg reads 1"):
         PPG.load(tmp_path / "newer.zip")
     with pytest.raises(FileNotFoundError):

@@ -28,14 +28,20 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecVideoRecorder
 
 from sb3_ppg import hub, zoo
-from sb3_ppg.errors import ArgumentError, ModelFormatError
+from sb3_ppg.arguments import is_number
+from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
+from sb3_ppg.plain_data import exactly
 from sb3_ppg.ppg import PPG
-from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, check_sums, read_json, why_not_pickle
+from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, read_checked, read_model, vec_normalize_of, why_not_pickle
+from sb3_ppg.untrusted import parse_json
 from sb3_ppg.zoo import masks
 from sb3_ppg.zoo.procgen import ENV_IDS
 from sb3_ppg.zoo.report import add_gym_packages, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
 ZOO = "zoo.json"
+MAX_ZOO_BYTES, MAX_ZOO_DEPTH = 2**14, 10
+MAX_LOG_BYTES = 2**28
+WRAPPER_SETTINGS = ("env_wrapper", "vec_env_wrapper")
 LOG_FILES = re.compile(r"evaluations\.npz|\d+\.monitor\.csv")
 
 # The wrappers that a shared model may name, by module
@@ -230,7 +236,7 @@ def wrapper_names(config: dict[str, Any]) -> list[str]:
     :raises ModelFormatError: if it is something else
     """
     names: list[str] = []
-    for key in ("env_wrapper", "vec_env_wrapper"):
+    for key in WRAPPER_SETTINGS:
         entries = config.get(key) or []
         for entry in entries if isinstance(entries, list) else [entries]:
             name = next(iter(entry)) if isinstance(entry, dict) and len(entry) == 1 else entry
@@ -338,15 +344,15 @@ def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:
 
 def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
     """What training would have written. Nothing is copied that the Zoo would unpickle, evaluate or import."""
-    model = hub.from_pretrained(source, device="cpu")
+    model, saved_vec_normalize = read_model(source)
     if type(model) is not zoo.ALGOS[algo]:
         fitting = next((name for name, cls in zoo.ALGOS.items() if cls is type(model)), "")
         raise ModelFormatError(f"this is a model of {type(model).__name__}: use --algo {fitting}")
     description = _read_environment(source, env_name, allowed)
     (log_path / env_name).mkdir(parents=True)
     config = {**description["config"], "normalize": False}
-    if _has_vec_normalize(source):
-        vec_normalize = hub.load_vec_normalize(source)
+    if saved_vec_normalize is not None:
+        vec_normalize = vec_normalize_of(model, saved_vec_normalize)
         vec_normalize.save(str(log_path / env_name / "vecnormalize.pkl"))
         config["normalize"] = {"norm_obs": vec_normalize.norm_obs, "norm_reward": vec_normalize.norm_reward}
     env_kwargs = description["env_kwargs"]
@@ -355,36 +361,41 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
     (log_path / env_name / "args.yml").write_text(yaml.safe_dump(arguments))
     model.save(log_path / f"{env_name}.zip")
     for file in (source / "logs").iterdir() if (source / "logs").is_dir() else []:
-        if LOG_FILES.fullmatch(file.name) and file.is_file():
-            shutil.copy(file, log_path / file.name)
-
-
-def _has_vec_normalize(source: Path) -> bool:
-    return read_json(source / DESCRIPTION)["vec_normalize"] is not None
+        if LOG_FILES.fullmatch(file.name):
+            (log_path / file.name).write_bytes(read_checked(source, f"logs/{file.name}", MAX_LOG_BYTES))
 
 
 def _read_environment(source: Path, env_name: EnvironmentName, allowed: set[str]) -> dict[str, Any]:
-    """``zoo.json``, with nothing in it but what ``describe_environment`` writes."""
-    if not (source / ZOO).exists():
+    """``zoo.json``, with nothing in it but what ``describe_environment`` writes. What it hands to constructors is shown."""
+    if not os.path.lexists(source / ZOO):
         return {"config": {"n_timesteps": 0}, "env_kwargs": {}}
-    check_sums(source, [ZOO])
-    data = read_json(source / ZOO)
-    try:
-        env_id, config, env_kwargs = data["env_id"], data["config"], data["env_kwargs"]
-        unknown = set(config) - {"n_timesteps", "frame_stack", "env_wrapper", "vec_env_wrapper"}
-        numbers = [config.get("n_timesteps", 0), config.get("frame_stack", 0)]
-        positive = all(isinstance(number, (int, float)) and number >= 0 for number in numbers)
-        if unknown or not isinstance(env_kwargs, dict) or not positive:
-            raise ValueError(f"unknown settings {sorted(unknown)}, or no numbers {numbers}")
-        yaml.safe_dump(data)  # so the Zoo can read it, too
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelFormatError(f"{source / ZOO} cannot be read ({type(error).__name__}: {error})") from error
+    data = parse_json(read_checked(source, ZOO, MAX_ZOO_BYTES), source / ZOO, MAX_ZOO_DEPTH)
+    exactly(data, {"env_id", "env_kwargs", "config"}, ZOO)
+    env_id, config, env_kwargs = data["env_id"], data["config"], data["env_kwargs"]
     if env_id != env_name.gym_id:
         raise ModelFormatError(f"this model was trained on {env_id!r}, not on {env_name.gym_id!r}")
+    _check_settings(config, env_kwargs)
     for name in wrapper_names(config):
         if name not in allowed:
             raise ModelFormatError(
                 f"the model's environment has the wrapper {name!r}, which is not one of the well-known ones: if you trust the "
                 f"module of that name that you have installed, load it with --allow {name}"
             )
+    wrappers = {key: config[key] for key in WRAPPER_SETTINGS if config.get(key)}
+    for what, value in {"env_kwargs": env_kwargs, **wrappers}.items():
+        if value:
+            print(printable(f"Its environment is made with {what} {json.dumps(value)}", MAX_ZOO_BYTES))
     return {"config": config, "env_kwargs": env_kwargs}
+
+
+def _check_settings(config: Any, env_kwargs: Any) -> None:
+    """
+    :raises ModelFormatError: if they are not what the Zoo writes
+    """
+    if not isinstance(config, dict) or not isinstance(env_kwargs, dict):
+        raise ModelFormatError(f"{ZOO} cannot be read: config and env_kwargs are {config!r:.100} and {env_kwargs!r:.100}")
+    if unknown := set(config) - {"n_timesteps", "frame_stack", *WRAPPER_SETTINGS}:
+        raise ModelFormatError(f"{ZOO}: unknown settings {sorted(unknown)}")
+    for name, largest in (("n_timesteps", 2**53), ("frame_stack", 1000)):
+        if not (is_number(config.get(name, 0)) and 0 <= config.get(name, 0) <= largest):
+            raise ModelFormatError(f"{ZOO}: no numbers from 0 to {largest}: {name}={config[name]!r}")

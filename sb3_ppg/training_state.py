@@ -1,0 +1,288 @@
+"""What of a training in progress is not in the model's zip file: written, read as the file of a stranger, put in place."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_ppg import generators
+from sb3_ppg.arguments import check_room
+from sb3_ppg.aux_buffer import AuxBuffer
+from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
+from sb3_ppg.files import opened, replaced
+from sb3_ppg.npz import NpzReader
+from sb3_ppg.untrusted import parse_json
+from sb3_ppg.watched_vec_env import statistics
+
+if TYPE_CHECKING:
+    from sb3_ppg.ppg import PPG
+
+FORMAT = "sb3_ppg auxiliary buffer"
+FORMAT_VERSION = 1
+LARGEST_DESCRIPTION = 2**16  # bytes; the state of Python's generator takes most of them
+BYTES_PER_MEMBER = 2**12  # at most, beside an array's content: headers and names
+SPARE_MEMBERS = 2**8  # states of GPUs, for instance
+Specification = tuple[tuple[int, ...], np.dtype]  # shape and type of an array
+
+
+# ---- writing ----
+
+
+def save_training_state(model: "PPG", path: Path) -> None:
+    """
+    :param model: between two iterations
+    :param path: of the file, NumPy's npz: arrays and a text in JSON, no pickle
+    :raises NonFiniteError: if a number of the training's state is NaN or infinite; no file is written then
+    """
+    with replaced(path) as temporary:
+        write_training_state(model, temporary)
+
+
+def write_training_state(model: "PPG", path: Path) -> None:
+    """As ``save_training_state``, into a file that may end up half-written."""
+    check_state_is_finite(model)
+    arrays = {**_rollouts(model.aux_buffer), **generators.array_states(), **_normalization(model.get_vec_normalize_env())}
+    description = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        **_identity(model),
+        "checkpoint": model._checkpoint,
+        "python": generators.python_state(),
+    }
+    arrays["description"] = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def check_state_is_finite(model: "PPG") -> None:
+    """
+    :param model: between two iterations
+    :raises NonFiniteError: if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite
+    """
+    numbers: dict[str, Any] = {f"the policy's {name}": parameter for name, parameter in model.policy.named_parameters()}
+    for name, parameters in model.get_parameters().items():
+        for index, state in parameters.get("state", {}).items() if "optim" in name else ():
+            tensors = {key: value for key, value in state.items() if isinstance(value, th.Tensor)}
+            numbers |= {f"{key} of parameter {index} in the {name}": value for key, value in tensors.items()}
+    numbers |= _rollouts(model.aux_buffer) | _normalization(model.get_vec_normalize_env())
+    reward_normalizer = getattr(model.rollout_buffer, "reward_normalizer", None)
+    if reward_normalizer is not None:
+        numbers["the reward normaliser's variance"] = np.asarray(reward_normalizer.return_rms.var)
+    for name, array in numbers.items():
+        finite = th.isfinite(array) if isinstance(array, th.Tensor) else np.isfinite(array)
+        if not finite.all():
+            raise NonFiniteError(f"{name} is not finite")
+
+
+def _identity(model: "PPG") -> dict[str, Any]:
+    """What a file and the model that it belongs to have in common."""
+    return {
+        "algorithm": type(model).__name__,
+        "n_envs": model.n_envs,
+        "n_steps": model.n_steps,
+        "num_timesteps": model.num_timesteps,
+        "n_aux_phases": model._n_aux_phases,
+        "n_stored_rollouts": model._n_stored_rollouts,
+    }
+
+
+def _rollouts(buffer: AuxBuffer) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for index, observations in enumerate(buffer.observations):
+        by_key = observations if isinstance(observations, dict) else {"": observations}
+        arrays |= {f"observations/{index}/{key}": array for key, array in by_key.items()}
+        arrays |= {f"context/{index}/{name}": array for name, array in buffer.context[index].items()}
+        arrays[f"value_targets/{index}"] = buffer.value_targets[index]
+    return arrays
+
+
+def _normalization(normalizer: VecNormalize | None) -> dict[str, np.ndarray]:
+    if normalizer is None:
+        return {}
+    return {
+        f"normalize/{name}/{part}": np.asarray(getattr(rms, part), dtype=np.float64)
+        for name, rms in statistics(normalizer).items()
+        for part in ("mean", "var", "count")
+    }
+
+
+# ---- reading ----
+
+
+class TrainingState(NamedTuple):
+    """
+    What a file holds, once all of it has been read and checked.
+
+    :param aux_buffer: the rollouts of the phase
+    :param normalization: statistics of ``VecNormalize``, and the mean, variance and count that they are to have
+    :param python: the state of Python's generator
+    :param arrays: those of NumPy's and torch's
+    """
+
+    aux_buffer: AuxBuffer
+    normalization: list[tuple[RunningMeanStd, np.ndarray, np.ndarray, float]]
+    python: list[Any]
+    arrays: dict[str, np.ndarray]
+
+    def apply(self, model: "PPG") -> None:
+        """It cannot fail: everything was checked."""
+        model.aux_buffer = self.aux_buffer
+        for rms, mean, var, count in self.normalization:
+            rms.mean, rms.var, rms.count = mean, var, count
+        generators.restore(self.python, self.arrays)
+
+
+def load_training_state(model: "PPG", path: Path) -> None:
+    """
+    :param model: loaded from the zip file that was saved together with this one
+    :param path: as given to ``save_training_state``
+    :raises FileNotFoundError: if there is none
+    :raises ArgumentError: if the machine cannot hold the rollouts
+    :raises ModelFormatError: if the file is damaged, too new, or another model's
+    """
+    with opened(path) as file:
+        try:
+            state = _read(model, file)
+        except (ArgumentError, MemoryError):
+            raise
+        except ModelFormatError as error:
+            raise ModelFormatError(f"{path} {error}") from error
+        except Exception as error:  # whatever zipfile, zlib, json and NumPy make of a wrong byte
+            raise ModelFormatError(f"{path} is damaged, or no auxiliary buffer of this model: {error}") from error
+    state.apply(model)
+
+
+def _read(model: "PPG", file: BinaryIO) -> TrainingState:
+    rollouts = _rollout_specifications(model)
+    normalization = _normalization(model.get_vec_normalize_env())
+    others = {
+        name: (array.shape, array.dtype)
+        for name, array in {**generators.array_states(), **normalization}.items()
+        if not generators.is_cuda_state(name)  # the machine may have other devices
+    }
+    expected = {name: specification for part in [*rollouts, others] for name, specification in part.items()}
+    _check_size(file, expected)
+    reader = NpzReader(file)
+    description = parse_json(reader.bytes("description", LARGEST_DESCRIPTION), "has a description that")
+    python = _check_description(model, description)
+    cuda = {name: ((generators.CUDA_BYTES,), np.dtype(np.uint8)) for name in reader.names if generators.is_cuda_state(name)}
+    if strange := reader.names - expected.keys() - cuda.keys() - {"description"}:
+        raise ValueError(f"it has {min(strange)!r:.100}, which this model does not need")
+    arrays = {name: reader.array(name, *specification) for name, specification in {**others, **cuda}.items()}
+    generators.check(python, arrays)
+    check_room(model, len(rollouts))
+    aux_buffer = model.aux_buffer.emptied()
+    for index, specifications in enumerate(rollouts):  # one after the other: only a disk may have room for all
+        _keep_rollout(model, aux_buffer, index, {name: reader.array(name, *one) for name, one in specifications.items()})
+    return TrainingState(aux_buffer, _checked_normalization(model, arrays), python, arrays)
+
+
+def _rollout_specifications(model: "PPG") -> list[dict[str, Specification]]:
+    """Of each rollout's arrays, by their names."""
+    buffer, sizes, context = model.rollout_buffer, (model.n_envs, model.n_steps), model._context()
+    arrays: Any = buffer.observations if isinstance(buffer.observations, dict) else {"": buffer.observations}
+    shapes: Any = buffer.obs_shape if isinstance(buffer.obs_shape, dict) else {"": buffer.obs_shape}
+    return [
+        {f"value_targets/{index}": (sizes, buffer.returns.dtype)}
+        | {f"observations/{index}/{key}": ((*sizes, *shapes[key]), arrays[key].dtype) for key in shapes}
+        | {f"context/{index}/{name}": (array.shape, array.dtype) for name, array in context.items()}
+        for index in range(model._n_stored_rollouts)
+    ]
+
+
+def _check_size(file: BinaryIO, expected: dict[str, Specification]) -> None:
+    """
+    :raises ValueError: if the file is larger than these arrays and their names can make it
+    """
+    size = file.seek(0, 2)
+    file.seek(0)
+    content = sum(math.prod(shape) * dtype.itemsize for shape, dtype in expected.values())
+    largest = content + LARGEST_DESCRIPTION + BYTES_PER_MEMBER * (len(expected) + SPARE_MEMBERS)
+    if size > largest:
+        raise ValueError(f"it has {size:,} bytes, where this model needs {largest:,} at most")
+
+
+def _check_description(model: "PPG", description: Any) -> list[Any]:
+    """
+    :param description: any value of JSON
+    :return: the state of Python's generator, unchecked
+    :raises ModelFormatError: if the file is another model's, too new, or says too much or too little
+    """
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise ModelFormatError("is no auxiliary buffer of sb3_ppg")
+    if description.get("version") != FORMAT_VERSION:
+        raise ModelFormatError(
+            f"has version {description.get('version')!r:.100} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one "
+            "that wrote it"
+        )
+    wanted = _identity(model)
+    if "checkpoint" in description:  # which the first files did not have
+        wanted["checkpoint"] = model._checkpoint
+    if strange := description.keys() ^ {"format", "version", "python", *wanted}:
+        raise ModelFormatError(f"is damaged: its description has too much or too little, {min(strange)!r:.100}")
+    for name, value in wanted.items():
+        found = description[name]
+        if type(found) is not type(value) or found != value:
+            raise ModelFormatError(
+                f"does not belong to this model: its {name.replace('_', ' ')} is {found!r:.100}, the model's {value!r}"
+            )
+    return description["python"]
+
+
+def _keep_rollout(model: "PPG", aux_buffer: AuxBuffer, index: int, arrays: dict[str, np.ndarray]) -> None:
+    """
+    :param aux_buffer: which gets the rollout
+    :param index: of the rollout
+    :param arrays: of the rollout, by their names in the file
+    :raises ValueError: if a number in it is none that this model can have collected
+    """
+
+    def part(name: str) -> dict[str, np.ndarray]:
+        prefix = f"{name}/{index}/"
+        return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+
+    observations, context, value_targets = part("observations"), part("context"), arrays[f"value_targets/{index}"]
+    space = model.observation_space
+    for key, array in observations.items():
+        _require(_is_within(space[key] if isinstance(space, spaces.Dict) else space, array), f"observations/{index}/{key}")
+    for name, array in {"value_targets": value_targets, **context}.items():
+        _require(bool(np.isfinite(array).all()), f"{name} of rollout {index}")
+    _require(model._is_context(context), f"context/{index}")
+    aux_buffer.keep(observations if isinstance(space, spaces.Dict) else observations[""], context, value_targets)
+
+
+def _is_within(space: spaces.Space, observations: np.ndarray) -> bool:
+    """Whether a network for this space can take them. (Those of a Box may lie outside of it, as everywhere.)"""
+    if isinstance(space, spaces.Discrete):
+        end: Any = space.n
+    elif isinstance(space, spaces.MultiDiscrete):
+        end = space.nvec.ravel()
+    elif isinstance(space, spaces.MultiBinary):
+        end = 2
+    else:
+        return bool(np.isfinite(observations).all())
+    return bool(((observations >= 0) & (observations < end)).all())
+
+
+def _checked_normalization(
+    model: "PPG", arrays: dict[str, np.ndarray]
+) -> list[tuple[RunningMeanStd, np.ndarray, np.ndarray, float]]:
+    normalizer = model.get_vec_normalize_env()
+    checked = []
+    for name, rms in statistics(normalizer).items() if normalizer is not None else ():
+        mean, var, count = (arrays[f"normalize/{name}/{part}"] for part in ("mean", "var", "count"))
+        fine = np.isfinite(mean).all() and np.isfinite(var).all() and (var >= 0).all() and 0 < count < np.inf
+        _require(bool(fine), f"normalize/{name}")
+        checked.append((rms, mean, var, float(count)))
+    return checked
+
+
+def _require(condition: bool, name: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} has numbers that cannot be")
