@@ -126,8 +126,8 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     seen = []
     collect_masks = model._act
 
-    def remember(env):
-        result = collect_masks(env)
+    def remember(*args):
+        result = collect_masks(*args)
         seen.append(result[3]["action_masks"])
         return result
 
@@ -324,7 +324,7 @@ def test_checkpoints_in_the_midst_of_training_do_not_keep_whether_masks_are_used
             self.model.save(tmp_path / "model.zip")
             return True
 
-    model = make()
+    model = make(n_aux_epochs=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.learn(8, use_masking=True, callback=Save())

@@ -489,7 +489,7 @@ BAD_ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("kwargs, message", BAD_ARGUMENTS, ids=[str(kwargs) for kwargs, _ in BAD_ARGUMENTS])
+@pytest.mark.parametrize("kwargs, message", BAD_ARGUMENTS, ids=[" ".join(kwargs) for kwargs, _ in BAD_ARGUMENTS])
 def test_arguments_that_cannot_work_are_refused_at_construction(kwargs, message):
     with pytest.raises(ValueError, match=f"`{message}"):
         make(**kwargs)
@@ -668,7 +668,7 @@ def test_a_clip_range_is_asked_for_once_per_update():
     model = make(clip_range=lambda progress: asked.append(progress) or 0.2, n_epochs=4, batch_size=4)
     asked.clear()
     model.learn(16 * 2)
-    assert asked == [0.5, 0.0]
+    assert asked == [1.0, 0.5, 0.0]  # first by what checks the arguments
 
 
 def test_the_value_loss_is_that_of_all_epochs():

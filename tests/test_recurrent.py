@@ -328,7 +328,7 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
     before = model._last_lstm_states
     seen = []
     act = model._act
-    model._act = lambda env: seen.append((model._last_obs, model._last_lstm_states)) or act(env)
+    model._act = lambda *args: seen.append((model._last_obs, model._last_lstm_states)) or act(*args)
     model.learn(8 * 2 * 3, reset_num_timesteps=False)
     assert th.equal(seen[0][1].pi[0], before.pi[0])  # with the observation that comes next, as RecurrentPPO
     ((stored, recomputed),) = phases

@@ -889,22 +889,29 @@ def train_on(folder: Path) -> None:
 
 
 def kill_often(folder: Path, results) -> None:
-    """A process that has everything imported forks trainings, and kills each at a random moment."""
+    """
+    A process that has everything imported forks trainings. It kills each a random while after its first checkpoint, or, each
+    second one, when it sees it write. It goes by what they do, not by the clock: the machine may be busy.
+    """
     th.set_num_threads(1)
     small().learn(8 * 3, callback=PhasicCheckpointCallback(1, folder / "warm-up"))  # what is imported late
-    delays = np.random.default_rng(0).uniform(0.05, 0.8, size=50)
     last, halves = 0, 0
-    for delay in delays:
+    for number, delay in enumerate(np.random.default_rng(0).uniform(0.0, 0.2, size=50)):
+        checkpoints = set(folder.glob("*.zip"))
         pid = os.fork()
         if pid == 0:
             try:
                 train_on(folder)
             finally:
                 os._exit(1)  # training for ever cannot end, but with an error
+        while set(folder.glob("*.zip")) <= checkpoints:
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "A training did not find a complete checkpoint"
         time.sleep(delay)
+        while number % 2 and not any(folder.glob(".*.tmp")):
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "A training ended"
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        assert os.WIFSIGNALED(status), "A training did not find a complete checkpoint"
+        assert os.WIFSIGNALED(status)
         halves += any(folder.glob(".*.tmp"))
         if any(folder.glob("*.zip")):
             steps = int(latest_checkpoint(folder).name.split("_")[2])
@@ -926,7 +933,7 @@ def run_in_a_new_process(function, *args):
 def test_a_training_that_is_killed_at_50_moments_goes_on_each_time(tmp_path):
     steps, halves = run_in_a_new_process(kill_often, tmp_path)
     assert steps >= 50 * 8  # it got on
-    assert halves >= 3  # some were killed while they saved
+    assert halves >= 10  # many were killed while they saved
 
 
 def die_while_saving(folder: Path, at: str) -> None:
