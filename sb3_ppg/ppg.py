@@ -22,10 +22,18 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, ob
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import check_arguments, check_policy, check_policy_class, check_room, warn_of_truncated_minibatches
+from sb3_ppg.arguments import (
+    arguments_explained,
+    check_arguments,
+    check_policy,
+    check_policy_class,
+    check_room,
+    warn_of_truncated_minibatches,
+)
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
 from sb3_ppg.checkpoints import load_training_state, save_training_state
-from sb3_ppg.errors import NonFiniteError, WorkerError
+from sb3_ppg.errors import ArgumentError, NonFiniteError, WorkerError
+from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
 from sb3_ppg.model_file import FORMAT_VERSION, SAVED_BY, algorithm_name, check_model_file
@@ -125,6 +133,7 @@ class PPG(OnPolicyAlgorithm):
     policy: PhasicActorCriticPolicy
     max_grad_norm: float | None  # type: ignore[assignment]
 
+    @arguments_explained
     def __init__(
         self,
         policy: str | type[PhasicActorCriticPolicy],
@@ -563,6 +572,8 @@ class PPG(OnPolicyAlgorithm):
             the training has ended
         :raises WorkerError: if the process of an environment has died; likewise
         """
+        if self.env is None:
+            raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
         self._check_arguments()
         check_room(self)
         if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
@@ -576,7 +587,7 @@ class PPG(OnPolicyAlgorithm):
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
         try:
-            with tensor_float_32(self.mixed_precision == "tf32"), workers_watched(self.env):
+            with missing_extras_named(), tensor_float_32(self.mixed_precision == "tf32"), workers_watched(self.env):
                 name = tb_log_name or type(self).__name__
                 return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
         except (NonFiniteError, WorkerError):
