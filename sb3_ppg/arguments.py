@@ -33,7 +33,8 @@ def arguments_explained(constructor: Constructor) -> Constructor:
     @wraps(constructor)
     def explaining(self: "PPG", *args: Any, **kwargs: Any) -> None:
         for name in kwargs.keys() - known.keys():
-            raise TypeError(f"{type(self).__name__} has no argument `{name}`{nearest(name, argument_names(type(self)))}")
+            there = (argument for argument in argument_names(type(self)) if not argument.startswith("_"))
+            raise TypeError(f"{type(self).__name__} has no argument `{name}`{nearest(name, there)}")
         with missing_extras_named():
             constructor(self, *args, **kwargs)
 

@@ -1,5 +1,7 @@
 """What the extras of this package bring, and how to say that one is missing."""
 
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,26 +19,36 @@ EXTRAS = {
     "Box2D": "box2d",
     "minigrid": "minigrid",
 }
-# Environments that Gymnasium knows after a module of an extra is imported: a part of their names, the module
-ENVIRONMENTS = {"ALE/": "ale_py", "NoFrameskip-v": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+# Environments that Gymnasium knows once a module of an extra is imported: patterns of their names
+ENVIRONMENTS = {"ale_py": r"\bALE\b|NoFrameskip-v", "minigrid": r"\b(MiniGrid|BabyAI)-"}
 
 
 class MissingExtraError(ImportError):
     """What comes with an extra of this package is not installed, or not imported."""
 
 
-def where_from(env_id: str) -> str:
+def module_of(text: str) -> str | None:
     """
-    :param env_id: a text with the name of an environment that Gymnasium does not know
-    :return: what makes it known, for the end of a message; empty if that is not known
+    :param text: with the name of an environment that Gymnasium does not know
+    :return: the module of an extra that makes such environments known
     """
-    for part, module in ENVIRONMENTS.items():
-        if part in env_id:
-            missing = find_spec(module) is None
-            return (
-                f': pip install "sb3-ppg[{EXTRAS[module]}]"' if missing else f": first `import {module}`, which registers it"
-            )
-    return ""
+    return next((module for module, pattern in ENVIRONMENTS.items() if re.search(pattern, text)), None)
+
+
+def is_installed(module: str) -> bool:
+    """
+    :param module: its name
+    :return: whether it can be imported
+    """
+    return find_spec(module) is not None
+
+
+def pip_install(module: str) -> str:
+    """
+    :param module: that comes with an extra
+    :return: the command that installs it
+    """
+    return f'pip install "sb3-ppg[{EXTRAS[module]}]"'
 
 
 @contextmanager
@@ -47,28 +59,28 @@ def missing_extras_named() -> Iterator[None]:
     try:
         yield
     except UnregisteredEnv as error:
-        if remedy := where_from(str(error)):
-            raise MissingExtraError(f"{_first_sentence(error)}{remedy}") from error
-        raise
-    except (ImportError, DependencyNotInstalled, AssertionError) as error:
-        extra = _extra_of(error)
-        if extra is None or isinstance(error, MissingExtraError):
+        module = module_of(str(error))
+        if module is None or sys.modules.get(module) is not None:
             raise
-        raise MissingExtraError(f'{_first_sentence(error)}: pip install "sb3-ppg[{extra}]"') from error
+        remedy = f"first `import {module}`, which registers such" if is_installed(module) else pip_install(module)
+        raise MissingExtraError(f"{_first_sentence(error)}: {remedy}") from error
+    except (ImportError, DependencyNotInstalled, AssertionError) as error:
+        module = _missing_module(error)
+        if module is None or isinstance(error, MissingExtraError):
+            raise
+        raise MissingExtraError(f"{_first_sentence(error)}: {pip_install(module)}") from error
 
 
-def _extra_of(error: BaseException) -> str | None:
-    """Of the module that the error, or one that it followed, did not find."""
-    for module, extra in EXTRAS.items():
-        if (
-            str(getattr(error, "name", None)).split(".")[0] == module
-            or f"{module} is not installed".lower() in str(error).lower()
-        ):
-            return extra
+def _missing_module(error: BaseException) -> str | None:
+    """One of an extra that the error, or one that it followed, did not find."""
+    name, text = str(getattr(error, "name", None)).split(".")[0], str(error).lower()
+    for module in EXTRAS:
+        if name == module or f"{module} is not installed".lower() in text:
+            return module
     before = error.__cause__ or error.__context__
-    return None if before is None else _extra_of(before)
+    return None if before is None else _missing_module(before)
 
 
 def _first_sentence(error: BaseException) -> str:
     """What is wrong, without others' advice on what to install."""
-    return str(error).split(". ")[0].split(", ")[0].rstrip(".")
+    return re.split(r"[.,!?] |\n|; ", str(error))[0].rstrip(".")

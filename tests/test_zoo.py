@@ -160,9 +160,10 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal.log")))
     trials = optuna.load_study(study_name="ppg", storage=storage).trials
     assert len(trials) == 5 and {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
-    assert {"n_policy_iterations", "n_aux_epochs", "beta_clone", "aux_learning_rate", "architecture"} <= trials[
-        0
-    ].params.keys()
+    searched = {"phase_pow", "n_steps_place", "n_aux_epochs", "beta_clone", "aux_learning_rate", "architecture"}
+    for trial in trials:
+        n_steps, n_policy_iterations = (trial.user_attrs[name] for name in ("n_steps", "n_policy_iterations"))
+        assert searched <= trial.params.keys() and 3 * 8 * n_steps * n_policy_iterations <= 6000
     assert list((tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv"))
 
     for number in (0, 1):
@@ -256,7 +257,7 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
 
     assert "Mean episode length" in run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", **here)
     assert "over 5 episodes" in run("report", *which, "--episodes", "5", **here)
-    search = ("-optimize", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "-n", "200")
+    search = ("-optimize", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "-n", "1536")
     assert "Number of finished trials:  2" in run("train", *which, *search, "--seed", "1", **here)
 
 

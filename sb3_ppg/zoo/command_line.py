@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.extras import where_from
+from sb3_ppg.extras import is_installed, module_of, pip_install
 
 # What a script's options name: "env", "run" (a training in a log folder), "model" and "config" (files to read), "archive" (one
 # whose ending may be left out), "folder", "envs" (parts of the names of trainings in the folders)
@@ -98,8 +98,10 @@ def _check_environment(env_id: str) -> None:
     if ":" in env_id:
         module, _, name = env_id.partition(":")
         raise ArgumentError(f"--env {env_id} cannot work here: use --gym-packages {module} --env {name}")
-    remedy = where_from(env_id)
-    raise ArgumentError(f"there is no environment {env_id!r}{remedy or nearest(env_id, gymnasium.registry)}")
+    extra_module = module_of(env_id)
+    hint = f"; such come with {pip_install(extra_module)}" if extra_module else ""
+    near = "" if extra_module and not is_installed(extra_module) else nearest(env_id, gymnasium.registry)
+    raise ArgumentError(f"there is no environment {env_id!r}{near}{hint}")
 
 
 def _check_run(folder: Path, algo: str, env_id: str) -> None:
