@@ -3,6 +3,7 @@
 import itertools
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import imageio_ffmpeg
 import numpy as np
 import optuna
 import pandas as pd
 import pytest
+import rl_zoo3
 import torch as th
 import yaml
 from matplotlib import pyplot as plt
@@ -24,16 +27,21 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import SimpleLinearSchedule
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks import learning, variants
-from sb3_ppg import PPG
+from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.pretrained import NOT_SHARED
-from sb3_ppg.zoo import launcher, masks
+from sb3_ppg.zoo import launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
 from tests.helpers import run
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +138,7 @@ def test_benchmark(trained):
     output = run("benchmark", *options, cwd=trained)
     logs.rename(trained / "logs")
     assert "Evaluating ppg on CartPole-v1" in output and "Evaluating ppo on CartPole-v1" in output
+    assert "elsewhere holds 2 agents; each plays 600 steps (-n)" in output and output.count("It took ") == 2
     table = (trained / "benchmark.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "CartPole-v1" in line]
     assert {row[1] for row in rows} == {"ppg", "ppo"} and all(float(row[3]) > 5 for row in rows)
@@ -146,6 +155,79 @@ def test_plots_compare_ppg_with_ppo(trained):
     for picture in ("training_episodic_reward.png", "results_cartpole-v1.png", "bars.png"):
         pixels = plt.imread(trained / picture)
         assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, picture
+
+
+def test_plot_train_draws_several_algorithms_in_one_picture(trained, monkeypatch):
+    """Each curve with its algorithm's name."""
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", *"plot_train -a ppg ppo -e CartPole-v1 -f logs -w 5".split()])
+    launcher.main()
+    assert [text.get_text() for text in plt.gca().get_legend().get_texts()] == ["PPG CartPole-v1_1", "PPO CartPole-v1_1"]
+    assert len(plt.get_fignums()) == 1 and len(plt.gca().lines) == 2
+    plt.close("all")
+
+
+def test_plot_train_says_why_there_is_no_curve(trained):
+    output = run("plot_train", "-a", "ppg", "ppo", "-e", "CartPole-v1", "-f", "logs", "-w", "100000", cwd=trained)
+    assert "no training has 100000 episodes" in output
+
+
+@pytest.fixture
+def compared(tmp_path) -> Path:
+    """Evaluations of two seeds, of a training that goes on from one, of another environment a single one, of a third none."""
+    results = {"CartPole-v1_1": [10, 100], "CartPole-v1_2": [20, 300], "CartPole-v1_3": [400, 500], "Acrobot-v1_1": None}
+    results |= {"Pendulum-v1_1": [-1234]}
+    for name, means in results.items():
+        folder = tmp_path / "logs" / "ppg" / name
+        (folder / name.split("_")[0]).mkdir(parents=True)
+        arguments = {"algo": "ppg", "trained_agent": "logs/ppg/CartPole-v1_1/CartPole-v1.zip" if name[-1] == "3" else ""}
+        (folder / name.split("_")[0] / "args.yml").write_text(yaml.safe_dump(arguments))
+        if means is not None:
+            timesteps = 1000 * np.arange(1, len(means) + 1)
+            np.savez(folder / "evaluations.npz", timesteps=timesteps, results=np.repeat(np.array(means)[:, None], 5, axis=1))
+    return tmp_path
+
+
+def test_all_plots_counts_seeds_and_invents_no_numbers(compared):
+    envs = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1")
+    output = run("all_plots", "-a", "ppg", "-e", *envs, "-f", "logs", "-o", "all", "-print", "--no-display", cwd=compared)
+    results = pickle.loads((compared / "all.pkl").read_bytes())
+    rows = dict(results["results_table"]["value_matrix"][1:])
+    assert rows == {"CartPole-v1": "200 +/- 71", "Acrobot-v1": "no evaluation", "Pendulum-v1": "-1234 +/- 0"}
+    assert "no evaluation" in output and "0.0" not in output
+    assert output.count("Left out: logs/ppg/CartPole-v1_3, which went on from logs/ppg/CartPole-v1_1/CartPole-v1.zip") == 1
+    assert "CartPole-v1-PPG-logs: 2" in output
+
+
+def test_a_search_has_three_phases_in_each_trial_and_the_same_ranges_in_all():
+    """With TPE, which warns of ranges that change; and a trial's hyperparameters follow from what is stored of it."""
+    optuna.logging.enable_propagation()
+    budget, n_envs = 20_000, 8
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=5, seed=0, multivariate=True))
+    phases = set()
+    for _ in range(40):
+        trial = study.ask()
+        trial.set_user_attr("n_timesteps", budget)
+        sampled = SAMPLERS["ppg"](trial, n_actions=2, n_envs=n_envs, additional_args={})
+        study.tell(trial, sampled["gamma"])
+        assert 3 * sampled["n_steps"] * n_envs * sampled["n_policy_iterations"] <= budget
+        assert sampled == CONVERTERS["ppg"](study.trials[-1].params)
+        phases.add((sampled["n_steps"], sampled["n_policy_iterations"]))
+    assert len(phases) >= 8 and {n for n, _ in phases} >= {32, 64, 128} and {n for _, n in phases} >= {2, 4, 8}
+    assert len({tuple(trial.distributions.items()) for trial in study.trials}) == 1
+
+
+def test_all_lengths_of_rollouts_and_phases_are_searched():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    sampled = [SAMPLERS["ppg"](study.ask(), n_actions=2, n_envs=1, additional_args={}) for _ in range(1000)]
+    found = {(one["n_steps"], one["n_policy_iterations"]) for one in sampled}
+    assert found == set(itertools.product((32, 64, 128, 256, 512, 1024), (2, 4, 8, 16, 32)))
+
+
+def test_a_budget_too_short_for_a_search_is_refused(tmp_path):
+    output = run("train", "--env", "CartPole-v1", "-optimize", "-n", "1535", "--n-trials", "2", cwd=tmp_path, fails=True)
+    assert "sb3-ppg train: -n 1535 is too short for a search" in output and "take 1536 steps" in output
+    assert "Traceback" not in output
 
 
 def test_optimize_and_train_a_trial_again(tmp_path):
@@ -241,7 +323,7 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
     """LSTM states and masks are used wherever an agent acts: training, evaluation, searches, enjoy, report."""
     (tmp_path / "strict.py").write_text(STRICT)
     which = ("--algo", algo, "--env", env_id, "--gym-packages", "strict")
-    here = dict(cwd=tmp_path, PYTHONPATH=str(Path(__file__).parent.parent))
+    here = dict(cwd=tmp_path, PYTHONPATH=str(ROOT))
     training = ("-n", "192", "--eval-freq", "64", "--eval-episodes", "2", "--seed", "1", *SMALL)
     run("train", *which, *training, "--save-freq", "64", "--save-replay-buffer", **here)
     folder = tmp_path / "logs" / algo / f"{env_id}_1"
@@ -305,6 +387,78 @@ def test_ctrl_c_saves_the_model(tmp_path):
     folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
     model = PPG.load(folder / "CartPole-v1.zip")
     assert model.num_timesteps > 0 and (folder / "CartPole-v1.aux_buffer.npz").exists()
+
+
+BROKEN = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Broken(CartPoleEnv):
+    def reset(self, **options):
+        raise RuntimeError("the sensor is off")
+
+gymnasium.register("Broken-v0", Broken)
+"""
+
+
+@pytest.mark.parametrize("algo", ["ppg", "ppo"])
+def test_an_error_before_the_first_step_is_what_is_shown(algo, tmp_path):
+    """And not what the progress bar says to being ended before it was there."""
+    (tmp_path / "broken.py").write_text(BROKEN)
+    which = ("--algo", algo, "--env", "Broken-v0", "--gym-packages", "broken", "-n", "100", "--eval-freq", "-1")
+    output = run("train", *which, "--progress", cwd=tmp_path, fails=True, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+    assert "RuntimeError: the sensor is off" in output and "AttributeError" not in output
+
+
+def test_failed_trainings_do_not_hide_the_one_that_has_a_model(trained, run_folder):
+    """Its number is not used again, though."""
+    failed = trained / "logs" / "ppg" / "CartPole-v1_7"
+    shutil.copytree(run_folder / "CartPole-v1", failed / "CartPole-v1")
+    stopped = trained / "logs" / "ppg" / "CartPole-v1_8"  # before its end: the last model is not there
+    stopped.mkdir()
+    shutil.copy(run_folder / "rl_model_1000_steps.zip", stopped / "rl_model_1500_steps.zip")
+    shutil.copytree(run_folder / "CartPole-v1", stopped / "CartPole-v1")
+    try:
+        which = ("--env", "CartPole-v1", "-f", "logs")
+        assert "Loading logs/ppg/CartPole-v1_1/CartPole-v1.zip" in run("enjoy", *which, "--no-render", "-n", "10", cwd=trained)
+        output = run("enjoy", *which, "--no-render", "-n", "10", "--load-checkpoint", "1500", cwd=trained)
+        assert "Loading logs/ppg/CartPole-v1_8/rl_model_1500_steps.zip" in output
+        output = run("enjoy", *which, "--no-render", "-n", "10", "--load-checkpoint", "1000", cwd=trained)
+        assert "Loading logs/ppg/CartPole-v1_1/rl_model_1000_steps.zip" in output
+        assert "Model:          logs/ppg/CartPole-v1_1/CartPole-v1.zip" in run(
+            "report", *which, "--episodes", "2", cwd=trained
+        )
+        shutil.rmtree(stopped)
+        assert "Loading latest experiment, id=1" in run("record_training", *which, "-n", "5", "-o", "film", cwd=trained)
+        output = run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", cwd=trained)
+        assert "Saving to logs/ppg/CartPole-v1_8" in output
+        shutil.rmtree(stopped)
+        assert "no training of ppg on Acrobot-v1" in run("enjoy", "--env", "Acrobot-v1", cwd=trained, fails=True)
+        failed.rename(failed.with_name("Acrobot-v1_1"))
+        output = run("enjoy", "--env", "Acrobot-v1", cwd=trained, fails=True)
+        assert "no training of ppg on Acrobot-v1 in logs holds a model" in output
+    finally:
+        for folder in (failed, stopped, failed.with_name("Acrobot-v1_1")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_memory_tasks_of_minigrid(tmp_path):
+    """Their observation has a text in it."""
+    which = ("--algo", "ppg_lstm", "--env", "MiniGrid-MemoryS7-v0")
+    run("train", *which, "-n", "2000", "--eval-freq", "1000", "--eval-episodes", "1", "--seed", "1", cwd=tmp_path)
+    assert "Loading logs/ppg_lstm/MiniGrid-MemoryS7-v0_1" in run("enjoy", *which, "--no-render", "-n", "20", cwd=tmp_path)
+    assert "over 2 episodes" in run("report", *which, "--episodes", "2", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("algo", ["ppg", "ppg_lstm"])
+def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch, capsys):
+    register()
+    monkeypatch.chdir(tmp_path)
+    manager = ExperimentManager(Namespace(), algo, "MiniGrid-Dynamic-Obstacles-5x5-v0", str(tmp_path), eval_freq=-1)
+    model, _ = manager.setup_experiment()
+    assert "Using 'minigrid' hyperparameters" in capsys.readouterr().out
+    assert model.observation_space.shape == (2835,)
+    model.env.close()
 
 
 def test_training_with_worker_processes(tmp_path):
@@ -387,6 +541,101 @@ def test_register_twice_is_once():
     assert patched == (ExperimentManager.__init__, ExperimentManager._preprocess_schedules)
 
 
+def test_registering_changes_nothing_but_the_zoos_tables():
+    """What the launcher replaces besides is what it was when a script has ended, also in modules imported meanwhile."""
+    code = """
+import os, subprocess
+import rl_zoo3
+from matplotlib import pyplot as plt
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import ALGOS, StoreDict, create_test_env
+from sb3_ppg import MaskablePPG
+
+def state():
+    return [dict(os.environ), *(dict(vars(one)) for one in (subprocess, plt, rl_zoo3.utils, StoreDict, MaskablePPG))]
+
+before, backend = state(), plt.get_backend()
+from sb3_ppg.zoo import patched, register
+register()
+create_test_env("CartPole-v1", hyperparams={}, should_render=False)
+assert state() == before
+registered = dict(vars(ExperimentManager))
+with patched():
+    import rl_zoo3.enjoy
+    assert all(now != then for now, then in zip(state(), before, strict=True))
+    assert vars(ExperimentManager) != registered and rl_zoo3.enjoy.create_test_env is not create_test_env
+import sb3_ppg.zoo.sharing
+assert state() == before and vars(ExperimentManager) == registered and plt.get_backend() == backend
+assert rl_zoo3.enjoy.create_test_env is create_test_env
+print(*ALGOS)
+"""
+    environment = {**os.environ, "PATH": ""}  # without an ffmpeg
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+    assert all(algo in output for algo in ALGOS)
+
+
+def test_other_algorithms_are_the_zoos(tmp_path, monkeypatch):
+    register()
+    monkeypatch.chdir(tmp_path)
+    manager = ExperimentManager(Namespace(), "ppo", "CartPole-v1", str(tmp_path), eval_freq=-1)
+    model, hyperparameters = manager.setup_experiment()
+    assert manager.config.startswith(str(Path(rl_zoo3.__file__).parent)) and hyperparameters["n_steps"] == 32
+    assert type(model) is PPO and isinstance(model.learning_rate, SimpleLinearSchedule)
+
+
+def test_a_model_acts_under_the_masks_of_its_own_environment(tmp_path):
+    """Of two that are played in one process; one that is not played acts under those that it is given."""
+
+    def make_env(n_possible: int):
+        env = InvalidActionEnvDiscrete(dim=20, n_invalid_actions=20 - n_possible)
+        env.possible_actions = np.arange(n_possible)
+        env.action_masks = lambda: np.arange(20) < n_possible
+        return env
+
+    for n_possible in (2, 5):
+        gym.register(f"Possible{n_possible}-v0", partial(make_env, n_possible))
+    MaskablePPG("MlpPolicy", make_env(2), n_steps=16, batch_size=16).save(tmp_path / "model")
+    observation = np.array(0)
+
+    def actions_of(model: MaskablePPG) -> set[int]:
+        return {int(model.predict(observation)[0]) for _ in range(200)}
+
+    with patched():
+        models = {}
+        for n_possible in (2, 5):
+            rl_zoo3.utils.create_test_env(f"Possible{n_possible}-v0", hyperparams={}, should_render=False)
+            models[n_possible] = MaskablePPG.load(tmp_path / "model")
+        for n_possible, model in models.items():
+            assert actions_of(model) == set(range(n_possible))
+        given = np.arange(20) == 7
+        assert int(models[2].predict(observation, action_masks=given)[0]) == 7
+        trained = MaskablePPG("MlpPolicy", make_env(2), n_steps=16, batch_size=16)
+        assert len(actions_of(trained)) > 5
+    assert len(actions_of(models[2])) > 5
+    for n_possible in (2, 5):
+        del gym.registry[f"Possible{n_possible}-v0"]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_scripts_of_the_readme(which, trained, tmp_path):
+    """In a file of the user's own, which imports the Zoo's scripts."""
+    section = (ROOT / "README.md").read_text().split("## RL Zoo")[1].split("\n## ")[0]
+    script = section.split("```python")[1 + which].split("```")[0]
+    (tmp_path / "mine.py").write_text(script)
+    arguments = ["--algo", "ppg", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1"]
+    if which == 1:
+        arguments = ["--log-dir", str(trained / "logs"), "-n", "200", "--no-hub", "--num-threads", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "mine.py", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    if which == 0:
+        assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
+    else:
+        assert "Evaluating ppg on CartPole-v1" in done.stdout and "Error during evaluation" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("module", "extra", "command"), [("rl_zoo3", "zoo", ["train"]), ("seaborn", "plots", ["plot_from_file", "-i", "x.pkl"])]
 )
@@ -406,6 +655,7 @@ def test_every_entry_of_our_files_makes_a_model(algo, entry, tmp_path, monkeypat
     register()
     monkeypatch.chdir(tmp_path)
     examples = {"default": "CliffWalking-v1", "atari": "PongNoFrameskip-v4", "procgen": "CoinrunEasy-v0"}
+    examples["minigrid"] = "MiniGrid-Fetch-8x8-N3-v0"
     env_id = examples.get(entry, entry)
     if entry.startswith("procgen-"):  # a preset to copy from
         env_id = "CoinrunHard-v0"
@@ -424,7 +674,7 @@ def test_no_entry_claims_to_be_tuned_that_was_not_run():
     """As the benchmark's table shows, with the hyperparameters that it was run with."""
     lines = hyperparameter_file("ppg").read_text().splitlines()
     tuned = [line.split(":")[0] for comment, line in itertools.pairwise(lines) if comment == "# Tuned"]
-    results = pd.read_csv(Path(__file__).parent.parent / "benchmarks" / "results" / "learning.csv")
+    results = pd.read_csv(ROOT / "benchmarks" / "results" / "learning.csv")
     assert set(tuned) == set(learning.ZOO_ENVS)
     for env_id in tuned:
         rows = results[(results.env == env_id) & (results.setting == "RL Zoo") & (results.algo == "ppg")]
