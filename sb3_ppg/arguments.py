@@ -4,19 +4,42 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.aux_buffer import n_bytes
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.memory import looks_at_the_batch
 from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
 
 if TYPE_CHECKING:
     from sb3_ppg.ppg import PPG
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+
+def arguments_explained(constructor: Constructor) -> Constructor:
+    """
+    :param constructor: ``PPG.__init__``
+    :return: the same, but that it names what is nearest to an argument that it does not have, and the extra of this package
+        that an environment needs
+    """
+    known = inspect.signature(constructor).parameters
+
+    @wraps(constructor)
+    def explaining(self: "PPG", *args: Any, **kwargs: Any) -> None:
+        for name in kwargs.keys() - known.keys():
+            there = (argument for argument in argument_names(type(self)) if not argument.startswith("_"))
+            raise TypeError(f"{type(self).__name__} has no argument `{name}`{nearest(name, there)}")
+        with missing_extras_named():
+            constructor(self, *args, **kwargs)
+
+    return cast(Constructor, explaining)
 
 
 def is_count(value: Any, at_least: int = 1) -> bool:
@@ -188,7 +211,7 @@ def warn_of_truncated_minibatches(model: "PPG") -> None:
             f"You have specified a mini-batch size of {model.batch_size}, but because the rollout has "
             f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
             f"{rollout_size % model.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -26,6 +26,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import (
+    arguments_explained,
     check_arguments,
     check_policy,
     check_policy_class,
@@ -36,7 +37,8 @@ from sb3_ppg.arguments import (
 )
 from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
-from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
+from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
+from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.files import replaced
 from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
 from sb3_ppg.model_file import checked_model_file, marked, unmark
@@ -167,6 +169,7 @@ class PPG(OnPolicyAlgorithm):
     max_grad_norm: float | None  # type: ignore[assignment]
     _checkpoint: list[Any] | None = None  # of PhasicCheckpointCallback, the latest: its run, and when it was written
 
+    @arguments_explained
     def __init__(
         self,
         policy: str | type[PhasicActorCriticPolicy],
@@ -661,6 +664,8 @@ class PPG(OnPolicyAlgorithm):
             the training has ended
         :raises WorkerError: if the process of an environment has died; likewise
         """
+        if self.env is None:
+            raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
         self._check_arguments()
         check_room(self, self.n_policy_iterations - len(self.aux_buffer))
         self._fitting_micro_batch_size = None
@@ -676,7 +681,12 @@ class PPG(OnPolicyAlgorithm):
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
         try:
-            with tensor_float_32(self.mixed_precision == "tf32"), workers_watched(self.env), statistics_guarded(self.env):
+            with (
+                missing_extras_named(),
+                tensor_float_32(self.mixed_precision == "tf32"),
+                workers_watched(self.env),
+                statistics_guarded(self.env),
+            ):
                 name = tb_log_name or type(self).__name__
                 super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
                 if log_interval is not None and self.logger.name_to_value:

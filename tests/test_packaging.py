@@ -1,9 +1,18 @@
 """What is installed: the hyperparameter files, and a package that imports without its extras."""
 
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from ast import literal_eval
+from inspect import signature
 from pathlib import Path
+from typing import Any
+
+from stable_baselines3 import PPO
+
+from sb3_ppg import PPG, ImpalaCNN
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,12 +28,68 @@ def test_the_wheel_has_the_hyperparameters(tmp_path):
         assert {"sb3_ppg/hyperparams/ppg.yml", "sb3_ppg/py.typed", "sb3_ppg/zoo/launcher.py"} <= names
         assert not any(name.startswith(("tests", "benchmarks")) for name in names)
         file.extractall(tmp_path / "site")
+        (metadata,) = (file.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+    check_links(metadata)
     code = (
         "from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file as f\n"
         "print(all(f(algo).is_file() for algo in ALGOS), f('ppg'))"
     )
     found = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path / "site")
     assert found.startswith("True") and str(tmp_path / "site" / "sb3_ppg" / "hyperparams" / "ppg.yml") in found
+
+
+def check_links(metadata: str) -> None:
+    """What PyPI shows: pictures and links that lead to the repository, to files that are there, and no relative ones."""
+    targets = re.findall(r"\]\(([^)]+)\)", metadata)
+    repository = "https://github.com/sb3-ppg/sb3_ppg/blob/main/"
+    pictures = "https://raw.githubusercontent.com/sb3-ppg/sb3_ppg/main/"
+    inside = [target for target in targets if target.startswith((repository, pictures))]
+    assert all(target.startswith(("https://", "#")) for target in targets)
+    assert all((ROOT / target.removeprefix(repository).removeprefix(pictures)).is_file() for target in inside)
+    assert {target.endswith(".png") for target in inside if target.startswith(pictures)} == {True} and len(inside) > 10
+    assert f"Project-URL: Repository, {repository.removesuffix('/blob/main/')}" in metadata
+    headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^##+ (.+)$", metadata, re.MULTILINE)}
+    assert {target[1:] for target in targets if target.startswith("#")} <= {re.sub(r"[^\w-]", "", name) for name in headings}
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def table_of(section: str) -> list[list[str]]:
+    """The rows of the first table of a section of the README, without its head."""
+    text = README.split(f"## {section}\n")[1].split("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def test_the_readme_names_the_defaults_that_are_not_ppos():
+    ppo, ppg = (signature(algorithm).parameters for algorithm in (PPO, PPG))
+    differing = {name for name in ppo if name in ppg and ppo[name].default != ppg[name].default}
+    rows = table_of("Coming from PPO")
+    assert {name for name, *_ in rows} == differing
+    for name, of_ppo, of_ppg, _ in rows:
+        assert (literal_eval(of_ppo), literal_eval(of_ppg)) == (ppo[name].default, ppg[name].default), name
+    assert set(ppo) <= set(ppg)
+
+
+def test_the_readme_names_the_length_of_a_phase():
+    """By default, and of a script of PPO's that was only renamed."""
+    ppo, ppg = (signature(algorithm).parameters for algorithm in (PPO, PPG))
+    n_rollouts = ppg["n_policy_iterations"].default
+    for n_steps in (ppg["n_steps"].default, ppo["n_steps"].default):
+        assert f"{n_steps} x 1 x {n_rollouts} = {n_steps * n_rollouts:,}" in README.replace("`", "")
+
+
+def test_the_readme_names_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {name for name, *_ in table_of("Install")} == extras.keys() - {"dev"}
+
+
+def test_the_snippet_with_the_papers_network_runs():
+    (snippet,) = (code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "import PPG, ImpalaCNN" in code)
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    assert isinstance(names["model"].policy.features_extractor, ImpalaCNN)
 
 
 def test_importing_needs_no_extra():

@@ -3,37 +3,48 @@
 import itertools
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import warnings
 import zipfile
 from argparse import Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import imageio_ffmpeg
 import numpy as np
 import optuna
 import pandas as pd
 import pytest
+import rl_zoo3
 import torch as th
 import yaml
+from gymnasium.envs.classic_control import CartPoleEnv
+from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import SimpleLinearSchedule
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks import learning, variants
-from sb3_ppg import PPG
+from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.pretrained import NOT_SHARED
-from sb3_ppg.zoo import launcher, masks
+from sb3_ppg.zoo import launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
 from tests.helpers import run
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +58,19 @@ def trained(tmp_path_factory) -> Path:
     assert "Loading hyperparameters from" in output and "100%" in output
     run("train", "--algo", "ppo", *options, cwd=folder)
     return folder
+
+
+@pytest.fixture
+def command(monkeypatch, capsys) -> Callable[..., str]:
+    """``sb3-ppg ...`` in this process, which is faster than in one of its own; what it printed."""
+
+    def run_here(line: str, cwd: Path) -> str:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["sb3-ppg", *line.split()])
+        launcher.main()
+        return capsys.readouterr().out
+
+    return run_here
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +154,7 @@ def test_benchmark(trained):
     output = run("benchmark", *options, cwd=trained)
     logs.rename(trained / "logs")
     assert "Evaluating ppg on CartPole-v1" in output and "Evaluating ppo on CartPole-v1" in output
+    assert "elsewhere holds 2 agents; each plays 600 steps (-n)" in output and output.count("It took ") == 2
     table = (trained / "benchmark.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "CartPole-v1" in line]
     assert {row[1] for row in rows} == {"ppg", "ppo"} and all(float(row[3]) > 5 for row in rows)
@@ -148,6 +173,74 @@ def test_plots_compare_ppg_with_ppo(trained):
         assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, picture
 
 
+def test_plot_train_draws_several_algorithms_in_one_picture(trained, command):
+    """Each curve with its algorithm's name."""
+    command("plot_train -a ppg ppo -e CartPole-v1 -f logs -w 5", trained)
+    assert [text.get_text() for text in plt.gca().get_legend().get_texts()] == ["PPG CartPole-v1_1", "PPO CartPole-v1_1"]
+    assert len(plt.get_fignums()) == 1 and len(plt.gca().lines) == 2
+    plt.close("all")
+    output = command("plot_train -a ppg ppo -e CartPole-v1 -f logs -w 100000", trained)
+    assert "no training has 100000 episodes" in output
+    plt.close("all")
+
+
+@pytest.fixture
+def compared(tmp_path) -> Path:
+    """Evaluations of two seeds, of a training that goes on from one, of another environment a single one, of a third none."""
+    results = {"CartPole-v1_1": [10, 100], "CartPole-v1_2": [20, 300], "CartPole-v1_3": [400, 500], "Acrobot-v1_1": None}
+    results |= {"Pendulum-v1_1": [-1234]}
+    for name, means in results.items():
+        folder = tmp_path / "logs" / "ppg" / name
+        (folder / name.split("_")[0]).mkdir(parents=True)
+        arguments = {"algo": "ppg", "trained_agent": "logs/ppg/CartPole-v1_1/CartPole-v1.zip" if name[-1] == "3" else ""}
+        (folder / name.split("_")[0] / "args.yml").write_text(yaml.safe_dump(arguments))
+        if means is not None:
+            timesteps = 1000 * np.arange(1, len(means) + 1)
+            np.savez(folder / "evaluations.npz", timesteps=timesteps, results=np.repeat(np.array(means)[:, None], 5, axis=1))
+    return tmp_path
+
+
+def test_all_plots_counts_seeds_and_invents_no_numbers(compared, command):
+    envs = "CartPole-v1 Acrobot-v1 Pendulum-v1"
+    output = command(f"all_plots -a ppg -e {envs} -f logs -o all -print --no-display", compared)
+    plt.close("all")
+    results = pickle.loads((compared / "all.pkl").read_bytes())
+    rows = dict(results["results_table"]["value_matrix"][1:])
+    assert rows == {"CartPole-v1": "200 +/- 71", "Acrobot-v1": "no evaluation", "Pendulum-v1": "-1234 +/- 0"}
+    assert "no evaluation" in output and "0.0" not in output
+    assert output.count("Left out: logs/ppg/CartPole-v1_3, which went on from logs/ppg/CartPole-v1_1/CartPole-v1.zip") == 1
+    assert "CartPole-v1-PPG-logs: 2" in output
+
+
+def test_a_search_has_three_phases_in_each_trial_and_the_same_ranges_in_all():
+    """And a trial's hyperparameters follow from what is stored of it."""
+    budget, n_envs = 20_000, 8
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=5, seed=0, multivariate=True))
+    phases = set()
+    for _ in range(40):
+        trial = study.ask()
+        trial.set_user_attr("n_timesteps", budget)
+        sampled = SAMPLERS["ppg"](trial, n_actions=2, n_envs=n_envs, additional_args={})
+        study.tell(trial, sampled["gamma"])
+        assert 3 * sampled["n_steps"] * n_envs * sampled["n_policy_iterations"] <= budget
+        assert sampled == CONVERTERS["ppg"](study.trials[-1].params)
+        phases.add((sampled["n_steps"], sampled["n_policy_iterations"]))
+    assert len(phases) >= 8 and {n for n, _ in phases} >= {32, 64, 128} and {n for _, n in phases} >= {2, 4, 8}
+    assert len({tuple(trial.distributions.items()) for trial in study.trials}) == 1
+
+
+def test_all_lengths_of_rollouts_and_phases_are_searched():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    sampled = [SAMPLERS["ppg"](study.ask(), n_actions=2, n_envs=1, additional_args={}) for _ in range(1000)]
+    found = {(one["n_steps"], one["n_policy_iterations"]) for one in sampled}
+    assert found == set(itertools.product((32, 64, 128, 256, 512, 1024), (2, 4, 8, 16, 32)))
+
+
+def test_a_budget_too_short_for_a_search_is_refused(tmp_path, command):
+    with pytest.raises(SystemExit, match=r"sb3-ppg train: -n 1535 is too short for a search.* take 1536 steps"):
+        command("train --env CartPole-v1 -optimize -n 1535 --n-trials 2", tmp_path)
+
+
 def test_optimize_and_train_a_trial_again(tmp_path):
     """A study in a journal, with pruning; its first trial is made again by ``--trial-id 0``."""
     study = ("--env", "CartPole-v1", "--storage", "journal.log", "--study-name", "ppg")
@@ -160,9 +253,10 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal.log")))
     trials = optuna.load_study(study_name="ppg", storage=storage).trials
     assert len(trials) == 5 and {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
-    assert {"n_policy_iterations", "n_aux_epochs", "beta_clone", "aux_learning_rate", "architecture"} <= trials[
-        0
-    ].params.keys()
+    searched = {"phase_pow", "n_steps_place", "n_aux_epochs", "beta_clone", "aux_learning_rate", "architecture"}
+    for trial in trials:
+        n_steps, n_policy_iterations = (trial.user_attrs[name] for name in ("n_steps", "n_policy_iterations"))
+        assert searched <= trial.params.keys() and 3 * 8 * n_steps * n_policy_iterations <= 6000
     assert list((tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv"))
 
     for number in (0, 1):
@@ -240,7 +334,7 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
     """LSTM states and masks are used wherever an agent acts: training, evaluation, searches, enjoy, report."""
     (tmp_path / "strict.py").write_text(STRICT)
     which = ("--algo", algo, "--env", env_id, "--gym-packages", "strict")
-    here = dict(cwd=tmp_path, PYTHONPATH=str(Path(__file__).parent.parent))
+    here = dict(cwd=tmp_path, PYTHONPATH=str(ROOT))
     training = ("-n", "192", "--eval-freq", "64", "--eval-episodes", "2", "--seed", "1", *SMALL)
     run("train", *which, *training, "--save-freq", "64", "--save-replay-buffer", **here)
     folder = tmp_path / "logs" / algo / f"{env_id}_1"
@@ -256,7 +350,7 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
 
     assert "Mean episode length" in run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", **here)
     assert "over 5 episodes" in run("report", *which, "--episodes", "5", **here)
-    search = ("-optimize", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "-n", "200")
+    search = ("-optimize", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "-n", "1536")
     assert "Number of finished trials:  2" in run("train", *which, *search, "--seed", "1", **here)
 
 
@@ -304,6 +398,64 @@ def test_ctrl_c_saves_the_model(tmp_path):
     folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
     model = PPG.load(folder / "CartPole-v1.zip")
     assert model.num_timesteps > 0 and (folder / "CartPole-v1.aux_buffer.npz").exists()
+
+
+class Broken(CartPoleEnv):
+    def reset(self, **options):
+        raise RuntimeError("the sensor is off")
+
+
+@pytest.mark.parametrize("algo", ["ppg", "ppo"])
+def test_an_error_before_the_first_step_is_what_is_shown(algo, tmp_path, command):
+    """And not what the progress bar says to being ended before it was there."""
+    gym.register("Broken-v0", Broken)
+    try:
+        with pytest.raises(RuntimeError, match="the sensor is off"):
+            command(f"train --algo {algo} --env Broken-v0 -n 100 --eval-freq -1 --progress", tmp_path)
+    finally:
+        del gym.registry["Broken-v0"]
+
+
+def test_failed_trainings_do_not_hide_the_one_that_has_a_model(trained, run_folder, tmp_path, command):
+    """Their numbers are not used again, though."""
+    runs = tmp_path / "logs" / "ppg"
+    shutil.copytree(run_folder, runs / "CartPole-v1_1")
+    stopped, failed = runs / "CartPole-v1_2", runs / "CartPole-v1_7"
+    for run in (stopped, failed):
+        shutil.copytree(run_folder / "CartPole-v1", run / "CartPole-v1")
+    shutil.copy(run_folder / "rl_model_1000_steps.zip", stopped / "rl_model_1500_steps.zip")  # but no last model
+
+    enjoy = "enjoy --env CartPole-v1 --no-render -n 10"
+    assert "Loading logs/ppg/CartPole-v1_1/CartPole-v1.zip" in command(enjoy, tmp_path)
+    assert "Loading logs/ppg/CartPole-v1_1/best_model.zip" in command(f"{enjoy} --load-best", tmp_path)
+    assert "Loading logs/ppg/CartPole-v1_2/rl_model_1500" in command(f"{enjoy} --load-checkpoint 1500", tmp_path)
+    assert "Loading logs/ppg/CartPole-v1_1/rl_model_1000" in command(f"{enjoy} --load-checkpoint 1000", tmp_path)
+    assert "Loading logs/ppg/CartPole-v1_2/rl_model_1500" in command(f"{enjoy} --load-last-checkpoint", tmp_path)
+    assert "Model:          logs/ppg/CartPole-v1_1/CartPole-v1.zip" in command("report --episodes 2", tmp_path)
+    with patched():  # as `record_training` and `benchmark` ask
+        assert rl_zoo3.utils.get_latest_run_id("logs/ppg", EnvironmentName("CartPole-v1")) == 2
+    assert "Saving to logs/ppg/CartPole-v1_8" in command("train --env CartPole-v1 -n 64 --eval-freq -1", tmp_path)
+    failed.rename(runs / "Acrobot-v1_3")
+    with pytest.raises(SystemExit, match="no training of ppg on Acrobot-v1 in logs holds a model"):
+        command("enjoy --env Acrobot-v1", tmp_path)
+
+
+def test_memory_tasks_of_minigrid(tmp_path, command):
+    """Their observation has a text in it."""
+    which = "--algo ppg_lstm --env MiniGrid-MemoryS7-v0"
+    command(f"train {which} -n 2000 --eval-freq 1000 --eval-episodes 1 --seed 1", tmp_path)
+    assert "Loading logs/ppg_lstm/MiniGrid-MemoryS7-v0_1" in command(f"enjoy {which} --no-render -n 20", tmp_path)
+    assert "over 2 episodes" in command(f"report {which} --episodes 2", tmp_path)
+
+
+def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch, capsys):
+    register()
+    monkeypatch.chdir(tmp_path)
+    manager = ExperimentManager(Namespace(), algo, "MiniGrid-Dynamic-Obstacles-5x5-v0", str(tmp_path), eval_freq=-1)
+    model, _ = manager.setup_experiment()
+    assert "Using 'minigrid' hyperparameters" in capsys.readouterr().out
+    assert model.observation_space.shape == (2835,)
+    model.env.close()
 
 
 def test_training_with_worker_processes(tmp_path):
@@ -386,6 +538,101 @@ def test_register_twice_is_once():
     assert patched == (ExperimentManager.__init__, ExperimentManager._preprocess_schedules)
 
 
+def test_registering_changes_nothing_but_the_zoos_tables():
+    """What the launcher replaces besides is what it was when a script has ended, also in modules imported meanwhile."""
+    code = """
+import os, subprocess
+import rl_zoo3
+from matplotlib import pyplot as plt
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import ALGOS, StoreDict, create_test_env
+from sb3_ppg import MaskablePPG
+
+def state():
+    return [dict(os.environ), *(dict(vars(one)) for one in (subprocess, plt, rl_zoo3.utils, StoreDict, MaskablePPG))]
+
+before, backend = state(), plt.get_backend()
+from sb3_ppg.zoo import patched, register
+register()
+create_test_env("CartPole-v1", hyperparams={}, should_render=False)
+assert state() == before
+registered = dict(vars(ExperimentManager))
+with patched():
+    import rl_zoo3.enjoy
+    assert all(now != then for now, then in zip(state(), before, strict=True))
+    assert vars(ExperimentManager) != registered and rl_zoo3.enjoy.create_test_env is not create_test_env
+import sb3_ppg.zoo.sharing
+assert state() == before and vars(ExperimentManager) == registered and plt.get_backend() == backend
+assert rl_zoo3.enjoy.create_test_env is create_test_env
+print(*ALGOS)
+"""
+    environment = {**os.environ, "PATH": ""}  # without an ffmpeg
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+    assert all(algo in output for algo in ALGOS)
+
+
+def test_other_algorithms_are_the_zoos(tmp_path, monkeypatch):
+    register()
+    monkeypatch.chdir(tmp_path)
+    manager = ExperimentManager(Namespace(), "ppo", "CartPole-v1", str(tmp_path), eval_freq=-1)
+    model, hyperparameters = manager.setup_experiment()
+    assert manager.config.startswith(str(Path(rl_zoo3.__file__).parent)) and hyperparameters["n_steps"] == 32
+    assert type(model) is PPO and isinstance(model.learning_rate, SimpleLinearSchedule)
+
+
+def test_a_model_acts_under_the_masks_of_its_own_environment(tmp_path):
+    """Of two that are played in one process; one that is not played acts under those that it is given."""
+
+    def make_env(n_possible: int):
+        env = InvalidActionEnvDiscrete(dim=20, n_invalid_actions=20 - n_possible)
+        env.possible_actions = np.arange(n_possible)
+        env.action_masks = lambda: np.arange(20) < n_possible
+        return env
+
+    for n_possible in (2, 5):
+        gym.register(f"Possible{n_possible}-v0", partial(make_env, n_possible))
+    MaskablePPG("MlpPolicy", make_env(2), n_steps=16, batch_size=16).save(tmp_path / "model")
+    observation = np.array(0)
+
+    def actions_of(model: MaskablePPG) -> set[int]:
+        return {int(model.predict(observation)[0]) for _ in range(200)}
+
+    with patched():
+        models = {}
+        for n_possible in (2, 5):
+            rl_zoo3.utils.create_test_env(f"Possible{n_possible}-v0", hyperparams={}, should_render=False)
+            models[n_possible] = MaskablePPG.load(tmp_path / "model")
+        for n_possible, model in models.items():
+            assert actions_of(model) == set(range(n_possible))
+        given = np.arange(20) == 7
+        assert int(models[2].predict(observation, action_masks=given)[0]) == 7
+        trained = MaskablePPG("MlpPolicy", make_env(2), n_steps=16, batch_size=16)
+        assert len(actions_of(trained)) > 5
+    assert len(actions_of(models[2])) > 5
+    for n_possible in (2, 5):
+        del gym.registry[f"Possible{n_possible}-v0"]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_scripts_of_the_readme(which, trained, tmp_path):
+    """In a file of the user's own, which imports the Zoo's scripts."""
+    section = (ROOT / "README.md").read_text().split("## RL Zoo")[1].split("\n## ")[0]
+    script = section.split("```python")[1 + which].split("```")[0]
+    (tmp_path / "mine.py").write_text(script)
+    arguments = ["--algo", "ppg", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1"]
+    if which == 1:
+        arguments = ["--log-dir", str(trained / "logs"), "-n", "200", "--no-hub", "--num-threads", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "mine.py", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    if which == 0:
+        assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
+    else:
+        assert "Evaluating ppg on CartPole-v1" in done.stdout and "Error during evaluation" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("module", "extra", "command"), [("rl_zoo3", "zoo", ["train"]), ("seaborn", "plots", ["plot_from_file", "-i", "x.pkl"])]
 )
@@ -405,6 +652,7 @@ def test_every_entry_of_our_files_makes_a_model(algo, entry, tmp_path, monkeypat
     register()
     monkeypatch.chdir(tmp_path)
     examples = {"default": "CliffWalking-v1", "atari": "PongNoFrameskip-v4", "procgen": "CoinrunEasy-v0"}
+    examples["minigrid"] = "MiniGrid-Fetch-8x8-N3-v0"
     env_id = examples.get(entry, entry)
     if entry.startswith("procgen-"):  # a preset to copy from
         env_id = "CoinrunHard-v0"
@@ -423,7 +671,7 @@ def test_no_entry_claims_to_be_tuned_that_was_not_run():
     """As the benchmark's table shows, with the hyperparameters that it was run with."""
     lines = hyperparameter_file("ppg").read_text().splitlines()
     tuned = [line.split(":")[0] for comment, line in itertools.pairwise(lines) if comment == "# Tuned"]
-    results = pd.read_csv(Path(__file__).parent.parent / "benchmarks" / "results" / "learning.csv")
+    results = pd.read_csv(ROOT / "benchmarks" / "results" / "learning.csv")
     assert set(tuned) == set(learning.ZOO_ENVS)
     for env_id in tuned:
         rows = results[(results.env == env_id) & (results.setting == "RL Zoo") & (results.algo == "ppg")]

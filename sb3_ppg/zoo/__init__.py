@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sb3_ppg.zoo.registration import ALGOS, register
+    from sb3_ppg.zoo.registration import ALGOS, patched, register
 
-__all__ = ["ALGOS", "register"]
+__all__ = ["ALGOS", "patched", "register"]
 
 
 def __getattr__(name: str) -> Any:

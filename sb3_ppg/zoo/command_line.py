@@ -1,20 +1,12 @@
 """What a command line of RL Zoo's scripts names: is it there, and if not, what is nearest?"""
 
 import argparse
+import glob
 import importlib
 from pathlib import Path
 
 from sb3_ppg.errors import ArgumentError, nearest
-
-# Environments that come with an extra of ours: how their names begin, the extra
-EXTRAS = {
-    "ALE/": "atari",
-    "LunarLander": "box2d",
-    "BipedalWalker": "box2d",
-    "CarRacing": "box2d",
-    "MiniGrid-": "minigrid",
-    "BabyAI-": "minigrid",
-}
+from sb3_ppg.extras import is_installed, module_of, pip_install
 
 # What a script's options name: "env", "run" (a training in a log folder), "model" and "config" (files to read), "archive" (one
 # whose ending may be left out), "folder", "envs" (parts of the names of trainings in the folders)
@@ -75,6 +67,17 @@ def check_path(path: Path) -> None:
     raise ArgumentError(f"{path} does not exist: no {missing!r} in {folder.absolute()}{nearest(missing, there)}")
 
 
+def runs_with_a_model(folder: Path, env_name: str, model: str = "*.zip") -> list[int]:
+    """
+    :param folder: of an algorithm's trainings
+    :param env_name: environment, as folders are named
+    :param model: pattern of the model's file name
+    :return: the numbers of the trainings on this environment that hold such a model, the latest first
+    """
+    runs = {path.name.removeprefix(f"{env_name}_"): path for path in folder.glob(f"{glob.escape(env_name)}_*")}
+    return sorted((int(number) for number, run in runs.items() if number.isdecimal() and any(run.glob(model))), reverse=True)
+
+
 def _check_algorithms(algos: list[str]) -> None:
     from rl_zoo3 import ALGOS
 
@@ -88,24 +91,33 @@ def _check_environment(env_id: str) -> None:
     import rl_zoo3.import_envs  # noqa: F401  registers environments
 
     if env_id in gymnasium.registry:
+        entry_point = gymnasium.spec(env_id).entry_point
+        if isinstance(entry_point, str):
+            gymnasium.envs.registration.load_env_creator(entry_point)  # fails if something that it needs is not installed
         return
     if ":" in env_id:
         module, _, name = env_id.partition(":")
         raise ArgumentError(f"--env {env_id} cannot work here: use --gym-packages {module} --env {name}")
-    hint = next((f'; such come with pip install "sb3-ppg[{extra}]"' for start, extra in EXTRAS.items() if start in env_id), "")
-    raise ArgumentError(f"there is no environment {env_id!r}{nearest(env_id, gymnasium.registry)}{hint}")
+    extra_module = module_of(env_id)
+    hint = f"; such come with {pip_install(extra_module)}" if extra_module else ""
+    near = "" if extra_module and not is_installed(extra_module) else nearest(env_id, gymnasium.registry)
+    raise ArgumentError(f"there is no environment {env_id!r}{near}{hint}")
 
 
 def _check_run(folder: Path, algo: str, env_id: str) -> None:
     from huggingface_sb3 import EnvironmentName
-    from rl_zoo3 import get_latest_run_id
 
     if "rl-trained-agents" in folder.name:  # the Zoo downloads those
         return
     check_path(folder / algo)
-    if get_latest_run_id(str(folder / algo), EnvironmentName(env_id)) == 0:
+    env_name = EnvironmentName(env_id)
+    if not runs_with_a_model(folder / algo, env_name):
         runs = [run.name for run in (folder / algo).iterdir() if run.is_dir()]
-        raise ArgumentError(f"there is no training of {algo} on {env_id} in {folder}{nearest(f'{env_id}_1', runs)}")
+        if any(run.rpartition("_")[0] == env_name for run in runs):
+            raise ArgumentError(
+                f"no training of {algo} on {env_id} in {folder} holds a model: they failed, or have just begun"
+            )
+        raise ArgumentError(f"there is no training of {algo} on {env_id} in {folder}{nearest(f'{env_name}_1', runs)}")
 
 
 def _check_trainings(part: str, folders: list[Path]) -> None:

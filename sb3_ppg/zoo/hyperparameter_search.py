@@ -1,26 +1,42 @@
 """What ``train -optimize`` searches through: the hyperparameters of PPG and its variants, for Optuna."""
 
+from functools import wraps
+from math import log2
 from typing import Any
 
 import optuna
+from rl_zoo3.exp_manager import ExperimentManager
 from torch import nn
+
+from sb3_ppg.errors import ArgumentError
 
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+# Least and most, as powers of two: the steps of an environment in a rollout, the rollouts in a phase
+N_STEPS_POW, N_POLICY_ITERATIONS_POW = (5, 10), (1, 5)
+SHORTEST_PHASE_POW, LONGEST_PHASE_POW = (a + b for a, b in zip(N_STEPS_POW, N_POLICY_ITERATIONS_POW, strict=True))
+N_PHASES = 3  # of a trial, at least
+BUDGET = "n_timesteps"
 LSTM = {"lstm_hidden_size": [16, 32, 64, 128, 256]}
 
 
 def sample_ppg_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
     """
-    Choose hyperparameters for a trial. As with every sampler of the Zoo, its ``policy_kwargs`` replace those of the file.
+    Choose hyperparameters for a trial, so that at least three phases fit into its budget if that is known: with fewer, the
+    auxiliary phase has hardly a part in the score. As with every sampler of the Zoo, its ``policy_kwargs`` replace those of
+    the file.
 
-    :param trial: which chooses
-    :param n_actions: not used, as the other arguments: it is the Zoo's signature
+    :param trial: which chooses, with its budget in steps as the user attribute "n_timesteps"
+    :param n_actions: not used: it is the Zoo's signature
     :param n_envs: number of environments
-    :param additional_args: for HER
+    :param additional_args: for HER, not used
     :return: arguments of ``PPG``
+    :raises ArgumentError: if the budget is shorter than three of the shortest phases
     """
-    trial.suggest_int("n_steps_pow", 5, 10)
+    # The steps of an environment in a phase, then how long its rollouts are, from the shortest to the longest possible ones.
+    # Both ranges are the same for all trials of a study, as samplers want them
+    trial.suggest_int("phase_pow", SHORTEST_PHASE_POW, longest_phase_pow(trial.user_attrs.get(BUDGET), n_envs))
+    trial.suggest_float("n_steps_place", 0, 1)
     trial.suggest_int("batch_size_pow", 5, 10)
     trial.suggest_float("one_minus_gamma", 0.0001, 0.1, log=True)
     trial.suggest_float("one_minus_gae_lambda", 0.001, 0.2, log=True)
@@ -29,8 +45,7 @@ def sample_ppg_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
     trial.suggest_categorical("clip_range", [0.1, 0.2, 0.3, 0.4])
     trial.suggest_categorical("n_epochs", [1, 2, 4, 8, 16])
     trial.suggest_float("max_grad_norm", 0.3, 2)
-    # The auxiliary phase. One longer than a trial is never reached: give trials at least a few phases
-    trial.suggest_categorical("n_policy_iterations", [2, 4, 8, 16, 32])
+    # The auxiliary phase
     trial.suggest_categorical("n_aux_epochs", [1, 3, 6, 9])
     trial.suggest_float("aux_learning_rate", 1e-5, 3e-3, log=True)
     trial.suggest_float("beta_clone", 0.1, 10, log=True)
@@ -39,7 +54,7 @@ def sample_ppg_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
     trial.suggest_categorical("net_arch", list(NET_ARCHS))
     trial.suggest_categorical("activation_fn", list(ACTIVATION_FNS))
     sampled = convert_ppg_params(trial.params)
-    for name in ("gamma", "gae_lambda", "n_steps", "batch_size"):
+    for name in ("gamma", "gae_lambda", "n_steps", "n_policy_iterations", "batch_size"):
         trial.set_user_attr(name, sampled[name])
     return sampled
 
@@ -67,8 +82,13 @@ def convert_ppg_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     hyperparams = dict(sampled_params)
     for name in ("gamma", "gae_lambda"):
         hyperparams[name] = 1 - hyperparams.pop(f"one_minus_{name}")
-    for name in ("n_steps", "batch_size"):
-        hyperparams[name] = 2 ** hyperparams.pop(f"{name}_pow")
+    phase_pow = hyperparams.pop("phase_pow")
+    least = max(N_STEPS_POW[0], phase_pow - N_POLICY_ITERATIONS_POW[1])
+    most = min(N_STEPS_POW[1], phase_pow - N_POLICY_ITERATIONS_POW[0])
+    n_steps_pow = min(least + int(hyperparams.pop("n_steps_place") * (most - least + 1)), most)
+    hyperparams["n_steps"] = 2**n_steps_pow
+    hyperparams["n_policy_iterations"] = 2 ** (phase_pow - n_steps_pow)
+    hyperparams["batch_size"] = 2 ** hyperparams.pop("batch_size_pow")
     hyperparams["policy_kwargs"] = {
         "architecture": hyperparams.pop("architecture"),
         "net_arch": NET_ARCHS[hyperparams.pop("net_arch")],
@@ -78,6 +98,45 @@ def convert_ppg_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
         if name in hyperparams:
             hyperparams["policy_kwargs"][name] = hyperparams.pop(name)
     return hyperparams
+
+
+def longest_phase_pow(budget: int | None, n_envs: int) -> int:
+    """
+    :param budget: of a trial, in steps of all environments together. None: unknown
+    :param n_envs: number of environments
+    :return: log2 of the steps of one environment in the longest phase that three times fits in
+    :raises ArgumentError: if the shortest does not
+    """
+    if budget is None:
+        return LONGEST_PHASE_POW
+    needed = N_PHASES * n_envs * 2**SHORTEST_PHASE_POW
+    if budget < needed:
+        raise ArgumentError(
+            f"-n {budget} is too short for a search: {N_PHASES} of the shortest phases ({2 ** N_POLICY_ITERATIONS_POW[0]} "
+            f"rollouts of {2 ** N_STEPS_POW[0]} steps in {n_envs} environments) take {needed} steps. Use at least that, or "
+            "fewer environments (-params n_envs:1)"
+        )
+    return min(LONGEST_PHASE_POW, int(log2(budget / (N_PHASES * n_envs))))
+
+
+def register_search() -> None:
+    """Let the samplers know the budget of a trial, which the Zoo does not tell them, and refuse one that is too short."""
+    search, objective = ExperimentManager.hyperparameters_optimization, ExperimentManager.objective
+
+    @wraps(search)
+    def checked_search(self: ExperimentManager) -> None:
+        if self.algo in SAMPLERS:
+            longest_phase_pow(self.n_timesteps, self.n_envs)
+        search(self)
+
+    @wraps(objective)
+    def objective_with_budget(self: ExperimentManager, trial: optuna.Trial) -> float:
+        if self.algo in SAMPLERS:
+            trial.set_user_attr(BUDGET, int(self.n_timesteps))
+        return objective(self, trial)
+
+    ExperimentManager.hyperparameters_optimization = checked_search  # type: ignore[method-assign]
+    ExperimentManager.objective = objective_with_budget  # type: ignore[method-assign]
 
 
 SAMPLERS = {"ppg": sample_ppg_params, "ppg_lstm": sample_ppg_lstm_params, "ppg_mask": sample_ppg_params}

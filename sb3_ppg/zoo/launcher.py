@@ -6,10 +6,9 @@ import sys
 from typing import NamedTuple
 
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
+from sb3_ppg.extras import missing_extras_named
 
 ALGO = ["--algo", "ppg"]
-# What scripts import besides the extra "zoo": which extra has it
-EXTRAS = {"seaborn": "plots", "scipy": "plots", "rliable": "plots", "tensorboard": "tensorboard"}
 
 
 class Script(NamedTuple):
@@ -27,17 +26,17 @@ SCRIPTS = {
     "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", [*ALGO, "-f", "logs"]),
     "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, [*ALGO, "-f", "logs"]),
     "record_training": Script(
-        *("record all checkpoints of a training, as one video", "sb3_ppg.zoo.repairs", "record_training"),
+        *("record all checkpoints of a training, as one video", "sb3_ppg.zoo.scripts", "record_training"),
         [*ALGO, "-f", "logs"],
     ),
-    "benchmark": Script("evaluate all trained agents of a folder", "rl_zoo3.benchmark", None, ["--log-dir", "logs"]),
+    "benchmark": Script("evaluate all trained agents of a folder", "sb3_ppg.zoo.scripts", "benchmark", ["--log-dir", "logs"]),
     "push_to_hub": Script(
         "share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing", "push", [*ALGO, "-f", "logs"]
     ),
     "load_from_hub": Script("fetch one from there", "sb3_ppg.zoo.sharing", "load", ALGO),
-    "plot_train": Script("learning curves of trainings", "rl_zoo3.plots.plot_train", "plot_train", ALGO),
-    "all_plots": Script("compare evaluations of several algorithms", "rl_zoo3.plots.all_plots", "all_plots", ["-a", "ppg"]),
-    "plot_from_file": Script("plots from what all_plots saved", "sb3_ppg.zoo.repairs", "plot_from_file", []),
+    "plot_train": Script("learning curves of trainings", "sb3_ppg.zoo.scripts", "plot_train", ALGO),
+    "all_plots": Script("compare evaluations of several algorithms", "sb3_ppg.zoo.scripts", "all_plots", ["-a", "ppg"]),
+    "plot_from_file": Script("plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", []),
 }
 
 
@@ -50,8 +49,13 @@ def main() -> None:
         sys.exit(f"{usage()}\n\n{name} is none of them")
     else:
         try:
-            run(name, SCRIPTS[name], arguments)
+            with missing_extras_named():
+                run(name, SCRIPTS[name], arguments)
         except (ArgumentError, HubError, ModelFormatError) as error:
+            sys.exit(f"sb3-ppg {name}: {error}")
+        except ImportError as error:
+            if "pip install" not in str(error):
+                raise
             sys.exit(f"sb3-ppg {name}: {error}")
 
 
@@ -64,29 +68,19 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
     """
     # Our defaults come first: where an option is given twice, the last one counts
     sys.argv[1:] = [*script.defaults, *arguments]
-    try:
-        from sb3_ppg.zoo import register
-        from sb3_ppg.zoo.command_line import check_command_line
-        from sb3_ppg.zoo.resume import take_continue
-    except ImportError as error:
-        sys.exit(str(error))
+    from sb3_ppg.zoo import patched
+    from sb3_ppg.zoo.command_line import check_command_line
+    from sb3_ppg.zoo.resume import take_continue
 
-    register()
-    if name == "train":
-        sys.argv[1:] = take_continue(sys.argv[1:])
-    if not {"-h", "--help"} & set(arguments):
-        check_command_line(name, sys.argv[1:])
-    try:
+    with patched() as patches:
+        if name == "train":
+            sys.argv[1:] = take_continue(sys.argv[1:], patches)
+        if not {"-h", "--help"} & set(arguments):
+            check_command_line(name, sys.argv[1:])
         if script.function is None:
             runpy.run_module(script.module, run_name="__main__", alter_sys=True)
         else:
             getattr(importlib.import_module(script.module), script.function)()
-    except ImportError as error:
-        if "pip install" in str(error):  # ours
-            sys.exit(f"sb3-ppg {name}: {error}")
-        if error.name not in EXTRAS:
-            raise
-        sys.exit(f'sb3-ppg {name}: {error}. pip install "sb3-ppg[{EXTRAS[error.name]}]"')
 
 
 def usage() -> str:

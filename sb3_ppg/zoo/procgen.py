@@ -7,8 +7,6 @@ from inspect import signature
 from typing import Any
 
 import gymnasium as gym
-import yaml
-from huggingface_sb3 import EnvironmentName
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
@@ -26,7 +24,7 @@ ENV_IDS = {f"{game}{mode}-v0" for mode, games in GAMES.items() for game in games
 
 def register_procgen() -> None:
     """
-    Make the games known to Gymnasium, and let ``train`` run them in EnvPool, with a hyperparameter file's entry "procgen".
+    Make the games known to Gymnasium, and let ``train`` run them in EnvPool.
 
     A training on some levels (``--env-kwargs num_levels:200``) is evaluated on all, unless ``--eval-env-kwargs`` says
     otherwise.
@@ -34,7 +32,6 @@ def register_procgen() -> None:
     for env_id in ENV_IDS:
         gym.register(env_id, entry_point="sb3_ppg.vec_env:EnvPoolEnv", kwargs={"env_id": env_id}, disable_env_checker=True)
     _evaluate_on_all_levels()
-    _use_the_procgen_entry()
     _train_in_envpool()
 
 
@@ -54,25 +51,6 @@ def _evaluate_on_all_levels() -> None:
             self.deterministic_eval = False  # as for the Zoo's other games
 
     ExperimentManager.__init__ = init  # type: ignore[method-assign]
-
-
-def _use_the_procgen_entry() -> None:
-    original = ExperimentManager.read_hyperparameters
-
-    @wraps(original)
-    def read_hyperparameters(self: ExperimentManager) -> tuple[dict[str, Any], dict[str, Any]]:
-        env_name = self.env_name
-        if env_name.gym_id in ENV_IDS and self.config.endswith((".yml", ".yaml")):
-            with open(self.config) as file:
-                entries = yaml.safe_load(file)
-            if env_name.gym_id not in entries and "procgen" in entries:
-                self.env_name = EnvironmentName("procgen")
-        try:
-            return original(self)
-        finally:
-            self.env_name = env_name
-
-    ExperimentManager.read_hyperparameters = read_hyperparameters  # type: ignore[method-assign]
 
 
 def _train_in_envpool() -> None:

@@ -1,37 +1,36 @@
 """
 What is broken in RL Zoo's scripts for every algorithm, one function each. Each says which version it repairs, and is without
-effect where that is not broken any more.
+effect where that is not broken any more. All of it lasts as long as the launcher runs a script, see ``patched``.
 """
 
-import atexit
 import importlib
 import os
-import pickle
-import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any
 
 import imageio_ffmpeg
 import matplotlib
-import numpy as np
 import optuna
+import rl_zoo3.load_from_hub
 import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
+from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import StoreDict
+from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.zoo.command_line import check_path
+from sb3_ppg.zoo.command_line import check_path, runs_with_a_model
+from sb3_ppg.zoo.patches import Patches
 
 FONTS = """<?xml version="1.0"?>
 <fontconfig>
@@ -42,20 +41,25 @@ FONTS = """<?xml version="1.0"?>
 """
 
 
-def apply() -> None:
-    """All of them."""
-    run_children_through_our_launcher()
-    load_the_first_trial()
-    name_the_studies()
-    explain_options_that_are_no_python()
-    provide_the_metadata_of_a_model_card()
-    catch_missing_files_of_the_hub()
-    name_the_nearest_model()
-    provide_ffmpeg()
-    save_plots_without_a_display()
+def apply(patches: Patches) -> None:
+    """
+    All of them.
+
+    :param patches: which undoes them at its end
+    """
+    run_children_through_our_launcher(patches)
+    load_the_first_trial(patches)
+    name_the_studies(patches)
+    explain_options_that_are_no_python(patches)
+    provide_the_metadata_of_a_model_card(patches)
+    catch_missing_files_of_the_hub(patches)
+    find_the_latest_model(patches)
+    end_only_what_began(patches)
+    provide_ffmpeg(patches)
+    save_plots_without_a_display(patches)
 
 
-def run_children_through_our_launcher() -> None:
+def run_children_through_our_launcher(patches: Patches) -> None:
     """
     rl_zoo3 2.9.2: ``benchmark`` starts ``python enjoy.py``, which is only there in the Zoo's own folder, and
     ``record_training`` starts ``python -m rl_zoo3.record_video``, which does not know our algorithms.
@@ -66,7 +70,7 @@ def run_children_through_our_launcher() -> None:
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         return original(through_our_launcher(command), *args, **kwargs)
 
-    subprocess.call = call  # type: ignore[assignment]
+    patches.replace(subprocess, "call", call)
 
 
 def through_our_launcher(command: Any) -> Any:
@@ -84,7 +88,7 @@ def through_our_launcher(command: Any) -> Any:
     return [sys.executable, "-m", "sb3_ppg", script, *options]
 
 
-def load_the_first_trial() -> None:
+def load_the_first_trial(patches: Patches) -> None:
     """rl_zoo3 2.9.2: ``--trial-id 0`` is taken for no trial at all, as 0 is false."""
     original = ExperimentManager.read_hyperparameters
 
@@ -94,10 +98,10 @@ def load_the_first_trial() -> None:
             self.trial_id = _First(0)
         return original(self)
 
-    ExperimentManager.read_hyperparameters = read_hyperparameters  # type: ignore[method-assign]
+    patches.replace(ExperimentManager, "read_hyperparameters", read_hyperparameters)
 
 
-def name_the_studies() -> None:
+def name_the_studies(patches: Patches) -> None:
     """rl_zoo3 2.9.2: a study or a trial that is not there ends in a KeyError or an IndexError."""
     original = ExperimentManager.load_trial
 
@@ -114,10 +118,10 @@ def name_the_studies() -> None:
         except IndexError as error:
             raise ArgumentError(f"the study {study_name!r} has no trial {self.trial_id}") from error
 
-    ExperimentManager.load_trial = load_trial  # type: ignore[method-assign]
+    patches.replace(ExperimentManager, "load_trial", load_trial)
 
 
-def explain_options_that_are_no_python() -> None:
+def explain_options_that_are_no_python(patches: Patches) -> None:
     """rl_zoo3 2.9.2: ``-params n_steps:abc`` ends in a NameError, as the value is evaluated."""
     original = StoreDict.__call__
 
@@ -129,7 +133,7 @@ def explain_options_that_are_no_python() -> None:
             wanted = "name:value with values in Python's notation, strings in quotes, as in learning_rate:\"'lin_0.001'\""
             raise ArgumentError(f"{option_string} {' '.join(values)} ({error}): use {wanted}") from error
 
-    StoreDict.__call__ = store  # type: ignore[method-assign]
+    patches.replace(StoreDict, "__call__", store)
 
 
 class _First(int):
@@ -139,7 +143,7 @@ class _First(int):
         return True
 
 
-def provide_the_metadata_of_a_model_card() -> None:
+def provide_the_metadata_of_a_model_card(patches: Patches) -> None:
     """rl_zoo3 2.9.2 with sb3-team-hf-integration 3: ``push_to_hub`` imports a name that is no longer there."""
     integration = importlib.import_module("huggingface_sb3.push_to_hub")
     if not hasattr(integration, "generate_metadata"):
@@ -147,61 +151,106 @@ def provide_the_metadata_of_a_model_card() -> None:
         def generate_metadata(*args: Any) -> dict[str, Any]:
             return integration._generate_metadata(*args).to_dict()
 
-        vars(integration)["generate_metadata"] = generate_metadata
+        patches.replace(integration, "generate_metadata", generate_metadata)
 
 
-def catch_missing_files_of_the_hub() -> None:
+def catch_missing_files_of_the_hub(patches: Patches) -> None:
     """
     rl_zoo3 2.9.2 with huggingface_hub 2: ``load_from_hub`` expects another library's error where a model has no normalisation
     statistics, so that such a model cannot be loaded.
     """
-    script = importlib.import_module("rl_zoo3.load_from_hub")
+    script = rl_zoo3.load_from_hub
     if not issubclass(RemoteEntryNotFoundError, script.HTTPError):
-        vars(script)["HTTPError"] = (script.HTTPError, RemoteEntryNotFoundError)
+        patches.replace(script, "HTTPError", (script.HTTPError, RemoteEntryNotFoundError))
 
 
-def name_the_nearest_model() -> None:
-    """rl_zoo3 2.9.2: a model that is not there ends in an AssertionError without a hint."""
+def find_the_latest_model(patches: Patches) -> None:
+    """
+    rl_zoo3 2.9.2: scripts take the run with the greatest number, whether or not it holds a model, and end in an AssertionError
+    without a hint where there is none. New runs are numbered as before: for that other modules have the function.
+    """
     original = rl_zoo3.utils.get_model_path
+
+    def get_latest_run_id(log_path: str, env_name: EnvironmentName) -> int:
+        return next(iter(runs_with_a_model(Path(log_path), env_name)), 0)
 
     @wraps(original)
     def get_model_path(*args: Any, **kwargs: Any) -> tuple[str, str, str]:
+        call = signature(original).bind(*args, **kwargs)
+        asked = call.arguments
+        runs = Path(asked["folder"]) / asked["algo"]
+        if asked["exp_id"] == 0:
+            numbers = runs_with_a_model(runs, asked["env_name"], _file_asked_for(asked))
+            asked["exp_id"] = next(iter(numbers), 0)  # 0: the latest that holds another model, for the error to name it
+            if numbers:
+                print(f"Loading latest experiment, id={numbers[0]}")
         try:
-            return original(*args, **kwargs)
+            return original(*call.args, **call.kwargs)
         except (AssertionError, ValueError) as error:
-            call = signature(original).bind(*args, **kwargs).arguments
-            if call["exp_id"] > 0:
-                check_path(Path(call["folder"]) / call["algo"] / f"{call['env_name']}_{call['exp_id']}")
+            if asked["exp_id"] > 0:
+                check_path(runs / f"{asked['env_name']}_{asked['exp_id']}")
             if "path: " in str(error):
                 check_path(Path(str(error).split("path: ")[1]))
             raise ArgumentError(str(error)) from error
 
-    rl_zoo3.utils.get_model_path = get_model_path
+    patches.replace(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id)
+    patches.replace_in_the_zoo(original, get_model_path)
 
 
-def provide_ffmpeg() -> None:
+def _file_asked_for(asked: dict[str, Any]) -> str:
+    """The pattern of its name, from the arguments of the Zoo's ``get_model_path``."""
+    if asked.get("load_best"):
+        return "best_model.zip"
+    if asked.get("load_checkpoint") is not None:
+        return f"rl_model_{asked['load_checkpoint']}_steps.zip"
+    if asked.get("load_last_checkpoint"):
+        return "rl_model_*_steps.zip"
+    return f"{asked['env_name']}.zip"
+
+
+def end_only_what_began(patches: Patches) -> None:
+    """
+    rl_zoo3 2.9.2: whatever ends a training, its first callback (the progress bar) is told so. One that was never told of the
+    beginning, because the error came before, answers with an error of its own, which hides the first.
+    """
+    original = ExperimentManager.learn
+
+    @wraps(original)
+    def learn(self: ExperimentManager, model: Any) -> None:
+        for callback in self.callbacks[:1]:
+            vars(callback)["on_training_end"] = partial(_end_if_it_began, callback)
+        original(self, model)
+
+    patches.replace(ExperimentManager, "learn", learn)
+
+
+def _end_if_it_began(callback: BaseCallback) -> None:
+    if callback.locals:  # which `on_training_start` sets
+        type(callback).on_training_end(callback)
+
+
+def provide_ffmpeg(patches: Patches) -> None:
     """
     rl_zoo3 2.9.2: videos need an ``ffmpeg`` on the path, and a font. Where there is none, the program that comes with
     imageio-ffmpeg, and matplotlib's font, in a folder that is removed at the end.
     """
     if shutil.which("ffmpeg") is not None:
         return
-    folder = tempfile.TemporaryDirectory(prefix="sb3_ppg_ffmpeg_")
-    atexit.register(folder.cleanup)
+    folder = patches.enter_context(tempfile.TemporaryDirectory(prefix="sb3_ppg_ffmpeg_"))
     program = Path(imageio_ffmpeg.get_ffmpeg_exe())
-    link = Path(folder.name) / f"ffmpeg{program.suffix if program.suffix == '.exe' else ''}"
+    link = Path(folder) / f"ffmpeg{program.suffix if program.suffix == '.exe' else ''}"
     try:
         link.symlink_to(program)
     except OSError:  # Windows without the right to
         shutil.copy(program, link)
-    os.environ["PATH"] = os.pathsep.join(filter(None, [folder.name, os.environ.get("PATH")]))
+    patches.set_environment_variable("PATH", os.pathsep.join(filter(None, [folder, os.environ.get("PATH")])))
     if "FONTCONFIG_FILE" not in os.environ:
-        fonts = Path(folder.name) / "fonts.conf"
-        fonts.write_text(FONTS.format(fonts=Path(matplotlib.get_data_path()) / "fonts" / "ttf", cache=folder.name))
-        os.environ["FONTCONFIG_FILE"] = str(fonts)
+        fonts = Path(folder) / "fonts.conf"
+        fonts.write_text(FONTS.format(fonts=Path(matplotlib.get_data_path()) / "fonts" / "ttf", cache=folder))
+        patches.set_environment_variable("FONTCONFIG_FILE", str(fonts))
 
 
-def save_plots_without_a_display() -> None:
+def save_plots_without_a_display(patches: Patches) -> None:
     """rl_zoo3 2.9.2: ``plot_train`` and others only show what they draw; where nothing can be shown, it is saved."""
     original = plt.show
 
@@ -214,29 +263,4 @@ def save_plots_without_a_display() -> None:
             plt.figure(number).savefig(file)
             print(f"No display: saved as {file}")
 
-    plt.show = show
-
-
-def record_training() -> None:
-    """rl_zoo3 2.9.2: with ``-o FOLDER`` it does not find its own videos again if the folder is relative."""
-    options = ("-o", "--output-folder")
-    for index, option in enumerate(sys.argv[:-1]):
-        if option in options:
-            sys.argv[index + 1] = os.path.abspath(sys.argv[index + 1])
-    runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
-
-
-def plot_from_file() -> None:
-    """rl_zoo3 2.9.2: the last evaluations of a single run are saved as a number, at which this script then fails."""
-    script = importlib.import_module("rl_zoo3.plots.plot_from_file")
-    vars(script)["pickle"] = SimpleNamespace(load=_load_results)
-    script.plot_from_file()
-
-
-def _load_results(file: BinaryIO) -> dict[str, dict[str, Any]]:
-    results = pickle.load(file)
-    for env, algorithms in results.items():
-        if env != "results_table":
-            for curves in algorithms.values():
-                curves["last_evals"] = np.atleast_1d(curves["last_evals"])
-    return results
+    patches.replace(plt, "show", show)

@@ -4,18 +4,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import rl_zoo3.import_envs  # noqa: F401  registers environments
 import yaml
 from huggingface_sb3 import EnvironmentName
+from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS, get_saved_hyperparams, utils
+from sb3_contrib.common.maskable import evaluation as maskable
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
+
+from sb3_ppg.zoo.masks import is_masked
 
 
 def main() -> None:
@@ -113,7 +113,8 @@ def evaluate(model: BaseAlgorithm, n_episodes: int, deterministic: bool = True) 
     """
     env = model.get_env()
     assert env is not None
-    returns, _ = evaluate_policy(model, env, n_episodes, deterministic=deterministic, return_episode_rewards=True)
+    evaluate: Any = maskable.evaluate_policy if is_masked(model, env) else evaluate_policy
+    returns, _ = evaluate(model, env, n_episodes, deterministic=deterministic, return_episode_rewards=True)
     assert isinstance(returns, list)
     return returns
 
@@ -129,7 +130,8 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int =
     """
     episodes = load_results(str(log_path))
     steps, returns = episodes["l"].cumsum(), episodes["r"]
-    figure, axes = plt.subplots(figsize=(8, 5))
+    figure = Figure(figsize=(8, 5))  # without pyplot, so that nothing is shown, and nobody's pictures are changed
+    axes = figure.subplots()
     axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
     axes.plot(steps, returns.rolling(window, min_periods=1).mean(), label=f"mean of {window} episodes")
     if (log_path / "evaluations.npz").exists():
@@ -140,4 +142,3 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int =
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(picture, dpi=120)
-    plt.close(figure)

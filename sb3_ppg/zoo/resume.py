@@ -9,13 +9,15 @@ from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 
 from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.zoo.patches import Patches
 
 CONTINUE = "--continue"
 
 
-def take_continue(arguments: list[str]) -> list[str]:
+def take_continue(arguments: list[str], patches: Patches) -> list[str]:
     """
     :param arguments: of the script ``train``
+    :param patches: which undoes what makes it go on
     :return: those that the Zoo knows. With ``--continue``, which is left out, counters and schedules go on where the model's
         are, and ``-n`` counts from the beginning
     :raises ArgumentError: if there is no model to continue
@@ -24,7 +26,7 @@ def take_continue(arguments: list[str]) -> list[str]:
         return arguments
     if not {"-i", "--trained-agent"} & set(arguments):
         raise ArgumentError(f"{CONTINUE} needs the model that is to go on: -i MODEL.zip")
-    _continue_counters()
+    _continue_counters(patches)
     return [argument for argument in arguments if argument != CONTINUE]
 
 
@@ -73,7 +75,7 @@ def _phasic(callback: BaseCallback, n_steps: int) -> BaseCallback:
     return PhasicCheckpointCallback(iterations, callback.save_path, callback.name_prefix, verbose=2)
 
 
-def _continue_counters() -> None:
+def _continue_counters(patches: Patches) -> None:
     learn = ExperimentManager.learn
 
     @wraps(learn)
@@ -86,13 +88,9 @@ def _continue_counters() -> None:
             )
         print(f"Going on after {model.num_timesteps} steps")
         self.n_timesteps = remaining
-        algorithm = type(model)
-        original = algorithm.learn
-        # Not the model's attribute: that would be saved with it
-        algorithm.learn = partialmethod(original, reset_num_timesteps=False)
-        try:
+        with Patches() as meanwhile:
+            # Not the model's attribute: that would be saved with it
+            meanwhile.replace(type(model), "learn", partialmethod(type(model).learn, reset_num_timesteps=False))
             learn(self, model)
-        finally:
-            algorithm.learn = original
 
-    ExperimentManager.learn = go_on  # type: ignore[method-assign]
+    patches.replace(ExperimentManager, "learn", go_on)

@@ -195,7 +195,8 @@ def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
     observations, states = recorder.reset(), None
     episode_starts = np.ones(env.num_envs, dtype=bool)
     for _ in range(n_steps):
-        actions, states = model.predict(observations, states, episode_starts, deterministic)  # type: ignore[arg-type]
+        given = {"action_masks": masks.get_action_masks(env)} if masks.is_masked(model, env) else {}
+        actions, states = model.predict(observations, states, episode_starts, deterministic, **given)  # type: ignore[arg-type]
         observations, _, episode_starts, _ = recorder.step(actions)
     recorder.close()
     return Path(recorder.video_path)

@@ -1,0 +1,148 @@
+"""Scripts of RL Zoo that need more around them than its functions repaired (rl_zoo3 2.9.2), one function each."""
+
+import argparse
+import importlib
+import os
+import pickle
+import runpy
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, BinaryIO
+
+import numpy as np
+import yaml
+from matplotlib import pyplot as plt
+
+from sb3_ppg.zoo.patches import Patches
+
+
+def record_training() -> None:
+    """With ``-o FOLDER`` it does not find its own videos again if the folder is relative."""
+    options = ("-o", "--output-folder")
+    for index, option in enumerate(sys.argv[:-1]):
+        if option in options:
+            sys.argv[index + 1] = os.path.abspath(sys.argv[index + 1])
+    runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
+
+
+def benchmark() -> None:
+    """It plays 150,000 steps with each agent, and does not say how long that takes: after each we know, and say it."""
+    from rl_zoo3.utils import get_trained_models
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--log-dir")
+    parser.add_argument("-n", "--n-timesteps", type=int, default=150_000)
+    args, _ = parser.parse_known_args()
+    if not {"-h", "--help"} & set(sys.argv):
+        n_agents = len(get_trained_models(args.log_dir))
+        print(
+            f"{args.log_dir} holds {n_agents} agents; each plays {args.n_timesteps:,} steps (-n): minutes rather than seconds"
+        )
+    call = subprocess.call
+
+    def timed_call(*args: Any, **kwargs: Any) -> int:
+        start = time.perf_counter()
+        return_code = call(*args, **kwargs)
+        print(f"It took {time.perf_counter() - start:.0f} s")
+        return return_code
+
+    with Patches() as patches:
+        patches.replace(subprocess, "call", timed_call)
+        runpy.run_module("rl_zoo3.benchmark", run_name="__main__", alter_sys=True)
+
+
+def plot_train() -> None:
+    """It draws one algorithm; ``-a ppg ppo`` draws several in one picture, each curve with its algorithm's name."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-a", "--algo", nargs="+")
+    parser.add_argument("-w", "--episode-window", default="100")
+    args, others = parser.parse_known_args()
+    script = importlib.import_module("rl_zoo3.plots.plot_train")
+    for algo in args.algo:
+        sys.argv[1:] = ["--algo", algo.lower(), "--episode-window", args.episode_window, *others]
+        with Patches() as patches:
+            drawing = _with(plt, plot=partial(_plot_with_the_name, algo), show=lambda: None)
+            patches.replace(script, "plt", drawing)
+            script.plot_train()
+    if not plt.gca().lines:
+        print(f"There is no curve: no training has {args.episode_window} episodes, the window of the mean (-w)")
+    plt.show()
+
+
+def _plot_with_the_name(algo: str, *args: Any, label: str, **kwargs: Any) -> None:
+    plt.plot(*args, label=f"{algo.upper()} {label}", **kwargs)
+
+
+def all_plots() -> None:
+    """
+    It takes trainings that go on from another's model (``-i``) for further seeds, leaves out those with a single evaluation,
+    and says 0.0 where there is no evaluation.
+    """
+    script = importlib.import_module("rl_zoo3.plots.all_plots")
+    with Patches() as patches:
+        patches.replace(script, "os", _with(os, listdir=_Seeds()))
+        patches.replace(script, "np", _with(np, squeeze=lambda values: np.atleast_1d(np.squeeze(values))))
+        tables = _with(script.pytablewriter, MarkdownTableWriter=_table_writer(script.pytablewriter.MarkdownTableWriter))
+        patches.replace(script, "pytablewriter", tables)
+        script.all_plots()
+
+
+def _table_writer(original: type) -> type:
+    class TableWriter(original):
+        """Of tables that do not name a number where there is none."""
+
+        def write_table(self, **kwargs: Any) -> None:
+            for row in self.value_matrix:  # which is saved afterwards
+                row[:] = ["no evaluation" if cell == "0.0 +/- 0.0" else cell for cell in row]
+            super().write_table(**kwargs)
+
+    return TableWriter
+
+
+class _Seeds:
+    """``os.listdir`` of an algorithm's log folder, without the trainings that go on from another's model."""
+
+    def __init__(self) -> None:
+        self.left_out: set[Path] = set()
+
+    def __call__(self, folder: str) -> list[str]:
+        names = os.listdir(folder)
+        going_on = {name for name in names if _goes_on_from(Path(folder) / name)}
+        for run in sorted(Path(folder) / name for name in going_on):
+            if run not in self.left_out:
+                print(f"Left out: {run}, which went on from {_goes_on_from(run)}")
+            self.left_out.add(run)
+        return [name for name in names if name not in going_on]
+
+
+def _goes_on_from(run: Path) -> str:
+    """The model that a training began with, as the command line named it; empty if it began with none."""
+    for file in run.glob("*/args.yml"):
+        return yaml.load(file.read_text(), Loader=yaml.UnsafeLoader).get("trained_agent") or ""
+    return ""
+
+
+def plot_from_file() -> None:
+    """The last evaluations of a single run are saved as a number, at which this script then fails."""
+    script = importlib.import_module("rl_zoo3.plots.plot_from_file")
+    with Patches() as patches:
+        patches.replace(script, "pickle", SimpleNamespace(load=_load_results))
+        script.plot_from_file()
+
+
+def _load_results(file: BinaryIO) -> dict[str, dict[str, Any]]:
+    results = pickle.load(file)
+    for env, algorithms in results.items():
+        if env != "results_table":
+            for curves in algorithms.values():
+                curves["last_evals"] = np.atleast_1d(curves["last_evals"])
+    return results
+
+
+def _with(module: ModuleType, **replaced: Any) -> SimpleNamespace:
+    """A module's names, some of them standing for something else."""
+    return SimpleNamespace(**{**vars(module), **replaced})

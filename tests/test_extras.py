@@ -1,0 +1,140 @@
+"""What a newcomer meets first: an extra that is not installed, a name that is wrong, a model without an environment."""
+
+import subprocess
+import sys
+import tomllib
+from inspect import signature
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg.extras import EXTRAS, MissingExtraError, missing_extras_named
+
+# In a process in which no module of an extra can be imported, each statement's error
+PROLOGUE = """
+import sys
+
+sys.modules.update(dict.fromkeys(("tensorboard", "mujoco", "Box2D", "ale_py", "minigrid", "seaborn")))
+
+def attempt(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except (SystemExit, ImportError) as error:
+        print("ERROR", error, flush=True)
+"""
+COMMANDS = f"""{PROLOGUE}
+from sb3_ppg.zoo import launcher
+
+def command(line):
+    sys.argv = ["sb3-ppg", *line.split()]
+    launcher.main()
+
+"""
+
+
+def errors(code: str, cwd) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return [line.removeprefix("ERROR ") for line in done.stdout.splitlines() if line.startswith("ERROR ")]
+
+
+def test_a_missing_extra_is_one_line_of_the_zoos_commands(tmp_path):
+    commands = {
+        "train --env CartPole-v1 -n 64 --tensorboard-log tb": "tensorboard",
+        "train --env CartPole-v1 -n 64 --tensorboard-log tb --progress": "tensorboard",
+        "train --env HalfCheetah-v5": "mujoco",
+        "train --env ALE/Pong-v5": "atari",
+        "train --env PongNoFrameskip-v4": "atari",
+        "train --env LunarLander-v3": "box2d",
+        "train --env LunarLander-v3 --vec-env subproc": "box2d",
+        "train --algo ppo --env LunarLander-v3": "box2d",
+        "train --algo ppg_lstm --env MiniGrid-MemoryS7-v0": "minigrid",
+        "enjoy --env BipedalWalker-v3": "box2d",
+        "plot_train -e CartPole-v1 -f logs": "plots",
+    }
+    said = errors(COMMANDS + "\n".join(f"attempt(command, {line!r})" for line in commands), tmp_path)
+    assert len(said) == len(commands)
+    for (line, extra), error in zip(commands.items(), said, strict=True):
+        assert error.startswith(f"sb3-ppg {line.split()[0]}: ") and error.endswith(f'pip install "sb3-ppg[{extra}]"'), error
+
+
+def test_a_missing_extra_is_one_line_in_python(tmp_path):
+    environments = {
+        "HalfCheetah-v5": "mujoco",
+        "LunarLander-v3": "box2d",
+        "ALE/Pong-v5": "atari",
+        "BabyAI-OpenDoor-v0": "minigrid",
+    }
+    lines = [f"attempt(PPG, 'MlpPolicy', {env_id!r})" for env_id in environments]
+    lines.append("attempt(PPG('MlpPolicy', 'CartPole-v1', tensorboard_log='tb').learn, 10)")
+    code = f"{PROLOGUE}\nfrom sb3_ppg import PPG\n" + "\n".join(lines)
+    said = errors(code, tmp_path)
+    assert len(said) == len(lines)
+    for extra, error in zip([*environments.values(), "tensorboard"], said, strict=True):
+        assert error.endswith(f': pip install "sb3-ppg[{extra}]"'), error
+
+
+def test_an_environment_whose_module_was_not_imported_says_so(monkeypatch):
+    monkeypatch.delitem(sys.modules, "minigrid", raising=False)
+    with pytest.raises(MissingExtraError, match="first `import minigrid`"), missing_extras_named():
+        raise gymnasium.error.NameNotFound("Environment `MiniGrid-Nowhere` doesn't exist.")
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("no foreign_module", name="foreign_module"), AssertionError("the hub is closed")]
+)
+def test_other_errors_stay_what_they_are(error):
+    with pytest.raises(type(error)) as raised, missing_extras_named():
+        raise error
+    assert raised.value is error
+    with pytest.raises(gymnasium.error.NameNotFound):
+        PPG("MlpPolicy", "NoSuchEnvironment-v0")
+
+
+def test_every_extra_that_is_named_exists():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert set(EXTRAS.values()) <= project["optional-dependencies"].keys()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "wrong", "right"),
+    [
+        (PPG, "MlpPolicy", "n_policy_iter", "n_policy_iterations"),
+        (PPG, "MlpPolicy", "aux_learn_rate", "aux_learning_rate"),
+        (MaskablePPG, "MlpPolicy", "beta_clon", "beta_clone"),
+        (RecurrentPPG, "MlpLstmPolicy", "recompute_state", "recompute_states"),
+    ],
+)
+def test_an_argument_that_there_is_not_names_the_nearest(algorithm, policy, wrong, right):
+    with pytest.raises(TypeError, match=rf"^{algorithm.__name__} has no argument `{wrong}`; nearest: .*\b{right}\b"):
+        algorithm(policy, "CartPole-v1", **{wrong: 3})
+
+
+def test_the_signature_is_the_constructors():
+    parameters = signature(PPG).parameters
+    assert list(parameters)[:3] == ["policy", "env", "learning_rate"]
+    assert parameters["n_policy_iterations"].default == 32
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def test_warnings_of_the_constructor_name_the_line_that_calls_it():
+    with pytest.warns(UserWarning, match="truncated mini-batch") as caught:
+        PPG("MlpPolicy", "CartPole-v1", n_steps=100, batch_size=64)
+    assert {warning.filename for warning in caught if "truncated" in str(warning.message)} == {__file__}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy"), [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy"), (MaskablePPG, "MlpPolicy")]
+)
+def test_a_model_that_was_loaded_without_an_environment_says_what_it_needs(algorithm, policy, tmp_path):
+    options = dict(n_steps=16, batch_size=16)
+    algorithm(policy, "CartPole-v1", **options).save(tmp_path / "model")
+    model = algorithm.load(tmp_path / "model")
+    with pytest.raises(ArgumentError, match=r"`load\(\.\.\., env=\.\.\.\)` or `set_env\(\.\.\.\)`"):
+        model.learn(16)
+    model.set_env(PPG("MlpPolicy", "CartPole-v1", **options).get_env())
+    model.learn(16, **({"use_masking": False} if algorithm is MaskablePPG else {}))
+    assert model.num_timesteps == 16
