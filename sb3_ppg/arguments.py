@@ -226,7 +226,7 @@ def warn_of_learning_rates(model: "PPG") -> None:
             warnings.warn(
                 f"`{name}`={rate:g} is above 1, which ruins any network. Is it meant for another argument? PPG takes those of "
                 "PPO in PPO's order, and its own by keyword only",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

@@ -421,8 +421,8 @@ def test_failed_trainings_do_not_hide_the_one_that_has_a_model(trained, run_fold
     runs = tmp_path / "logs" / "ppg"
     shutil.copytree(run_folder, runs / "CartPole-v1_1")
     stopped, failed = runs / "CartPole-v1_2", runs / "CartPole-v1_7"
-    for run in (stopped, failed):
-        shutil.copytree(run_folder / "CartPole-v1", run / "CartPole-v1")
+    for one in (stopped, failed):
+        shutil.copytree(run_folder / "CartPole-v1", one / "CartPole-v1")
     shutil.copy(run_folder / "rl_model_1000_steps.zip", stopped / "rl_model_1500_steps.zip")  # but no last model
 
     enjoy = "enjoy --env CartPole-v1 --no-render -n 10"
