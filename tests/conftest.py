@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-LEFT_BY_OTHERS = ("pytest-of-", "SB3-", "sb3_ppg_tests_")
+LEFT_BY_OTHERS = ("pytest-of-", "SB3-", "torchinductor_", "sb3_ppg_tests_")
 TEMPORARY = Path(tempfile.mkdtemp(prefix="sb3_ppg_tests_"))
 tempfile.tempdir = str(TEMPORARY)
 with socket.socket() as free:
@@ -41,7 +41,7 @@ def hub_server() -> Iterator[HubServer]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tests leave nothing behind but what pytest and SB3's logger do. (Folders of parallel workers are within this one.)"""
+    """Tests leave nothing behind but what pytest, torch and SB3's logger do. (Folders of parallel workers are within this one.)"""
     shutil.rmtree(HF_HOME, ignore_errors=True)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
