@@ -5,6 +5,7 @@ import io
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -32,6 +33,7 @@ from sb3_ppg.model_file import FORMAT_VERSION, SAVED_BY, algorithm_name, check_m
 from sb3_ppg.optimization import Epoch, Losses, optimize_epoch, split, tensor_float_32, unvalidated_distributions
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.processes import average_over_processes, moments, start_alike
+from sb3_ppg.untrusted import generators_kept
 from sb3_ppg.watched_vec_env import WatchedVecEnv, workers_watched
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
@@ -608,14 +610,15 @@ class PPG(OnPolicyAlgorithm):
     @classmethod
     def load(cls: type[SelfPPG], path: str | Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> SelfPPG:
         """
-        As in SB3.
+        As in SB3, but that the global random generators are left alone, unless ``seed=...`` is given: then they start from it.
 
         :param path: of the zip file, or a stream
         :raises FileNotFoundError: if there is none
         :raises ModelFormatError: if the file is damaged, another class's or a newer version's
         """
         check_model_file(path, cls)
-        return super().load(path, *args, **kwargs)
+        with nullcontext() if "seed" in kwargs else generators_kept():
+            return super().load(path, *args, **kwargs)
 
     def set_parameters(
         self,
