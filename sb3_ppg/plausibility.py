@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import psutil
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
@@ -21,6 +20,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.policies import ValueHead
 from sb3_ppg.ppg import PPG
+from sb3_ppg.system_memory import total_memory
 
 # What the classes are for that the policy's arguments may name
 ROLES: dict[str, type] = {
@@ -106,7 +106,7 @@ def check_rollout_size(model: PPG) -> None:
     n_samples = model.n_steps * model.n_envs
     claimed = (n_bytes + 8 * (get_action_dim(model.action_space) + 6)) * n_samples
     masks = 8 * spaces.utils.flatdim(model.action_space) * n_samples if isinstance(model, MaskablePPG) else 0
-    if n_samples > MAX_SAMPLES or claimed > psutil.virtual_memory().total or masks > MAX_MASK_BYTES:
+    if n_samples > MAX_SAMPLES or claimed > total_memory() or masks > MAX_MASK_BYTES:
         raise ModelFormatError(
             f"n_steps={model.n_steps} with n_envs={model.n_envs} claims {claimed + masks:.1e} bytes of memory for a rollout"
         )

@@ -173,7 +173,8 @@ def _read(model: "PPG", file: BinaryIO) -> TrainingState:
     python = _check_description(model, description)
     cuda = {name: ((generators.CUDA_BYTES,), np.dtype(np.uint8)) for name in reader.names if generators.is_cuda_state(name)}
     if strange := reader.names - expected.keys() - cuda.keys() - {"description"}:
-        raise ValueError(f"it has {min(strange)!r:.100}, which this model does not need")
+        hint = ". Was its environment in VecNormalize?" if any(name.startswith("normalize/") for name in strange) else ""
+        raise ValueError(f"it has {min(strange)!r:.100}, which this model does not need{hint}")
     arrays = {name: reader.array(name, *specification) for name, specification in {**others, **cuda}.items()}
     generators.check(python, arrays)
     check_room(model, len(rollouts))

@@ -479,6 +479,13 @@ def test_numbers_that_cannot_be_are_refused_and_change_nothing(tmp_path, arrays)
     )
 
 
+def test_an_environment_that_was_normalised_has_to_be_again(tmp_path):
+    model = small(env=VecNormalize(make_vec_env("CartPole-v1"))).learn(16)
+    model.save_aux_buffer(tmp_path / "buffer.npz")
+    with pytest.raises(ModelFormatError, match=r"Was its environment in VecNormalize\?"):
+        small().learn(16).load_aux_buffer(tmp_path / "buffer.npz")
+
+
 def test_contexts_that_no_rollout_has_are_refused(tmp_path):
     for model, arrays in (
         (
