@@ -84,9 +84,9 @@ def _identity(model: "PPG") -> dict[str, Any]:
     """What a file and the model that it belongs to have in common."""
     return {
         "algorithm": type(model).__name__,
-        "n_envs": model.n_envs,
-        "n_steps": model.n_steps,
-        "num_timesteps": model.num_timesteps,
+        "n_envs": int(model.n_envs),  # somebody's may be NumPy's
+        "n_steps": int(model.n_steps),
+        "num_timesteps": int(model.num_timesteps),
         "n_aux_phases": model._n_aux_phases,
         "n_stored_rollouts": model._n_stored_rollouts,
     }
