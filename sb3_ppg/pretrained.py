@@ -9,7 +9,6 @@ and memory than a model of that description needs, and leaves the global random 
 
 import hashlib
 import json
-import math
 import os
 import platform
 import re
@@ -21,30 +20,32 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import psutil
 import torch as th
 from gymnasium import spaces
 from safetensors.torch import save
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import recursive_getattr
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule, check_for_correct_spaces, get_device
+from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from sb3_ppg import losses
-from sb3_ppg.arguments import argument_names, is_count, is_number
+from sb3_ppg.arguments import argument_names, is_number
 from sb3_ppg.array_file import ArrayFile
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.files import replaced_together
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.model_file import saved_by
 from sb3_ppg.plain_data import Decoder, Encoder, exactly, set_statistics
-from sb3_ppg.policies import ValueHead
+from sb3_ppg.plausibility import (
+    SETTINGS,
+    Allowance,
+    check_action_space,
+    check_plausible,
+    check_rollout_size,
+    policy_kwargs,
+    try_out,
+)
 from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
 from sb3_ppg.saved_optimizers import describe_optimizer, load_optimizer, read_optimizer
@@ -190,7 +191,7 @@ def read_model(
         vec_normalize = _vec_normalize(decoder, description["vec_normalize"])
         model = _build(description, decoder, venv, vec_normalize, device, compile_mode)
         _load_weights(model, description, decoder)
-        _try(model)
+        try_out(model)
         if venv is not None and model.seed is not None:
             venv.seed(model.seed)  # as SB3
     return model, vec_normalize
@@ -357,6 +358,7 @@ def _build(
     compile_mode: str | None,
 ) -> PPG:
     """The model, with fresh weights, as its constructor makes it."""
+    own_objects = list(decoder.custom_objects.values())
     cls = decoder.decode(description["algorithm"], "algorithm")
     policy_class = decoder.decode(description["policy"], "policy")
     if not (isinstance(cls, type) and issubclass(cls, PPG)):
@@ -364,22 +366,23 @@ def _build(
     arguments = {name: decoder.decode(value, name) for name, value in description["arguments"].items()}
     if unknown := arguments.keys() - set(_arguments(cls)):
         raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
-    arguments["policy_kwargs"] = _policy_kwargs(arguments.get("policy_kwargs", {}), decoder, compile_mode)
+    arguments["policy_kwargs"] = policy_kwargs(arguments.get("policy_kwargs", {}), own_objects, compile_mode)
     model = cls(policy_class, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     described_spaces = exactly(description["spaces"], {"observation", "action"}, "spaces")
     model.observation_space = decoder.space(described_spaces["observation"], "spaces.observation")
-    model.action_space = _action_space(decoder.space(described_spaces["action"], "spaces.action"), cls)
+    model.action_space = decoder.space(described_spaces["action"], "spaces.action")
+    check_action_space(model.action_space, cls)
     model.n_envs = _count(description, "n_envs")
-    _check_plausible(model)
-    _check_rollout_size(model)
+    check_plausible(model)
+    check_rollout_size(model)
     model._check_arguments()
     if venv is not None:
         _set_env(model, venv, vec_normalize)
-        _check_rollout_size(model)  # it may have more environments
+        check_rollout_size(model)  # it may have more environments
     # A caller's own classes may allocate what they like
-    own_classes = any(isinstance(custom, type) for custom in decoder.custom_objects.values())
+    own_classes = any(isinstance(custom, type) for custom in own_objects)
     seed, model.seed = model.seed, None  # for nothing to be seeded
-    with nullcontext() if own_classes else _Allowance(decoder.arrays):
+    with nullcontext() if own_classes else Allowance(decoder.arrays):
         model._setup_model()
     model.seed = seed
     counters = exactly(description["counters"], set(COUNTERS), "counters")
@@ -388,82 +391,7 @@ def _build(
     return model
 
 
-# What the classes are for that the policy's arguments may name
-ROLES: dict[str, type] = {
-    "activation_fn": nn.Module,
-    "features_extractor_class": BaseFeaturesExtractor,
-    "optimizer_class": th.optim.Optimizer,
-}
-
-
-def _policy_kwargs(kwargs: Any, decoder: Decoder, compile_mode: str | None) -> dict[str, Any]:
-    if not isinstance(kwargs, dict):
-        raise ModelFormatError(f"policy_kwargs: {kwargs!r} is not a dictionary")
-    for name, base in ROLES.items():
-        value = kwargs.get(name, base)
-        if not any(value is custom for custom in decoder.custom_objects.values()) and not (
-            isinstance(value, type) and issubclass(value, base)
-        ):
-            raise ModelFormatError(f"policy_kwargs.{name}: {value!r} is not a class of {base.__name__}")
-    kwargs = {name: value for name, value in kwargs.items() if name != "compile_mode"}
-    return kwargs if compile_mode is None else {**kwargs, "compile_mode": compile_mode}
-
-
-def _action_space(space: spaces.Space, cls: type[PPG]) -> spaces.Space:
-    """What SB3 asks for where there is an environment."""
-    if not isinstance(space, cls.action_spaces):
-        raise ModelFormatError(f"spaces.action: {cls.__name__} has no actions of {space}")
-    if isinstance(space, spaces.Box) and not np.isfinite([space.low, space.high]).all():
-        raise ModelFormatError(f"spaces.action: {space} is not bounded")
-    return space
-
-
-# The largest numbers that are meant; larger ones only spoil a training, or never end it
-LARGEST = {
-    **dict.fromkeys(("learning_rate", "aux_learning_rate"), 1.0),
-    **dict.fromkeys(("ent_coef", "vf_coef", "beta_clone", "kl_coef"), 1e6),
-    **dict.fromkeys(("n_epochs", "n_value_epochs", "n_aux_epochs"), 1000),
-    "seed": 2**32 - 1,
-}
-
-
-def _check_plausible(model: PPG) -> None:
-    """
-    :raises ModelFormatError: for arguments that a constructor takes, but nobody means
-    """
-    for name in (*LARGEST, "clip_range", "clip_range_vf"):
-        value = getattr(model, name)
-        numbers = [value(1.0), value(0.0)] if isinstance(value, (ConstantSchedule, LinearSchedule)) else [value]
-        lowest = -LARGEST[name] if name == "ent_coef" else 0
-        for number in numbers:
-            if is_number(number) and not lowest <= number <= LARGEST.get(name, math.inf):
-                raise ModelFormatError(f"{name}={number!r} cannot be meant: at most {LARGEST.get(name)}, at least {lowest}")
-    if not (model.seed is None or is_count(model.seed, at_least=0)):
-        raise ModelFormatError(f"seed={model.seed!r} is not an integer of at least 0")
-
-
-MAX_SAMPLES = 10**7  # of a rollout
 MAX_COUNT = 2**53
-MAX_UNIT = 1e15  # of values and of what networks give: squares of it are finite
-MAX_MASK_BYTES = 2**28  # which, other than zeros, take memory at once
-
-
-def _check_rollout_size(model: PPG) -> None:
-    """
-    :raises ModelFormatError: if the description claims more than any rollout here could take
-    """
-    if not is_count(model.n_steps) or not is_count(model.n_envs):
-        raise ModelFormatError(f"n_steps={model.n_steps!r}, n_envs={model.n_envs!r}: they are integers of at least 1")
-    observation_space = model.observation_space
-    parts = observation_space.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
-    n_bytes = sum(np.dtype(part.dtype).itemsize * math.prod(map(int, get_obs_shape(part))) for part in parts)
-    n_samples = model.n_steps * model.n_envs
-    claimed = (n_bytes + 8 * (get_action_dim(model.action_space) + 6)) * n_samples
-    masks = 8 * spaces.utils.flatdim(model.action_space) * n_samples if isinstance(model, MaskablePPG) else 0
-    if n_samples > MAX_SAMPLES or claimed > psutil.virtual_memory().total or masks > MAX_MASK_BYTES:
-        raise ModelFormatError(
-            f"n_steps={model.n_steps} with n_envs={model.n_envs} claims {claimed + masks:.1e} bytes of memory for a rollout"
-        )
 
 
 def _count(data: dict[str, Any], name: str) -> int:
@@ -476,31 +404,6 @@ def _progress(data: dict[str, Any], name: str) -> float:
     if not (is_number(data[name]) and 0 <= data[name] <= 1):
         raise ModelFormatError(f"{name}: {data[name]!r} is not a number from 0 to 1")
     return data[name]
-
-
-PER_TENSOR = 1000  # what a tensor costs besides its numbers
-
-
-class _Allowance(TorchFunctionMode):
-    """
-    Networks do not get many more tensors and numbers than the file has weights (some are made and replaced): a description
-    cannot claim memory that is not backed by data.
-
-    :param arrays: of the file
-    """
-
-    def __init__(self, arrays: ArrayFile) -> None:
-        super().__init__()
-        weights = [entry for name, entry in arrays.entries.items() if name.startswith("policy.")]
-        self.left = 10**6 + 2 * sum(PER_TENSOR + math.prod(entry.shape) for entry in weights)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (th.empty, th.zeros, th.ones):
-            size = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else (args or kwargs["size"])
-            self.left -= PER_TENSOR + math.prod(size)
-            if self.left < 0:
-                raise ModelFormatError("it describes networks that are larger than its arrays")
-        return func(*args, **(kwargs or {}))
 
 
 def _load_weights(model: PPG, description: dict[str, Any], decoder: Decoder) -> None:
@@ -524,46 +427,7 @@ def _load_weights(model: PPG, description: dict[str, Any], decoder: Decoder) -> 
         model.policy.reset_noise()  # on the right device, as SB3 does
 
 
-@th.no_grad()
-def _try(model: PPG) -> None:
-    """
-    :raises ModelFormatError: if the networks do not give finite numbers for an observation
-    """
-    for name, module in model.policy.named_modules():
-        if isinstance(module, ValueHead) and not 0 < module.std <= MAX_UNIT:
-            raise ModelFormatError(f"policy.{name}.std: {module.std.item()} is no unit of values")
-    observation = _some_observation(model.observation_space)
-    training = model.policy.training
-    model.policy.set_training_mode(False)
-    model.predict(observation)
-    tensors, _ = model.policy.obs_to_tensor(observation)
-    distribution, aux_values, values = model.policy.evaluate_auxiliary(tensors)
-    for numbers in (losses.distribution_parameters(distribution), aux_values, values):
-        if not (numbers.abs() <= MAX_UNIT).all():
-            raise ModelFormatError("its networks give numbers that are not finite, or too large to train with")
-    model.policy.set_training_mode(training)
-
-
-def _some_observation(space: spaces.Space) -> Any:
-    """One as near to zero as there is."""
-    if isinstance(space, spaces.Dict):
-        return {key: _some_observation(part) for key, part in space.items()}
-    if isinstance(space, spaces.Box):
-        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
-    start = getattr(space, "start", 0)
-    return np.zeros(space.shape or (), space.dtype) + np.asarray(start, space.dtype)
-
-
 # ---- VecNormalize ----
-
-# What its settings can be
-SETTINGS: dict[str, Any] = {
-    **dict.fromkeys(("training", "norm_obs", "norm_reward"), lambda value: isinstance(value, bool)),
-    **dict.fromkeys(("clip_obs", "clip_reward"), lambda value: isinstance(value, (int, float)) and value > 0),
-    "gamma": lambda value: is_number(value) and 0 <= value <= 1,
-    "epsilon": lambda value: is_number(value) and 1e-20 <= value <= 1,
-    "norm_obs_keys": lambda value: value is None or (isinstance(value, list) and all(isinstance(key, str) for key in value)),
-}
 
 
 def _vec_normalize(decoder: Decoder, data: Any) -> dict[str, Any] | None:

@@ -12,6 +12,13 @@ VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
 
+def total_memory() -> int:
+    """
+    :return: in bytes, what this process may have at most
+    """
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _cgroup_limits())])
+
+
 def available_memory() -> int:
     """
     :return: in bytes, what this process can take before the machine or one of its control groups has no more

@@ -84,9 +84,9 @@ def _identity(model: "PPG") -> dict[str, Any]:
     """What a file and the model that it belongs to have in common."""
     return {
         "algorithm": type(model).__name__,
-        "n_envs": model.n_envs,
-        "n_steps": model.n_steps,
-        "num_timesteps": model.num_timesteps,
+        "n_envs": int(model.n_envs),  # somebody's may be NumPy's
+        "n_steps": int(model.n_steps),
+        "num_timesteps": int(model.num_timesteps),
         "n_aux_phases": model._n_aux_phases,
         "n_stored_rollouts": model._n_stored_rollouts,
     }
@@ -173,7 +173,8 @@ def _read(model: "PPG", file: BinaryIO) -> TrainingState:
     python = _check_description(model, description)
     cuda = {name: ((generators.CUDA_BYTES,), np.dtype(np.uint8)) for name in reader.names if generators.is_cuda_state(name)}
     if strange := reader.names - expected.keys() - cuda.keys() - {"description"}:
-        raise ValueError(f"it has {min(strange)!r:.100}, which this model does not need")
+        hint = ". Was its environment in VecNormalize?" if any(name.startswith("normalize/") for name in strange) else ""
+        raise ValueError(f"it has {min(strange)!r:.100}, which this model does not need{hint}")
     arrays = {name: reader.array(name, *specification) for name, specification in {**others, **cuda}.items()}
     generators.check(python, arrays)
     check_room(model, len(rollouts))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.attack.__main__ import SOURCES, run
 
-PER_FAMILY = {"models": 12}
+PER_FAMILY = {"models": 12, "states": 12}
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_ppg.aux_buffer import AuxBuffer
-from sb3_ppg.system_memory import VERSION_1, VERSION_2
+from sb3_ppg.system_memory import VERSION_1, VERSION_2, total_memory
 
 N_STEPS, N_ENVS = 5, 3
 IMAGES = spaces.Box(0, 255, (1, 8, 8), np.uint8)
@@ -181,7 +181,7 @@ def room(root: Path, own: str, monkeypatch) -> int:
 
 def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
     """The smallest of what the machine and each group around this process leave; what caches hold can be had."""
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**9))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**9, total=10**9))
     (tmp_path / "none").mkdir()
     assert room(tmp_path / "none", "0::/\n", monkeypatch) == 10**9
 
@@ -189,6 +189,7 @@ def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
     cgroup(nested / "job", VERSION_2, 5000, 3000, 1000)
     cgroup(nested / "job" / "step", VERSION_2, "max", 2000, 0)
     assert room(nested, "0::/job/step\n", monkeypatch) == 3000
+    assert total_memory() == 5000
     cgroup(nested / "job" / "step", VERSION_2, 2500, 2000, 100)
     assert room(nested, "0::/job/step\n", monkeypatch) == 600
     assert room(nested, "0::/elsewhere/../other\n", monkeypatch) == 10**9

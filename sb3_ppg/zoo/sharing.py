@@ -6,12 +6,14 @@ and a video. Loading makes the folder of a training from it, with an SB3 zip fil
 """
 
 import argparse
+import io
 import json
 import os
 import re
 import runpy
 import shutil
 import tempfile
+import zipfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ from sb3_ppg.zoo.report import add_gym_packages, evaluate, load_agent, plot_lear
 
 ZOO = "zoo.json"
 MAX_ZOO_BYTES, MAX_ZOO_DEPTH = 2**14, 10
-MAX_LOG_BYTES = 2**28
+MAX_LOG_BYTES = 2**26
 WRAPPER_SETTINGS = ("env_wrapper", "vec_env_wrapper")
 LOG_FILES = re.compile(r"evaluations\.npz|\d+\.monitor\.csv")
 
@@ -363,7 +365,25 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
     model.save(log_path / f"{env_name}.zip")
     for file in (source / "logs").iterdir() if (source / "logs").is_dir() else []:
         if LOG_FILES.fullmatch(file.name):
-            (log_path / file.name).write_bytes(read_checked(source, f"logs/{file.name}", MAX_LOG_BYTES))
+            content = read_checked(source, f"logs/{file.name}", MAX_LOG_BYTES)
+            if file.name.endswith(".npz"):
+                _check_npz(content, file.name)
+            (log_path / file.name).write_bytes(content)
+
+
+def _check_npz(content: bytes, name: str) -> None:
+    """
+    :raises ModelFormatError: if it is no file of arrays of numbers, or unpacks to more than a log can have
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > MAX_LOG_BYTES:
+                raise ValueError(f"it unpacks to more than {MAX_LOG_BYTES} bytes")
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            if not all(isinstance(arrays[key], np.ndarray) for key in arrays.files):
+                raise ValueError("not all in it are arrays")
+    except Exception as error:  # zipfile's, NumPy's, zlib's
+        raise ModelFormatError(f"logs/{name} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _read_environment(source: Path, env_name: EnvironmentName, allowed: set[str]) -> dict[str, Any]:

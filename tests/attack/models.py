@@ -100,7 +100,8 @@ def _use(model: PPG) -> None:
     observations: Any = space.sample() if env is None else env.reset()
     model.predict(observations)
     epochs = max(model.n_epochs, model.n_value_epochs or 0, model.n_aux_epochs)
-    if env is not None and max(model.n_steps * model.n_envs, epochs) <= TRAINABLE:
+    fits = model.n_policy_iterations <= 10**6  # else this machine may not have the memory of a phase, which `learn` says
+    if env is not None and fits and max(model.n_steps * model.n_envs, epochs) <= TRAINABLE:
         model.learn(max(LITTLE, model.n_steps * model.n_envs), reset_num_timesteps=False)
         model.predict(env.reset())
 

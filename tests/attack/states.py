@@ -7,6 +7,7 @@ import struct
 import tempfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -62,7 +63,8 @@ def _models() -> Iterator[tuple[str, Callable[[], VecEnv], PPG]]:
 def _bases() -> dict[str, Base]:
     bases = {}
     for name, make_env, model in _models():
-        model.learn(2 * 8 * 2)
+        with warnings.catch_warnings(action="ignore"):  # of a budget that ends within a phase, as it is to
+            model.learn(2 * 8 * 2)
         with tempfile.TemporaryDirectory() as folder:
             model.save(Path(folder) / MODEL)
             model.save_aux_buffer(Path(folder) / BUFFER)
@@ -222,6 +224,8 @@ def _changed_archives(content: bytes) -> Iterator[Change]:
         for size in (10**7, 6 * 10**8):
             for name in (first, "another.npy", "data"):
                 yield f"{name} a bomb of {size} by {method}", partial(_bomb, members, name, size, method)
+    for name in {first, list(members)[-1], "data"} & members.keys():
+        yield f"{name} longer than it claims", partial(_longer_than_it_claims, members, name, members[name])
     yield "many members", lambda: _archive([*members.items(), *((f"{number}.npy", b"") for number in range(20_000))])
     yield "bytes before", lambda: b"x" * 1000 + content
     yield "bytes after", lambda: content + b"x" * 1000
@@ -252,6 +256,20 @@ def _bomb(members: dict[str, bytes], name: str, size: int, method: str) -> bytes
             zeros = bytes(2**20)
             for _ in range(size // len(zeros) if method == "ZIP_DEFLATED" else 10):
                 member.write(zeros)
+    return file.getvalue()
+
+
+def _longer_than_it_claims(members: dict[str, bytes], name: str, content: bytes) -> bytes:
+    """A member of which the directory says as much as is expected, and whose stream goes on with zeros."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for other, one in members.items():
+            if other != name:
+                archive.writestr(other, one)
+        with archive.open(name, "w", force_zip64=True) as member:
+            for part in [content, *[bytes(2**20)] * 600]:
+                member.write(part)
+        archive.getinfo(name).file_size, archive.getinfo(name).CRC = len(content), zlib.crc32(content)
     return file.getvalue()
 
 
