@@ -55,7 +55,7 @@ def _place(path: Path) -> Path:
     if path.is_symlink():
         for snapshot in (path.parent.resolve() / path.name).parents:
             if snapshot.parent.name == "snapshots":
-                blob = path.resolve()
+                blob = Path(os.path.realpath(path))
                 if blob.parent == (snapshot.parent.parent / "blobs").resolve():
                     return blob
     return path
