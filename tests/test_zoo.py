@@ -180,8 +180,8 @@ def test_plot_train_draws_several_algorithms_in_one_picture(trained, command):
     assert [text.get_text() for text in plt.gca().get_legend().get_texts()] == ["PPG CartPole-v1_1", "PPO CartPole-v1_1"]
     assert len(plt.get_fignums()) == 1 and len(plt.gca().lines) == 2
     plt.close("all")
-    output = command("plot_train -a ppg ppo -e CartPole-v1 -f logs -w 100000", trained)
-    assert "no training has 100000 episodes" in output
+    output = command("plot_train -a ppg a2c -e CartPole-v1 -f logs -w 100000", trained)
+    assert "no training has 100000 episodes" in output and "There is no training of a2c: no folder logs/a2c" in output
     plt.close("all")
 
 

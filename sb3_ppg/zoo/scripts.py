@@ -66,7 +66,10 @@ def plot_train() -> None:
         with Patches() as patches:
             drawing = _with(plt, plot=partial(_plot_with_the_name, algo), show=lambda: None)
             patches.replace(script, "plt", drawing)
-            script.plot_train()
+            try:
+                script.plot_train()
+            except FileNotFoundError as error:
+                print(f"There is no training of {algo}: no folder {error.filename}")
     if not plt.gca().lines:
         print(f"There is no curve: no training has {args.episode_window} episodes, the window of the mean (-w)")
     plt.show()
