@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import yaml
 from matplotlib import pyplot as plt
+from rl_zoo3.utils import get_trained_models
 
 from sb3_ppg.zoo.patches import Patches
 
@@ -30,28 +31,26 @@ def record_training() -> None:
 
 
 def benchmark() -> None:
-    """It plays 150,000 steps with each agent, and does not say how long that takes: after each we know, and say it."""
-    from rl_zoo3.utils import get_trained_models
-
+    """It does not say how long it takes. After each agent we know how long it took, and about how long the others will."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--log-dir")
+    parser.add_argument("--log-dir", required=True)
     parser.add_argument("-n", "--n-timesteps", type=int, default=150_000)
     args, _ = parser.parse_known_args()
-    if not {"-h", "--help"} & set(sys.argv):
-        n_agents = len(get_trained_models(args.log_dir))
-        print(
-            f"{args.log_dir} holds {n_agents} agents; each plays {args.n_timesteps:,} steps (-n): minutes rather than seconds"
-        )
-    call = subprocess.call
+    n_agents = len(get_trained_models(args.log_dir)) if Path(args.log_dir).is_dir() else 0
+    call, durations = subprocess.call, []
 
     def timed_call(*args: Any, **kwargs: Any) -> int:
         start = time.perf_counter()
         return_code = call(*args, **kwargs)
-        print(f"It took {time.perf_counter() - start:.0f} s")
+        durations.append(time.perf_counter() - start)
+        left = max(0, n_agents - len(durations))
+        print(f"It took {durations[-1]:.0f} s (agents left: {left}, about {left * np.mean(durations) / 60:.0f} minutes)")
         return return_code
 
     with Patches() as patches:
         patches.replace(subprocess, "call", timed_call)
+        if not {"-h", "--help"} & set(sys.argv):
+            print(f"{args.log_dir} holds {n_agents} agents. Each plays {args.n_timesteps:,} steps (-n); 150,000 take minutes")
         runpy.run_module("rl_zoo3.benchmark", run_name="__main__", alter_sys=True)
 
 
@@ -67,7 +66,10 @@ def plot_train() -> None:
         with Patches() as patches:
             drawing = _with(plt, plot=partial(_plot_with_the_name, algo), show=lambda: None)
             patches.replace(script, "plt", drawing)
-            script.plot_train()
+            try:
+                script.plot_train()
+            except FileNotFoundError as error:
+                print(f"There is no training of {algo}: no folder {error.filename}")
     if not plt.gca().lines:
         print(f"There is no curve: no training has {args.episode_window} episodes, the window of the mean (-w)")
     plt.show()
