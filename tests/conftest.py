@@ -41,7 +41,7 @@ def hub_server() -> Iterator[HubServer]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tests leave nothing behind but what pytest, torch and SB3's logger do. (Folders of parallel workers are within this one.)"""
+    """Tests leave nothing behind but what pytest, torch and SB3's logger do. (Parallel workers' folders are in this one.)"""
     shutil.rmtree(HF_HOME, ignore_errors=True)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
