@@ -245,7 +245,11 @@ class Decoder:
         cls = next(cls for cls in SPACE_FIELDS if cls.__name__ == kind)
         fields = exactly(arguments, set(SPACE_FIELDS[cls]), path)
         values = {key: _to_numpy(self.decode(value, f"{path}.{key}")) for key, value in fields.items()}
-        return cls(**values, dtype=values["low"].dtype) if cls is spaces.Box else cls(**values)
+        if cls is not spaces.Box:
+            return cls(**values)
+        if values["low"].dtype != values["high"].dtype:
+            raise ModelFormatError(f"{path}: its bounds are {values['low'].dtype} and {values['high'].dtype}")
+        return cls(**values, dtype=values["low"].dtype)
 
     def space(self, data: Any, path: str) -> spaces.Space:
         """

@@ -80,10 +80,12 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     :param folder: made if it is not there; ``model.json``, ``model.safetensors`` and ``SHA256SUMS`` are written there, and
         take the place of those before when they are complete
     :param custom_objects: what is not plain data, such as a features extractor of yours, by name; readers have to give it, too
-    :raises ModelFormatError: if something else of it is not plain data
+    :raises ModelFormatError: if something else of it is not plain data, or beyond what readers accept
     :raises OSError: if they cannot be written; the files that were there are left as they were
     """
     encoder = Encoder(custom_objects)
+    check_plausible(model)
+    check_rollout_size(model)
     description = {
         "format": "sb3_ppg",
         "schema_version": SCHEMA_VERSION,
@@ -137,7 +139,8 @@ def from_pretrained(
     :raises ModelFormatError: if the files are damaged, not what this version knows, or need what was not given
     """
     folder, on = Path(folder), get_device(device)
-    venv = None if env is None else _as_vec_env(env)
+    with generators_kept():  # which vectorised environments draw seeds from
+        venv = None if env is None else _as_vec_env(env)
     if not os.path.lexists(folder / DESCRIPTION):
         return _from_sb3_zip(folder, venv, on, custom_objects, trust_pickle)
     return read_model(folder, venv, on, custom_objects, compile_mode)[0]

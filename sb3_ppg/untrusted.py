@@ -53,9 +53,9 @@ def _place(path: Path) -> Path:
     ``repository/snapshots/commit/...``. A link that leads anywhere else is left as it is, for the reader to refuse.
     """
     if path.is_symlink():
-        for snapshot in path.absolute().parents:
+        for snapshot in (path.parent.resolve() / path.name).parents:
             if snapshot.parent.name == "snapshots":
-                blob = path.resolve()
+                blob = Path(os.path.realpath(path))
                 if blob.parent == (snapshot.parent.parent / "blobs").resolve():
                     return blob
     return path

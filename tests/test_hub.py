@@ -1,10 +1,13 @@
 """The Hugging Face Hub, with its real client, against a server on this machine."""
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 
 import huggingface_hub
@@ -424,7 +427,15 @@ MALICIOUS = [
     ({"env_id": "os:CartPole-v1"}, "was trained on 'os:CartPole-v1'"),
     ({"env_id": "Pendulum-v1"}, "was trained on 'Pendulum-v1', not on 'CartPole-v1'"),
     ("[1, 2", "cannot be read"),
-    ("[" * 100_000, "cannot be read"),
+    ("[" * 100_000, "is larger than"),
+    ("[" * 1000, "cannot be read"),
+    ({"env_kwargs": {"a": nested(12)}}, "nested more than 10 deep"),
+    ({"env_kwargs": {"a": "x" * 2**14}}, "is larger than"),
+    ({"config": {"env_wrapper": "x\x1b[2K\r: --allow os.system"}}, r"--allow x\\x1b\[2K\\r: --allow os.system"),
+    ({"config": {"env_wrapper": "a.\ud800"}}, r"a.\\ud800"),
+    ({"config": {"n_timesteps": True}}, "no numbers"),
+    ({"config": {"frame_stack": 10**9}}, "no numbers"),
+    ({"unknown": 1}, r"'unknown'\] are not known"),
     ({"env_kwargs": {"a": nested(400)}}, "cannot be read"),
     ({"config": {"frame_stack": -3}}, "no numbers"),
     ('{"env_id": "CartPole-v1", "env_kwargs": {}, "config": {"n_timesteps": NaN}}', "cannot be read"),
@@ -436,8 +447,50 @@ def test_a_malicious_environment(hub_server, model, tmp_path, monkeypatch, chang
     monkeypatch.chdir(tmp_path)
     description = {"env_id": "CartPole-v1", "env_kwargs": {}, "config": {}}
     share(model, tmp_path, changes if isinstance(changes, str) else {**description, **changes})
-    assert re.search(complaint, load_from_hub(monkeypatch))
+    complained = load_from_hub(monkeypatch)
+    assert re.search(complaint, complained) and complained.isprintable()
     assert not (tmp_path / "ran").exists() and not list(tmp_path.rglob("*.yml"))
+
+
+def test_what_constructors_are_given_is_shown(hub_server, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = {"env_wrapper": [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}}]}
+    share(model, tmp_path, {"env_id": "CartPole-v1", "env_kwargs": {"path": "\x1b[2J\x7f../x", "n": [1]}, "config": config})
+    assert load_from_hub(monkeypatch) == ""
+    printed = capsys.readouterr().out
+    assert r'made with env_kwargs {"path": "\u001b[2J\u007f../x", "n": [1]}' in printed
+    assert 'made with env_wrapper [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}}]' in printed
+
+
+def zip_of(**members: bytes) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in members.items():
+            archive.writestr(f"{name}.npy", member)
+    return content.getvalue()
+
+
+def npy(shape: str, content: bytes) -> bytes:
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        zip_of(results=bytes(2**27)),
+        zip_of(results=npy("(1000000000000,)", bytes(8))),
+        zip_of(results=b"\x80\x04N."),
+        b"PK\x03\x04",
+    ],
+)
+def test_a_log_that_is_a_bomb(hub_server, model, tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evaluations.npz").write_bytes(content)
+    hub.push(model, "me/model", files={"logs/evaluations.npz": tmp_path / "evaluations.npz"})
+    before = time.process_time()
+    assert re.search("evaluations.npz cannot be read", load_from_hub(monkeypatch))
+    assert time.process_time() - before < 5 and not (tmp_path / "logs" / "ppg" / "CartPole-v1_1").exists()
 
 
 def test_a_damaged_environment(hub_server, model, tmp_path, monkeypatch):

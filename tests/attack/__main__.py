@@ -55,13 +55,12 @@ def run(sources: list[str], per_family: int | None = None, part: tuple[int, int]
     """
     options = [*(["--per-family", str(per_family)] if per_family else []), "--sources", *sources]
     command = [sys.executable, "-m", "tests.attack", *options, "--work"]
-    n_attacks = len(all_attacks(sources, per_family))
     queue: SimpleQueue[Result | BaseException | None] = SimpleQueue()
 
     def one_job(job: int, folder: Path) -> None:
-        numbers = range(part[0] + job * part[1], n_attacks, part[1] * jobs)
+        start, step = part[0] + job * part[1], part[1] * jobs
         try:
-            for result in run_in_processes(command, numbers, folder / str(job)):
+            for result in run_in_processes(command, start, step, folder / str(job)):
                 queue.put(result)
             queue.put(None)
         except BaseException as error:
@@ -88,11 +87,11 @@ def main() -> None:
     parser.add_argument("--per-family", type=int, help="at most so many of each family, by default all")
     parser.add_argument("--part", default="1/1", help="which part: 2/10 is the second of ten")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--work", nargs=4, metavar=("START", "STOP", "STEP", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=3, metavar=("START", "STEP", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        start, stop, step = map(int, args.work[:3])
-        work(all_attacks(args.sources, args.per_family), range(start, stop, step), Path(args.work[3]))
+        start, step, folder = args.work
+        work(all_attacks(args.sources, args.per_family), int(start), int(step), Path(folder))
         return
     which, of = map(int, args.part.split("/"))
     counts: Counter[str] = Counter()

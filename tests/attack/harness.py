@@ -186,17 +186,19 @@ def _expect(condition: bool, otherwise: str) -> None:
 # ---- processes ----
 
 
-def work(attacks: list[Attack], numbers: range, folder: Path) -> None:
+def work(attacks: list[Attack], start: int, step: int, folder: Path) -> None:
     """
-    The process that reads: says which attack it begins, then what came of it, a line of JSON each.
+    The process that reads: says how many attacks there are; then which it begins and what came of it, a line of JSON each.
 
     :param attacks: all of them
-    :param numbers: of those to try
+    :param start: number of the first to try
+    :param step: how many further on the next one is
     :param folder: for their files
     """
+    print(json.dumps({"n_attacks": len(attacks)}), flush=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     repr(th.ones(1))  # torch imports what it needs to print tensors when it first does
-    for number in numbers:
+    for number in range(start, len(attacks), step):
         print(json.dumps({"number": number, "name": attacks[number].name}), flush=True)
         faulthandler.dump_traceback_later(SECONDS_TO_HANG, exit=True)
         there = folder / str(number)
@@ -207,37 +209,34 @@ def work(attacks: list[Attack], numbers: range, folder: Path) -> None:
         print(json.dumps({"number": number, **result._asdict()}), flush=True)
 
 
-def run_in_processes(command: list[str], numbers: range, folder: Path) -> Iterator[Result]:
+def run_in_processes(command: list[str], start: int, step: int, folder: Path) -> Iterator[Result]:
     """
     Try attacks in a process of their own, and in another one after an attack has ended it.
 
-    :param command: which calls ``work``; start, stop and step of the numbers and the folder are added to it
-    :param numbers: of the attacks
+    :param command: which calls ``work``; start, step and folder are added to it
+    :param start: number of the first attack
+    :param step: how many further on the next one is
     :param folder: for files
     :return: what came of each
     """
-    todo = list(numbers)
-    while todo:
+    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    n_attacks = start + 1
+    while start < n_attacks:
+        place = folder / f"from_{start}"
+        place.mkdir(parents=True)
+        arguments = [str(start), str(step), str(place)]
         begun: dict[str, Any] = {}
-        place = folder / f"from_{todo[0]}"
-        (place / "tmp").mkdir(parents=True)
-        arguments = [str(number) for number in (todo[0], numbers.stop, numbers.step)]
-        environment = {**os.environ, "TMPDIR": str(place / "tmp"), "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(
-            [*command, *arguments, str(place)], stdout=subprocess.PIPE, text=True, env=environment
-        ) as process:
+        with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                if not line.startswith('{"number"'):
-                    continue
-                begun = json.loads(line)
-                number = begun.pop("number")
-                if "outcome" in begun:
-                    todo.remove(number)
-                    yield Result(**begun)
+            for said in (json.loads(line) for line in process.stdout if line.startswith("{")):
+                n_attacks = said.get("n_attacks", n_attacks)
+                begun = said
+                if "outcome" in said:
+                    yield Result(said["name"], said["outcome"], said["is_finding"])
+                    start += step
         shutil.rmtree(place)
-        if todo and "name" not in begun:
+        if start < n_attacks and "name" not in begun:
             raise RuntimeError(f"the process that reads hostile files ended with {process.returncode}")
-        if todo:
-            todo.pop(0)
+        if start < n_attacks:
             yield Result(begun["name"], f"ended the process with {process.returncode}", True)
+            start += step
