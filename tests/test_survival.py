@@ -1082,7 +1082,7 @@ BAD_ENVIRONMENTS = {
     ),
     "reward": (lambda at: VecNormalize(spoiled(at, "reward", -np.inf)), "reward of environment 2 is -inf"),
     "in a worker": (
-        lambda at: VecNormalize(spoiled(at, "reward", np.nan, SubprocVecEnv)),
+        lambda at: VecNormalize(spoiled(at, "reward", np.nan, partial(SubprocVecEnv, start_method="fork"))),
         "reward of environment 2 is nan",
     ),
     "inside of other wrappers": (
