@@ -449,6 +449,7 @@ def test_memory_tasks_of_minigrid(tmp_path, command):
     assert "over 2 episodes" in command(f"report {which} --episodes 2", tmp_path)
 
 
+@pytest.mark.parametrize("algo", ["ppg", "ppg_lstm"])
 def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch, capsys):
     register()
     monkeypatch.chdir(tmp_path)
