@@ -246,8 +246,8 @@ def tell_of_phases(model: "PPG", total_timesteps: int) -> None:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,}")
     if n_phases == 0 and len(model.aux_buffer) == 0:
         warnings.warn(
-            f"A budget of {total_timesteps:,} steps ends before the first auxiliary phase, so there is nothing but PPO's updates: "
-            f"one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {model.n_envs} * "
+            f"A budget of {total_timesteps:,} steps ends before the first auxiliary phase, so there is nothing but PPO's "
+            f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {model.n_envs} * "
             f"{model.n_policy_iterations} = {phase:,} steps. Use smaller ones, so that at least three phases fit, or "
             "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",
             stacklevel=3,
