@@ -133,6 +133,7 @@ class Encoder:
 FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 MAX_DESCRIPTION_BYTES = 2**26  # of arrays that are no weights: bounds of spaces, statistics
 MAX_KEYS = 1000
+MAX_DIMENSIONS = 10_000  # of MultiDiscrete spaces, each of which is an object in a distribution
 MAX_STATISTIC = 1e30  # whose square is still finite
 
 # The arguments that make a space again
@@ -240,11 +241,15 @@ class Decoder:
         kind, arguments = data
         if kind == "Dict":
             if len(arguments) > MAX_KEYS:
-                raise ModelFormatError(f"{path}: it has {len(arguments)} keys; {MAX_KEYS} are too many to be meant")
+                raise ModelFormatError(f"{path}: it has {len(arguments)} keys; more than {MAX_KEYS} are too many to be meant")
             return spaces.Dict(OrderedDict((key, self.space(space, f"{path}.{key}")) for key, space in arguments))
         cls = next(cls for cls in SPACE_FIELDS if cls.__name__ == kind)
         fields = exactly(arguments, set(SPACE_FIELDS[cls]), path)
         values = {key: _to_numpy(self.decode(value, f"{path}.{key}")) for key, value in fields.items()}
+        if cls is spaces.MultiDiscrete and np.size(values["nvec"]) > MAX_DIMENSIONS:
+            raise ModelFormatError(
+                f"{path}: it has {np.size(values['nvec'])} dimensions; more than {MAX_DIMENSIONS} are too many to be meant"
+            )
         if cls is not spaces.Box:
             return cls(**values)
         if values["low"].dtype != values["high"].dtype:
