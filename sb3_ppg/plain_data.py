@@ -192,18 +192,21 @@ class Decoder:
         except Exception as error:  # whatever a stranger thought of
             raise ModelFormatError(f"{path}: cannot be read as {kind} ({type(error).__name__}: {error})") from error
 
-    def expected_array(self, data: Any, path: str, shape: tuple[int, ...]) -> th.Tensor:
+    def expected_array(self, data: Any, path: str, like: th.Tensor) -> th.Tensor:
         """
         :param data: ``{"$array": name}``
         :param path: where it was found, for errors
-        :param shape: that it has to have, so that its size is not the file's choice
-        :return: the array, of finite floating numbers
+        :param like: what it has the shape of, so that its size is not the file's choice, and the kind of numbers
+        :return: the array, of finite numbers
         :raises ModelFormatError: if it is another one
         """
         name = exactly(data, {"$array"}, path)["$array"]
-        dtype, there, *_ = self._entry(name, path)
-        if not dtype.is_floating_point or there != tuple(shape):
-            raise ModelFormatError(f"{path} is not a number for each of the parameter, {tuple(shape)}, but {dtype} {there}")
+        dtype, shape, *_ = self._entry(name, path)
+        same_kind = dtype == like.dtype or (dtype.is_floating_point and like.is_floating_point())
+        if not same_kind or shape != tuple(like.shape):
+            raise ModelFormatError(
+                f"{path} is not a number for each of the parameter, {like.dtype} {tuple(like.shape)}, but {dtype} {shape}"
+            )
         array = self.arrays[name]
         if not array.isfinite().all():
             raise ModelFormatError(f"{path}: not all of its numbers are finite")
@@ -277,6 +280,8 @@ class Decoder:
             raise ModelFormatError(f"{path}.last_returns: it is not a finite number for each environment")
         normalizer.last_returns = returns
         set_statistics(normalizer.return_rms, values["mean"], values["var"], values["count"], path)
+        if not normalizer.return_rms.var + normalizer.epsilon > 0:
+            raise ModelFormatError(f"{path}: it would divide by zero")
         return normalizer
 
     def _custom(self, name: Any, path: str) -> Any:

@@ -131,10 +131,9 @@ def _read_state(parameter: nn.Parameter, example: dict[str, Any], data: Any, dec
     described = exactly(data, set(example), where)
     state = {}
     for key, like in example.items():
-        if isinstance(like, nn.Parameter):
-            state[key] = decoder.expected_array(described[key], f"{where}.{key}", parameter.shape)
-        elif isinstance(like, th.Tensor):
-            state[key] = decoder.expected_array(described[key], f"{where}.{key}", like.shape)
+        if isinstance(like, th.Tensor):
+            like = parameter if isinstance(like, nn.Parameter) else like
+            state[key] = decoder.expected_array(described[key], f"{where}.{key}", like)
         else:
             state[key] = decoder.decode(described[key], f"{where}.{key}")
             if type(state[key]) is not type(like):

@@ -340,6 +340,25 @@ def test_normalisation_of_a_model_with_a_users_own_class(tmp_path):
     assert np.array_equal(loaded.obs_rms.mean, venv.obs_rms.mean)
 
 
+class NormalizedFeatures(FlattenExtractor):
+    """A user's own, with a buffer of integers."""
+
+    def __init__(self, observation_space: spaces.Space) -> None:
+        super().__init__(observation_space)
+        self.norm = th.nn.BatchNorm1d(self.features_dim)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return self.norm(super().forward(observations))
+
+
+def test_networks_with_integers_in_them(tmp_path):
+    model = small_model(policy_kwargs=dict(features_extractor_class=NormalizedFeatures), micro_batch_size=None)
+    save_pretrained(model, tmp_path, {"Features": NormalizedFeatures})
+    loaded = from_pretrained(tmp_path, device="cpu", custom_objects={"Features": NormalizedFeatures})
+    same_parameters(model, loaded)
+    assert loaded.policy.features_extractor.norm.num_batches_tracked > 0
+
+
 class Subclass(PPG):
     """A user's own, which passes on what it does not know."""
 
