@@ -133,6 +133,7 @@ class Encoder:
 FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 MAX_DESCRIPTION_BYTES = 2**26  # of arrays that are no weights: bounds of spaces, statistics
 MAX_KEYS = 1000
+MAX_DIMENSIONS = 10_000  # of MultiDiscrete spaces, each of which is an object in a distribution
 MAX_STATISTIC = 1e30  # whose square is still finite
 
 # The arguments that make a space again
@@ -191,18 +192,21 @@ class Decoder:
         except Exception as error:  # whatever a stranger thought of
             raise ModelFormatError(f"{path}: cannot be read as {kind} ({type(error).__name__}: {error})") from error
 
-    def expected_array(self, data: Any, path: str, shape: tuple[int, ...]) -> th.Tensor:
+    def expected_array(self, data: Any, path: str, like: th.Tensor) -> th.Tensor:
         """
         :param data: ``{"$array": name}``
         :param path: where it was found, for errors
-        :param shape: that it has to have, so that its size is not the file's choice
-        :return: the array, of finite floating numbers
+        :param like: what it has the shape of, so that its size is not the file's choice, and the kind of numbers
+        :return: the array, of finite numbers
         :raises ModelFormatError: if it is another one
         """
         name = exactly(data, {"$array"}, path)["$array"]
-        dtype, there, *_ = self._entry(name, path)
-        if not dtype.is_floating_point or there != tuple(shape):
-            raise ModelFormatError(f"{path} is not a number for each of the parameter, {tuple(shape)}, but {dtype} {there}")
+        dtype, shape, *_ = self._entry(name, path)
+        same_kind = dtype == like.dtype or (dtype.is_floating_point and like.is_floating_point())
+        if not same_kind or shape != tuple(like.shape):
+            raise ModelFormatError(
+                f"{path} is not a number for each of the parameter, {like.dtype} {tuple(like.shape)}, but {dtype} {shape}"
+            )
         array = self.arrays[name]
         if not array.isfinite().all():
             raise ModelFormatError(f"{path}: not all of its numbers are finite")
@@ -240,11 +244,15 @@ class Decoder:
         kind, arguments = data
         if kind == "Dict":
             if len(arguments) > MAX_KEYS:
-                raise ModelFormatError(f"{path}: it has {len(arguments)} keys; {MAX_KEYS} are too many to be meant")
+                raise ModelFormatError(f"{path}: it has {len(arguments)} keys; more than {MAX_KEYS} are too many to be meant")
             return spaces.Dict(OrderedDict((key, self.space(space, f"{path}.{key}")) for key, space in arguments))
         cls = next(cls for cls in SPACE_FIELDS if cls.__name__ == kind)
         fields = exactly(arguments, set(SPACE_FIELDS[cls]), path)
         values = {key: _to_numpy(self.decode(value, f"{path}.{key}")) for key, value in fields.items()}
+        if cls is spaces.MultiDiscrete and np.size(values["nvec"]) > MAX_DIMENSIONS:
+            raise ModelFormatError(
+                f"{path}: it has {np.size(values['nvec'])} dimensions; more than {MAX_DIMENSIONS} are too many to be meant"
+            )
         if cls is not spaces.Box:
             return cls(**values)
         if values["low"].dtype != values["high"].dtype:
@@ -272,6 +280,8 @@ class Decoder:
             raise ModelFormatError(f"{path}.last_returns: it is not a finite number for each environment")
         normalizer.last_returns = returns
         set_statistics(normalizer.return_rms, values["mean"], values["var"], values["count"], path)
+        if not normalizer.return_rms.var + normalizer.epsilon > 0:
+            raise ModelFormatError(f"{path}: it would divide by zero")
         return normalizer
 
     def _custom(self, name: Any, path: str) -> Any:

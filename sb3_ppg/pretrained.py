@@ -412,7 +412,7 @@ def _progress(data: dict[str, Any], name: str) -> float:
 def _load_weights(model: PPG, description: dict[str, Any], decoder: Decoder) -> None:
     """All is read, and compared with its checksum, before the model gets any of it."""
     weights = {
-        name: decoder.expected_array({"$array": f"policy.{name}"}, f"policy.{name}", fresh.shape)
+        name: decoder.expected_array({"$array": f"policy.{name}"}, f"policy.{name}", fresh)
         for name, fresh in model.policy.state_dict().items()
     }
     names = _optimizers(model)

@@ -30,7 +30,8 @@ _fraction = _between(0, 1)
 _is_bool: Callable[[Any], bool] = lambda value: isinstance(value, bool)  # noqa: E731
 # What the options of torch's optimizers can be
 OPTIONS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("lr", "initial_lr", "weight_decay", "alpha", "dampening"), _fraction),
+    **dict.fromkeys(("lr", "initial_lr", "weight_decay", "dampening"), _fraction),
+    "alpha": _between(0.5, 1),  # less leaves centered second moments to rounding
     "momentum": lambda value: is_number(value) and 0 <= value < 1,
     "eps": _between(1e-20, 1),
     "betas": _are_betas,
@@ -130,10 +131,9 @@ def _read_state(parameter: nn.Parameter, example: dict[str, Any], data: Any, dec
     described = exactly(data, set(example), where)
     state = {}
     for key, like in example.items():
-        if isinstance(like, nn.Parameter):
-            state[key] = decoder.expected_array(described[key], f"{where}.{key}", parameter.shape)
-        elif isinstance(like, th.Tensor):
-            state[key] = decoder.expected_array(described[key], f"{where}.{key}", like.shape)
+        if isinstance(like, th.Tensor):
+            like = parameter if isinstance(like, nn.Parameter) else like
+            state[key] = decoder.expected_array(described[key], f"{where}.{key}", like)
         else:
             state[key] = decoder.decode(described[key], f"{where}.{key}")
             if type(state[key]) is not type(like):

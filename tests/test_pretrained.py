@@ -330,6 +330,35 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     assert type(loaded.policy) is Policy and loaded.lr_schedule(0.5) == schedule(0.5)
 
 
+def test_normalisation_of_a_model_with_a_users_own_class(tmp_path):
+    venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))]))
+    model = PPG("MlpPolicy", venv, **SMALL, policy_kwargs=dict(features_extractor_class=Features)).learn(16)
+    save_pretrained(model, tmp_path, {"Features": Features})
+    with pytest.raises(ModelFormatError, match=r"custom_objects={'Features': \.\.\.}"):
+        load_vec_normalize(tmp_path)
+    loaded = load_vec_normalize(tmp_path, custom_objects={"Features": Features})
+    assert np.array_equal(loaded.obs_rms.mean, venv.obs_rms.mean)
+
+
+class NormalizedFeatures(FlattenExtractor):
+    """A user's own, with a buffer of integers."""
+
+    def __init__(self, observation_space: spaces.Space) -> None:
+        super().__init__(observation_space)
+        self.norm = th.nn.BatchNorm1d(self.features_dim)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return self.norm(super().forward(observations))
+
+
+def test_networks_with_integers_in_them(tmp_path):
+    model = small_model(policy_kwargs=dict(features_extractor_class=NormalizedFeatures), micro_batch_size=None)
+    save_pretrained(model, tmp_path, {"Features": NormalizedFeatures})
+    loaded = from_pretrained(tmp_path, device="cpu", custom_objects={"Features": NormalizedFeatures})
+    same_parameters(model, loaded)
+    assert loaded.policy.features_extractor.norm.num_batches_tracked > 0
+
+
 class Subclass(PPG):
     """A user's own, which passes on what it does not know."""
 

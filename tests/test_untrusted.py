@@ -191,6 +191,16 @@ def test_a_file_is_not_read_before_its_size_is_looked_at(copied, monkeypatch):
     assert cost_of(copied, "do not take all of it") < 5
 
 
+def test_many_dimensions(copied):
+    """Each of them is an object in the distribution of actions."""
+    change(
+        copied,
+        put("spaces", "action", value={"$space": ["MultiDiscrete", {"nvec": {"$array": "n"}, "start": {"$array": "s"}}]}),
+    )
+    change_arrays(copied, lambda arrays: arrays.update(n=th.full((10**5,), 2), s=th.zeros(10**5, dtype=th.int64)))
+    assert cost_of(copied, "100000 dimensions") < 5
+
+
 def test_bounds_of_spaces_do_not_take_gigabytes(copied):
     header = json.dumps(
         {

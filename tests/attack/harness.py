@@ -22,7 +22,7 @@ import torch as th
 from sb3_ppg.errors import ModelFormatError
 
 SECONDS, MEGABYTES = 5.0, 500.0  # for one file
-SECONDS_TO_HANG = 30.0  # after which the process that reads it is ended
+SECONDS_TO_HANG = 60.0  # after which the process that reads it is ended
 
 
 class Attack(NamedTuple):

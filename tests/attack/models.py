@@ -27,7 +27,7 @@ DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces
 ACTIONS = spaces.Box(np.array([-1, -2], np.float32), np.array([1, 5], np.float32))
 SMALL: dict[str, Any] = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 LITTLE = 64  # steps: two phases of two environments
-TRAINABLE = 2000  # the largest rollout, in samples, and the most epochs that are worth waiting for
+TRAINABLE_SAMPLES, TRAINABLE_EPOCHS = 2000, 20  # the largest rollout, and the most epochs, that are worth waiting for
 
 
 class Base(NamedTuple):
@@ -101,7 +101,8 @@ def _use(model: PPG) -> None:
     model.predict(observations)
     epochs = max(model.n_epochs, model.n_value_epochs or 0, model.n_aux_epochs)
     fits = model.n_policy_iterations <= 10**6  # else this machine may not have the memory of a phase, which `learn` says
-    if env is not None and fits and max(model.n_steps * model.n_envs, epochs) <= TRAINABLE:
+    short = model.n_steps * model.n_envs <= TRAINABLE_SAMPLES and epochs <= TRAINABLE_EPOCHS
+    if env is not None and fits and short:
         model.learn(max(LITTLE, model.n_steps * model.n_envs), reset_num_timesteps=False)
         model.predict(env.reset())
 
