@@ -21,6 +21,8 @@ from tests.attack import harness
 from tests.attack.__main__ import SOURCES, run
 from tests.attack.harness import Attack, attempt, run_in_processes
 
+pytestmark = pytest.mark.slow
+
 PER_FAMILY = {"models": 8, "environments": 50, "states": 12}
 
 

@@ -21,6 +21,8 @@ from sb3_ppg.zoo.procgen import ENV_IDS
 from sb3_ppg.zoo.registration import register
 from tests.helpers import collect, run
 
+pytestmark = pytest.mark.slow
+
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 
 

@@ -12,6 +12,8 @@ import pytest
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
 from sb3_ppg.extras import EXTRAS, MissingExtraError, missing_extras_named
 
+pytestmark = pytest.mark.slow
+
 # In a process in which no module of an extra can be imported, each statement's error
 PROLOGUE = """
 import sys

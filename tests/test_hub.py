@@ -30,6 +30,8 @@ from tests.helpers import MaskedEnv, RandomEnv, run
 from tests.hub_server import HubServer
 from tests.test_pretrained import BOX, SMALL, malicious_zip, nested, same_parameters, small_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch):

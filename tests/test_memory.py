@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks.soak import CASES, in_a_new_process, resident_memory
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_resident_memory_is_flat_from_the_second_phase_on(case):

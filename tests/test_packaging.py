@@ -10,9 +10,12 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import pytest
 from stable_baselines3 import PPO
 
 from sb3_ppg import PPG, ImpalaCNN
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 

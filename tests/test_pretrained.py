@@ -41,6 +41,8 @@ from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, _argume
 from sb3_ppg.untrusted import parse_json
 from tests.helpers import MASKED_ACTIONS, MaskedEnv, RandomEnv, image_space
 
+pytestmark = pytest.mark.slow
+
 SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 BOX = spaces.Box(-2, 2, (3,), np.float32)
 DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces.Discrete(4)})

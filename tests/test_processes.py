@@ -15,6 +15,8 @@ from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG, NonFiniteLossError, RewardNormalizer
 
+pytestmark = pytest.mark.slow
+
 N_STEPS, N_ROLLOUTS = 16, 2
 
 

@@ -63,6 +63,8 @@ from sb3_ppg.optimization import Losses, optimize_epoch
 from sb3_ppg.watched_vec_env import statistics
 from tests.helpers import MaskedEnv, RandomEnv, image_space
 
+pytestmark = pytest.mark.slow
+
 N_STEPS, N_ENVS, N_ITERATIONS = 8, 2, 7
 ROLLOUT = N_STEPS * N_ENVS
 DICT = spaces.Dict(a=image_space(1, 36, 36), b=spaces.Box(-1, 1, (2,)))
