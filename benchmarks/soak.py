@@ -27,13 +27,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks.learning import RESULTS
-from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 
-N_ENVS, N_STEPS, N_POLICY_ITERATIONS = 8, 32, 4
+N_ENVS, N_STEPS, N_POLICY_ITERATIONS = 8, 8, 4
 PHASE = N_ENVS * N_STEPS * N_POLICY_ITERATIONS
-VECTOR = spaces.Box(-1, 1, (64,))
-FLOAT_IMAGES = spaces.Box(0, 1, (4, 20, 20))
-IMAGES = spaces.Box(0, 255, (3, 40, 40), np.uint8)
+# So large that a rollout more would be seen
+VECTOR = spaces.Box(-1, 1, (6000,))
+FLOAT_IMAGES = spaces.Box(0, 1, (4, 40, 40))
+IMAGES = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 DICT = spaces.Dict(image=IMAGES, vector=VECTOR)
 
 
@@ -55,12 +56,8 @@ class _RandomEnv(gym.Env):
         return np.arange(4) % 2 == self.n_steps % 2
 
 
-SCALED = dict(
-    normalize_images=False,
-    features_extractor_class=ImpalaCNN,
-    features_extractor_kwargs=dict(channels=(8,), n_blocks=1, features_dim=32, normalized_image=True),
-)
-SMALL = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(4,), n_blocks=1, features_dim=32))
+SCALED = dict(normalize_images=False, features_extractor_kwargs=dict(features_dim=32, normalized_image=True))
+SMALL = dict(features_extractor_kwargs=dict(features_dim=32))
 CASES: dict[str, tuple[type[PPG], str, spaces.Space, dict[str, Any]]] = {
     "vectors": (PPG, "MlpPolicy", VECTOR, {}),
     "float images": (PPG, "CnnPolicy", FLOAT_IMAGES, SCALED),
@@ -105,7 +102,7 @@ def resident_memory(case: str, n_phases: int, algorithm: str = "PPG") -> list[fl
     th.set_num_threads(1)
     cls, policy, space, policy_kwargs = CASES[case]
     env = make_vec_env(lambda: _RandomEnv(space), N_ENVS)
-    common: dict[str, Any] = dict(n_steps=N_STEPS, batch_size=256, seed=0, device="cpu")
+    common: dict[str, Any] = dict(n_steps=N_STEPS, batch_size=N_ENVS * N_STEPS, seed=0, device="cpu")
     model: BaseAlgorithm
     if algorithm == "PPO":
         model = PPO(policy, env, n_epochs=1, policy_kwargs=policy_kwargs, **common)

@@ -4,6 +4,7 @@ The Hugging Face Hub of the tests is on this machine; the client reads where fro
 Temporary files of the tests, and of what they start, are in a folder of this process, at whose end it has to be empty.
 """
 
+import atexit
 import os
 import shutil
 import socket
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-LEFT_BY_OTHERS = ("pytest-of-", "SB3-", "torchinductor_", "sb3_ppg_tests_")
+LEFT_BY_OTHERS = ("pytest-of-", "SB3-", "torchinductor_", "pymp-", "sb3_ppg_tests_")
 TEMPORARY = Path(tempfile.mkdtemp(prefix="sb3_ppg_tests_"))
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)  # after others have removed what they have there
 tempfile.tempdir = str(TEMPORARY)
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
@@ -41,13 +44,12 @@ def hub_server() -> Iterator[HubServer]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tests leave nothing behind but what pytest, torch and SB3's logger do. (Parallel workers' folders are in this one.)"""
+    """Tests leave nothing behind but what others remove later, or SB3's logger leaves. (Workers' folders are in this one.)"""
     shutil.rmtree(HF_HOME, ignore_errors=True)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     folders = [TEMPORARY, *TEMPORARY.glob("sb3_ppg_tests_*")]
     left = [path.name for folder in folders for path in folder.iterdir() if not path.name.startswith(LEFT_BY_OTHERS)]
-    shutil.rmtree(TEMPORARY, ignore_errors=True)
     if left:
         print(f"\nThe tests have left in the temporary folder: {', '.join(sorted(left))}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
