@@ -561,7 +561,8 @@ from sb3_ppg import MaskablePPG
 def state():
     return [dict(os.environ), *(dict(vars(one)) for one in (subprocess, plt, rl_zoo3.utils, StoreDict, MaskablePPG))]
 
-before, backend = state(), plt.get_backend()
+backend = plt.get_backend()  # which is chosen when it is first asked for
+before = state()
 from sb3_ppg.zoo import patched, register
 register()
 create_test_env("CartPole-v1", hyperparams={}, should_render=False)
