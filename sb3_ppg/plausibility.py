@@ -140,6 +140,8 @@ class Allowance(TorchFunctionMode):
 
 
 MAX_UNIT = 1e15  # of values and of what networks give: squares of it are finite
+MAX_WEIGHT = 1e6
+MAX_LOG_PROB = 1e7  # of an action that the policy itself has chosen
 
 
 @th.no_grad()
@@ -148,6 +150,9 @@ def try_out(model: PPG) -> None:
     :param model: complete
     :raises ModelFormatError: if the networks do not give finite numbers for an observation
     """
+    for name, parameter in model.policy.named_parameters():
+        if not (parameter.abs() <= MAX_WEIGHT).all():
+            raise ModelFormatError(f"policy.{name}: weights of more than {MAX_WEIGHT:,.0f} are none to train with")
     for name, module in model.policy.named_modules():
         if isinstance(module, ValueHead) and not 0 < module.std <= MAX_UNIT:
             raise ModelFormatError(f"policy.{name}.std: {module.std.item()} is no unit of values")
@@ -159,8 +164,10 @@ def try_out(model: PPG) -> None:
         model.predict(observation)
         tensors, _ = model.policy.obs_to_tensor(observation)
         distribution, aux_values, values = model.policy.evaluate_auxiliary(tensors)
-    for numbers in (losses.distribution_parameters(distribution), aux_values, values):
-        if not (numbers.abs() <= MAX_UNIT).all():
+        log_prob = distribution.log_prob(distribution.get_actions())
+    parameters = losses.distribution_parameters(distribution)
+    for numbers, largest in ((parameters, MAX_UNIT), (aux_values, MAX_UNIT), (values, MAX_UNIT), (log_prob, MAX_LOG_PROB)):
+        if not (numbers.abs() <= largest).all():
             raise ModelFormatError("its networks give numbers that are not finite, or too large to train with")
     model.policy.set_training_mode(training)
 

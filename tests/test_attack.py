@@ -20,6 +20,7 @@ from sb3_ppg.errors import ModelFormatError
 from tests.attack import harness
 from tests.attack.__main__ import SOURCES, run
 from tests.attack.harness import Attack, attempt, run_in_processes
+from tests.attack.models import UNCHANGED
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +32,8 @@ def test_a_sample_of_hostile_files(source):
     """Each is refused, or read and works; nothing else happens."""
     results = list(run([source], PER_FAMILY.get(source, 50)))
     assert [result for result in results if result.is_finding] == []
+    unchanged = [result.outcome for result in results if result.name.endswith(UNCHANGED)]
+    assert unchanged and set(unchanged) == {"loaded"}
     outcomes = Counter(result.outcome for result in results)
     assert outcomes["refused"] > 50 and outcomes["loaded"] > 5, outcomes
 

@@ -12,7 +12,7 @@ from huggingface_sb3 import EnvironmentName
 from sb3_ppg.pretrained import write_checksums
 from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, _read_environment
 from tests.attack.harness import Attack
-from tests.attack.models import FILE_CHANGES
+from tests.attack.models import FILE_CHANGES, UNCHANGED
 from tests.attack.mutations import changed_json, encoded, places
 
 DESCRIPTION: dict[str, Any] = {
@@ -44,7 +44,7 @@ def _use(description: dict[str, Any]) -> None:
 def attacks() -> Iterator[Attack]:
     """Each part of it changed, bytes of it changed, and files that are none."""
     content = encoded(DESCRIPTION)
-    yield Attack("zoo.json, nothing changed: it works", partial(_write, content), _load, _use)
+    yield Attack(f"zoo.json: {UNCHANGED}", partial(_write, content), _load, _use)
     for path in places(DESCRIPTION):
         for change, changed in changed_json(DESCRIPTION, path):
             yield Attack(f"zoo.json: {change}", lambda folder, changed=changed: _write(changed(), folder), _load, _use)

@@ -26,6 +26,7 @@ BOX = spaces.Box(-2, 2, (3,), np.float32)
 DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces.Discrete(4)})
 ACTIONS = spaces.Box(np.array([-1, -2], np.float32), np.array([1, 5], np.float32))
 SMALL: dict[str, Any] = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+UNCHANGED = "nothing changed"  # which has to work, or else the changes would be refused for nothing
 LITTLE = 64  # steps: two phases of two environments
 TRAINABLE_SAMPLES, TRAINABLE_EPOCHS = 2000, 20  # the largest rollout, and the most epochs, that are worth waiting for
 
@@ -130,6 +131,7 @@ def _is_worth_it(path: tuple[str | int, ...]) -> bool:
 def _changed_descriptions(base: Base) -> Iterator[tuple[tuple[str | int, ...], Change]]:
     """With the place of the change."""
     description = json.loads(base.files[DESCRIPTION])
+    yield (), (UNCHANGED, lambda: encoded(description))
     for path in filter(_is_worth_it, places(description)):
         for change in changed_json(description, path):
             yield path, change
@@ -146,12 +148,13 @@ def _changed_arrays(base: Base) -> Iterator[Change]:
             yield f"{name} {change}", lambda name=name, changed=changed: _saved({**arrays, name: changed()})
         yield f"{name} removed", lambda name=name: _saved(others(name))
         yield f"{name} renamed", lambda name=name, array=array: _saved({**others(name), f"{name}\x1b[2J": array})
+    yield UNCHANGED, lambda: _saved(arrays)
     yield "another array", lambda: _saved({**arrays, "policy.trojan": np.zeros(3)})
     yield "many arrays", lambda: _saved({str(number): np.zeros(0) for number in range(50_000)})
 
 
 def _saved(arrays: dict[str, np.ndarray]) -> bytes:
-    return safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    return safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
 
 def _with_header(content: bytes, header: bytes, length: int | None = None) -> bytes:
@@ -165,6 +168,7 @@ def _changed_headers(base: Base) -> Iterator[Change]:
     content = base.files[ARRAYS]
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
+    yield UNCHANGED, lambda: _with_header(content, encoded(header))
     first = min(header, key=lambda name: header[name]["data_offsets"])
     for path in [(), (first,), *[(first, key) for key in header[first]], (first, "data_offsets", 1)]:
         for change, changed in changed_json(header, path):
@@ -271,7 +275,7 @@ def attacks() -> Iterator[Attack]:
     """Changed descriptions, arrays, bytes and files of each model."""
     for kind, base in _bases().items():
         load_with_env, load_alone = partial(_load, base.make_env), partial(_load, None)
-        yield Attack(f"{kind}, nothing changed: it works", partial(_write, base, "", None), load_with_env, _use)
+        yield Attack(f"{kind}: {UNCHANGED}", partial(_write, base, "", None), load_with_env, _use)
         for path, (change, content) in _changed_descriptions(base):
             write = partial(_write, base, DESCRIPTION, content)
             load = load_alone if path[:1] in (("spaces",), ("n_envs",)) else load_with_env
