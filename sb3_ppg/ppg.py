@@ -393,7 +393,7 @@ class PPG(OnPolicyAlgorithm):
         mean, std = moments(self.rollout_buffer.returns, self.device)
         if not np.isfinite(std):
             return  # the losses are not finite, and say so
-        n_rollouts = max(1, self.num_timesteps // (self.n_steps * self.n_envs))
+        n_rollouts = 1 + self._n_updates // self.n_epochs  # which `learn` does not reset
         weight = 1 / min(n_rollouts, self.n_policy_iterations)  # at first, of all rollouts alike
         old_mean, old_std = self.policy.value_net.mean.item(), self.policy.value_net.std.item()
         shift = mean - old_mean

@@ -359,7 +359,7 @@ def test_the_value_unit_is_an_average_over_a_phase():
     list(model.rollout_buffer.get(16))
     rollouts = [rng.normal(10 * index, 3 + index, (16, 1)).astype(np.float32) for index in range(5)]
     for index, targets in enumerate(rollouts):
-        model.num_timesteps = 16 * (index + 1)
+        model._n_updates = index
         model.rollout_buffer.returns = targets
         model._change_value_units()
         if index < 3:
@@ -378,7 +378,7 @@ def test_small_or_constant_value_targets_stay_in_their_units():
     collect(model)
     list(model.rollout_buffer.get(16))
     for targets in (np.zeros((16, 1)), np.full((16, 1), 7.0), 0.01 * np.random.default_rng(0).random((16, 1))):
-        model.num_timesteps = 16
+        model._n_updates = 0
         model.rollout_buffer.returns = targets.astype(np.float32)
         before = weights(model)
         model._policy_phase()
