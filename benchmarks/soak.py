@@ -2,9 +2,9 @@
 Does memory grow with training time? The resident memory of a process after each phase of a training, for each kind of
 observation and algorithm, and for SB3's PPO at the same steps.
 
-Writes results/soak.csv and results/soak.md. A quarter of an hour on two cores.
+Writes results/soak.csv and results/soak.md. Some minutes.
 
-    python -m benchmarks.soak [--phases 200]
+    python -m benchmarks.soak [--phases 100]
 """
 
 import argparse
@@ -147,7 +147,7 @@ def markdown(rows: pd.DataFrame) -> str:
 def main() -> None:
     """Measure all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--phases", type=int, default=200, help="how long, at least 8")
+    parser.add_argument("--phases", type=int, default=100, help="how long, at least 8")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for case, (cls, policy, *_) in CASES.items():
