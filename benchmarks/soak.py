@@ -4,7 +4,7 @@ observation and algorithm, and for SB3's PPO at the same steps.
 
 Writes results/soak.csv and results/soak.md. Some minutes.
 
-    python -m benchmarks.soak [--phases 100]
+    python -m benchmarks.soak [--phases 40]
 """
 
 import argparse
@@ -34,7 +34,7 @@ PHASE = N_ENVS * N_STEPS * N_POLICY_ITERATIONS
 # So large that a rollout more would be seen
 VECTOR = spaces.Box(-1, 1, (6000,))
 FLOAT_IMAGES = spaces.Box(0, 1, (4, 40, 40))
-IMAGES = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+IMAGES = spaces.Box(0, 255, (16, 40, 40), np.uint8)
 DICT = spaces.Dict(image=IMAGES, vector=VECTOR)
 
 
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[type[PPG], str, spaces.Space, dict[str, Any]]] = {
     "vectors": (PPG, "MlpPolicy", VECTOR, {}),
     "float images": (PPG, "CnnPolicy", FLOAT_IMAGES, SCALED),
     "uint8 images": (PPG, "CnnPolicy", IMAGES, SMALL),
-    "Dict": (PPG, "MultiInputPolicy", DICT, dict(features_extractor_kwargs=dict(cnn_output_dim=16))),
+    "Dict": (PPG, "MultiInputPolicy", DICT, dict(features_extractor_kwargs=dict(cnn_output_dim=32))),
     "LSTM": (RecurrentPPG, "MlpLstmPolicy", VECTOR, dict(lstm_hidden_size=16)),
     "masks": (MaskablePPG, "MlpPolicy", VECTOR, {}),
 }
@@ -121,7 +121,7 @@ def in_a_new_process(function: Callable[..., Any], *args: Any) -> Any:
     :return: what it returns
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.soak"])
+    context.set_forkserver_preload(["benchmarks.learning"])  # which imports what takes long
     with ProcessPoolExecutor(1, mp_context=context) as process:
         return process.submit(function, *args).result()
 
@@ -147,7 +147,7 @@ def markdown(rows: pd.DataFrame) -> str:
 def main() -> None:
     """Measure all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--phases", type=int, default=100, help="how long, at least 8")
+    parser.add_argument("--phases", type=int, default=40, help="how long, at least 8")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for case, (cls, policy, *_) in CASES.items():
