@@ -313,6 +313,7 @@ def test_custom_extractor_activation_and_optimizer():
     assert isinstance(model.aux_optimizer, th.optim.RMSprop) and model.policy.value_net.in_features == 10
 
 
+@pytest.mark.slow
 def test_compiled_policy(tmp_path):
     """As SB3 documents it: ``model.policy = th.compile(model.policy)``."""
     plain, compiled = make().learn(PHASE), make()
@@ -327,6 +328,7 @@ def test_a_policy_class_may_be_given():
     assert isinstance(make(policy=MlpPolicy).policy, MlpPolicy)
 
 
+@pytest.mark.slow
 def test_it_learns():
     """Short: a walking-stick of a problem, that only a working update solves. Learning curves are in benchmarks/."""
 

@@ -664,6 +664,7 @@ def test_observations_that_do_not_fit_go_through_pinned_memory(monkeypatch):
     assert events == one * len(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_network_computes_the_same():
     kwargs = dict(features_extractor_kwargs=dict(features_dim=8, channels=(4,), n_blocks=1))

@@ -149,6 +149,7 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
         assert len(taken) > 0 and taken.max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_env",
     [
