@@ -52,8 +52,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
-from sb3_ppg.memory import keep_freed_memory
-from sb3_ppg.optimization import optimize_epoch
+from sb3_ppg.training.memory import keep_freed_memory
+from sb3_ppg.training.optimization import optimize_epoch
 from sb3_ppg.vec_env import EnvPoolVecEnv
 
 RESULTS = Path(__file__).parent / "results"

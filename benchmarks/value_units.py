@@ -27,7 +27,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from benchmarks.learning import RESULTS
 from sb3_ppg import PPG
 from sb3_ppg.ppg import Scales
-from sb3_ppg.processes import moments
+from sb3_ppg.training.processes import moments
 
 # CartPole-v1 with all defaults; the others with those of hyperparams/ppg.yml, but without its normalisation of rewards
 SETTINGS: dict[str, dict[str, Any]] = {

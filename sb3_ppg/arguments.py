@@ -11,11 +11,12 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
-from sb3_ppg.aux_buffer import n_bytes
+from sb3_ppg.buffers.aux_buffer import n_bytes
+from sb3_ppg.checks import is_count, is_number, is_number_or_schedule
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.extras import missing_extras_named
-from sb3_ppg.memory import looks_at_the_batch
 from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
+from sb3_ppg.training.memory import looks_at_the_batch
 
 if TYPE_CHECKING:
     from sb3_ppg.ppg import PPG
@@ -40,26 +41,6 @@ def arguments_explained(constructor: Constructor) -> Constructor:
             constructor(self, *args, **kwargs)
 
     return cast(Constructor, explaining)
-
-
-def is_count(value: Any, at_least: int = 1) -> bool:
-    """Whether it is an integer (and no truth value) of at least so much."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= at_least)
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a finite Python number (and no truth value), as SB3 asks for."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_number_or_schedule(value: Any, fine: Callable[[float], bool]) -> bool:
-    """Whether a number, or a schedule's first one, is finite and ``fine``."""
-    if callable(value):
-        try:
-            value = float(value(1.0))
-        except (TypeError, ValueError):
-            return False
-    return is_number(value) and fine(value)
 
 
 # What the values of some arguments have to be, and how to say it

@@ -1,8 +1,5 @@
 """MaskablePPG: Phasic Policy Gradient where not every action is possible in every state. What differs from ``ppg``."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -13,7 +10,6 @@ from sb3_contrib.common.maskable.buffers import (
     MaskableRolloutBuffer,
     MaskableRolloutBufferSamples,
 )
-from sb3_contrib.common.maskable.distributions import MaskableDistribution, make_masked_proba_distribution
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
@@ -21,95 +17,17 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.aux_buffer import AuxiliaryBatch
+from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.policies import MultiInputPhasicActorCriticPolicy, PhasicActorCriticCnnPolicy, PhasicActorCriticPolicy
+from sb3_ppg.masks import (
+    MaskableMultiInputPhasicActorCriticPolicy,
+    MaskablePhasicActorCriticCnnPolicy,
+    MaskablePhasicActorCriticPolicy,
+)
 from sb3_ppg.ppg import PPG
-from sb3_ppg.watched_vec_env import workers_watched
+from sb3_ppg.training.watched_vec_env import workers_watched
 
 SelfMaskablePPG = TypeVar("SelfMaskablePPG", bound="MaskablePPG")
-Masks = np.ndarray | th.Tensor | None
-
-
-class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
-    """
-    ``PhasicActorCriticPolicy`` whose distributions give no probability to what an action mask excludes, by sb3-contrib's
-    maskable distributions. Its methods take ``action_masks`` as those of sb3-contrib's ``MaskableActorCriticPolicy`` do:
-    True where an action is possible, (B, n) for Discrete, (B, sum of n) for MultiDiscrete, (B, 2 n) for MultiBinary
-    actions; None: no masks.
-    """
-
-    algorithm: ClassVar[str] = "MaskablePPG"
-    action_dist: MaskableDistribution
-    mask_starts: np.ndarray  # where the part of a mask begins that is for each dimension of the actions, (n_dimensions,)
-    _action_masks: Masks = None  # while one of the methods below runs
-
-    def _build_action_net(self) -> None:
-        self.action_dist = make_masked_proba_distribution(self.action_space)
-        self.action_net = self.action_dist.proba_distribution_net(latent_dim=self.mlp_extractor.latent_dim_pi)
-        sizes = getattr(self.action_dist, "action_dims", [0])  # which a distribution of one dimension does not have
-        self.mask_starts = np.cumsum([0, *sizes[:-1]])
-        if self.ortho_init:
-            self.action_net.apply(partial(self.init_weights, gain=0.01))
-
-    @contextmanager
-    def _under(self, action_masks: Masks) -> Iterator[None]:
-        """Apply masks to the distributions that are made meanwhile. None: those that are applied already, if any."""
-        before = self._action_masks
-        self._action_masks = before if action_masks is None else action_masks
-        try:
-            yield
-        finally:
-            self._action_masks = before
-
-    def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
-        distribution = self.action_dist.proba_distribution(self.action_net(latent_pi))
-        distribution.apply_masking(self._action_masks)
-        return distribution
-
-    def forward(
-        self, obs: th.Tensor, deterministic: bool = False, action_masks: Masks = None
-    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """As in SB3, under the masks."""
-        with self._under(action_masks):
-            return super().forward(obs, deterministic)
-
-    def evaluate_actions(
-        self, obs: PyTorchObs, actions: th.Tensor, action_masks: Masks = None
-    ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        """As in SB3, under the masks."""
-        with self._under(action_masks):
-            return super().evaluate_actions(obs, actions)
-
-    def get_distribution(self, obs: PyTorchObs, action_masks: Masks = None) -> Distribution:
-        """As in SB3, under the masks."""
-        with self._under(action_masks):
-            return super().get_distribution(obs)
-
-    def evaluate_auxiliary(self, obs: PyTorchObs, action_masks: Masks = None) -> tuple[Distribution, th.Tensor, th.Tensor]:
-        """As ``PhasicActorCriticPolicy``, under the masks."""
-        with self._under(action_masks):
-            return super().evaluate_auxiliary(obs)
-
-    def predict(
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: tuple[np.ndarray, ...] | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        action_masks: Masks = None,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """As in SB3, under the masks."""
-        with self._under(action_masks):
-            return super().predict(observation, state, episode_start, deterministic)
-
-
-class MaskablePhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, MaskablePhasicActorCriticPolicy):  # type: ignore[misc]
-    """``MaskablePhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``."""
-
-
-class MaskableMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, MaskablePhasicActorCriticPolicy):  # type: ignore[misc]
-    """``MaskablePhasicActorCriticPolicy`` for dictionaries, by default through SB3's ``CombinedExtractor``."""
 
 
 class MaskablePPG(PPG):

@@ -35,14 +35,17 @@ from sb3_ppg.arguments import (
     warn_of_learning_rates,
     warn_of_truncated_minibatches,
 )
-from sb3_ppg.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
+from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch, gathers_as_sb3, n_bytes, one_observation
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.extras import missing_extras_named
-from sb3_ppg.files import replaced
-from sb3_ppg.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
-from sb3_ppg.model_file import checked_model_file, marked, unmark
-from sb3_ppg.optimization import (
+from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+from sb3_ppg.saving.files import replaced
+from sb3_ppg.saving.model_file import checked_model_file, marked, unmark
+from sb3_ppg.saving.training_state import load_training_state, save_training_state
+from sb3_ppg.saving.untrusted import generators_kept
+from sb3_ppg.training.memory import fitting_micro_batch_size, has_convolutions, keep_freed_memory
+from sb3_ppg.training.optimization import (
     Epoch,
     Losses,
     mean_losses,
@@ -52,11 +55,8 @@ from sb3_ppg.optimization import (
     tensor_float_32,
     unvalidated_distributions,
 )
-from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
-from sb3_ppg.processes import average_over_processes, moments, start_alike
-from sb3_ppg.training_state import load_training_state, save_training_state
-from sb3_ppg.untrusted import generators_kept
-from sb3_ppg.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
+from sb3_ppg.training.processes import average_over_processes, moments, start_alike
+from sb3_ppg.training.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
 GATHERED_BYTES = 2**22

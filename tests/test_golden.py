@@ -10,7 +10,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
-from sb3_ppg.optimization import optimize_epoch
+from sb3_ppg.training.optimization import optimize_epoch
 
 DATA = Path(__file__).parent / "data"
 N_ENVS, N_STEPS, N_ROLLOUTS = 4, 8, 2

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, hub
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
-from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
+from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, download_without_pickle, wrapper_names
 from tests.helpers import MaskedEnv, RandomEnv, run

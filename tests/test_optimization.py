@@ -8,8 +8,8 @@ import torch as th
 from torch import nn
 
 from sb3_ppg.errors import NonFiniteLossError
-from sb3_ppg.optimization import Losses, accumulate_gradient, mean_losses, optimize_epoch, rescale_moments
-from sb3_ppg.processes import moments
+from sb3_ppg.training.optimization import Losses, accumulate_gradient, mean_losses, optimize_epoch, rescale_moments
+from sb3_ppg.training.processes import moments
 from tests.helpers import transfers_to_host
 
 

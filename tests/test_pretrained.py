@@ -36,9 +36,9 @@ from sb3_ppg import (
 )
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
-from sb3_ppg.plain_data import CLASSES
-from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, _arguments, write_checksums
-from sb3_ppg.untrusted import parse_json
+from sb3_ppg.hub.plain_data import CLASSES
+from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, _arguments, write_checksums
+from sb3_ppg.saving.untrusted import parse_json
 from tests.helpers import MASKED_ACTIONS, MaskedEnv, RandomEnv, image_space
 
 pytestmark = pytest.mark.slow

@@ -57,10 +57,10 @@ from sb3_ppg import (
     latest_checkpoint,
 )
 from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
-from sb3_ppg.files import replaced
 from sb3_ppg.hub import save_pretrained
-from sb3_ppg.optimization import Losses, optimize_epoch
-from sb3_ppg.watched_vec_env import statistics
+from sb3_ppg.saving.files import replaced
+from sb3_ppg.training.optimization import Losses, optimize_epoch
+from sb3_ppg.training.watched_vec_env import statistics
 from tests.helpers import MaskedEnv, RandomEnv, image_space
 
 pytestmark = pytest.mark.slow
@@ -557,7 +557,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 
 def test_a_newer_file_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("sb3_ppg.training_state.FORMAT_VERSION", 2)
+    monkeypatch.setattr("sb3_ppg.saving.training_state.FORMAT_VERSION", 2)
     model, path = saved(tmp_path)
     monkeypatch.undo()
     with pytest.raises(ModelFormatError, match="version 2 of its format, this sb3_ppg reads 1"):
@@ -894,7 +894,7 @@ def test_a_newer_or_incomplete_model_is_refused(model_file, tmp_path, monkeypatc
                 without.writestr(name, archive.read(name))
     with pytest.raises(ModelFormatError, match=r"without\.zip is damaged: it has no aux_optimizer\.pth"):
         PPG.load(tmp_path / "without.zip")
-    monkeypatch.setattr("sb3_ppg.model_file.FORMAT_VERSION", 2)
+    monkeypatch.setattr("sb3_ppg.saving.model_file.FORMAT_VERSION", 2)
     small().save(tmp_path / "newer.zip")
     monkeypatch.undo()
     with pytest.raises(ModelFormatError, match=r"newer\.zip has version 2 of its format, this sb3_ppg reads 1"):
@@ -980,7 +980,7 @@ def die_while_saving(folder: Path, at: str) -> None:
     die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     monkeypatch = pytest.MonkeyPatch()
     if at == "written":
-        monkeypatch.setattr("sb3_ppg.files._flush", die)
+        monkeypatch.setattr("sb3_ppg.saving.files._flush", die)
     else:
         monkeypatch.setattr(zipfile.ZipFile, "close", die)
     model.save(folder / "model.zip")

@@ -19,9 +19,9 @@ from gymnasium import spaces
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 from sb3_ppg.errors import MAX_MESSAGE, ModelFormatError, printable
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
-from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
+from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
 from sb3_ppg.recurrent import largest_part
-from sb3_ppg.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes
+from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes
 from tests.helpers import MaskedEnv, RandomEnv
 from tests.test_pretrained import BOX, SMALL, change, copied, put, refused, same_parameters, small, small_model
 

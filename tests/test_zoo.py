@@ -38,7 +38,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from benchmarks import learning, variants
 from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.arguments import argument_names
-from sb3_ppg.pretrained import NOT_SHARED
+from sb3_ppg.hub.pretrained import NOT_SHARED
 from sb3_ppg.zoo import launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register

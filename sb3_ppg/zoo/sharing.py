@@ -30,12 +30,12 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecVideoRecorder
 
 from sb3_ppg import hub, zoo
-from sb3_ppg.arguments import is_number
+from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
-from sb3_ppg.plain_data import exactly
+from sb3_ppg.hub.plain_data import exactly
+from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, read_checked, read_model, vec_normalize_of, why_not_pickle
 from sb3_ppg.ppg import PPG
-from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, read_checked, read_model, vec_normalize_of, why_not_pickle
-from sb3_ppg.untrusted import parse_json
+from sb3_ppg.saving.untrusted import parse_json
 from sb3_ppg.zoo import masks
 from sb3_ppg.zoo.procgen import ENV_IDS
 from sb3_ppg.zoo.report import add_gym_packages, evaluate, load_agent, plot_learning_curve, saved_env_kwargs

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 from huggingface_sb3 import EnvironmentName
 
-from sb3_ppg.pretrained import write_checksums
+from sb3_ppg.hub.pretrained import write_checksums
 from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, _read_environment
 from tests.attack.harness import Attack
 from tests.attack.models import FILE_CHANGES, UNCHANGED

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
-from sb3_ppg.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
+from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
 from tests.attack.harness import Attack
 from tests.attack.mutations import Change, changed_array, changed_json, encoded, places
 from tests.helpers import MaskedEnv, RandomEnv, image_space

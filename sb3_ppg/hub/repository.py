@@ -1,4 +1,4 @@
-"""Share models on the Hugging Face Hub, or in a folder, without pickle. The files are those of ``sb3_ppg.pretrained``."""
+"""Models in repositories of the Hugging Face Hub."""
 
 import json
 import re
@@ -10,42 +10,24 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch as th
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.type_aliases import GymEnv
 
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
+from sb3_ppg.hub.model_card import Evaluation, model_card, python_usage
+from sb3_ppg.hub.pretrained import (
+    ARRAYS,
+    CHECKSUMS,
+    DESCRIPTION,
+    from_pretrained,
+    save_pretrained,
+    why_not_pickle,
+    write_checksums,
+)
 from sb3_ppg.ppg import PPG
-
-try:
-    import huggingface_hub
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-    from sb3_ppg.model_card import Evaluation, model_card, python_usage
-    from sb3_ppg.pretrained import (
-        ARRAYS,
-        CHECKSUMS,
-        DESCRIPTION,
-        from_pretrained,
-        load_vec_normalize,
-        save_pretrained,
-        why_not_pickle,
-        write_checksums,
-    )
-except ModuleNotFoundError as error:
-    raise ImportError(f'Models cannot be shared ({error}): pip install "sb3-ppg[hub]"') from error
-
-__all__ = [
-    "Evaluation",
-    "download",
-    "from_pretrained",
-    "load",
-    "load_vec_normalize",
-    "push",
-    "python_usage",
-    "save_pretrained",
-    "zip_of_sb3",
-]
 
 
 def push(

@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.system_memory import available_memory
+from sb3_ppg.training.system_memory import available_memory
 
 # Whose rollout buffers have new arrays for each rollout
 ALLOCATE_ANEW = ("stable_baselines3", "sb3_contrib", "sb3_ppg")

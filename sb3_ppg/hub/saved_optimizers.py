@@ -8,9 +8,9 @@ from typing import Any
 import torch as th
 from torch import nn
 
-from sb3_ppg.arguments import is_number
+from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.plain_data import Decoder, Encoder, exactly
+from sb3_ppg.hub.plain_data import Decoder, Encoder, exactly
 
 # How a step is computed is for this machine to choose, not for a file
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}

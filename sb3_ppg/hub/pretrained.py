@@ -30,14 +30,12 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 
-from sb3_ppg.arguments import argument_names, is_number
-from sb3_ppg.array_file import ArrayFile
+from sb3_ppg.arguments import argument_names
+from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.files import replaced_together
-from sb3_ppg.maskable import MaskablePPG
-from sb3_ppg.model_file import saved_by
-from sb3_ppg.plain_data import Decoder, Encoder, exactly, set_statistics
-from sb3_ppg.plausibility import (
+from sb3_ppg.hub.array_file import ArrayFile
+from sb3_ppg.hub.plain_data import Decoder, Encoder, exactly, set_statistics
+from sb3_ppg.hub.plausibility import (
     SETTINGS,
     Allowance,
     check_action_space,
@@ -46,10 +44,13 @@ from sb3_ppg.plausibility import (
     policy_kwargs,
     try_out,
 )
+from sb3_ppg.hub.saved_optimizers import describe_optimizer, load_optimizer, read_optimizer
+from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
-from sb3_ppg.saved_optimizers import describe_optimizer, load_optimizer, read_optimizer
-from sb3_ppg.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes, regular_file
+from sb3_ppg.saving.files import replaced_together
+from sb3_ppg.saving.model_file import saved_by
+from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes, regular_file
 
 SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.files import opened
+from sb3_ppg.saving.files import opened
 
 if TYPE_CHECKING:
     from sb3_ppg.ppg import PPG

@@ -11,14 +11,14 @@ from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import generators
 from sb3_ppg.arguments import check_room
-from sb3_ppg.aux_buffer import AuxBuffer
+from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
-from sb3_ppg.files import opened, replaced
-from sb3_ppg.npz import NpzReader
-from sb3_ppg.untrusted import parse_json
-from sb3_ppg.watched_vec_env import statistics
+from sb3_ppg.saving import generators
+from sb3_ppg.saving.files import opened, replaced
+from sb3_ppg.saving.npz import NpzReader
+from sb3_ppg.saving.untrusted import parse_json
+from sb3_ppg.training.watched_vec_env import statistics
 
 if TYPE_CHECKING:
     from sb3_ppg.ppg import PPG

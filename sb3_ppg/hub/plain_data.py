@@ -18,18 +18,18 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from torch import nn
 
-from sb3_ppg.arguments import is_number
-from sb3_ppg.array_file import ArrayFile, Entry
-from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.maskable import MaskablePPG
-from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_ppg.ppg import PPG
-from sb3_ppg.recurrent import RecurrentPPG
-from sb3_ppg.reward_normalizer import (
+from sb3_ppg.buffers.reward_normalizer import (
     NormalizedRewardDictRolloutBuffer,
     NormalizedRewardRolloutBuffer,
     RewardNormalizer,
 )
+from sb3_ppg.checks import is_number
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.hub.array_file import ArrayFile, Entry
+from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_ppg.ppg import PPG
+from sb3_ppg.recurrent import RecurrentPPG
 from sb3_ppg.torch_layers import ImpalaCNN
 
 _CLASSES: tuple[type, ...] = (
@@ -230,7 +230,7 @@ class Decoder:
     def _class(self, name: Any, path: str) -> type:
         if name not in CLASSES:
             raise ModelFormatError(
-                f"{path}: the class {name!r} is not on the list of those that a file may name (sb3_ppg.plain_data.CLASSES)"
+                f"{path}: the class {name!r} is not on the list of those that a file may name (sb3_ppg.hub.plain_data.CLASSES)"
             )
         return CLASSES[name]
 

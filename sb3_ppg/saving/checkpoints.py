@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
-from sb3_ppg.files import replaced_together
-from sb3_ppg.model_file import checkpoint_of
-from sb3_ppg.training_state import write_training_state
+from sb3_ppg.saving.files import replaced_together
+from sb3_ppg.saving.model_file import checkpoint_of
+from sb3_ppg.saving.training_state import write_training_state
 
 if TYPE_CHECKING:
     from sb3_ppg.ppg import PPG

@@ -1,0 +1,1 @@
+"""What training collects and draws its minibatches from."""

@@ -1,0 +1,27 @@
+"""What values are."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def is_count(value: Any, at_least: int = 1) -> bool:
+    """Whether it is an integer (and no truth value) of at least so much."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= at_least)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite Python number (and no truth value), as SB3 asks for."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_number_or_schedule(value: Any, is_allowed: Callable[[float], bool]) -> bool:
+    """Whether a number, or a schedule's first one, is finite and allowed."""
+    if callable(value):
+        try:
+            value = float(value(1.0))
+        except (TypeError, ValueError):
+            return False
+    return is_number(value) and is_allowed(value)

@@ -1,0 +1,20 @@
+"""Share models on the Hugging Face Hub, or in a folder, without pickle. The files are those of ``sb3_ppg.hub.pretrained``."""
+
+try:
+    from sb3_ppg.hub.model_card import Evaluation, python_usage
+    from sb3_ppg.hub.pretrained import from_pretrained, load_vec_normalize, save_pretrained
+    from sb3_ppg.hub.repository import download, load, push, zip_of_sb3
+except ModuleNotFoundError as error:
+    raise ImportError(f'Models cannot be shared ({error}): pip install "sb3-ppg[hub]"') from error
+
+__all__ = [
+    "Evaluation",
+    "download",
+    "from_pretrained",
+    "load",
+    "load_vec_normalize",
+    "push",
+    "python_usage",
+    "save_pretrained",
+    "zip_of_sb3",
+]

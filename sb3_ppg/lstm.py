@@ -1,0 +1,330 @@
+"""Policies with LSTMs, in the networks of sb3-contrib's ``RecurrentPPO``."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch as th
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
+
+from sb3_ppg.checks import is_count
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.policies import (
+    ARCHITECTURES,
+    Architecture,
+    MultiInputPhasicActorCriticPolicy,
+    PhasicActorCriticCnnPolicy,
+    PhasicActorCriticPolicy,
+)
+
+
+def pack_states(lstm_states: RNNStates) -> th.Tensor:
+    """
+    :param lstm_states: of the policy's and the value function's LSTM, hidden and cell, (n_layers, n_sequences, hidden size)
+    :return: all four, (n_sequences, 4, n_layers, hidden size)
+    """
+    return th.stack([*lstm_states.pi, *lstm_states.vf]).movedim(2, 0)
+
+
+def unpack_states(packed: th.Tensor) -> RNNStates:
+    """
+    :param packed: (n_sequences, 4, n_layers, hidden size)
+    :return: as they were before ``pack_states``
+    """
+    pi_hidden, pi_cell, vf_hidden, vf_cell = packed.movedim(0, 2).contiguous()
+    return RNNStates((pi_hidden, pi_cell), (vf_hidden, vf_cell))
+
+
+def run_lstm(lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor) -> th.Tensor:
+    """
+    The outputs of an LSTM for sequences in which new episodes may begin. Each sequence is cut where one does; pieces of
+    similar length, padded to the longest, go through together. (sb3-contrib goes step by step instead.)
+
+    :param lstm: of any number of layers
+    :param features: of sequences of equal length, one after the other, (B, features_dim)
+    :param lstm_states: hidden and cell states before each sequence, (n_layers, n_sequences, hidden size)
+    :param episode_starts: 1 where an episode begins, which forgets what was before, else 0, (B,)
+    :return: (B, hidden size)
+    """
+    n_sequences = lstm_states[0].shape[1]
+    starts = (episode_starts > 0.5).cpu().numpy().reshape(n_sequences, -1)
+    cuts = starts.copy()
+    cuts[:, 0] = True
+    places = np.flatnonzero(cuts)  # where each piece begins
+    lengths = np.diff(places, append=cuts.size)
+    goes_on = np.flatnonzero(~starts[:, 0])  # sequences that begin amid an episode, with the states from before
+    pieces_that_go_on = np.searchsorted(places, goes_on * cuts.shape[1])
+    states = []
+    for state in lstm_states:
+        of_pieces = state.new_zeros(state.shape[0], len(places), state.shape[2])
+        of_pieces[:, pieces_that_go_on] = state[:, goes_on]
+        states.append(of_pieces)
+
+    outputs, where, n_outputs = [], np.empty(cuts.size, dtype=np.int64), 0
+    for group in _of_similar_length(lengths):
+        steps = np.arange(lengths[group].max())[:, None]  # (longest, pieces)
+        index = places[group] + np.minimum(steps, lengths[group] - 1)  # padded with a piece's last step
+        real = steps < lengths[group]
+        where[index[real]] = n_outputs + np.flatnonzero(real)
+        n_outputs += index.size
+        output, _ = lstm(features[index], (states[0][:, group], states[1][:, group]))
+        outputs.append(output.flatten(0, 1))
+    return th.cat(outputs)[where]
+
+
+def last_states(
+    lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
+) -> tuple[th.Tensor, ...]:
+    """
+    The states of an LSTM after sequences in which new episodes may begin: what was before the last of them does not matter.
+
+    :param lstm: of any number of layers
+    :param features: of sequences of equal length, one after the other, (B, features_dim)
+    :param lstm_states: hidden and cell states before each sequence, (n_layers, n_sequences, hidden size)
+    :param episode_starts: 1 where an episode begins, else 0, (B,)
+    :return: hidden and cell states after each sequence
+    """
+    n_sequences = lstm_states[0].shape[1]
+    starts = (episode_starts > 0.5).cpu().numpy().reshape(n_sequences, -1)
+    by_step = features.reshape(*starts.shape, -1).transpose(0, 1)  # (length, n_sequences, features_dim)
+    last_starts = np.where(starts.any(axis=1), starts.shape[1] - 1 - starts[:, ::-1].argmax(axis=1), -1)
+    after = [th.empty_like(state) for state in lstm_states]
+    for start in np.unique(last_starts):
+        group = np.flatnonzero(last_starts == start)
+        before = [state[:, group] * float(start < 0) for state in lstm_states]
+        _, states = lstm(by_step[max(start, 0) :, group], (before[0], before[1]))
+        for state, new in zip(after, states, strict=True):
+            state[:, group] = new
+    return tuple(after)
+
+
+def _of_similar_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """The numbers of the pieces, in groups in which the longest is less than twice as long as the shortest."""
+    order = np.argsort(-lengths, kind="stable")
+    while len(order) > 0:
+        n_similar = int(np.count_nonzero(2 * lengths[order] > lengths[order[0]]))
+        yield order[:n_similar]
+        order = order[n_similar:]
+
+
+class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCriticPolicy):  # type: ignore[misc] # SB3's
+    """
+    sb3-contrib's recurrent policy (features extractor, LSTM, layers of ``net_arch``, heads) with what PPG adds. Its methods
+    take B samples: whole sequences of equal length, one after the other.
+
+    ============ ================================= =====================================================
+    architecture the value function reads          its gradient in the policy phase
+    ============ ================================= =====================================================
+    "dual"       an LSTM of its own, or none       stays in its own network
+    "detached"   the policy's LSTM                 stops there, as with RecurrentPPO's ``shared_lstm``
+    "shared"     the policy's LSTM                 goes through
+    ============ ================================= =====================================================
+
+    In the auxiliary phase "detached" lets it through, unless ``detach_value_in_aux_phase``. The layers of ``net_arch`` come
+    after the LSTM and are each function's own. Arguments that are not listed here are those of ``PhasicActorCriticPolicy``.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param architecture: Default: "detached" with ``shared_lstm``, else "dual"
+    :param lstm_hidden_size: Number of hidden units for each LSTM layer
+    :param n_lstm_layers: Number of LSTM layers
+    :param shared_lstm: Whether the value function reads the policy's LSTM. Default: as the architecture says
+    :param enable_critic_lstm: Whether it has an LSTM of its own. Default: as the architecture says. False with "dual": a
+        dense layer takes its place
+    :param lstm_kwargs: ``bias`` and ``dropout`` of ``torch.nn.LSTM``
+    :raises ArgumentError: (a ``ValueError``) for a combination that contradicts itself
+    """
+
+    algorithm: ClassVar[str] = "RecurrentPPG"
+    lstm_critic: nn.LSTM | None
+    critic: nn.Linear | None
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        lr_schedule: Schedule,
+        *,
+        architecture: Architecture | None = None,
+        lstm_hidden_size: int = 256,
+        n_lstm_layers: int = 1,
+        shared_lstm: bool | None = None,
+        enable_critic_lstm: bool | None = None,
+        lstm_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        architecture = architecture or ("detached" if shared_lstm else "dual")
+        shared_lstm, enable_critic_lstm = _lstm_of_the_value_function(architecture, shared_lstm, enable_critic_lstm)
+        _check_lstm(lstm_hidden_size, n_lstm_layers, lstm_kwargs)
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            architecture=architecture,
+            lstm_hidden_size=lstm_hidden_size,
+            n_lstm_layers=n_lstm_layers,
+            lstm_kwargs=lstm_kwargs,
+            shared_lstm=shared_lstm,
+            enable_critic_lstm=enable_critic_lstm,
+            **kwargs,
+        )
+        # Anew, for it to know the LSTMs
+        self.optimizer = self.make_optimizer(lr_schedule(1))
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        data = super()._get_constructor_parameters()
+        data.update(
+            lstm_hidden_size=self.lstm_actor.hidden_size,
+            n_lstm_layers=self.lstm_actor.num_layers,
+            shared_lstm=self.shared_lstm,
+            enable_critic_lstm=self.enable_critic_lstm,
+            lstm_kwargs=self.lstm_kwargs,
+        )
+        return data
+
+    def _build_mlp_extractor(self) -> None:
+        RecurrentActorCriticPolicy._build_mlp_extractor(self)
+
+    def _check_trunk(self) -> None:
+        """Not needed: the network that policy and value function share ends at the LSTM."""
+
+    def _latents(
+        self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor, detach_value: bool
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """What the heads of the policy and of the value function read. Each network is run once."""
+        pi_features = self._policy_features(obs)
+        pi_memory = run_lstm(self.lstm_actor, pi_features, lstm_states.pi, episode_starts)
+        if self.architecture == "dual":
+            vf_features = pi_features if self.share_features_extractor else self._value_features(obs)
+            vf_memory = self._value_memory(vf_features, lstm_states.vf, episode_starts)
+        else:
+            vf_memory = pi_memory.detach() if detach_value else pi_memory
+        return self.mlp_extractor.forward_actor(pi_memory), self.mlp_extractor.forward_critic(vf_memory)
+
+    def _value_memory(self, features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor) -> th.Tensor:
+        if self.critic is not None:
+            return self.critic(features)
+        return run_lstm(self.lstm_critic or self.lstm_actor, features, lstm_states, episode_starts)
+
+    def evaluate_actions(  # type: ignore[override]
+        self, obs: PyTorchObs, actions: th.Tensor, lstm_states: RNNStates, episode_starts: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """
+        As in sb3-contrib.
+
+        :param obs: Observation
+        :param actions: (B, ...)
+        :param lstm_states: before each sequence
+        :param episode_starts: 1 where an episode begins, else 0, (B,)
+        :return: V(s), (B, 1); log π(a|s), (B,); H(π(.|s)), (B,), or None where it has no closed form
+        """
+        latent_pi, latent_vf = self._latents(obs, lstm_states, episode_starts, self.architecture == "detached")
+        distribution = self._get_action_dist_from_latent(latent_pi)
+        return self.value_net(latent_vf), distribution.log_prob(actions), distribution.entropy()
+
+    def evaluate_distribution(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> Distribution:
+        """
+        As ``get_distribution``, for training: without the states after each sequence, which take longer.
+
+        :param obs: Observation
+        :param lstm_states: before each sequence
+        :param episode_starts: 1 where an episode begins, else 0, (B,)
+        :return: π(.|s)
+        """
+        memory = run_lstm(self.lstm_actor, self._policy_features(obs), lstm_states.pi, episode_starts)
+        return self._get_action_dist_from_latent(self.mlp_extractor.forward_actor(memory))
+
+    def predict_values(  # type: ignore[override]
+        self, obs: PyTorchObs, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
+    ) -> th.Tensor:
+        """
+        The true value function V(s). No gradient passes a detached LSTM.
+
+        :param obs: Observation
+        :param lstm_states: of the value function, before each sequence
+        :param episode_starts: 1 where an episode begins, else 0, (B,)
+        :return: (B, 1)
+        """
+        with th.set_grad_enabled(th.is_grad_enabled() and self.architecture != "detached"):
+            memory = self._value_memory(self._value_features(obs), lstm_states, episode_starts)
+        return self.value_net(self.mlp_extractor.forward_critic(memory))
+
+    def evaluate_auxiliary(
+        self, obs: PyTorchObs, lstm_states: RNNStates | None = None, episode_starts: th.Tensor | None = None
+    ) -> tuple[Distribution, th.Tensor, th.Tensor]:
+        """
+        What the auxiliary phase trains. Each network is run once.
+
+        :param obs: Observation
+        :param lstm_states: before each sequence. None: each observation is the first of an episode
+        :param episode_starts: 1 where an episode begins, else 0, (B,)
+        :return: π(.|s); the auxiliary head's value, (B,); the true value function V(s), (B,)
+        """
+        if lstm_states is None or episode_starts is None:
+            n_samples = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+            lstm_states, episode_starts = self.no_states(n_samples), th.ones(n_samples, device=self.device)
+        latent_pi, latent_vf = self._latents(obs, lstm_states, episode_starts, self.detach_value_in_aux_phase)
+        distribution = self._get_action_dist_from_latent(latent_pi)
+        return distribution, self.aux_value_net(latent_pi).flatten(), self.value_net(latent_vf).flatten()
+
+    @th.no_grad()
+    def states_after(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> RNNStates:
+        """
+        :param obs: Observation
+        :param lstm_states: before each sequence
+        :param episode_starts: 1 where an episode begins, else 0, (B,)
+        :return: the states after each sequence
+        """
+        pi = last_states(self.lstm_actor, self._policy_features(obs), lstm_states.pi, episode_starts)
+        if self.lstm_critic is None:
+            return RNNStates(pi, pi)
+        return RNNStates(pi, last_states(self.lstm_critic, self._value_features(obs), lstm_states.vf, episode_starts))
+
+    def no_states(self, n_sequences: int) -> RNNStates:
+        """
+        :param n_sequences: which begin with an episode
+        :return: the states before them, zeros
+        """
+        shape = (self.lstm_actor.num_layers, n_sequences, self.lstm_actor.hidden_size)
+        zeros = th.zeros(shape, device=self.device)
+        return RNNStates((zeros, zeros), (zeros, zeros))
+
+
+class RecurrentPhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
+    """``RecurrentPhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``."""
+
+
+class RecurrentMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
+    """``RecurrentPhasicActorCriticPolicy`` for dictionaries, by default through SB3's ``CombinedExtractor``."""
+
+
+def _lstm_of_the_value_function(
+    architecture: str, shared_lstm: bool | None, enable_critic_lstm: bool | None
+) -> tuple[bool, bool]:
+    """RecurrentPPO's arguments for it, once they do not contradict the architecture."""
+    one_network = architecture != "dual"
+    shared = one_network if shared_lstm is None else shared_lstm
+    if shared != one_network and architecture in ARCHITECTURES:  # else refused anyway
+        other = "'dual'" if one_network else "'detached' or 'shared'"
+        raise ArgumentError(
+            f"`shared_lstm`={shared_lstm} contradicts `architecture`={architecture!r}: leave it out, or use {other}"
+        )
+    if shared and enable_critic_lstm:
+        raise ArgumentError(
+            f"`enable_critic_lstm`=True contradicts `architecture`={architecture!r}, where the value function reads the "
+            "policy's LSTM: leave it out, or use 'dual'"
+        )
+    return shared, not shared if enable_critic_lstm is None else enable_critic_lstm
+
+
+def _check_lstm(lstm_hidden_size: Any, n_lstm_layers: Any, lstm_kwargs: Any) -> None:
+    for name, value in (("lstm_hidden_size", lstm_hidden_size), ("n_lstm_layers", n_lstm_layers)):
+        if not is_count(value):
+            raise ArgumentError(f"`{name}`={value!r} cannot work: use an integer of at least 1")
+    if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
+        raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")

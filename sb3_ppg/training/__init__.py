@@ -1,0 +1,1 @@
+"""How networks are trained: one epoch of steps, several processes, memory, environments that are watched."""
