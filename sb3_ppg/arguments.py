@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
-from sb3_ppg.buffers.aux_buffer import n_bytes
+from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.checks import is_count, is_number, is_number_or_schedule
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.extras import missing_extras_named
@@ -277,7 +277,7 @@ def check_room(model: "PPG", n_rollouts: int) -> None:
     """
     if model.n_aux_epochs == 0:
         return
-    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model._context()))
+    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.context()))
     available = model.aux_buffer.available_bytes()
     if needed <= available:
         return

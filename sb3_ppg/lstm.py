@@ -16,6 +16,7 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies import (
     ARCHITECTURES,
     Architecture,
+    AuxiliaryEvaluation,
     MultiInputPhasicActorCriticPolicy,
     PhasicActorCriticCnnPolicy,
     PhasicActorCriticPolicy,
@@ -56,12 +57,12 @@ def run_lstm(lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, .
     cuts[:, 0] = True
     places = np.flatnonzero(cuts)  # where each piece begins
     lengths = np.diff(places, append=cuts.size)
-    goes_on = np.flatnonzero(~starts[:, 0])  # sequences that begin amid an episode, with the states from before
-    pieces_that_go_on = np.searchsorted(places, goes_on * cuts.shape[1])
+    continued = np.flatnonzero(~starts[:, 0])  # sequences that begin amid an episode, with the states from before
+    continued_pieces = np.searchsorted(places, continued * cuts.shape[1])
     states = []
     for state in lstm_states:
         of_pieces = state.new_zeros(state.shape[0], len(places), state.shape[2])
-        of_pieces[:, pieces_that_go_on] = state[:, goes_on]
+        of_pieces[:, continued_pieces] = state[:, continued]
         states.append(of_pieces)
 
     outputs, where, n_outputs = [], np.empty(cuts.size, dtype=np.int64), 0
@@ -173,7 +174,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             enable_critic_lstm=enable_critic_lstm,
             **kwargs,
         )
-        # Anew, for it to know the LSTMs
+        # The optimizer that was made before does not know the LSTMs
         self.optimizer = self.make_optimizer(lr_schedule(1))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
@@ -227,17 +228,31 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         distribution = self._get_action_dist_from_latent(latent_pi)
         return self.value_net(latent_vf), distribution.log_prob(actions), distribution.entropy()
 
-    def evaluate_distribution(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> Distribution:
+    def evaluate_policy(  # type: ignore[override]
+        self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor
+    ) -> tuple[Distribution, th.Tensor]:
         """
-        As ``get_distribution``, for training: without the states after each sequence, which take longer.
+        The policy alone, for training: without the states after each sequence, which ``get_distribution`` gives.
 
         :param obs: Observation
         :param lstm_states: before each sequence
         :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: π(.|s)
+        :return: π(.|s); what its heads read, (B, latent_dim_pi)
         """
         memory = run_lstm(self.lstm_actor, self._policy_features(obs), lstm_states.pi, episode_starts)
-        return self._get_action_dist_from_latent(self.mlp_extractor.forward_actor(memory))
+        latent_pi = self.mlp_extractor.forward_actor(memory)
+        return self._get_action_dist_from_latent(latent_pi), latent_pi
+
+    def evaluate_values(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> th.Tensor:  # type: ignore[override]
+        """
+        The true value function alone.
+
+        :param obs: Observation
+        :param lstm_states: of both networks, before each sequence
+        :param episode_starts: 1 where an episode begins, else 0, (B,)
+        :return: V(s), (B,)
+        """
+        return self.predict_values(obs, lstm_states.vf, episode_starts).flatten()
 
     def predict_values(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
@@ -256,21 +271,20 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
 
     def evaluate_auxiliary(
         self, obs: PyTorchObs, lstm_states: RNNStates | None = None, episode_starts: th.Tensor | None = None
-    ) -> tuple[Distribution, th.Tensor, th.Tensor]:
+    ) -> AuxiliaryEvaluation:
         """
         What the auxiliary phase trains. Each network is run once.
 
         :param obs: Observation
         :param lstm_states: before each sequence. None: each observation is the first of an episode
         :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: π(.|s); the auxiliary head's value, (B,); the true value function V(s), (B,)
+        :return: π(.|s), and both value functions
         """
         if lstm_states is None or episode_starts is None:
             n_samples = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-            lstm_states, episode_starts = self.no_states(n_samples), th.ones(n_samples, device=self.device)
+            lstm_states, episode_starts = self.initial_states(n_samples), th.ones(n_samples, device=self.device)
         latent_pi, latent_vf = self._latents(obs, lstm_states, episode_starts, self.detach_value_in_aux_phase)
-        distribution = self._get_action_dist_from_latent(latent_pi)
-        return distribution, self.aux_value_net(latent_pi).flatten(), self.value_net(latent_vf).flatten()
+        return self._evaluate_heads(latent_pi, latent_vf)
 
     @th.no_grad()
     def states_after(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> RNNStates:
@@ -285,7 +299,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             return RNNStates(pi, pi)
         return RNNStates(pi, last_states(self.lstm_critic, self._value_features(obs), lstm_states.vf, episode_starts))
 
-    def no_states(self, n_sequences: int) -> RNNStates:
+    def initial_states(self, n_sequences: int) -> RNNStates:
         """
         :param n_sequences: which begin with an episode
         :return: the states before them, zeros

@@ -1,6 +1,6 @@
 """MaskablePPG: Phasic Policy Gradient where not every action is possible in every state. What differs from ``ppg``."""
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch as th
@@ -8,11 +8,9 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import (
     MaskableDictRolloutBuffer,
     MaskableRolloutBuffer,
-    MaskableRolloutBufferSamples,
 )
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
@@ -26,8 +24,6 @@ from sb3_ppg.masks import (
 )
 from sb3_ppg.ppg import PPG
 from sb3_ppg.training.watched_vec_env import workers_watched
-
-SelfMaskablePPG = TypeVar("SelfMaskablePPG", bound="MaskablePPG")
 
 
 class MaskablePPG(PPG):
@@ -57,7 +53,7 @@ class MaskablePPG(PPG):
     _use_masking: bool = True  # while `learn` runs
 
     def learn(  # type: ignore[override]
-        self: SelfMaskablePPG,
+        self,
         total_timesteps: int,
         callback: MaybeCallback = None,
         log_interval: int = 1,
@@ -65,7 +61,7 @@ class MaskablePPG(PPG):
         reset_num_timesteps: bool = True,
         use_masking: bool = True,
         progress_bar: bool = False,
-    ) -> SelfMaskablePPG:
+    ) -> Self:
         """
         As in ``PPG``.
 
@@ -103,7 +99,7 @@ class MaskablePPG(PPG):
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_use_masking"]
 
-    def _act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         action_masks = self._checked(get_action_masks(env)) if self._use_masking else None
         return *self.policy(observations, action_masks=action_masks), {"action_masks": action_masks}
 
@@ -130,22 +126,13 @@ class MaskablePPG(PPG):
         """
         return np.logical_or.reduceat(action_masks, self.policy.mask_starts, axis=-1)
 
-    def _is_context(self, context: dict[str, np.ndarray]) -> bool:
+    def is_context(self, context: dict[str, np.ndarray]) -> bool:
         return bool(self._possible(context["action_masks"]).all())
 
-    def _context(self) -> dict[str, np.ndarray]:
+    def context(self) -> dict[str, np.ndarray]:
         masks = self.rollout_buffer.action_masks
         return {"action_masks": masks.astype(bool).reshape(self.n_envs, self.n_steps, self.rollout_buffer.mask_dims)}
 
-    def _evaluate_actions(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        return self.policy.evaluate_actions(batch.observations, self._taken_actions(batch), _masks(batch))
-
-    def _distribution(self, batch: Any) -> Distribution:
-        return self.policy.get_distribution(batch.observations, _masks(batch))
-
-    def _evaluate_auxiliary(self, batch: AuxiliaryBatch) -> tuple[Distribution, th.Tensor, th.Tensor]:
-        return self.policy.evaluate_auxiliary(batch.observations, _masks(batch))
-
-
-def _masks(batch: MaskableRolloutBufferSamples | AuxiliaryBatch) -> th.Tensor:
-    return batch.context["action_masks"] if isinstance(batch, AuxiliaryBatch) else batch.action_masks
+    def network_inputs(self, batch: Any) -> tuple:
+        masks = batch.context["action_masks"] if isinstance(batch, AuxiliaryBatch) else batch.action_masks
+        return batch.observations, masks

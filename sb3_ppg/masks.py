@@ -11,7 +11,12 @@ from sb3_contrib.common.maskable.distributions import MaskableDistribution, make
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 
-from sb3_ppg.policies import MultiInputPhasicActorCriticPolicy, PhasicActorCriticCnnPolicy, PhasicActorCriticPolicy
+from sb3_ppg.policies import (
+    AuxiliaryEvaluation,
+    MultiInputPhasicActorCriticPolicy,
+    PhasicActorCriticCnnPolicy,
+    PhasicActorCriticPolicy,
+)
 
 Masks = np.ndarray | th.Tensor | None
 
@@ -38,7 +43,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
             self.action_net.apply(partial(self.init_weights, gain=0.01))
 
     @contextmanager
-    def _under(self, action_masks: Masks) -> Iterator[None]:
+    def _masked_by(self, action_masks: Masks) -> Iterator[None]:
         """Apply masks to the distributions that are made meanwhile. None: those that are applied already, if any."""
         before = self._action_masks
         self._action_masks = before if action_masks is None else action_masks
@@ -56,24 +61,33 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         self, obs: th.Tensor, deterministic: bool = False, action_masks: Masks = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """As in SB3, under the masks."""
-        with self._under(action_masks):
+        with self._masked_by(action_masks):
             return super().forward(obs, deterministic)
 
     def evaluate_actions(
         self, obs: PyTorchObs, actions: th.Tensor, action_masks: Masks = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """As in SB3, under the masks."""
-        with self._under(action_masks):
+        with self._masked_by(action_masks):
             return super().evaluate_actions(obs, actions)
 
     def get_distribution(self, obs: PyTorchObs, action_masks: Masks = None) -> Distribution:
         """As in SB3, under the masks."""
-        with self._under(action_masks):
+        with self._masked_by(action_masks):
             return super().get_distribution(obs)
 
-    def evaluate_auxiliary(self, obs: PyTorchObs, action_masks: Masks = None) -> tuple[Distribution, th.Tensor, th.Tensor]:
+    def evaluate_policy(self, obs: PyTorchObs, action_masks: Masks = None) -> tuple[Distribution, th.Tensor]:
         """As ``PhasicActorCriticPolicy``, under the masks."""
-        with self._under(action_masks):
+        with self._masked_by(action_masks):
+            return super().evaluate_policy(obs)
+
+    def evaluate_values(self, obs: PyTorchObs, action_masks: Masks = None) -> th.Tensor:
+        """As ``PhasicActorCriticPolicy``: values do not depend on the masks."""
+        return super().evaluate_values(obs)
+
+    def evaluate_auxiliary(self, obs: PyTorchObs, action_masks: Masks = None) -> AuxiliaryEvaluation:
+        """As ``PhasicActorCriticPolicy``, under the masks."""
+        with self._masked_by(action_masks):
             return super().evaluate_auxiliary(obs)
 
     def predict(
@@ -85,7 +99,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         action_masks: Masks = None,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """As in SB3, under the masks."""
-        with self._under(action_masks):
+        with self._masked_by(action_masks):
             return super().predict(observation, state, episode_start, deterministic)
 
 

@@ -1,7 +1,7 @@
 """The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
 
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch as th
@@ -127,6 +127,22 @@ class FeaturesInMixedPrecision(BasePolicy):
         scales_images = vars(type(features_extractor)).get("scales_images", False)
         is_uint8 = isinstance(obs, th.Tensor) and obs.dtype == th.uint8
         return scales_images and is_uint8 and self.normalize_images and is_image_space(self.observation_space)
+
+
+class AuxiliaryEvaluation(NamedTuple):
+    """
+    What one pass through the networks gives to the auxiliary phase.
+
+    :param distribution: π(.|s). SB3 has one object for it, which the next pass overwrites
+    :param aux_values: of the auxiliary value head, (B,)
+    :param values: of the true value function, V(s), (B,)
+    :param latent_pi: what the policy's heads read, (B, latent_dim_pi)
+    """
+
+    distribution: Distribution
+    aux_values: th.Tensor
+    values: th.Tensor
+    latent_pi: th.Tensor
 
 
 class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # type: ignore[misc] # ActorCriticPolicy's own
@@ -268,16 +284,13 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
-        weights = self.value_net.state_dict()
-        self.value_net = ValueHead(self.mlp_extractor.latent_dim_vf)
-        self.value_net.load_state_dict(weights, strict=False)
-        self.aux_value_net = ValueHead(self.mlp_extractor.latent_dim_pi)
+        initial_value_weights = self.value_net.state_dict()  # as SB3 makes them
+        heads = self.make_heads()
+        for name, head in heads.items():
+            setattr(self, name, head)
+        self.value_net.load_state_dict(initial_value_weights, strict=False)
         self._build_action_net()
-        if self.ortho_init:
-            self.aux_value_net.apply(partial(self.init_weights, gain=1))
-        elif isinstance(self.features_extractor, ImpalaCNN):
-            for head in (self.action_net, self.value_net, self.aux_value_net):
-                init_normed(head, scale=0.1)
+        self._initialize_heads([head for name, head in heads.items() if name != "value_net"])
         # Convolutions are fastest so, on CPU and GPU; it changes how weights lie in memory, nothing else
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -285,8 +298,33 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         if self.compile_mode is not None:
             for extractor in {self.pi_features_extractor, self.vf_features_extractor}:
                 extractor.compile(mode=self.compile_mode, dynamic=False)
-        # Anew, for it to know the auxiliary head
+        # SB3's optimizer does not know the heads
         self.optimizer = self.make_optimizer(lr_schedule(1))
+
+    def make_heads(self) -> dict[str, nn.Module]:
+        """
+        The heads beside the action net, which are made before the optimizers are. Override it to add others, or to replace
+        these by networks that have layers.
+
+        :return: by the names of their attributes, with "value_net", from (B, latent_dim_vf) to (B, 1), and "aux_value_net",
+            from (B, latent_dim_pi) to (B, 1)
+        """
+        return {
+            "value_net": ValueHead(self.mlp_extractor.latent_dim_vf),
+            "aux_value_net": ValueHead(self.mlp_extractor.latent_dim_pi),
+        }
+
+    def _initialize_heads(self, heads: list[nn.Module]) -> None:
+        """
+        :param heads: that SB3 does not know
+        """
+        if self.ortho_init:
+            for head in heads:
+                head.apply(partial(self.init_weights, gain=1))
+        elif isinstance(self.features_extractor, ImpalaCNN):
+            for head in (self.action_net, self.value_net, *heads):
+                if isinstance(head, nn.Linear):
+                    init_normed(head, scale=0.1)
 
     def _build_action_net(self) -> None:
         """Variants replace SB3's."""
@@ -329,12 +367,33 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             latent_vf = self.mlp_extractor.forward_critic(self._value_features(obs))
         return self.value_net(latent_vf)
 
-    def evaluate_auxiliary(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor, th.Tensor]:
+    # What objectives evaluate. The arguments are those that the algorithm's ``network_inputs`` gives, for each policy its own
+
+    def evaluate_policy(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor]:
+        """
+        The policy alone. Its network is run once.
+
+        :param obs: Observation
+        :return: π(.|s); what its heads read, shape (B, latent_dim_pi)
+        """
+        latent_pi = self.mlp_extractor.forward_actor(self._policy_features(obs))
+        return self._get_action_dist_from_latent(latent_pi), latent_pi
+
+    def evaluate_values(self, obs: PyTorchObs) -> th.Tensor:
+        """
+        The true value function alone, as in the policy phase. Its network is run once.
+
+        :param obs: Observation
+        :return: V(s), shape (B,)
+        """
+        return self.predict_values(obs).flatten()
+
+    def evaluate_auxiliary(self, obs: PyTorchObs) -> AuxiliaryEvaluation:
         """
         What the auxiliary phase trains. Each network is run once.
 
         :param obs: Observation
-        :return: π(.|s); the auxiliary head's value, shape (B,); the true value function V(s), shape (B,)
+        :return: π(.|s), and both value functions
         """
         pi_features = self._policy_features(obs)
         latent_pi = self.mlp_extractor.forward_actor(pi_features)
@@ -343,8 +402,12 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             latent_vf = self.mlp_extractor.forward_critic(vf_features)
         else:
             latent_vf = latent_pi.detach() if self.detach_value_in_aux_phase else latent_pi
+        return self._evaluate_heads(latent_pi, latent_vf)
+
+    def _evaluate_heads(self, latent_pi: th.Tensor, latent_vf: th.Tensor) -> AuxiliaryEvaluation:
         distribution = self._get_action_dist_from_latent(latent_pi)
-        return distribution, self.aux_value_net(latent_pi).flatten(), self.value_net(latent_vf).flatten()
+        values, aux_values = self.value_net(latent_vf).flatten(), self.aux_value_net(latent_pi).flatten()
+        return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
 
     def _policy_features(self, obs: PyTorchObs) -> th.Tensor:
         return super(ActorCriticPolicy, self).extract_features(obs, self.pi_features_extractor)

@@ -7,14 +7,13 @@ import numpy as np
 import torch as th
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, SequenceSamples, largest_part
+from sb3_ppg.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, longest_equal_part
 from sb3_ppg.lstm import (
     RecurrentMultiInputPhasicActorCriticPolicy,
     RecurrentPhasicActorCriticCnnPolicy,
@@ -58,7 +57,7 @@ class RecurrentPPG(PPG):
     rollout_buffer: SequenceRolloutBuffer
     _last_lstm_states: RNNStates  # before the next step
     _next_lstm_states: RNNStates  # after it, once the policy has acted
-    _goes_on: bool = False  # whether the latest rollout began where the one that was stored before it ended
+    _follows_the_stored_one: bool = False  # whether the latest rollout began where the one that was stored before it ended
     _is_whole: bool = False  # whether the latest rollout was not cut short
 
     def __init__(
@@ -71,7 +70,7 @@ class RecurrentPPG(PPG):
     ):
         self.recompute_states = recompute_states
         super().__init__(policy, env, *args, **kwargs)
-        length = largest_part(self.n_steps, self.batch_size) if self.env is not None else 1
+        length = longest_equal_part(self.n_steps, self.batch_size) if self.env is not None else 1
         if self.batch_size % length > 0:
             warnings.warn(
                 f"With `n_steps`={self.n_steps} and `batch_size`={self.batch_size}, minibatches are made of sequences of "
@@ -82,14 +81,14 @@ class RecurrentPPG(PPG):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self._last_lstm_states = self.policy.no_states(self.n_envs)
+        self._last_lstm_states = self.policy.initial_states(self.n_envs)
         self.rollout_buffer.states_shape = tuple(pack_states(self._last_lstm_states).shape[1:])
         self.rollout_buffer.reset()
 
-    def _check_arguments(self) -> None:
-        super()._check_arguments()
+    def check_arguments(self) -> None:
+        super().check_arguments()
         require(self, isinstance(self.recompute_states, bool), "recompute_states", "use True or False")
-        length = largest_part(self.n_steps, self.batch_size)
+        length = longest_equal_part(self.n_steps, self.batch_size)
         require(
             self,
             2 * length >= min(self.n_steps, self.batch_size),
@@ -99,10 +98,16 @@ class RecurrentPPG(PPG):
         )
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_last_lstm_states", "_next_lstm_states", "_goes_on", "_is_whole"]
+        return [
+            *super()._excluded_save_params(),
+            "_last_lstm_states",
+            "_next_lstm_states",
+            "_follows_the_stored_one",
+            "_is_whole",
+        ]
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
-        self._goes_on, self._is_whole = self._is_whole, False
+        self._follows_the_stored_one, self._is_whole = self._is_whole, False
         self._is_whole = super().collect_rollouts(*args, **kwargs)
         return self._is_whole
 
@@ -118,56 +123,40 @@ class RecurrentPPG(PPG):
         for rollout in context:
             rollout["lstm_states"] = rollout["lstm_states"].copy()
         # Parts of one rollout at a time: each gives the states with which the next rollout begins
-        n_sequences = largest_part(self.n_envs, self._aux_sequences_per_batch())
+        n_sequences = longest_equal_part(self.n_envs, self._aux_sequences_per_batch())
         for numbers, batch in self.aux_buffer.batches(np.arange(self.n_envs * (len(context) - 1)), n_sequences):
             following = context[numbers[0] // self.n_envs + 1]
             if following["goes_on"].all():
-                states = pack_states(self.policy.states_after(batch.observations, *_memory(batch)))
+                states = pack_states(self.policy.states_after(*self.network_inputs(batch)))
                 following["lstm_states"][numbers % self.n_envs] = states.cpu().numpy()[:, None]
 
     # ---- what the policy needs to know beside an observation ----
 
-    def _act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         states = self._last_lstm_states
         starts = th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
         actions, values, log_probs, self._next_lstm_states = self.policy(observations, states, starts)
         return actions, values, log_probs, {"lstm_states": states}
 
-    def _remember(self) -> None:
+    def after_environment_step(self) -> None:
         self._last_lstm_states = self._next_lstm_states
 
-    def _next_values(self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None) -> th.Tensor:
+    def next_values(self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None) -> th.Tensor:
         states = self._last_lstm_states.vf if env is None else tuple(state[:, [env]] for state in self._last_lstm_states.vf)
         starts = th.as_tensor(episode_starts, dtype=th.float32, device=self.device)
         return self.policy.predict_values(observations, states, starts)
 
-    def _context(self) -> dict[str, np.ndarray]:
+    def network_inputs(self, batch: Any) -> tuple:
+        memory = batch.context if isinstance(batch, AuxiliaryBatch) else batch._asdict()
+        return batch.observations, unpack_states(memory["lstm_states"]), memory["episode_starts"]
+
+    def context(self) -> dict[str, np.ndarray]:
         buffer, sizes = self.rollout_buffer, (self.n_envs, self.n_steps)
         return {
             "lstm_states": buffer.lstm_states.reshape(*sizes, *buffer.states_shape)[:, :1].copy(),
             "episode_starts": buffer.episode_starts.reshape(sizes),
-            "goes_on": np.full((self.n_envs, 1), self._goes_on),
+            "goes_on": np.full((self.n_envs, 1), self._follows_the_stored_one),
         }
 
-    def _is_context(self, context: dict[str, np.ndarray]) -> bool:
+    def is_context(self, context: dict[str, np.ndarray]) -> bool:
         return bool(np.isin(context["episode_starts"], (0, 1)).all())
-
-    def _evaluate_actions(self, batch: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        return self.policy.evaluate_actions(batch.observations, self._taken_actions(batch), *_memory(batch))
-
-    def _distribution(self, batch: Any) -> Distribution:
-        return self.policy.evaluate_distribution(batch.observations, *_memory(batch))
-
-    def _values(self, batch: Any) -> th.Tensor:
-        states, episode_starts = _memory(batch)
-        return self.policy.predict_values(batch.observations, states.vf, episode_starts)
-
-    def _evaluate_auxiliary(self, batch: AuxiliaryBatch) -> tuple[Distribution, th.Tensor, th.Tensor]:
-        return self.policy.evaluate_auxiliary(batch.observations, *_memory(batch))
-
-
-def _memory(batch: SequenceSamples | AuxiliaryBatch) -> tuple[RNNStates, th.Tensor]:
-    """The states before each sequence, and where episodes begin, (B,)."""
-    if isinstance(batch, AuxiliaryBatch):
-        return unpack_states(batch.context["lstm_states"]), batch.context["episode_starts"]
-    return unpack_states(batch.lstm_states), batch.episode_starts

@@ -10,47 +10,17 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch as th
-from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
+from torch.utils._pytree import tree_map
 
+from sb3_ppg.buffers.rollouts import Observations, n_bytes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.training.system_memory import available_memory
 
 # Whose rollout buffers have new arrays for each rollout
 ALLOCATE_ANEW = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
-Observations = np.ndarray | dict[str, np.ndarray]
-
-
-def gathers_as_sb3(rollout_buffer: RolloutBuffer) -> bool:
-    """
-    :param rollout_buffer: of any class
-    :return: whether its minibatches are plain selections of samples, so that parts of one are smaller ones
-    """
-    return any(
-        type(rollout_buffer).get is cls.get and type(rollout_buffer)._get_samples is cls._get_samples
-        for cls in (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
-    )
-
-
-def n_bytes(observations: Observations | PyTorchObs) -> int:
-    """
-    :param observations: arrays or tensors
-    :return: how much memory they take
-    """
-    return sum(array.nbytes for array in (observations.values() if isinstance(observations, dict) else [observations]))
-
-
-def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
-    """
-    :param rollout_buffer: full or empty, its samples ordered by step or by environment
-    :return: the first observation in it, (1, *observation shape)
-    """
-    arrays, shape = rollout_buffer.observations, rollout_buffer.obs_shape
-    if isinstance(shape, dict):
-        return {key: arrays[key].reshape(-1, *shape[key])[:1] for key in shape}
-    return arrays.reshape(-1, *shape)[:1]
 
 
 class AuxiliaryBatch(NamedTuple):
@@ -151,11 +121,8 @@ class AuxBuffer:
         def keep(array: np.ndarray) -> np.ndarray:
             return own(array).reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, *array.shape[1:])
 
-        observations = rollout_buffer.observations
         self.keep(
-            {key: keep(array) for key, array in observations.items()}
-            if isinstance(observations, dict)
-            else keep(observations),
+            tree_map(keep, rollout_buffer.observations),
             {name: own(array) for name, array in (context or {}).items()},
             keep(rollout_buffer.returns.ravel()),
         )
@@ -168,11 +135,8 @@ class AuxBuffer:
         :param context: what the policy needs beside them, by name, (n_envs, n_steps or 1, ...)
         :param value_targets: (n_envs, n_steps)
         """
-        if isinstance(observations, dict):
-            self.observations.append({key: self._stored(array) for key, array in observations.items()})
-        else:
-            self.observations.append(self._stored(observations))
-        self.context.append({name: self._stored(array) for name, array in context.items()})
+        self.observations.append(tree_map(self._stored, observations))
+        self.context.append(tree_map(self._stored, context))
         self.value_targets.append(value_targets)
 
     def emptied(self) -> "AuxBuffer":
@@ -231,6 +195,13 @@ class AuxBuffer:
         for _, batch in self.batches(np.random.permutation(self.n_sequences), n_sequences):
             yield batch
 
+    def evenly_spread(self, n_sequences: int) -> np.ndarray:
+        """
+        :param n_sequences: how many at most
+        :return: the numbers of so many sequences, spread over all that are kept
+        """
+        return np.linspace(0, self.n_sequences - 1, min(self.n_sequences, n_sequences)).astype(int)
+
     def batches(self, order: np.ndarray, n_sequences: int) -> Iterator[tuple[np.ndarray, AuxiliaryBatch]]:
         """
         :param order: numbers of sequences
@@ -265,9 +236,9 @@ class AuxBuffer:
     def _gather(self, rollouts: list[Any], ids: np.ndarray) -> Any:
         """One copy of the arrays of some sequences, (len(ids) * n_steps, ...)."""
         places = [divmod(int(i), len(self.value_targets[0])) for i in ids]  # (rollout, environment)
-        if isinstance(rollouts[0], dict):
-            return {key: self._stack([rollouts[rollout][key][env] for rollout, env in places]) for key in rollouts[0]}
-        return self._stack([rollouts[rollout][env] for rollout, env in places])
+        return tree_map(
+            lambda *arrays: self._stack([arrays[rollout][env] for rollout, env in places]), rollouts[0], *rollouts[1:]
+        )
 
     def _stack(self, sequences: list[Any]) -> th.Tensor:
         if isinstance(sequences[0], th.Tensor):

@@ -26,7 +26,7 @@ class SequenceSamples(NamedTuple):
     episode_starts: th.Tensor  # (B,)
 
 
-def largest_part(whole: int, at_most: int) -> int:
+def longest_equal_part(whole: int, at_most: int) -> int:
     """
     The length of sequences, equal parts of a rollout of ``n_steps``, for instance: the longest that a minibatch has room for.
 
@@ -40,7 +40,7 @@ def largest_part(whole: int, at_most: int) -> int:
 
 class SequenceRolloutBuffer(RolloutBuffer):
     """
-    A rollout buffer that keeps the LSTMs' states of each step, and gives whole sequences, see ``largest_part``.
+    A rollout buffer that keeps the LSTMs' states of each step, and gives whole sequences, see ``longest_equal_part``.
     """
 
     states_shape: tuple[int, ...] = (4, 0, 0)  # (4, n_layers, hidden size), once the network is there
@@ -66,7 +66,7 @@ class SequenceRolloutBuffer(RolloutBuffer):
             self._order_by_environment()
         n_samples = self.buffer_size * self.n_envs
         batch_size = batch_size or n_samples
-        length = largest_part(self.buffer_size, batch_size)
+        length = longest_equal_part(self.buffer_size, batch_size)
         firsts = length * np.random.permutation(n_samples // length)
         n_sequences = batch_size // length
         for start in range(0, len(firsts), n_sequences):

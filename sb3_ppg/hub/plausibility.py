@@ -163,7 +163,7 @@ def try_out(model: PPG) -> None:
     with nullcontext() if model.policy.compile_mode is None else th.compiler.set_stance("force_eager"):
         model.predict(observation)
         tensors, _ = model.policy.obs_to_tensor(observation)
-        distribution, aux_values, values = model.policy.evaluate_auxiliary(tensors)
+        distribution, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
         log_prob = distribution.log_prob(distribution.get_actions())
     parameters = losses.distribution_parameters(distribution)
     for numbers, largest in ((parameters, MAX_UNIT), (aux_values, MAX_UNIT), (values, MAX_UNIT), (log_prob, MAX_LOG_PROB)):

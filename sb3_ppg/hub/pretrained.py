@@ -379,7 +379,7 @@ def _build(
     model.n_envs = _count(description, "n_envs")
     check_plausible(model)
     check_rollout_size(model)
-    model._check_arguments()
+    model.check_arguments()
     if venv is not None:
         _set_env(model, venv, vec_normalize)
         check_rollout_size(model)  # it may have more environments

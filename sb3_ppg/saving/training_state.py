@@ -186,7 +186,7 @@ def _read(model: "PPG", file: BinaryIO) -> TrainingState:
 
 def _rollout_specifications(model: "PPG") -> list[dict[str, Specification]]:
     """Of each rollout's arrays, by their names."""
-    buffer, sizes, context = model.rollout_buffer, (model.n_envs, model.n_steps), model._context()
+    buffer, sizes, context = model.rollout_buffer, (model.n_envs, model.n_steps), model.context()
     arrays: Any = buffer.observations if isinstance(buffer.observations, dict) else {"": buffer.observations}
     shapes: Any = buffer.obs_shape if isinstance(buffer.obs_shape, dict) else {"": buffer.obs_shape}
     return [
@@ -254,7 +254,7 @@ def _keep_rollout(model: "PPG", aux_buffer: AuxBuffer, index: int, arrays: dict[
         _require(_is_within(space[key] if isinstance(space, spaces.Dict) else space, array), f"observations/{index}/{key}")
     for name, array in {"value_targets": value_targets, **context}.items():
         _require(bool(np.isfinite(array).all()), f"{name} of rollout {index}")
-    _require(model._is_context(context), f"context/{index}")
+    _require(model.is_context(context), f"context/{index}")
     aux_buffer.keep(observations if isinstance(space, spaces.Dict) else observations[""], context, value_targets)
 
 

@@ -3,7 +3,7 @@ One epoch of optimizer steps, the same for both phases: micro-batches, averaging
 guard against losses that are not finite.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -82,7 +82,7 @@ def mean_losses(epochs: list[Epoch]) -> dict[str, float]:
 
 def optimize_epoch(
     phase: str,
-    module: nn.Module,
+    networks: Sequence[nn.Module],
     optimizer: th.optim.Optimizer,
     minibatches: Iterable[Minibatch],
     loss_fn: Callable[[Minibatch], Losses],
@@ -94,22 +94,23 @@ def optimize_epoch(
     One optimizer step per minibatch. The losses stay on the device until the end of the epoch, then come in one transfer.
 
     :param phase: for the message of an error
-    :param module: what is trained
-    :param optimizer: of its parameters
+    :param networks: what is trained, and what an error has to leave as it was
+    :param optimizer: of their parameters
     :param minibatches: named tuples of tensors, or of dictionaries of tensors, of shape (B, ...)
     :param loss_fn: the losses of a minibatch
     :param micro_batch_size: the most samples in one forward pass, see ``accumulate_gradient``
     :param max_grad_norm: the gradient's L2 norm is clipped to it; None: no clipping
     :param target_kl: in nats. Stop, without taking the step, at a minibatch whose approximate KL exceeds it, see
-        ``too_far``; it has to be looked at for each minibatch. None: never
+        ``exceeds_target_kl``; it has to be looked at for each minibatch. None: never
     :return: the losses and log-ratios
     :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
-    backup = _Backup(module, optimizer)
+    backup = _Backup(networks, optimizer)
     history: list[th.Tensor] = []
     sizes: list[int] = []
     log_ratios: list[th.Tensor] = []
-    parameters = list(module.parameters())
+    named = {name: parameter for network in networks for name, parameter in network.named_parameters()}
+    parameters = list(named.values())
     with unvalidated_distributions():
         for minibatch in minibatches:
             _forget_gradients(parameters)
@@ -121,7 +122,7 @@ def optimize_epoch(
             norm = gradient_norm(gradients)
             history += [values, norm]
             sizes.append(n_samples(minibatch))
-            if stopped := target_kl is not None and too_far(losses.log_ratio, target_kl):
+            if stopped := target_kl is not None and exceeds_target_kl(losses.log_ratio, target_kl):
                 break
             if max_grad_norm is not None:
                 clip_gradients(gradients, norm, max_grad_norm)
@@ -135,7 +136,7 @@ def optimize_epoch(
     table, grad_norm = table[:, :-1], table[:, -1]
     if not np.isfinite(numbers).all():
         backup.restore()
-        culprit = _culprit(table, losses.names, numbers[-len(parameters) :], [name for name, _ in module.named_parameters()])
+        culprit = _culprit(table, losses.names, numbers[-len(parameters) :], list(named))
         raise NonFiniteLossError(f"The {phase} phase met a {culprit}. {ADVICE}")
     return Epoch(dict(zip(losses.names, table.T, strict=True)), grad_norm, np.array(sizes), th.cat(log_ratios), stopped)
 
@@ -156,7 +157,7 @@ def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, paramete
     return f"loss that is not finite, in minibatch {step} of an epoch: {values}"
 
 
-def too_far(log_ratio: th.Tensor, target_kl: float) -> bool:
+def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:
     """
     Whether the policy has moved too far: SB3's PPO stops at one and a half times its target.
 
@@ -339,13 +340,14 @@ class _Backup:
     It costs a copy of the parameters per epoch; checking each minibatch's loss instead would cost a transfer from the
     device for each.
 
-    :param module: its parameters and buffers
+    :param networks: their parameters and buffers
     :param optimizer: its state
     """
 
-    def __init__(self, module: nn.Module, optimizer: th.optim.Optimizer):
+    def __init__(self, networks: Sequence[nn.Module], optimizer: th.optim.Optimizer):
         self.optimizer = optimizer
-        self.tensors = [(tensor, tensor.detach().clone()) for tensor in (*module.parameters(), *module.buffers())]
+        tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+        self.tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self.state = {
             parameter: {name: value.clone() if isinstance(value, th.Tensor) else value for name, value in state.items()}
             for parameter, state in optimizer.state.items()

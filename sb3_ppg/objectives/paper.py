@@ -1,0 +1,92 @@
+"""The objectives of the paper: Phasic Policy Gradient, https://arxiv.org/abs/2009.04416."""
+
+import torch as th
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
+
+from sb3_ppg import losses
+from sb3_ppg.actions import from_buffer
+from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.objectives.base import Coefficients, Objective
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.training.optimization import Losses
+
+
+class PaperObjective(Objective):
+    """L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase."""
+
+    def joint_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
+    ) -> Losses:
+        observations, *context = inputs
+        actions = from_buffer(policy.action_space, batch.actions)
+        values, log_prob, entropy = policy.evaluate_actions(observations, actions, *context)
+        of_policy = self.surrogate(policy, inputs, batch, log_prob, entropy, coefficients)
+        of_values = self.value_error(batch, values.flatten(), coefficients)
+        return Losses(of_policy.total + of_values.total, {**of_policy.terms, **of_values.terms}, of_policy.log_ratio)
+
+    def policy_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
+    ) -> Losses:
+        distribution, _ = policy.evaluate_policy(*inputs)
+        log_prob = distribution.log_prob(from_buffer(policy.action_space, batch.actions))
+        return self.surrogate(policy, inputs, batch, log_prob, distribution.entropy(), coefficients)
+
+    def value_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
+    ) -> Losses:
+        return self.value_error(batch, policy.evaluate_values(*inputs), coefficients)
+
+    def surrogate(
+        self,
+        policy: PhasicActorCriticPolicy,
+        inputs: tuple,
+        batch: RolloutBufferSamples,
+        log_prob: th.Tensor,
+        entropy: th.Tensor | None,
+        coefficients: Coefficients,
+    ) -> Losses:
+        """
+        L^clip, or the unclipped surrogate with a KL penalty, and the entropy bonus.
+
+        :param policy: in training
+        :param inputs: of its ``evaluate_...`` methods, for proximal policies other than the one that collected the batch
+        :param batch: B samples of a rollout
+        :param log_prob: log π(a|s), (B,)
+        :param entropy: H(π(.|s)), (B,), or None where it has no closed form
+        :param coefficients: of the terms
+        :return: their sum, and each term
+        """
+        surrogate = losses.policy_gradient_loss(log_prob, batch.old_log_prob, batch.advantages, coefficients.clip_range)
+        terms = {"policy_gradient_loss": surrogate, "entropy_loss": losses.entropy_loss(entropy, log_prob)}
+        total = surrogate + coefficients.ent_coef * terms["entropy_loss"]
+        if coefficients.kl_coef > 0:
+            terms["kl_penalty"] = losses.kl_penalty(log_prob, batch.old_log_prob)
+            total = total + coefficients.kl_coef * terms["kl_penalty"]
+        return Losses(total, terms, log_prob.detach() - batch.old_log_prob)
+
+    def value_error(self, batch: RolloutBufferSamples, values: th.Tensor, coefficients: Coefficients) -> Losses:
+        """
+        L^value of the policy phase, in value units.
+
+        :param batch: B samples of a rollout
+        :param values: V(s), (B,)
+        :param coefficients: of the terms
+        :return: the weighted term, and the term
+        """
+        unit = coefficients.value_unit
+        loss = losses.value_loss(values / unit, batch.returns / unit, batch.old_values / unit, coefficients.clip_range_vf)
+        return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
+
+    def auxiliary_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
+    ) -> Losses:
+        evaluation = policy.evaluate_auxiliary(*inputs)
+        unit = coefficients.value_unit
+        targets = batch.value_targets / unit
+        terms = {
+            "kl": losses.kl_divergence(evaluation.distribution, batch.old_parameters).mean(),
+            "aux_value_loss": losses.auxiliary_value_loss(evaluation.aux_values / unit, targets),
+            "value_loss": losses.auxiliary_value_loss(evaluation.values / unit, targets),
+        }
+        total = losses.joint_loss(terms["aux_value_loss"], terms["kl"], terms["value_loss"], coefficients.beta_clone)
+        return Losses(total, terms)

@@ -1,0 +1,75 @@
+"""What is logged of the phases besides their losses; over all processes."""
+
+from collections.abc import Iterable
+
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.utils import explained_variance
+
+from sb3_ppg import losses
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.training.optimization import Epoch, mean_losses, unvalidated_distributions
+from sb3_ppg.training.processes import average_over_processes
+
+
+def policy_phase_summary(
+    policy: PhasicActorCriticPolicy,
+    rollout_buffer: RolloutBuffer,
+    history: list[Epoch],
+    value_history: list[Epoch],
+    clip_range: float | None,
+) -> dict[str, float]:
+    """
+    :param policy: after an update
+    :param rollout_buffer: that it was made from
+    :param history: epochs on the policy's loss, or the joint one
+    :param value_history: epochs on the value loss alone, if there were any
+    :param clip_range: ε, or None if nothing is clipped
+    :return: by PPO's names: means over samples and epochs, but ``approx_kl`` of the last epoch, ``loss`` of the last step
+    """
+    summary = {**(mean_losses(value_history) if value_history else {}), **mean_losses(history)}
+    summary["loss"] = float(history[-1].losses["loss"][-1])
+    summary |= policy_change([epoch.log_ratio for epoch in history], clip_range)
+    summary["explained_variance"] = explained_variance(rollout_buffer.values.flatten(), rollout_buffer.returns.flatten())
+    if hasattr(policy, "log_std"):
+        summary["std"] = th.exp(policy.log_std).mean().item()
+    return summary
+
+
+def policy_change(log_ratios: list[th.Tensor], clip_range: float | None) -> dict[str, float]:
+    """
+    How far the policy has moved in an update.
+
+    :param log_ratios: log π(a|s) - log π_old(a|s) of each epoch, (n_samples,)
+    :param clip_range: ε, or None if nothing is clipped
+    :return: the approximate KL divergence of the last epoch, in nats, and the clip fraction of all, if there is one
+    """
+    diagnostics = {"approx_kl": losses.approximate_kl(log_ratios[-1])}
+    if clip_range is not None:
+        diagnostics["clip_fraction"] = losses.clip_fraction(th.cat(log_ratios), clip_range)
+    average_over_processes(list(diagnostics.values()))
+    return {name: value.item() for name, value in diagnostics.items()}
+
+
+@th.no_grad()
+def auxiliary_outcome(
+    policy: PhasicActorCriticPolicy, batches: Iterable[tuple[tuple, th.Tensor, th.Tensor]]
+) -> dict[str, float]:
+    """
+    What an auxiliary phase has led to.
+
+    :param policy: after it
+    :param batches: inputs of the policy's ``evaluate_auxiliary``; V_targ, (B,); the parameters of π_old, (B, P)
+    :return: KL(π_old, π), in nats, and the explained variance of both value heads
+    """
+    kls, errors, targets = [], [], []
+    with unvalidated_distributions():
+        for inputs, value_targets, old_parameters in batches:
+            evaluation = policy.evaluate_auxiliary(*inputs)
+            kls.append(losses.kl_divergence(evaluation.distribution, old_parameters))
+            errors.append(value_targets - th.stack([evaluation.values, evaluation.aux_values]))
+            targets.append(value_targets)
+    unexplained = th.cat(errors, dim=1).var(dim=1) / th.cat(targets).var()
+    numbers = th.stack([th.cat(kls).mean(), *(1 - unexplained)])
+    average_over_processes([numbers])
+    return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers.tolist(), strict=True))

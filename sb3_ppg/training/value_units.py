@@ -1,0 +1,36 @@
+"""The unit in which both value heads work: the standard deviation of the value targets, as in Pop-Art."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch as th
+
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.training.optimization import rescale_moments
+from sb3_ppg.training.processes import moments
+
+
+def change_value_units(
+    policy: PhasicActorCriticPolicy, optimizers: Iterable[th.optim.Optimizer], value_targets: np.ndarray, weight: float
+) -> None:
+    """
+    Let both value heads work in standard deviations of the value targets, averaged over rollouts. What their optimizers
+    remember of gradients changes with the unit.
+
+    The unit is at least one: targets that are small or constant, as before the first reward, are left as they are.
+
+    :param policy: with its heads
+    :param optimizers: of its parameters
+    :param value_targets: of the latest rollout, of any shape, in the units of the (normalised) return
+    :param weight: of this rollout in the average, from 0 to 1
+    """
+    mean, std = moments(value_targets, policy.device)
+    if not np.isfinite(std):
+        return  # the losses are not finite, and say so
+    old_mean, old_std = policy.value_net.mean.item(), policy.value_net.std.item()
+    shift = mean - old_mean
+    variance = (1 - weight) * old_std**2 + weight * std**2 + weight * (1 - weight) * shift**2
+    for head in (policy.value_net, policy.aux_value_net):
+        factor = head.change_units(old_mean + weight * shift, max(variance**0.5, 1.0))
+        for optimizer in optimizers:
+            rescale_moments(optimizer, head.parameters(), factor)
