@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -15,11 +15,9 @@ from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.checks import is_count, is_number, is_number_or_schedule
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.extras import missing_extras_named
+from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
 from sb3_ppg.training.memory import looks_at_the_batch
-
-if TYPE_CHECKING:
-    from sb3_ppg.ppg import PPG
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
@@ -33,7 +31,7 @@ def arguments_explained(constructor: Constructor) -> Constructor:
     known = inspect.signature(constructor).parameters
 
     @wraps(constructor)
-    def explaining(self: "PPG", *args: Any, **kwargs: Any) -> None:
+    def explaining(self: PhasicModel, *args: Any, **kwargs: Any) -> None:
         for name in kwargs.keys() - known.keys():
             there = (argument for argument in argument_names(type(self)) if not argument.startswith("_"))
             raise TypeError(f"{type(self).__name__} has no argument `{name}`{nearest(name, there)}")
@@ -104,7 +102,7 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
 ]
 
 
-def argument_names(cls: "type[PPG]") -> list[str]:
+def argument_names(cls: type[PhasicModel]) -> list[str]:
     """
     :param cls: PPG, or a class derived from it
     :return: the names of the constructor's arguments, also of those that a subclass passes on as ``**kwargs``
@@ -120,7 +118,7 @@ def argument_names(cls: "type[PPG]") -> list[str]:
     return [name for name in names if name != "self"]
 
 
-def require(model: "PPG", condition: bool, argument: str, remedy: str) -> None:
+def require(model: PhasicModel, condition: bool, argument: str, remedy: str) -> None:
     """
     :param model: whose argument it is
     :param condition: without which it cannot work
@@ -132,7 +130,7 @@ def require(model: "PPG", condition: bool, argument: str, remedy: str) -> None:
         raise ArgumentError(f"`{argument.lstrip('_')}`={getattr(model, argument)!r} cannot work: {remedy}")
 
 
-def check_policy_class(policy: Any, algorithm: "type[PPG]") -> None:
+def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
     """
     :param policy: what was given for ``policy``
     :param algorithm: PPG or a variant, which names its policies
@@ -151,7 +149,7 @@ def check_policy_class(policy: Any, algorithm: "type[PPG]") -> None:
         raise ArgumentError(f"`policy`={policy.__name__} is for {policy.algorithm}, not for {algorithm.__name__}: {remedy}")
 
 
-def check_arguments(model: "PPG") -> None:
+def check_arguments(model: PhasicModel) -> None:
     """
     :param model: with its environment
     :raises ArgumentError: with the argument, its value and the remedy
@@ -182,7 +180,7 @@ def check_arguments(model: "PPG") -> None:
     _check_auxiliary_batches(model, rollout_size)
 
 
-def warn_of_truncated_minibatches(model: "PPG") -> None:
+def warn_of_truncated_minibatches(model: PhasicModel) -> None:
     """
     :param model: with its environment
     """
@@ -196,7 +194,7 @@ def warn_of_truncated_minibatches(model: "PPG") -> None:
         )
 
 
-def warn_of_learning_rates(model: "PPG") -> None:
+def warn_of_learning_rates(model: PhasicModel) -> None:
     """
     :param model: with its environment
     """
@@ -211,7 +209,7 @@ def warn_of_learning_rates(model: "PPG") -> None:
             )
 
 
-def tell_of_phases(model: "PPG", total_timesteps: int) -> None:
+def tell_of_phases(model: PhasicModel, total_timesteps: int) -> None:
     """
     Say how many phases a training has, and warn if it has none.
 
@@ -235,7 +233,7 @@ def tell_of_phases(model: "PPG", total_timesteps: int) -> None:
         )
 
 
-def check_policy(model: "PPG") -> None:
+def check_policy(model: PhasicModel) -> None:
     """
     :param model: with its policy
     :raises ArgumentError: if a policy of the user's has value heads whose units cannot be changed, but they would be; if
@@ -269,7 +267,7 @@ def check_policy(model: "PPG") -> None:
     )
 
 
-def check_room(model: "PPG", n_rollouts: int) -> None:
+def check_room(model: PhasicModel, n_rollouts: int) -> None:
     """
     :param model: before a rollout
     :param n_rollouts: how many more the auxiliary buffer has to hold
@@ -291,7 +289,7 @@ def check_room(model: "PPG", n_rollouts: int) -> None:
     )
 
 
-def _check_rollout_buffer_class(model: "PPG") -> None:
+def _check_rollout_buffer_class(model: PhasicModel) -> None:
     cls = model.rollout_buffer_class
     for_dict = isinstance(model.observation_space, spaces.Dict)
     base = model.rollout_buffer_classes[for_dict]
@@ -300,7 +298,7 @@ def _check_rollout_buffer_class(model: "PPG") -> None:
     require(model, fine, "rollout_buffer_class", f"use a subclass of {wanted} for these observations, or None")
 
 
-def _check_auxiliary_batches(model: "PPG", rollout_size: int) -> None:
+def _check_auxiliary_batches(model: PhasicModel, rollout_size: int) -> None:
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
     stored = rollout_size * model.n_policy_iterations

@@ -11,23 +11,20 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import load_from_zip_file
-from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs, RolloutBufferSamples, TensorDict
+from stable_baselines3.common.type_aliases import MaybeCallback, TensorDict
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import for_buffer, for_environments
 from sb3_ppg.arguments import check_arguments, check_room, tell_of_phases
-from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.extras import missing_extras_named
+from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives import Objective
-from sb3_ppg.policies import MixedPrecision, MlpPolicy, PhasicActorCriticPolicy
+from sb3_ppg.policies import MixedPrecision, MlpPolicy
 from sb3_ppg.saving.files import replaced
 from sb3_ppg.saving.model_file import checked_model_file, marked, unmark
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
@@ -38,88 +35,18 @@ from sb3_ppg.training.processes import start_alike
 from sb3_ppg.training.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
 
 
-class PhasicAlgorithm(OnPolicyAlgorithm):
+class PhasicAlgorithm(PhasicModel):
     """
     SB3's ``OnPolicyAlgorithm`` with what is not Algorithm 1: it collects rollouts with the locals that SB3's callbacks know,
     refuses numbers that are not finite, watches the processes of environments, and saves and loads everything that a training
     depends on. How the policy learns is said by ``PPG``.
-
-    What variants of the algorithm override is public: ``act``, ``after_environment_step`` and ``next_values`` while they
-    collect, ``network_inputs`` wherever networks are evaluated on stored samples, ``context`` and ``is_context`` for what the
-    auxiliary phase keeps.
     """
 
-    # For arrays and for dictionaries of observations: the defaults, and what a buffer of the user's has to derive from
-    rollout_buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[DictRolloutBuffer]]] = (RolloutBuffer, DictRolloutBuffer)
-    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (
-        spaces.Box,
-        spaces.Discrete,
-        spaces.MultiDiscrete,
-        spaces.MultiBinary,
-    )
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
-    policy: PhasicActorCriticPolicy
-    criterion: Objective  # an instance of `objective`
-    aux_buffer: AuxBuffer
-    n_policy_iterations: int
-    n_aux_epochs: int
+    criterion: Objective  # an instance of the argument `objective`
     mixed_precision: MixedPrecision | None
-    _n_stored_rollouts: int  # as many as the auxiliary buffer holds, except in a model loaded without that buffer
-    _checkpoint: list[Any] | None = None  # of PhasicCheckpointCallback, the latest: its run, and when it was written
     _training_callback: BaseCallback | None = None  # while `learn` runs
-    # What several processes have to agree on, for their gradients to meet
+    # Arguments that several processes have to agree on, for their gradients to meet
     common_settings: ClassVar[tuple[str, ...]] = ()
-
-    # ---- what variants override: what the policy needs to know beside an observation ----
-
-    def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
-        """
-        Choose actions while a rollout is collected.
-
-        :param observations: the latest ones, (n_envs, ...)
-        :param env: which gave them
-        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); what else the rollout buffer's ``add`` takes
-        """
-        return *self.policy(observations), {}
-
-    def after_environment_step(self) -> None:
-        """The environments have taken the actions of ``act``, and callbacks have agreed."""
-
-    def next_values(self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None) -> th.Tensor:
-        """
-        V of what follows the latest step.
-
-        :param observations: (B, ...)
-        :param episode_starts: whether they begin an episode, (B,)
-        :param env: of which environment. None: of all
-        :return: (B, 1)
-        """
-        return self.policy.predict_values(observations)
-
-    def network_inputs(self, batch: RolloutBufferSamples | AuxiliaryBatch) -> tuple:
-        """
-        What the policy's ``evaluate_...`` methods take.
-
-        :param batch: samples of a rollout, or of the auxiliary phase
-        :return: the observations, (B, ...), and what else these networks need
-        """
-        return (batch.observations,)
-
-    def context(self) -> dict[str, np.ndarray]:
-        """
-        What the auxiliary phase keeps of the latest rollout beside observations and value targets, for ``network_inputs``.
-        (Of an empty rollout buffer: arrays of the same shapes and types.)
-
-        :return: by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a sequence has once
-        """
-        return {}
-
-    def is_context(self, context: dict[str, np.ndarray]) -> bool:
-        """
-        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``context``
-        :return: whether a rollout can have it
-        """
-        return True
 
     # ---- rollouts ----
 

@@ -5,17 +5,15 @@ import time
 import uuid
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
+from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving.files import replaced_together
 from sb3_ppg.saving.model_file import checkpoint_of
 from sb3_ppg.saving.training_state import write_training_state
-
-if TYPE_CHECKING:
-    from sb3_ppg.ppg import PPG
 
 SUFFIX = ".aux_buffer.npz"
 
@@ -63,7 +61,7 @@ class PhasicCheckpointCallback(BaseCallback):
         self.save_path = Path(save_path)
         self.name_prefix = name_prefix
         self.keep = keep
-        self.model: PPG
+        self.model: PhasicModel
         self._n_rollouts = 0
         self._saved_at: int | None = None
         self._run = uuid.uuid4().hex

@@ -8,13 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving.files import opened
-
-if TYPE_CHECKING:
-    from sb3_ppg.ppg import PPG
 
 FORMAT_VERSION = 1
 SAVED_BY = "_saved_by"  # the attribute that says what wrote a file: [algorithm, version, names of its tensors, user's class]
@@ -27,7 +25,7 @@ ModelPath = str | Path | io.BufferedIOBase
 
 
 @contextmanager
-def marked(model: "PPG") -> Iterator[None]:
+def marked(model: PhasicModel) -> Iterator[None]:
     """
     Meanwhile, the model has the attributes that its file is to have.
 
@@ -47,7 +45,7 @@ def marked(model: "PPG") -> Iterator[None]:
         unmark(model)
 
 
-def unmark(model: "PPG") -> None:
+def unmark(model: PhasicModel) -> None:
     """
     :param model: that was saved, or loaded: it is not to keep the attributes that were for the file
     """

@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch as th
@@ -14,14 +14,12 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_ppg.arguments import check_room
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
+from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving import generators
 from sb3_ppg.saving.files import opened, replaced
 from sb3_ppg.saving.npz import NpzReader
 from sb3_ppg.saving.untrusted import parse_json
 from sb3_ppg.training.watched_vec_env import statistics
-
-if TYPE_CHECKING:
-    from sb3_ppg.ppg import PPG
 
 FORMAT = "sb3_ppg auxiliary buffer"
 FORMAT_VERSION = 1
@@ -34,7 +32,7 @@ Specification = tuple[tuple[int, ...], np.dtype]  # shape and type of an array
 # ---- writing ----
 
 
-def save_training_state(model: "PPG", path: Path) -> None:
+def save_training_state(model: PhasicModel, path: Path) -> None:
     """
     :param model: between two iterations
     :param path: of the file, NumPy's npz: arrays and a text in JSON, no pickle
@@ -44,7 +42,7 @@ def save_training_state(model: "PPG", path: Path) -> None:
         write_training_state(model, temporary)
 
 
-def write_training_state(model: "PPG", path: Path) -> None:
+def write_training_state(model: PhasicModel, path: Path) -> None:
     """As ``save_training_state``, into a file that may end up half-written."""
     check_state_is_finite(model)
     arrays = {**_rollouts(model.aux_buffer), **generators.array_states(), **_normalization(model.get_vec_normalize_env())}
@@ -60,7 +58,7 @@ def write_training_state(model: "PPG", path: Path) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def check_state_is_finite(model: "PPG") -> None:
+def check_state_is_finite(model: PhasicModel) -> None:
     """
     :param model: between two iterations
     :raises NonFiniteError: if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite
@@ -80,7 +78,7 @@ def check_state_is_finite(model: "PPG") -> None:
             raise NonFiniteError(f"{name} is not finite")
 
 
-def _identity(model: "PPG") -> dict[str, Any]:
+def _identity(model: PhasicModel) -> dict[str, Any]:
     """What a file and the model that it belongs to have in common."""
     return {
         "algorithm": type(model).__name__,
@@ -130,7 +128,7 @@ class TrainingState(NamedTuple):
     python: list[Any]
     arrays: dict[str, np.ndarray]
 
-    def apply(self, model: "PPG") -> None:
+    def apply(self, model: PhasicModel) -> None:
         """It cannot fail: everything was checked."""
         model.aux_buffer = self.aux_buffer
         for rms, mean, var, count in self.normalization:
@@ -138,7 +136,7 @@ class TrainingState(NamedTuple):
         generators.restore(self.python, self.arrays)
 
 
-def load_training_state(model: "PPG", path: Path) -> None:
+def load_training_state(model: PhasicModel, path: Path) -> None:
     """
     :param model: loaded from the zip file that was saved together with this one
     :param path: as given to ``save_training_state``
@@ -158,7 +156,7 @@ def load_training_state(model: "PPG", path: Path) -> None:
     state.apply(model)
 
 
-def _read(model: "PPG", file: BinaryIO) -> TrainingState:
+def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
     rollouts = _rollout_specifications(model)
     normalization = _normalization(model.get_vec_normalize_env())
     others = {
@@ -184,7 +182,7 @@ def _read(model: "PPG", file: BinaryIO) -> TrainingState:
     return TrainingState(aux_buffer, _checked_normalization(model, arrays), python, arrays)
 
 
-def _rollout_specifications(model: "PPG") -> list[dict[str, Specification]]:
+def _rollout_specifications(model: PhasicModel) -> list[dict[str, Specification]]:
     """Of each rollout's arrays, by their names."""
     buffer, sizes, context = model.rollout_buffer, (model.n_envs, model.n_steps), model.context()
     arrays: Any = buffer.observations if isinstance(buffer.observations, dict) else {"": buffer.observations}
@@ -209,7 +207,7 @@ def _check_size(file: BinaryIO, expected: dict[str, Specification]) -> None:
         raise ValueError(f"it has {size:,} bytes, where this model needs {largest:,} at most")
 
 
-def _check_description(model: "PPG", description: Any) -> list[Any]:
+def _check_description(model: PhasicModel, description: Any) -> list[Any]:
     """
     :param description: any value of JSON
     :return: the state of Python's generator, unchecked
@@ -236,7 +234,7 @@ def _check_description(model: "PPG", description: Any) -> list[Any]:
     return description["python"]
 
 
-def _keep_rollout(model: "PPG", aux_buffer: AuxBuffer, index: int, arrays: dict[str, np.ndarray]) -> None:
+def _keep_rollout(model: PhasicModel, aux_buffer: AuxBuffer, index: int, arrays: dict[str, np.ndarray]) -> None:
     """
     :param aux_buffer: which gets the rollout
     :param index: of the rollout
@@ -272,7 +270,7 @@ def _is_within(space: spaces.Space, observations: np.ndarray) -> bool:
 
 
 def _checked_normalization(
-    model: "PPG", arrays: dict[str, np.ndarray]
+    model: PhasicModel, arrays: dict[str, np.ndarray]
 ) -> list[tuple[RunningMeanStd, np.ndarray, np.ndarray, float]]:
     normalizer = model.get_vec_normalize_env()
     checked = []

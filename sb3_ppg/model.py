@@ -1,0 +1,107 @@
+"""What is known of an algorithm by the modules that it imports, and what its variants override."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import PyTorchObs, RolloutBufferSamples, Schedule
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
+from sb3_ppg.policies import MixedPrecision, PhasicActorCriticPolicy
+
+
+class PhasicModel(OnPolicyAlgorithm):
+    """
+    An algorithm with auxiliary phases: its attributes, and the public hooks by which memory, masks and the like come in.
+
+    A variant overrides ``act``, ``after_environment_step`` and ``next_values`` for what its policy needs while it collects,
+    ``network_inputs`` for what its networks need wherever they are evaluated on stored samples, and ``context`` and
+    ``is_context`` for what the auxiliary phase has to keep for that. Another objective needs none of these.
+    """
+
+    # For arrays and for dictionaries of observations: the defaults, and what a buffer of the user's has to derive from
+    rollout_buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[DictRolloutBuffer]]] = (RolloutBuffer, DictRolloutBuffer)
+    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (
+        spaces.Box,
+        spaces.Discrete,
+        spaces.MultiDiscrete,
+        spaces.MultiBinary,
+    )
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
+    policy: PhasicActorCriticPolicy
+    aux_buffer: AuxBuffer
+    batch_size: int
+    n_policy_iterations: int
+    n_aux_epochs: int
+    aux_batch_size: int | None
+    kl_coef: float
+    clip_range: float | Schedule | None
+    normalize_advantage: bool
+    normalize_value_targets: bool
+    micro_batch_size: Any  # see `PPG`
+    mixed_precision: MixedPrecision | None
+    _n_aux_phases: int
+    _n_stored_rollouts: int  # as many as the auxiliary buffer holds, except in a model loaded without that buffer
+    _checkpoint: list[Any] | None = None  # of PhasicCheckpointCallback, the latest: its run, and when it was written
+
+    def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        """
+        Choose actions while a rollout is collected.
+
+        :param observations: the latest ones, (n_envs, ...)
+        :param env: which gave them
+        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); what else the rollout buffer's ``add`` takes
+        """
+        return *self.policy(observations), {}
+
+    def after_environment_step(self) -> None:
+        """The environments have taken the actions of ``act``, and callbacks have agreed."""
+
+    def next_values(self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None) -> th.Tensor:
+        """
+        V of what follows the latest step.
+
+        :param observations: (B, ...)
+        :param episode_starts: whether they begin an episode, (B,)
+        :param env: of which environment. None: of all
+        :return: (B, 1)
+        """
+        return self.policy.predict_values(observations)
+
+    def network_inputs(self, batch: RolloutBufferSamples | AuxiliaryBatch) -> tuple:
+        """
+        What the policy's ``evaluate_...`` methods take.
+
+        :param batch: samples of a rollout, or of the auxiliary phase
+        :return: the observations, (B, ...), and what else these networks need
+        """
+        return (batch.observations,)
+
+    def context(self) -> dict[str, np.ndarray]:
+        """
+        What the auxiliary phase keeps of the latest rollout beside observations and value targets, for ``network_inputs``.
+        (Of an empty rollout buffer: arrays of the same shapes and types.)
+
+        :return: by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a sequence has once
+        """
+        return {}
+
+    def is_context(self, context: dict[str, np.ndarray]) -> bool:
+        """
+        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``context``
+        :return: whether a rollout can have it
+        """
+        return True
+
+    def save_aux_buffer(self, path: Any) -> None:
+        """See ``PhasicAlgorithm``."""
+        raise NotImplementedError
+
+    def load_aux_buffer(self, path: Any) -> None:
+        """See ``PhasicAlgorithm``."""
+        raise NotImplementedError
