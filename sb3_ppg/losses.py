@@ -6,6 +6,7 @@ Paper: Cobbe, Hilton, Klimov, Schulman, "Phasic Policy Gradient", https://arxiv.
 shapes of its arguments differ: a silent broadcast from (B,) and (B, 1) to (B, B) trains on nonsense.
 """
 
+import math
 from functools import singledispatch
 
 import torch as th
@@ -55,6 +56,47 @@ def policy_gradient_loss(
     if clip_range is not None:
         objective = th.min(objective, th.clamp(ratio, 1 - clip_range, 1 + clip_range) * advantages)
     return -objective.mean()
+
+
+def decoupled_policy_gradient_loss(
+    log_prob: th.Tensor,
+    proximal_log_prob: th.Tensor,
+    behavior_log_prob: th.Tensor,
+    advantages: th.Tensor,
+    clip_range: float | None,
+    importance_limit: float,
+) -> th.Tensor:
+    """
+    The clipped surrogate objective, decoupled: the clip keeps π near a *proximal* policy, while importance weights correct for
+    the *behaviour* policy that took the actions (Hilton, Cobbe, Schulman, https://arxiv.org/abs/2110.00641, section 2.2):
+
+    .. code-block:: none
+
+        loss = -E[min(π / π_behav A, clip(π / π_prox, 1 - ε, 1 + ε) π_prox / π_behav A)]
+
+    No importance weight π / π_behav exceeds its limit: π_behav is raised to π / limit where it is lower, without gradient, as
+    in the authors' code. With π_prox = π_behav and no weight at the limit it is ``policy_gradient_loss``.
+
+    :param log_prob: log π(a|s) of the taken actions under the policy in training, shape (B,)
+    :param proximal_log_prob: log π_prox(a|s), shape (B,)
+    :param behavior_log_prob: log π_behav(a|s), under the policy that took them, shape (B,)
+    :param advantages: A, shape (B,)
+    :param clip_range: ε, below one, or None for no clipping
+    :param importance_limit: the largest importance weight, at least one
+    :return: scalar
+    """
+    _check_same_shape(
+        log_prob=log_prob,
+        proximal_log_prob=proximal_log_prob,
+        behavior_log_prob=behavior_log_prob,
+        advantages=advantages,
+    )
+    behavior = th.max(behavior_log_prob, log_prob.detach() - math.log(importance_limit))
+    loss = -advantages * th.exp(log_prob - behavior)
+    if clip_range is not None:
+        log_ratio = th.clamp(log_prob - proximal_log_prob, math.log1p(-clip_range), math.log1p(clip_range))
+        loss = th.max(loss, -advantages * th.exp(log_ratio + proximal_log_prob - behavior))
+    return loss.mean()
 
 
 def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:

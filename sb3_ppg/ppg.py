@@ -25,12 +25,11 @@ from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import minibatches, one_observation
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.losses import distribution_parameters
-from sb3_ppg.objectives import OBJECTIVES, Coefficients, Objective
+from sb3_ppg.objectives import Coefficients, Objective, make_objective
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.training.diagnostics import auxiliary_outcome, policy_phase_summary
 from sb3_ppg.training.memory import fitting_micro_batch_size
 from sb3_ppg.training.optimization import Epoch, Losses, mean_losses, optimize_epoch, split, unvalidated_distributions
-from sb3_ppg.training.processes import moments
 from sb3_ppg.training.value_units import change_value_units
 
 # What an auxiliary phase has led to is evaluated on about so many of its samples
@@ -234,8 +233,7 @@ class PPG(PhasicAlgorithm):
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         self.aux_lr_schedule = self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
-        objective = OBJECTIVES[self.objective] if isinstance(self.objective, str) else self.objective
-        self.criterion = objective(self.policy, **(self.objective_kwargs or {})).to(self.device)
+        self.criterion = make_objective(self.objective, self.policy, self.objective_kwargs).to(self.device)
         # The policy's own optimizer is that of the policy (or joint) epochs
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1))
@@ -274,14 +272,14 @@ class PPG(PhasicAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rate([self.policy.optimizer, self.value_optimizer])
         if self.normalize_advantage:
-            mean, std = moments(self.rollout_buffer.advantages, self.device)
-            self.rollout_buffer.advantages = (self.rollout_buffer.advantages - mean) / (std + 1e-8)
+            self.rollout_buffer.advantages = self.criterion.normalized_advantages(self.rollout_buffer.advantages, self.device)
         if self.normalize_value_targets and self.n_aux_epochs > 0:
             n_rollouts = 1 + self._n_updates // self.n_epochs  # which `learn` does not reset
             weight = 1 / min(n_rollouts, self.n_policy_iterations)  # at first, of all rollouts alike
             optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
             change_value_units(self.policy, optimizers, self.rollout_buffer.returns, weight)
 
+        self.criterion.before_policy_phase(self.policy)
         coefficients = self._coefficients()
         value_history: list[Epoch] = []
         losses = self.criterion.joint_losses
@@ -290,7 +288,8 @@ class PPG(PhasicAlgorithm):
             value_history = self._policy_phase_epochs(self.n_value_epochs, value_losses, self.value_optimizer)
             losses = self.criterion.policy_losses
         policy_losses = partial(self._losses, losses, coefficients)
-        history = self._policy_phase_epochs(self.n_epochs, policy_losses, self.policy.optimizer, self.target_kl)
+        after_step = partial(self.criterion.after_policy_step, self.policy)
+        history = self._policy_phase_epochs(self.n_epochs, policy_losses, self.policy.optimizer, self.target_kl, after_step)
         self._n_updates += len(history)
         self._record(
             "train", policy_phase_summary(self.policy, self.rollout_buffer, history, value_history, coefficients.clip_range)
@@ -305,12 +304,13 @@ class PPG(PhasicAlgorithm):
         losses: Callable[[Any], Losses],
         optimizer: th.optim.Optimizer,
         target_kl: float | None = None,
+        after_step: Callable[[], None] | None = None,
     ) -> list[Epoch]:
         """Epochs over the latest rollout, in shuffled minibatches; fewer when ``target_kl`` is exceeded."""
         history: list[Epoch] = []
         for epoch in range(n_epochs):
             batches = minibatches(self.rollout_buffer, self.batch_size)
-            history.append(self._epoch("policy", optimizer, batches, losses, target_kl))
+            history.append(self._epoch("policy", optimizer, batches, losses, target_kl, after_step))
             if history[-1].stopped:
                 if self.verbose >= 1:
                     print(f"Early stopping at step {epoch} due to reaching max kl")
@@ -351,10 +351,18 @@ class PPG(PhasicAlgorithm):
         batches: Iterable[Any],
         losses: Callable[[Any], Losses],
         target_kl: float | None = None,
+        after_step: Callable[[], None] | None = None,
     ) -> Epoch:
-        networks = [self.policy, self.criterion]
         return optimize_epoch(
-            phase, networks, optimizer, batches, losses, self._micro_batch_size(), self.max_grad_norm, target_kl
+            phase,
+            [self.policy, self.criterion],
+            optimizer,
+            batches,
+            losses,
+            self._micro_batch_size(),
+            self.max_grad_norm,
+            target_kl,
+            after_step,
         )
 
     def _losses(self, losses: Callable[..., Losses], coefficients: Coefficients, batch: Any) -> Losses:

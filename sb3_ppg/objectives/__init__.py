@@ -1,9 +1,44 @@
 """What the epochs of both phases minimise: the paper's objective, and those of its relatives. A file each."""
 
+from typing import Any
+
+from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.objectives.base import Coefficients, Objective
+from sb3_ppg.objectives.ewma import DecoupledObjective, EWMAObjective
 from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # By the names that the argument `objective` of the algorithms takes
-OBJECTIVES: dict[str, type[Objective]] = {"ppg": PaperObjective}
+OBJECTIVES: dict[str, type[Objective]] = {"ppg": PaperObjective, "decoupled": DecoupledObjective, "ewma": EWMAObjective}
 
-__all__ = ["OBJECTIVES", "Coefficients", "Objective", "PaperObjective"]
+
+def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict[str, Any] | None) -> Objective:
+    """
+    :param objective: a name from ``OBJECTIVES``, or a class derived from ``Objective``
+    :param policy: that it is for
+    :param kwargs: keyword arguments of the class
+    :return: the objective
+    :raises ArgumentError: if there is none of that name, or it does not take these arguments
+    """
+    cls = OBJECTIVES.get(objective) if isinstance(objective, str) else objective
+    if not (isinstance(cls, type) and issubclass(cls, Objective)):
+        hint = nearest(objective, OBJECTIVES) if isinstance(objective, str) else ""
+        raise ArgumentError(
+            f"`objective`={objective!r} is unknown{hint}: use one of {', '.join(map(repr, OBJECTIVES))}, or a class derived "
+            "from sb3_ppg.objectives.Objective"
+        )
+    try:
+        return cls(policy, **(kwargs or {}))
+    except TypeError as error:
+        raise ArgumentError(f"`objective_kwargs`={kwargs!r} cannot work with `objective`={objective!r}: {error}") from error
+
+
+__all__ = [
+    "OBJECTIVES",
+    "Coefficients",
+    "DecoupledObjective",
+    "EWMAObjective",
+    "Objective",
+    "PaperObjective",
+    "make_objective",
+]

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
+from sb3_ppg.training.processes import moments
 
 
 class Coefficients(NamedTuple):
@@ -52,6 +54,17 @@ class Objective(nn.Module):
     def __init__(self, policy: PhasicActorCriticPolicy) -> None:
         super().__init__()
 
+    def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
+        """
+        The advantages of a rollout as ``normalize_advantage`` asks for them: once, over all samples of all processes.
+
+        :param advantages: of a rollout, of any shape, in the units of the (normalised) reward
+        :param device: of the process group's backend
+        :return: of mean 0 and standard deviation 1 (of the population)
+        """
+        mean, std = moments(advantages, device)
+        return (advantages - mean) / (std + 1e-8)
+
     def joint_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
     ) -> Losses:
@@ -91,6 +104,13 @@ class Objective(nn.Module):
         :return: their sum, and each term
         """
         raise NotImplementedError
+
+    def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
+        """
+        A rollout is about to be used.
+
+        :param policy: as it is before the update
+        """
 
     def after_policy_step(self, policy: PhasicActorCriticPolicy) -> None:
         """

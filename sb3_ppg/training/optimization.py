@@ -89,6 +89,7 @@ def optimize_epoch(
     micro_batch_size: int | None = None,
     max_grad_norm: float | None = None,
     target_kl: float | None = None,
+    after_step: Callable[[], None] | None = None,
 ) -> Epoch:
     """
     One optimizer step per minibatch. The losses stay on the device until the end of the epoch, then come in one transfer.
@@ -102,6 +103,7 @@ def optimize_epoch(
     :param max_grad_norm: the gradient's L2 norm is clipped to it; None: no clipping
     :param target_kl: in nats. Stop, without taking the step, at a minibatch whose approximate KL exceeds it, see
         ``exceeds_target_kl``; it has to be looked at for each minibatch. None: never
+    :param after_step: is called after each step
     :return: the losses and log-ratios
     :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
@@ -109,7 +111,12 @@ def optimize_epoch(
     history: list[th.Tensor] = []
     sizes: list[int] = []
     log_ratios: list[th.Tensor] = []
-    named = {name: parameter for network in networks for name, parameter in network.named_parameters()}
+    named = {
+        name: parameter
+        for network in networks
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad  # averages of networks are not trained
+    }
     parameters = list(named.values())
     with unvalidated_distributions():
         for minibatch in minibatches:
@@ -127,6 +134,8 @@ def optimize_epoch(
             if max_grad_norm is not None:
                 clip_gradients(gradients, norm, max_grad_norm)
             take_step(optimizer)
+            if after_step is not None:
+                after_step()
     _forget_gradients(parameters)
 
     # In one transfer: all losses, and whether a gradient that is not finite has spoiled the weights

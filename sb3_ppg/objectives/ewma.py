@@ -1,0 +1,167 @@
+"""
+Objectives whose proximal policy is not the one that collected the data.
+
+PPG-EWMA: Hilton, Cobbe, Schulman, "Batch size-invariance for policy optimization", https://arxiv.org/abs/2110.00641.
+Authors' code: https://github.com/openai/ppo-ewma.
+"""
+
+import math
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from torch.optim.swa_utils import AveragedModel
+
+from sb3_ppg import losses
+from sb3_ppg.actions import from_buffer
+from sb3_ppg.checks import is_number
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.objectives.base import Coefficients
+from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.training.optimization import Losses
+from sb3_ppg.training.processes import moments, n_processes
+
+
+class DecoupledObjective(PaperObjective):
+    """
+    The paper's, but that clip and KL penalty keep the policy near a proximal one, the policy as it was before the update, and
+    importance weights correct for the policy that collected the data. For data of older policies; with fresh data it is the
+    paper's objective.
+
+    :param policy: in training
+    :param importance_limit: the largest importance weight π / π_behaviour
+    :raises ArgumentError: for a limit below one
+    """
+
+    def __init__(self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0) -> None:
+        super().__init__(policy)
+        if not (is_number(importance_limit) and importance_limit >= 1):
+            raise ArgumentError(f"`importance_limit`={importance_limit!r} cannot work: use a finite number of at least 1")
+        self.importance_limit = importance_limit
+        self.proximal = AveragedModel(policy, multi_avg_fn=self.average)
+        self.proximal.requires_grad_(False).eval()
+        del self.proximal.module.optimizer  # nothing trains a copy
+        self.restart(policy)
+
+    def average(self, averaged: list[th.Tensor], current: list[th.Tensor], n_averaged: th.Tensor | int) -> None:
+        """
+        Take the policy's present parameters into those of the proximal one.
+
+        :param averaged: parameters of the proximal policy
+        :param current: parameters of the policy
+        :param n_averaged: how many have been taken before
+        """
+        raise NotImplementedError
+
+    def restart(self, policy: PhasicActorCriticPolicy) -> None:
+        """
+        :param policy: that the proximal policy is to be now
+        """
+        self.proximal.n_averaged.zero_()
+        self.proximal.update_parameters(policy)  # the first is copied
+
+    def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
+        self.restart(policy)
+
+    def surrogate(
+        self,
+        policy: PhasicActorCriticPolicy,
+        inputs: tuple,
+        batch: RolloutBufferSamples,
+        log_prob: th.Tensor,
+        entropy: th.Tensor | None,
+        coefficients: Coefficients,
+    ) -> Losses:
+        with th.no_grad():
+            distribution, _ = self.proximal.module.evaluate_policy(*inputs)
+            proximal_log_prob = distribution.log_prob(from_buffer(policy.action_space, batch.actions))
+        surrogate = losses.decoupled_policy_gradient_loss(
+            log_prob,
+            proximal_log_prob,
+            batch.old_log_prob,
+            batch.advantages,
+            coefficients.clip_range,
+            self.importance_limit,
+        )
+        log_weight = log_prob.detach() - batch.old_log_prob
+        terms = {
+            "policy_gradient_loss": surrogate,
+            "entropy_loss": losses.entropy_loss(entropy, log_prob),
+            "importance_clip_fraction": (log_weight > math.log(self.importance_limit)).to(log_weight.dtype).mean(),
+        }
+        total = surrogate + coefficients.ent_coef * terms["entropy_loss"]
+        if coefficients.kl_coef > 0:
+            terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
+            total = total + coefficients.kl_coef * terms["kl_penalty"]
+        return Losses(total, terms, log_prob.detach() - proximal_log_prob)
+
+
+class EWMAObjective(DecoupledObjective):
+    """
+    PPG-EWMA: the proximal policy is an exponentially weighted moving average of the policy after each of its optimizer steps,
+    from the end of the last auxiliary phase on; weights are bias-corrected. Batch size and age of the data then become free
+    choices, see the paper.
+
+    :param policy: in training
+    :param center_of_mass: of the average, in optimizer steps, decay / (1 - decay). The authors recommend 8, the minibatches
+        of their iteration
+    :param decay: in place of ``center_of_mass``
+    :param advantage_decay: of the average of the advantages' moments by which they are normalised, for each rollout. 0: each
+        rollout by its own
+    :param importance_limit: see ``DecoupledObjective``
+    :raises ArgumentError: for numbers that cannot work
+    """
+
+    advantage_weight: th.Tensor
+    advantage_mean: th.Tensor
+    advantage_variance: th.Tensor
+
+    def __init__(
+        self,
+        policy: PhasicActorCriticPolicy,
+        center_of_mass: float | None = None,
+        decay: float | None = None,
+        advantage_decay: float = 0.0,
+        importance_limit: float = 100.0,
+    ) -> None:
+        if center_of_mass is not None and decay is not None:
+            raise ArgumentError(f"`decay`={decay!r} and `center_of_mass`={center_of_mass!r} say the same: use one of them")
+        if not (center_of_mass is None or (is_number(center_of_mass) and center_of_mass >= 0)):
+            raise ArgumentError(f"`center_of_mass`={center_of_mass!r} cannot work: use a finite number of at least 0")
+        if decay is None:
+            center_of_mass = 8.0 if center_of_mass is None else center_of_mass
+            decay = center_of_mass / (1 + center_of_mass)
+        for name, value in (("decay", decay), ("advantage_decay", advantage_decay)):
+            if not (is_number(value) and 0 <= value < 1):
+                raise ArgumentError(f"`{name}`={value!r} cannot work: use a number in [0, 1)")
+        self.decay = float(decay)
+        self.advantage_decay = advantage_decay
+        super().__init__(policy, importance_limit)
+        for name in ("advantage_weight", "advantage_mean", "advantage_variance"):
+            self.register_buffer(name, th.zeros((), dtype=th.float64))
+
+    def average(self, averaged: list[th.Tensor], current: list[th.Tensor], n_averaged: th.Tensor | int) -> None:
+        n_policies = th.as_tensor(n_averaged + 1, dtype=th.float64)  # with the present one
+        weight = (1 - self.decay) / (1 - self.decay**n_policies)
+        for mean, parameter in zip(averaged, current, strict=True):
+            mean.lerp_(parameter, weight.to(mean.dtype))
+
+    def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
+        """The average goes on over the rollouts of a phase."""
+
+    def after_policy_step(self, policy: PhasicActorCriticPolicy) -> None:
+        self.proximal.update_parameters(policy)
+
+    def after_auxiliary_phase(self, policy: PhasicActorCriticPolicy) -> None:
+        self.restart(policy)
+
+    def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
+        mean, std = moments(advantages, device)
+        n_samples = advantages.size * n_processes()
+        self.advantage_weight.mul_(self.advantage_decay).add_(n_samples)
+        share = n_samples / self.advantage_weight.item()
+        shift = mean - self.advantage_mean.item()
+        self.advantage_mean.add_(share * shift)
+        self.advantage_variance.mul_(1 - share).add_(share * std**2 + share * (1 - share) * shift**2)
+        return (advantages - self.advantage_mean.item()) / (self.advantage_variance.item() ** 0.5 + 1e-8)

@@ -1,0 +1,181 @@
+"""PPG-EWMA and stale data against every number of the authors' code, and what follows from the paper."""
+
+import math
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_ppg import RewardNormalizer
+from tests.golden import GoldenTraining
+
+EWMA = ["ewma_dual", "ewma_detach", "ewma_kl", "ewma_stale"]
+STALE = ["stale_decoupled", "stale_behavior", "stale_proximal"]
+
+
+class EWMATraining(GoldenTraining):
+    """With the settings of the file."""
+
+    def __init__(self, file: str, monkeypatch):
+        with np.load(f"{__file__.rsplit('/', 2)[0]}/data/{file}.npz") as archive:
+            setting = {key.removeprefix("settings/"): archive[key].tolist() for key in archive if key.startswith("settings/")}
+        n_samples = setting["n_envs"] * setting["n_steps"]
+        ewma = not math.isnan(setting["kl_ewma_decay"])
+        kwargs = dict(importance_limit=setting["imp_samp_max"])
+        if ewma:
+            kwargs |= dict(decay=setting["kl_ewma_decay"], advantage_decay=setting["adv_ewma_decay"])
+        objective = "ewma" if ewma else "decoupled"
+        if setting["staleness_loss"] != "decoupled":
+            objective, kwargs = "ppg", {}
+        self.staleness, self.n_pi = setting["staleness"], setting["n_pi"]
+        self.n_value_epochs = None if setting["n_epoch_vf"] == setting["n_epoch_pi"] else setting["n_epoch_vf"]
+        super().__init__(
+            file,
+            monkeypatch,
+            learning_rate=setting["lr"],
+            batch_size=n_samples // setting["nminibatch"],
+            n_epochs=setting["n_epoch_pi"],
+            n_value_epochs=self.n_value_epochs,
+            gamma=setting["gamma"],
+            gae_lambda=setting["lambda"],
+            clip_range=setting["clip_param"] or None,
+            kl_coef=setting["kl_penalty"],
+            ent_coef=setting["entcoef"],
+            vf_coef=setting["vfcoef"],
+            aux_learning_rate=setting["aux_lr"],
+            n_policy_iterations=setting["n_pi"],
+            n_aux_epochs=setting["n_aux_epochs"],
+            aux_batch_size=setting["aux_mbsize"] * setting["n_steps"],
+            beta_clone=setting["beta_clone"],
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(gamma=setting["reward_normaliser_gamma"])),
+            objective=objective,
+            objective_kwargs=kwargs,
+        )
+        if ewma or objective == "decoupled":
+            self.model.criterion.restart(self.policy)  # the weights of the file
+        self.average = self.model.criterion.proximal.module if ewma else None
+
+    def total_weight(self) -> float:
+        decay = self.model.criterion.decay
+        return sum(decay**k for k in range(int(self.model.criterion.proximal.n_averaged)))
+
+    @th.no_grad()
+    def present_log_prob(self, rollout: int) -> np.ndarray:
+        logits, actions = self.outputs(rollout)["logits"], self.golden[f"roll{rollout}/action"]
+        return np.take_along_axis(logits, actions[..., None], axis=2)[..., 0]
+
+    def collect(self, rollout: int) -> np.ndarray:
+        """V(s) of the network that collects it, (env, step)."""
+        outputs = self.outputs(rollout)
+        for name, ours in outputs.items():
+            self.check(ours, f"roll{rollout}/{name}")
+        return outputs["value"]
+
+    def use(self, rollout: int, values: np.ndarray) -> None:
+        """One iteration: the policy phase's update, and what follows if it ends a phase."""
+        key, model = f"roll{rollout}", self.model
+        log_probs = self.golden[f"{key}/logp_old"]
+        if f"{key}/logp_recomputed" in self.golden:
+            self.check(self.present_log_prob(rollout), f"{key}/logp_recomputed")
+        if self.setting("staleness_loss") == "proximal":
+            log_probs = self.present_log_prob(rollout)
+        if f"{key}/logp_importance" in self.golden:
+            self.check(log_probs, f"{key}/logp_importance")
+        self.fill_rollout_buffer(rollout, values, log_probs, "reward_raw")
+        buffer = model.rollout_buffer
+        self.check(buffer.rewards.T, f"{key}/reward_normalised")
+        self.check(buffer.returns.T, f"{key}/value_target")
+        self.check(buffer.advantages.T, f"{key}/advantage_raw")
+        if self.n_value_epochs is not None:
+            self.impose_order(f"{key}/value_epochs/minibatch_order", self.n_value_epochs)
+        self.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
+        self.epochs.clear()
+        self.gradient_norms.clear()
+        model.train()
+        self.check(buffer.advantages.reshape(self.n_envs, self.n_steps), f"{key}/advantage_normalised")
+        self.check_policy_phase(rollout)
+
+    def check_policy_phase(self, rollout: int) -> None:
+        phase, model = f"roll{rollout}/policy_phase", self.model
+        n_value_epochs = self.n_value_epochs or 0
+        value_epochs, epochs = self.epochs[:n_value_epochs], self.epochs[n_value_epochs : n_value_epochs + model.n_epochs]
+        names = {"pg": ("policy_gradient_loss", 1), "negent": ("entropy_loss", model.ent_coef)}
+        if model.kl_coef > 0:
+            names["pi_kl"] = ("kl_penalty", 1)
+        if model.objective != "ppg":
+            names["imp_samp_clipfrac"] = ("importance_clip_fraction", 1)
+        if not value_epochs:
+            names["vf"] = ("value_loss", model.vf_coef)
+        self.check_losses(epochs, phase, names)
+        self.check_losses(
+            value_epochs, f"roll{rollout}/value_epochs", {"vf": ("value_loss", model.vf_coef)} if value_epochs else {}
+        )
+        of_values = sum(len(epoch.sizes) for epoch in value_epochs)
+        of_policy = of_values + sum(len(epoch.sizes) for epoch in epochs)
+        self.check_gradient_norms(self.gradient_norms[of_values:of_policy], phase)
+        log_ratios = th.cat([epoch.log_ratio for epoch in epochs]).reshape(of_policy - of_values, -1).numpy()
+        self.check((log_ratios**2).mean(axis=1) / 2, f"{phase}/approxkl")
+        if f"{phase}/clipfrac" in self.golden and model.clip_range is not None:
+            clip = model.clip_range(1)
+            outside = (log_ratios > math.log1p(clip)) | (log_ratios < math.log1p(-clip))
+            self.check(outside.mean(axis=1), f"{phase}/clipfrac")
+
+    def impose_auxiliary_phase(self, monkeypatch) -> None:
+        """The authors' noisy cloning targets and their order of sequences."""
+        model, record = self.model, self.model.aux_buffer.record_old_policy
+        targets = np.stack([self.golden[f"roll{r}/logits_cloning_target"] for r in range(self.n_pi)])
+
+        def record_golden_targets(*args) -> None:
+            self.check_weights("weights_after_policy_phase")
+            if self.average is not None:
+                self.check_weights("ewma_after_policy_phase", self.average)
+            record(*args)
+            before = model.aux_buffer.old_parameters.reshape(self.n_pi, self.n_envs, self.n_steps, -1)
+            for rollout in range(self.n_pi):
+                self.check(before[rollout], f"roll{rollout}/logits_before_aux")
+            model.aux_buffer.old_parameters = th.as_tensor(targets.reshape(self.n_pi * self.n_envs, self.n_steps, -1))
+            self.impose_order_of_sequences("aux/minibatch_order", 1)
+
+        monkeypatch.setattr(model.aux_buffer, "record_old_policy", record_golden_targets)
+
+    def check_auxiliary_phase(self) -> None:
+        auxiliary = self.epochs[-1]
+        for step in range(len(auxiliary.sizes)):
+            for theirs, ours in {"pol_distance": "kl", "vf_aux": "aux_value_loss", "vf_true": "value_loss"}.items():
+                self.check(auxiliary.losses[ours][step], f"aux/step{step}/{theirs}")
+            norms = self.gradient_norms[step - len(auxiliary.sizes)]
+            self.check_gradient_norms([norms], f"aux/step{step}")
+        self.check_weights("weights_after_aux_epoch")
+        if self.average is not None:
+            self.check_weights("ewma_after_reset", self.average)
+            self.check(self.total_weight(), "ewma_total_weight/after_reset")
+
+    def check_average(self, rollout: str) -> None:
+        if any(key.startswith(f"{rollout}/ewma_after/") for key in self.golden):
+            self.check_weights(f"{rollout}/ewma_after", self.average)
+        self.check(self.total_weight(), f"ewma_total_weight/after_{rollout}")
+
+
+@pytest.mark.parametrize("file", EWMA + STALE)
+def test_the_authors_numbers(file, monkeypatch):
+    training = EWMATraining(file, monkeypatch)
+    has_aux = training.model.n_aux_epochs > 0
+    if has_aux:
+        training.impose_auxiliary_phase(monkeypatch)
+    collected: list[np.ndarray] = []
+    n_rollouts = 1 + max(int(key.split("/")[0][4:]) for key in training.golden if key.startswith("roll"))
+    for iteration in range(n_rollouts + training.staleness):
+        if iteration < n_rollouts:
+            collected.append(training.collect(iteration))
+        used = iteration - training.staleness
+        if used < 0:
+            continue
+        training.use(used, collected[used])
+        if used == training.n_pi - 1 and has_aux:
+            training.check_auxiliary_phase()
+        elif training.average is not None:
+            training.check_average(f"roll{used}")
+    last = "weights_after_second_policy_phase" if has_aux else "weights_after_policy_phase"
+    training.check_weights(last)
+    if training.average is not None:
+        training.check_weights("ewma_after_second_policy_phase", training.average)
