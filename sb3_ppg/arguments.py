@@ -95,9 +95,10 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     ),
     (
         ("aux_buffer_kwargs",),
-        lambda value: value is None or (isinstance(value, dict) and value.keys() <= {"storage", "path"}),
-        'use a dictionary with "storage" and "path", or None',
+        lambda value: value is None or (isinstance(value, dict) and value.keys() <= {"storage", "path", "capacity"}),
+        'use a dictionary with "storage", "path" and "capacity", or None',
     ),
+    (("objective_kwargs",), lambda value: value is None or isinstance(value, dict), "use a dictionary, or None"),
     (("rollout_buffer_kwargs", "policy_kwargs"), lambda value: isinstance(value, dict), "use a dictionary, or None"),
 ]
 
@@ -177,7 +178,6 @@ def check_arguments(model: PhasicModel) -> None:
         "n_steps",
         "the advantage of one sample alone is normalised to zero; use more steps, or normalize_advantage=False",
     )
-    _check_auxiliary_batches(model, rollout_size)
 
 
 def warn_of_truncated_minibatches(model: PhasicModel) -> None:
@@ -258,6 +258,7 @@ def check_policy(model: PhasicModel) -> None:
         "mixed_precision",
         "it is for the features extractor, and this one has no layers; leave it None",
     )
+    _check_auxiliary_batches(model, model.n_steps * model.n_envs)
     heads = (model.policy.value_net, model.policy.aux_value_net)
     require(
         model,
@@ -304,7 +305,7 @@ def _check_auxiliary_batches(model: PhasicModel, rollout_size: int) -> None:
     stored = rollout_size * model.n_policy_iterations
     require(
         model,
-        model.aux_batch_size % model.n_steps == 0,
+        model.aux_buffer.sequence_length == 1 or model.aux_batch_size % model.n_steps == 0,
         "aux_batch_size",
         f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it",
     )

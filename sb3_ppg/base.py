@@ -19,11 +19,11 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import for_buffer, for_environments
-from sb3_ppg.arguments import check_arguments, check_room, tell_of_phases
+from sb3_ppg.arguments import check_arguments, check_policy, check_room, tell_of_phases
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.objectives import Objective
+from sb3_ppg.objectives import Objective, RolloutEnd
 from sb3_ppg.policies import MixedPrecision, MlpPolicy
 from sb3_ppg.saving.files import replaced
 from sb3_ppg.saving.model_file import checked_model_file, marked, unmark
@@ -43,6 +43,7 @@ class PhasicAlgorithm(PhasicModel):
     """
 
     criterion: Objective  # an instance of the argument `objective`
+    rollout_end: RolloutEnd  # of the latest rollout
     mixed_precision: MixedPrecision | None
     _training_callback: BaseCallback | None = None  # while `learn` runs
     # Arguments that several processes have to agree on, for their gradients to meet
@@ -88,6 +89,7 @@ class PhasicAlgorithm(PhasicModel):
                 self._update_info_buffer(infos, dones)
                 n_steps += 1
                 self.after_environment_step()
+                self.criterion.after_environment_step(dones, infos, env.unwrapped.reset_infos)
                 self._bootstrap_at_time_limits(rewards, dones, infos)
                 before = (self._last_obs, for_buffer(self.action_space, actions), rewards, self._last_episode_starts)
                 rollout_buffer.add(*before, values, log_probs, **also_stored)  # type: ignore[arg-type]
@@ -95,6 +97,7 @@ class PhasicAlgorithm(PhasicModel):
             with th.no_grad():
                 values = self.next_values(obs_as_tensor(new_obs, self.device), dones)  # type: ignore[arg-type]
         rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
+        self.rollout_end = RolloutEnd(new_obs, values.flatten().cpu().numpy(), dones)  # type: ignore[arg-type]
         callback.update_locals(locals())
         callback.on_rollout_end()
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
@@ -178,6 +181,9 @@ class PhasicAlgorithm(PhasicModel):
         :raises ArgumentError: if arguments cannot work, alone or together
         """
         check_arguments(self)
+        if hasattr(self, "aux_buffer"):  # the model is complete
+            check_policy(self)
+            self.criterion.check(self)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
@@ -269,9 +275,11 @@ class PhasicAlgorithm(PhasicModel):
         load_training_state(self, Path(path))
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "aux_buffer", "criterion", "_training_callback"]
+        return [*super()._excluded_save_params(), "aux_buffer", "criterion", "rollout_end", "_training_callback"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         # Most objectives have nothing to save
         of_objective = ["criterion"] if self.criterion.state_dict() else []
+        if self.criterion.adversary_optimizer is not None:
+            of_objective.append("criterion.adversary_optimizer")
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer", *of_objective], []

@@ -154,6 +154,28 @@ def value_loss(
     return F.mse_loss(values, targets)
 
 
+def clipped_value_loss(values: th.Tensor, targets: th.Tensor, old_values: th.Tensor, clip_range: float) -> th.Tensor:
+    """
+    The larger of the squared errors with and without clipping, as in OpenAI's baselines:
+
+    .. code-block:: none
+
+        V_clip = V_old + clip(V - V_old, -ε, ε)
+        loss   = E[max((V - V_targ)², (V_clip - V_targ)²)]
+
+    ``value_loss`` with ``clip_range_vf``, as in SB3, has the second alone.
+
+    :param values: V(s), shape (B,)
+    :param targets: V_targ, shape (B,)
+    :param old_values: V_old(s) as predicted during the rollout, shape (B,)
+    :param clip_range: ε, in the units of the values
+    :return: scalar
+    """
+    _check_same_shape(values=values, targets=targets, old_values=old_values)
+    clipped = old_values + th.clamp(values - old_values, -clip_range, clip_range)
+    return th.max((values - targets).square(), (clipped - targets).square()).mean()
+
+
 def approximate_kl(log_ratio: th.Tensor) -> th.Tensor:
     """
     Low-variance, non-negative estimate of KL(π_old, π) from the taken actions: E[(ratio - 1) - log ratio]
@@ -218,8 +240,7 @@ def distribution_parameters(distribution: Distribution) -> th.Tensor:
     raise NotImplementedError(f"No exact KL divergence is known for {type(distribution).__name__}")
 
 
-@singledispatch
-def kl_divergence(distribution: Distribution, old_parameters: th.Tensor) -> th.Tensor:
+def kl_divergence(distribution: Distribution, old_parameters: th.Tensor, reverse: bool = False) -> th.Tensor:
     """
     KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions (section 2.2, the cloning term).
 
@@ -227,8 +248,18 @@ def kl_divergence(distribution: Distribution, old_parameters: th.Tensor) -> th.T
 
     :param distribution: π, differentiable
     :param old_parameters: of π_old, from ``distribution_parameters``, shape (B, P)
+    :param reverse: KL(π(.|s), π_old(.|s)) instead
     :return: shape (B,), in nats
     """
+    parameters = distribution_parameters(distribution)
+    _check_same_shape(old_parameters=old_parameters, parameters=parameters)
+    first, second = (parameters, old_parameters) if reverse else (old_parameters, parameters)
+    return _kl(distribution, first, second)
+
+
+@singledispatch
+def _kl(distribution: Distribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    """Of two distributions of this kind, by their parameters, (B, P) each; (B,)."""
     raise NotImplementedError(f"No exact KL divergence is known for {type(distribution).__name__}")
 
 
@@ -248,16 +279,14 @@ def _(distribution: MaskableMultiCategoricalDistribution) -> th.Tensor:
     return th.cat([categorical.logits for categorical in distribution.distributions], dim=1)
 
 
-@kl_divergence.register(CategoricalDistribution)
-@kl_divergence.register(MultiCategoricalDistribution)
-@kl_divergence.register(MaskableCategoricalDistribution)
-@kl_divergence.register(MaskableMultiCategoricalDistribution)
-def _(distribution: Distribution, old_parameters: th.Tensor) -> th.Tensor:
-    log_probs = distribution_parameters(distribution)
-    _check_same_shape(old_parameters=old_parameters, log_probs=log_probs)
-    # Σ π_old (log π_old - log π); what a mask excludes has π_old = 0. Joint probabilities multiply, so the sum over all logits
-    # of all action dimensions is the sum over the dimensions
-    return F.kl_div(log_probs, old_parameters, reduction="none", log_target=True).sum(dim=1)
+@_kl.register(CategoricalDistribution)
+@_kl.register(MultiCategoricalDistribution)
+@_kl.register(MaskableCategoricalDistribution)
+@_kl.register(MaskableMultiCategoricalDistribution)
+def _(distribution: Distribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    # Σ p (log p - log q); what a mask excludes has p = 0. Joint probabilities multiply, so the sum over all logits of all
+    # action dimensions is the sum over the dimensions
+    return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
 
 
 @distribution_parameters.register
@@ -265,12 +294,10 @@ def _(distribution: BernoulliDistribution) -> th.Tensor:
     return distribution.distribution.logits
 
 
-@kl_divergence.register
-def _(distribution: BernoulliDistribution, old_parameters: th.Tensor) -> th.Tensor:
-    logits = distribution_parameters(distribution)
-    _check_same_shape(old_parameters=old_parameters, logits=logits)
+@_kl.register
+def _(distribution: BernoulliDistribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
     # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
-    kl = th.sigmoid(old_parameters) * (old_parameters - logits) + F.softplus(logits) - F.softplus(old_parameters)
+    kl = th.sigmoid(first) * (first - second) + F.softplus(second) - F.softplus(first)
     return kl.sum(dim=1)
 
 
@@ -280,13 +307,13 @@ def _(distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) 
     return th.cat([distribution.distribution.mean, distribution.distribution.stddev], dim=1)
 
 
-@kl_divergence.register(DiagGaussianDistribution)
-@kl_divergence.register(StateDependentNoiseDistribution)
-def _(distribution: DiagGaussianDistribution | StateDependentNoiseDistribution, old_parameters: th.Tensor) -> th.Tensor:
-    parameters = distribution_parameters(distribution)
-    _check_same_shape(old_parameters=old_parameters, parameters=parameters)
-    old_mean, old_std = old_parameters.chunk(2, dim=1)
-    mean, std = parameters.chunk(2, dim=1)
-    # log σ/σ_old + (σ_old² + (μ_old - μ)²) / 2σ² - 1/2
-    kl = th.log(std / old_std) + ((old_std / std).square() + ((old_mean - mean) / std).square() - 1) / 2
+@_kl.register(DiagGaussianDistribution)
+@_kl.register(StateDependentNoiseDistribution)
+def _(
+    distribution: DiagGaussianDistribution | StateDependentNoiseDistribution, first: th.Tensor, second: th.Tensor
+) -> th.Tensor:
+    first_mean, first_std = first.chunk(2, dim=1)
+    mean, std = second.chunk(2, dim=1)
+    # log σ/σ_1 + (σ_1² + (μ_1 - μ)²) / 2σ² - 1/2
+    kl = th.log(std / first_std) + ((first_std / std).square() + ((first_mean - mean) / std).square() - 1) / 2
     return kl.sum(dim=1)

@@ -38,6 +38,7 @@ class PhasicModel(OnPolicyAlgorithm):
     batch_size: int
     n_policy_iterations: int
     n_aux_epochs: int
+    n_value_epochs: int | None
     aux_batch_size: int | None
     kl_coef: float
     clip_range: float | Schedule | None

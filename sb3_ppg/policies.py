@@ -1,5 +1,6 @@
 """The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -329,13 +330,15 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
     def _build_action_net(self) -> None:
         """Variants replace SB3's."""
 
-    def make_optimizer(self, learning_rate: float) -> th.optim.Optimizer:
+    def make_optimizer(self, learning_rate: float, parameters: Iterable[nn.Parameter] | None = None) -> th.optim.Optimizer:
         """
-        A new optimizer of ``optimizer_class`` over all parameters; those that a loss does not reach are left alone.
+        A new optimizer of ``optimizer_class``, with this policy's options; parameters that a loss does not reach are left
+        alone.
 
         :param learning_rate: at the start
+        :param parameters: to optimise. None: all of this policy
         """
-        parameters = list(self.parameters())
+        parameters = list(self.parameters() if parameters is None else parameters)
         kwargs = dict(self.optimizer_kwargs)
         # Torch's fused kernel takes parameters and its own moments, which may come from a file, for contiguous ones
         contiguous = all(parameter.is_contiguous() for parameter in parameters)
@@ -376,8 +379,15 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         :param obs: Observation
         :return: π(.|s); what its heads read, shape (B, latent_dim_pi)
         """
-        latent_pi = self.mlp_extractor.forward_actor(self._policy_features(obs))
+        latent_pi = self.evaluate_latent(obs)
         return self._get_action_dist_from_latent(latent_pi), latent_pi
+
+    def evaluate_latent(self, obs: PyTorchObs) -> th.Tensor:
+        """
+        :param obs: Observation
+        :return: what the policy's heads read, shape (B, latent_dim_pi)
+        """
+        return self.mlp_extractor.forward_actor(self._policy_features(obs))
 
     def evaluate_values(self, obs: PyTorchObs) -> th.Tensor:
         """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -24,12 +25,19 @@ from sb3_ppg.base import PhasicAlgorithm
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import minibatches, one_observation
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
-from sb3_ppg.losses import distribution_parameters
 from sb3_ppg.objectives import Coefficients, Objective, make_objective
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.training.diagnostics import auxiliary_outcome, policy_phase_summary
 from sb3_ppg.training.memory import fitting_micro_batch_size
-from sb3_ppg.training.optimization import Epoch, Losses, mean_losses, optimize_epoch, split, unvalidated_distributions
+from sb3_ppg.training.optimization import (
+    Adversary,
+    Epoch,
+    Losses,
+    mean_losses,
+    optimize_epoch,
+    split,
+    unvalidated_distributions,
+)
 from sb3_ppg.training.value_units import change_value_units
 
 # What an auxiliary phase has led to is evaluated on about so many of its samples
@@ -234,11 +242,21 @@ class PPG(PhasicAlgorithm):
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         self.aux_lr_schedule = self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
         self.criterion = make_objective(self.objective, self.policy, self.objective_kwargs).to(self.device)
+        trained = [*self.policy.parameters(), *self.criterion.trained_with_policy()]
         # The policy's own optimizer is that of the policy (or joint) epochs
+        if self.criterion.trained_with_policy():
+            self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
-        self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1))
+        self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = AuxBuffer(self.device, **(self.aux_buffer_kwargs or {}))
+        if not (self.criterion.shuffles_sequences or self.context()):
+            self.aux_buffer.sequence_length = 1
         check_policy(self)
+        self.criterion.check(self)
+
+    def _policy_phase_optimizers(self) -> list[th.optim.Optimizer]:
+        of_adversary = self.criterion.adversary_optimizer
+        return [self.policy.optimizer, self.value_optimizer, *([] if of_adversary is None else [of_adversary])]
 
     def _prepare_to_learn(self, total_timesteps: int) -> None:
         super()._prepare_to_learn(total_timesteps)
@@ -256,66 +274,87 @@ class PPG(PhasicAlgorithm):
         start = time.perf_counter()
         self._policy_phase()
         if self.n_aux_epochs > 0:
-            self.aux_buffer.add(self.rollout_buffer, {**self.context(), **self.criterion.kept_of(self.rollout_buffer)})
-            self._n_stored_rollouts = len(self.aux_buffer)
-            self.logger.record("time/phase_position", self._n_stored_rollouts / self.n_policy_iterations)
-            if self._n_stored_rollouts >= self.n_policy_iterations:
+            kept = self.criterion.kept_of(self.rollout_buffer, self.rollout_end)
+            self.aux_buffer.add(self.rollout_buffer, {**self.context(), **kept})
+            self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
+            if self.aux_buffer.n_new >= self.n_policy_iterations:
                 try:
-                    self._auxiliary_phase()
-                finally:  # after an error, too, the next phase starts with nothing
-                    self.aux_buffer.reset()
-                    self._n_stored_rollouts = 0
+                    if self.criterion.is_due(self.num_timesteps - self.n_steps * self.n_envs):
+                        self._auxiliary_phase()
+                finally:  # after an error, too, the next phase waits for new rollouts
+                    self.aux_buffer.end_phase()
+            self._n_stored_rollouts = len(self.aux_buffer)
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
     def _policy_phase(self) -> None:
         """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout."""
+        criterion, buffer = self.criterion, self.rollout_buffer
         self.policy.set_training_mode(True)
-        self._update_learning_rate([self.policy.optimizer, self.value_optimizer])
+        self._update_learning_rate(self._policy_phase_optimizers())
+        buffer.returns = criterion.value_targets(buffer, self.rollout_end)
         if self.normalize_advantage:
-            self.rollout_buffer.advantages = self.criterion.normalized_advantages(self.rollout_buffer.advantages, self.device)
+            buffer.advantages = criterion.normalized_advantages(buffer.advantages, self.device)
         if self.normalize_value_targets and self.n_aux_epochs > 0:
             n_rollouts = 1 + self._n_updates // self.n_epochs  # which `learn` does not reset
             weight = 1 / min(n_rollouts, self.n_policy_iterations)  # at first, of all rollouts alike
             optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
-            change_value_units(self.policy, optimizers, self.rollout_buffer.returns, weight)
-
-        self.criterion.before_policy_phase(self.policy)
+            change_value_units(self.policy, optimizers, buffer.returns, weight)
+        criterion.before_policy_phase(self.policy)
+        extras = criterion.extras(self.policy, buffer, self.rollout_end)
         coefficients = self._coefficients()
-        value_history: list[Epoch] = []
-        losses = self.criterion.joint_losses
-        if self.n_value_epochs is not None:
-            value_losses = partial(self._losses, self.criterion.value_losses, coefficients)
-            value_history = self._policy_phase_epochs(self.n_value_epochs, value_losses, self.value_optimizer)
-            losses = self.criterion.policy_losses
-        policy_losses = partial(self._losses, losses, coefficients)
-        after_step = partial(self.criterion.after_policy_step, self.policy)
-        history = self._policy_phase_epochs(self.n_epochs, policy_losses, self.policy.optimizer, self.target_kl, after_step)
+        if self.n_value_epochs is None:
+            history, value_history = self._policy_epochs(criterion.joint_losses, coefficients, extras), []
+        elif criterion.values_first:
+            value_history = self._value_epochs(coefficients, extras)
+            history = self._policy_epochs(criterion.policy_losses, coefficients, extras)
+        else:
+            history = self._policy_epochs(criterion.policy_losses, coefficients, extras)
+            value_history = self._value_epochs(coefficients, extras)
         self._n_updates += len(history)
-        self._record(
-            "train", policy_phase_summary(self.policy, self.rollout_buffer, history, value_history, coefficients.clip_range)
-        )
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit")}
-        self._record("train", {name: value for name, value in scales.items() if value is not None})
+        self._log_policy_phase(history, value_history, coefficients)
 
-    def _policy_phase_epochs(
-        self,
-        n_epochs: int,
-        losses: Callable[[Any], Losses],
-        optimizer: th.optim.Optimizer,
-        target_kl: float | None = None,
-        after_step: Callable[[], None] | None = None,
+    def _policy_epochs(
+        self, losses: Callable[..., Losses], coefficients: Coefficients, extras: dict[str, np.ndarray]
     ) -> list[Epoch]:
-        """Epochs over the latest rollout, in shuffled minibatches; fewer when ``target_kl`` is exceeded."""
+        """On the latest rollout, in shuffled minibatches; fewer than E_π when ``target_kl`` is exceeded."""
         history: list[Epoch] = []
-        for epoch in range(n_epochs):
-            batches = minibatches(self.rollout_buffer, self.batch_size)
-            history.append(self._epoch("policy", optimizer, batches, losses, target_kl, after_step))
+        adversary = None
+        if self.criterion.adversary_optimizer is not None:
+            losses_of_adversary = partial(self._losses, self.criterion.adversary_losses, coefficients)
+            adversary = Adversary(self.criterion.adversary_optimizer, losses_of_adversary)
+        for epoch in range(self.n_epochs):
+            history.append(
+                self._epoch(
+                    "policy",
+                    self.policy.optimizer,
+                    minibatches(self.rollout_buffer, self.batch_size, extras),
+                    partial(self._losses, losses, coefficients),
+                    target_kl=self.target_kl,
+                    after_step=partial(self.criterion.after_policy_step, self.policy),
+                    adversary=adversary,
+                )
+            )
             if history[-1].stopped:
                 if self.verbose >= 1:
                     print(f"Early stopping at step {epoch} due to reaching max kl")
                 break
         return history
+
+    def _value_epochs(self, coefficients: Coefficients, extras: dict[str, np.ndarray]) -> list[Epoch]:
+        """E_V of them on the latest rollout, in shuffled minibatches."""
+        losses = partial(self._losses, self.criterion.value_losses, coefficients)
+        batch_size = self.criterion.value_batch_size or self.batch_size
+        return [
+            self._epoch("policy", self.value_optimizer, minibatches(self.rollout_buffer, batch_size, extras), losses)
+            for _ in range(self.criterion.n_value_epochs(self.n_value_epochs or 0))
+        ]
+
+    def _log_policy_phase(self, history: list[Epoch], value_history: list[Epoch], coefficients: Coefficients) -> None:
+        summary = policy_phase_summary(self.policy, self.rollout_buffer, history, value_history, coefficients.clip_range)
+        self._record("train", summary)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit")}
+        self._record("train", {name: value for name, value in scales.items() if value is not None})
 
     def _auxiliary_phase(self) -> None:
         """Optimise L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
@@ -326,7 +365,7 @@ class PPG(PhasicAlgorithm):
             print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {self.aux_buffer.n_samples:,} samples")
         events.start()
         self.policy.set_training_mode(False)
-        self.aux_buffer.record_old_policy(self._distribution_parameters, n_sequences)
+        self.aux_buffer.record(self._recorded, n_sequences)
 
         self.policy.set_training_mode(True)
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
@@ -350,20 +389,10 @@ class PPG(PhasicAlgorithm):
         optimizer: th.optim.Optimizer,
         batches: Iterable[Any],
         losses: Callable[[Any], Losses],
-        target_kl: float | None = None,
-        after_step: Callable[[], None] | None = None,
+        **options: Any,
     ) -> Epoch:
-        return optimize_epoch(
-            phase,
-            [self.policy, self.criterion],
-            optimizer,
-            batches,
-            losses,
-            self._micro_batch_size(),
-            self.max_grad_norm,
-            target_kl,
-            after_step,
-        )
+        networks, micro_batch_size = [self.policy, self.criterion], self._micro_batch_size()
+        return optimize_epoch(phase, networks, optimizer, batches, losses, micro_batch_size, self.max_grad_norm, **options)
 
     def _losses(self, losses: Callable[..., Losses], coefficients: Coefficients, batch: Any) -> Losses:
         """Those of the objective, of a minibatch of either phase."""
@@ -380,10 +409,10 @@ class PPG(PhasicAlgorithm):
 
     @th.no_grad()
     @unvalidated_distributions()
-    def _distribution_parameters(self, batch: AuxiliaryBatch) -> th.Tensor:
+    def _recorded(self, batch: AuxiliaryBatch) -> th.Tensor:
         """In the micro-batches of the epochs that follow, for rounding to be the same: KL(π_old, π) starts at zero."""
         inputs = map(self.network_inputs, split(batch, self._micro_batch_size()))
-        return th.cat([distribution_parameters(self.policy.evaluate_policy(*part)[0]) for part in inputs])
+        return th.cat([self.criterion.recorded(self.policy, part) for part in inputs])
 
     def _outcome(self, n_sequences: int) -> dict[str, float]:
         """Of an auxiliary phase, from a part of its samples, evenly spread."""
@@ -392,7 +421,9 @@ class PPG(PhasicAlgorithm):
         batches = (batch for _, batch in self.aux_buffer.batches(some, n_sequences))
         parts = (part for batch in batches for part in split(batch, self._micro_batch_size()))
         outcome = auxiliary_outcome(
-            self.policy, ((self.network_inputs(part), part.value_targets, part.old_parameters) for part in parts)
+            self.policy,
+            self.criterion.kl_to_recorded,
+            ((self.network_inputs(part), part.value_targets, part.recorded) for part in parts),
         )
         self.policy.set_training_mode(True)
         return outcome
@@ -400,11 +431,11 @@ class PPG(PhasicAlgorithm):
     def _aux_sequences_per_batch(self) -> int:
         if self.aux_batch_size is None:
             return math.ceil(self.aux_buffer.n_sequences / 16)
-        return self.aux_batch_size // self.n_steps
+        return self.aux_batch_size // (self.aux_buffer.sequence_length or self.n_steps)
 
     def _micro_batch_size(self) -> int | None:
-        if self.micro_batch_size != "auto":
-            return self.micro_batch_size
+        if self.micro_batch_size != "auto" or self.criterion.needs_whole_minibatches:
+            return None if self.micro_batch_size == "auto" else self.micro_batch_size
         if self._fitting_micro_batch_size is None:  # asked once per training: the network stays as it is
             observation = obs_as_tensor(one_observation(self.rollout_buffer), self.device)
             self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)

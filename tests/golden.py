@@ -6,15 +6,20 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, losses
+from sb3_ppg.objectives import RolloutEnd
 from sb3_ppg.ppg import optimize_epoch
+from sb3_ppg.training import optimization
 from sb3_ppg.training.optimization import Epoch
 
 DATA = Path(__file__).parent / "data"
+# Their heads of the policy, and networks of objectives
 HEADS = {"pi_head": "action_net", "aux_vf_head": "aux_value_net", "pi_vhead": "value_net", "vf_vhead": "value_net"}
+NETWORKS = {"adv_head": "advantage_head", "dyna": "discriminator", "order_clf": "classifier"}
 
 
 class ImageEnv(gym.Env):
@@ -31,13 +36,17 @@ class DoubleImpalaCNN(ImpalaCNN):
         return super().forward(observations.double() / 255)
 
 
-class DoubleRolloutBuffer(NormalizedRewardRolloutBuffer):
+class DoubleRolloutBuffer(RolloutBuffer):
     """SB3's arrays are float32."""
 
     def reset(self) -> None:
         super().reset()
         for name in ("rewards", "returns", "episode_starts", "values", "log_probs", "advantages"):
             setattr(self, name, getattr(self, name).astype(np.float64))
+
+
+class DoubleNormalizedRewardRolloutBuffer(DoubleRolloutBuffer, NormalizedRewardRolloutBuffer):
+    """And rewards are normalised."""
 
 
 def channels_first(images: np.ndarray) -> np.ndarray:
@@ -51,22 +60,22 @@ class GoldenTraining:
 
     :param file: of tests/data, without its ending
     :param monkeypatch: which replaces the draws
+    :param architecture: of the networks
+    :param adam_eps: of all optimizers
     :param arguments: of ``PPG``
     """
 
-    def __init__(self, file: str, monkeypatch: Any, **arguments: Any):
+    def __init__(self, file: str, monkeypatch: Any, architecture: str, adam_eps: float, **arguments: Any):
         with np.load(DATA / f"{file}.npz") as archive:
             self.golden = dict(archive)
         setting = self.setting
         self.n_envs, self.n_steps = int(setting("n_envs")), int(setting("n_steps"))
-        architecture = {"dual": "dual", "detach": "detached", "shared": "shared"}[str(setting("arch"))]
         self.model = PPG(
             "CnnPolicy",
             VecTransposeImage(DummyVecEnv([ImageEnv] * self.n_envs)),
             n_steps=self.n_steps,
             device="cpu",
             normalize_value_targets=False,
-            rollout_buffer_class=DoubleRolloutBuffer,
             policy_kwargs=dict(
                 architecture=architecture,
                 detach_value_in_aux_phase=architecture == "detached",
@@ -75,7 +84,7 @@ class GoldenTraining:
                     channels=tuple(setting("channels")), features_dim=int(setting("outsize")), normalized_image=True
                 ),
                 normalize_images=False,
-                optimizer_kwargs=dict(eps=float(setting("adam_eps"))),
+                optimizer_kwargs=dict(eps=adam_eps),
             ),
             **arguments,
         )
@@ -85,21 +94,32 @@ class GoldenTraining:
         self.load_weights("weights_init")
         self.epochs: list[Epoch] = []
         self.gradient_norms: list[dict[str, float]] = []
-        for optimizer in (self.policy.optimizer, self.model.value_optimizer, self.model.aux_optimizer):
-            optimizer.register_step_pre_hook(self._record_gradient_norms)
+        take_step = optimization._take_step
+
+        def recorded_step(optimizer: th.optim.Optimizer, *args: Any) -> None:
+            self._record_gradient_norms(optimizer)  # before they are clipped
+            take_step(optimizer, *args)
+
+        monkeypatch.setattr(optimization, "_take_step", recorded_step)
         self._orders: list[np.ndarray] = []
         monkeypatch.setattr(np.random, "permutation", lambda n: self._orders.pop(0))
         monkeypatch.setattr(
-            "sb3_ppg.ppg.optimize_epoch", lambda *args: self.epochs.append(optimize_epoch(*args)) or self.epochs[-1]
+            "sb3_ppg.ppg.optimize_epoch",
+            lambda *args, **kwargs: self.epochs.append(optimize_epoch(*args, **kwargs)) or self.epochs[-1],
         )
 
     def setting(self, name: str) -> Any:
         return self.golden[f"settings/{name}"]
 
-    def _record_gradient_norms(self, *_: Any) -> None:
-        self.gradient_norms.append(
-            {name: p.grad.norm().item() for name, p in self.policy.named_parameters() if p.grad is not None}
-        )
+    def named_parameters(self) -> dict[str, th.nn.Parameter]:
+        """Of the policy and of the objective's own networks."""
+        of_objective = {name: p for name, p in self.model.criterion.named_parameters() if not name.startswith("proximal.")}
+        return {**dict(self.policy.named_parameters()), **of_objective}
+
+    def _record_gradient_norms(self, optimizer: th.optim.Optimizer) -> None:
+        names = {id(parameter): name for name, parameter in self.named_parameters().items()}
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.gradient_norms.append({names[id(p)]: p.grad.norm().item() for p in parameters if p.grad is not None})
 
     # ---- weights ----
 
@@ -109,7 +129,7 @@ class GoldenTraining:
         if rest:
             return {"pi_enc": "features_extractor", "vf_enc": "vf_features_extractor"}[encoder] + "." + rest
         head, _, rest = theirs.partition(".")
-        return f"{HEADS[head]}.{rest}"
+        return f"{HEADS[head]}.{rest}" if head in HEADS else f"{NETWORKS[head]}.{rest}"
 
     def weights(self, moment: str) -> dict[str, np.ndarray]:
         prefix = f"{moment}/"
@@ -117,13 +137,15 @@ class GoldenTraining:
 
     @th.no_grad()
     def load_weights(self, moment: str) -> None:
-        parameters, weights = dict(self.policy.named_parameters()), self.weights(moment)
-        assert weights.keys() == parameters.keys()
+        parameters, weights = self.named_parameters(), self.weights(moment)
+        not_theirs = {name for name in parameters.keys() - weights.keys() if not name.startswith("aux_value_net.")}
+        assert not not_theirs, not_theirs
         for name, value in weights.items():
             parameters[name].copy_(th.as_tensor(value))
 
     def check_weights(self, moment: str, module: th.nn.Module | None = None) -> None:
-        parameters, weights = dict((module or self.policy).named_parameters()), self.weights(moment)
+        parameters = self.named_parameters() if module is None else dict(module.named_parameters())
+        weights = self.weights(moment)
         assert weights, moment
         for name, value in weights.items():
             ours = parameters[name].detach().numpy()
@@ -183,7 +205,9 @@ class GoldenTraining:
             step = (channels_first(golden["obs"][:, t]), golden["action"][:, t], golden[rewards][:, t])
             buffer.add(*step, golden["episode_start"][:, t], th.as_tensor(values[:, t]), th.as_tensor(log_probs[:, t]))
         last_values = self.policy.predict_values(th.as_tensor(channels_first(golden["final_obs"])))
-        buffer.compute_returns_and_advantage(last_values, golden["final_episode_start"])
+        dones = golden["final_episode_start"]
+        buffer.compute_returns_and_advantage(last_values, dones)
+        self.model.rollout_end = RolloutEnd(channels_first(golden["final_obs"]), last_values.flatten().numpy(), dones)
 
     def impose_order(self, key: str, n_epochs: int) -> None:
         """Of (env, step) for each sample: the next epochs deal their minibatches so."""

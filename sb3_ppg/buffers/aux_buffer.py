@@ -16,6 +16,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch.utils._pytree import tree_map
 
 from sb3_ppg.buffers.rollouts import Observations, n_bytes
+from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.training.system_memory import available_memory
 
@@ -30,21 +31,22 @@ class AuxiliaryBatch(NamedTuple):
     :param observations: (B, *observation shape), in the type of the observation space
     :param context: what the policy needs beside them, by name, (B, ...), or (number of sequences, ...)
     :param value_targets: V_targ, in the units of the (normalised) return, (B,)
-    :param old_parameters: of π_old(.|s), as in ``losses.distribution_parameters``, (B, P)
+    :param recorded: what the objective has recorded before the phase's epochs, (B, P): the parameters of π_old(.|s), as in
+        ``losses.distribution_parameters``, if it is the paper's
     """
 
     observations: PyTorchObs
     context: dict[str, th.Tensor]
     value_targets: th.Tensor
-    old_parameters: th.Tensor
+    recorded: th.Tensor
 
 
 class AuxBuffer:
     """
     Observations and value targets of the rollouts since the last auxiliary phase.
 
-    A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples. Sequences are numbered rollout
-    by rollout, then environment by environment.
+    A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples, or, with ``sequence_length``, equal
+    parts of that. Sequences are numbered rollout by rollout, then environment by environment, then by time.
 
     The arrays of the rollout buffer are kept by reference, not copied: SB3's buffers allocate new ones for each rollout. A
     buffer of another class that defines its own ``reset`` may reuse its memory, so its arrays are copied.
@@ -56,7 +58,9 @@ class AuxBuffer:
     :param storage: of observations: "memory", or "mmap" for files that are mapped into memory, on a disk with more room. They
         have no name, and are gone with the process, however it ends
     :param path: the folder of these files, with "mmap"; made if it is not there. None: the system's for temporary files
-    :raises ArgumentError: for another storage, or a path without "mmap"
+    :param capacity: how many rollouts are kept: auxiliary phases use the latest ones again. None: those of one phase, which
+        are forgotten after it
+    :raises ArgumentError: for another storage, a path without "mmap", a capacity below one
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class AuxBuffer:
         device: th.device | str = "cpu",
         storage: Literal["memory", "mmap"] = "memory",
         path: str | Path | None = None,
+        capacity: int | None = None,
     ):
         if storage not in ("memory", "mmap"):
             raise ArgumentError(f"`storage`={storage!r} of the auxiliary buffer is unknown: use 'memory' or 'mmap'")
@@ -71,8 +76,12 @@ class AuxBuffer:
             raise ArgumentError(
                 f"`path`={str(path)!r} of the auxiliary buffer has no meaning with `storage`={storage!r}: use 'mmap'"
             )
+        if not (capacity is None or is_count(capacity)):
+            raise ArgumentError(f"`capacity`={capacity!r} of the auxiliary buffer cannot work: use an integer of at least 1")
         self.device = th.device(device)
         self.storage = storage
+        self.capacity = capacity
+        self.sequence_length: int | None = None
         self.path = Path(tempfile.gettempdir() if path is None else path)
         self._copy_stream = th.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.reset()
@@ -83,7 +92,15 @@ class AuxBuffer:
         self.observations_on_device: list[PyTorchObs] | None = None  # likewise, once they are there
         self.context: list[dict[str, np.ndarray]] = []  # a rollout each, (n_envs, n_steps or 1, ...)
         self.value_targets: list[np.ndarray] = []  # a rollout each, (n_envs, n_steps)
-        self.old_parameters: th.Tensor | None = None  # (n_sequences, n_steps, P)
+        self.recorded: th.Tensor | None = None  # (n_sequences, sequence length, P)
+        self.n_new = 0  # rollouts since the last auxiliary phase
+
+    def end_phase(self) -> None:
+        """An auxiliary phase is over, or has failed: the next one waits for new rollouts."""
+        if self.capacity is None:
+            self.reset()
+        self.observations_on_device = self.recorded = None
+        self.n_new = 0
 
     def __len__(self) -> int:
         """How many rollouts are kept."""
@@ -92,7 +109,12 @@ class AuxBuffer:
     @property
     def n_sequences(self) -> int:
         """How many sequences are kept."""
-        return sum(len(targets) for targets in self.value_targets)
+        return self.n_samples // self._length if len(self) > 0 else 0
+
+    @property
+    def _length(self) -> int:
+        """Of a sequence."""
+        return self.sequence_length or self.value_targets[0].shape[1]
 
     @property
     def n_samples(self) -> int:
@@ -138,6 +160,10 @@ class AuxBuffer:
         self.observations.append(tree_map(self._stored, observations))
         self.context.append(tree_map(self._stored, context))
         self.value_targets.append(value_targets)
+        self.n_new += 1
+        if self.capacity is not None and len(self) > self.capacity:
+            for rollouts in (self.observations, self.context, self.value_targets):
+                del rollouts[0]
 
     def emptied(self) -> "AuxBuffer":
         """
@@ -164,25 +190,24 @@ class AuxBuffer:
         self.path.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(self.path).free
 
-    def record_old_policy(self, parameters_fn: Callable[[AuxiliaryBatch], th.Tensor], n_sequences: int) -> None:
+    def record(self, recorded_fn: Callable[[AuxiliaryBatch], th.Tensor], n_sequences: int) -> None:
         """
-        Evaluate π_old on everything that is kept. Call it right before the auxiliary epochs.
+        Evaluate the policy on everything that is kept. Call it right before the auxiliary epochs.
 
-        :param parameters_fn: from a batch, whose ``old_parameters`` are empty, to the distribution's parameters (B, P)
+        :param recorded_fn: from a batch, where nothing is ``recorded``, to what is, (B, P)
         :param n_sequences: how many sequences at a time
         """
         if self._fits_on_the_device():
             self.observations_on_device = [obs_as_tensor(rollout, self.device) for rollout in self.observations]
-        n_steps = self.value_targets[0].shape[1]
-        self.old_parameters = None
+        self.recorded = None
         recorded: th.Tensor | None = None
         for ids, batch in self.batches(np.arange(self.n_sequences), n_sequences):
-            chunk = parameters_fn(batch).unflatten(0, (len(ids), n_steps))
+            chunk = recorded_fn(batch).unflatten(0, (len(ids), self._length))
             if recorded is None:
                 # At once: small arrays that stay, among large ones that come and go, would leave holes in memory
-                recorded = chunk.new_empty(self.n_sequences, n_steps, chunk.shape[-1])
+                recorded = chunk.new_empty(self.n_sequences, self._length, chunk.shape[-1])
             recorded[ids[0] : ids[-1] + 1] = chunk
-        self.old_parameters = recorded
+        self.recorded = recorded
 
     def minibatches(self, n_sequences: int) -> Iterator[AuxiliaryBatch]:
         """
@@ -191,7 +216,7 @@ class AuxBuffer:
 
         :param n_sequences: the most per minibatch; they are spread evenly
         """
-        assert self.old_parameters is not None, "record_old_policy() comes first"
+        assert self.recorded is not None, "record() comes first"
         for _, batch in self.batches(np.random.permutation(self.n_sequences), n_sequences):
             yield batch
 
@@ -206,14 +231,15 @@ class AuxBuffer:
         """
         :param order: numbers of sequences
         :param n_sequences: how many at a time at most; the batches differ by one sequence at most
-        :return: these sequences in this order, with their numbers; ``old_parameters`` are empty if they are not recorded yet
+        :return: these sequences in this order, with their numbers
         """
-        old_parameters = self.old_parameters
-        if old_parameters is None:
-            old_parameters = th.empty(self.n_sequences, self.value_targets[0].shape[1], 0, device=self.device)
+        recorded = self.recorded
+        if recorded is None:
+            recorded = th.empty(self.n_sequences, self._length, 0, device=self.device)
         # Once: a transfer for each minibatch would wait for those before it
         order_on_device = th.as_tensor(order, device=self.device)
-        targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)  # (n_sequences, n_steps)
+        targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)
+        targets = targets.reshape(self.n_sequences, self._length)
         n_batches = math.ceil(len(order) / n_sequences)
         for part in np.array_split(np.arange(len(order)), n_batches) if n_batches else ():
             ids, ids_on_device = order[part], order_on_device[part[0] : part[-1] + 1]
@@ -223,7 +249,7 @@ class AuxBuffer:
                     observations=self._gather(self.observations_on_device or self.observations, ids),
                     context=self._gather(self.context, ids),
                     value_targets=targets[ids_on_device].flatten(),
-                    old_parameters=old_parameters[ids_on_device].flatten(0, 1),
+                    recorded=recorded[ids_on_device].flatten(0, 1),
                 ),
             )
 
@@ -235,10 +261,16 @@ class AuxBuffer:
 
     def _gather(self, rollouts: list[Any], ids: np.ndarray) -> Any:
         """One copy of the arrays of some sequences, (len(ids) * n_steps, ...)."""
-        places = [divmod(int(i), len(self.value_targets[0])) for i in ids]  # (rollout, environment)
-        return tree_map(
-            lambda *arrays: self._stack([arrays[rollout][env] for rollout, env in places]), rollouts[0], *rollouts[1:]
-        )
+        n_envs, n_steps = self.value_targets[0].shape
+        parts = n_steps // self._length
+        places = list(zip(*np.unravel_index(ids, (len(self), n_envs, parts)), strict=True))  # (rollout, environment, part)
+
+        def stack(*arrays: Any) -> th.Tensor:
+            """What a sequence has once is in its only part."""
+            size = arrays[0].shape[1] // parts
+            return self._stack([arrays[rollout][env][part * size : (part + 1) * size] for rollout, env, part in places])
+
+        return tree_map(stack, rollouts[0], *rollouts[1:])
 
     def _stack(self, sequences: list[Any]) -> th.Tensor:
         if isinstance(sequences[0], th.Tensor):

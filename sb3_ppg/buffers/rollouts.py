@@ -1,12 +1,15 @@
 """What is asked of rollout buffers, SB3's and others, beside what SB3 asks."""
 
-from collections.abc import Iterator
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.type_aliases import PyTorchObs, RolloutBufferSamples
-from torch.utils._pytree import tree_leaves
+from stable_baselines3.common.type_aliases import PyTorchObs
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sb3_ppg.training.optimization import split
 
@@ -15,21 +18,61 @@ GATHERED_BYTES = 2**22
 Observations = np.ndarray | dict[str, np.ndarray]
 
 
-def minibatches(rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[RolloutBufferSamples]:
+def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str, np.ndarray] | None = None) -> Iterator[Any]:
     """
-    One epoch: all samples, shuffled by the buffer.
+    One epoch: all samples, shuffled.
 
     :param rollout_buffer: full
     :param batch_size: in samples
-    :return: minibatches; many small ones are gathered at once
+    :param extras: what belongs to each sample beside what the buffer has, (n_envs * n_steps, ...), by name
+    :return: the buffer's minibatches, with ``extras`` as a further field if there are any. Many small ones are gathered
+        together
     """
+    n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
     at_once = 1
     if gathers_as_sb3(rollout_buffer):
-        n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
         minibatch_bytes = n_bytes(rollout_buffer.observations) * batch_size / n_samples
         at_once = max(1, int(GATHERED_BYTES / minibatch_bytes))
-    for samples in rollout_buffer.get(at_once * batch_size):
-        yield from split(samples, batch_size)
+    samples: Iterator[Any] = rollout_buffer.get(at_once * batch_size)
+    if extras:
+        samples = _with_extras(rollout_buffer, np.random.permutation(n_samples), at_once * batch_size, extras)
+    for some in samples:
+        yield from split(some, batch_size)
+
+
+def _with_extras(
+    rollout_buffer: RolloutBuffer, order: np.ndarray, batch_size: int, extras: dict[str, np.ndarray]
+) -> Iterator[Any]:
+    order_by_environment(rollout_buffer)
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
+        samples = rollout_buffer._get_samples(indices)
+        parts = {name: rollout_buffer.to_torch(array[indices]) for name, array in extras.items()}
+        yield _extended(type(samples).__name__, samples._fields)(*samples, extras=parts)
+
+
+@cache
+def _extended(name: str, fields: tuple[str, ...]) -> Any:
+    return namedtuple(name, (*fields, "extras"))
+
+
+FLATTENED = ("actions", "values", "log_probs", "advantages", "returns", "action_masks")
+
+
+def order_by_environment(rollout_buffer: RolloutBuffer, names: Sequence[str] = FLATTENED) -> None:
+    """
+    From (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's buffers do it in ``get``, if it is not done yet.
+
+    :param rollout_buffer: full
+    :param names: of its arrays, beside the observations; those that it has not are left out
+    """
+    if rollout_buffer.generator_ready:
+        return
+    rollout_buffer.observations = tree_map(rollout_buffer.swap_and_flatten, rollout_buffer.observations)
+    for name in names:
+        if hasattr(rollout_buffer, name):
+            setattr(rollout_buffer, name, rollout_buffer.swap_and_flatten(getattr(rollout_buffer, name)))
+    rollout_buffer.generator_ready = True
 
 
 def gathers_as_sb3(rollout_buffer: RolloutBuffer) -> bool:

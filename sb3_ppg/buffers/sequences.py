@@ -10,6 +10,7 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 
+from sb3_ppg.buffers.rollouts import FLATTENED, order_by_environment
 from sb3_ppg.lstm import pack_states
 
 
@@ -62,8 +63,7 @@ class SequenceRolloutBuffer(RolloutBuffer):
         :return: minibatches, of shuffled sequences
         """
         assert self.full, "Rollout buffer must be full before sampling from it"
-        if not self.generator_ready:
-            self._order_by_environment()
+        order_by_environment(self, (*FLATTENED, "lstm_states", "episode_starts"))
         n_samples = self.buffer_size * self.n_envs
         batch_size = batch_size or n_samples
         length = longest_equal_part(self.buffer_size, batch_size)
@@ -77,17 +77,6 @@ class SequenceRolloutBuffer(RolloutBuffer):
                 lstm_states=self.to_torch(self.lstm_states[some]),
                 episode_starts=self.to_torch(self.episode_starts[indices].ravel()),
             )
-
-    def _order_by_environment(self) -> None:
-        """From (n_steps, n_envs, ...) to (n_envs * n_steps, ...)."""
-        if isinstance(self.observations, dict):
-            for key, array in self.observations.items():
-                self.observations[key] = self.swap_and_flatten(array)
-        else:
-            self.observations = self.swap_and_flatten(self.observations)
-        for name in ("actions", "values", "log_probs", "advantages", "returns", "lstm_states", "episode_starts"):
-            setattr(self, name, self.swap_and_flatten(getattr(self, name)))
-        self.generator_ready = True
 
 
 class SequenceDictRolloutBuffer(SequenceRolloutBuffer, DictRolloutBuffer):  # type: ignore[misc]

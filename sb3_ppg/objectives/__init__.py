@@ -3,13 +3,25 @@
 from typing import Any
 
 from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.objectives.base import Coefficients, Objective
+from sb3_ppg.objectives.advantage_head import AdvantageHeadObjective, OrderObjective
+from sb3_ppg.objectives.base import Coefficients, Objective, RolloutEnd
+from sb3_ppg.objectives.delayed_critic import DelayedCriticObjective, DynamicsObjective
+from sb3_ppg.objectives.distillation import DistillationObjective
 from sb3_ppg.objectives.ewma import DecoupledObjective, EWMAObjective
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # By the names that the argument `objective` of the algorithms takes
-OBJECTIVES: dict[str, type[Objective]] = {"ppg": PaperObjective, "decoupled": DecoupledObjective, "ewma": EWMAObjective}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "ppg": PaperObjective,
+    "decoupled": DecoupledObjective,
+    "ewma": EWMAObjective,
+    "dcpg": DelayedCriticObjective,
+    "ddcpg": DynamicsObjective,
+    "daac": AdvantageHeadObjective,
+    "idaac": OrderObjective,
+    "dna": DistillationObjective,
+}
 
 
 def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict[str, Any] | None) -> Objective:
@@ -35,10 +47,16 @@ def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict
 
 __all__ = [
     "OBJECTIVES",
+    "AdvantageHeadObjective",
     "Coefficients",
     "DecoupledObjective",
+    "DelayedCriticObjective",
+    "DistillationObjective",
+    "DynamicsObjective",
     "EWMAObjective",
     "Objective",
+    "OrderObjective",
     "PaperObjective",
+    "RolloutEnd",
     "make_objective",
 ]

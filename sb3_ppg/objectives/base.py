@@ -5,13 +5,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.buffers.rollouts import Observations
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.losses import distribution_parameters, kl_divergence
+from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
-from sb3_ppg.training.processes import moments
+from sb3_ppg.training.processes import moments, n_processes
 
 
 class Coefficients(NamedTuple):
@@ -36,13 +40,42 @@ class Coefficients(NamedTuple):
     beta_clone: float
 
 
+def require_architecture(model: PhasicModel, objective: "Objective", architecture: str, reason: str) -> None:
+    """
+    :param model: complete
+    :param objective: that needs it
+    :param architecture: the only one that can work
+    :param reason: why
+    :raises ArgumentError: if the policy has another one
+    """
+    if model.policy.architecture != architecture:
+        raise ArgumentError(
+            f"`architecture`={model.policy.architecture!r} cannot work with {type(objective).__name__}: {reason}; use "
+            f"policy_kwargs=dict(architecture={architecture!r})"
+        )
+
+
+class RolloutEnd(NamedTuple):
+    """
+    What follows the last step of a rollout.
+
+    :param observations: (n_envs, ...), or a dictionary of such
+    :param values: V of them when the rollout was collected, (n_envs,)
+    :param dones: whether they begin an episode, (n_envs,)
+    """
+
+    observations: Observations
+    values: np.ndarray
+    dones: np.ndarray
+
+
 class Objective(nn.Module):
     """
     What the epochs of both phases minimise. Derive from ``PaperObjective`` and override what differs, or from this class.
 
     An objective knows policies, their inputs and batches, but no algorithm: memory, masks and observations of all kinds are
     in ``inputs``, which it hands on to the policy's ``evaluate_...`` methods. Networks of its own are attributes, as of every
-    ``nn.Module``: the algorithm's optimizers train their parameters, and they are saved, shared and restored with the policy.
+    ``nn.Module``: the policy's optimizers train their parameters too, and they are saved, shared and restored with it.
 
     :param policy: in training, to make networks of matching sizes or copies of it. It is given again to each method: do not
         keep it
@@ -50,45 +83,55 @@ class Objective(nn.Module):
 
     # What the auxiliary phase needs of a rollout beside observations and value targets: attributes of the rollout buffer
     kept: ClassVar[tuple[str, ...]] = ()
+    # Whether the value function's epochs come before the policy's, where they are not joint
+    values_first: ClassVar[bool] = True
+    # Of the value function's epochs, in samples, where they are not joint. None: as the policy's
+    value_batch_size: int | None = None
+    # Of the auxiliary phase's minibatches: whole sequences of ``n_steps`` samples, or single samples where there is no memory
+    shuffles_sequences: ClassVar[bool] = True
+    # Whether micro-batches would change the losses, beside rounding
+    needs_whole_minibatches: ClassVar[bool] = False
+    # By what a rollout's advantages are divided: the standard deviation of the population (0) or the sample (1), and this
+    degrees_of_freedom: ClassVar[int] = 0
+    epsilon: ClassVar[float] = 1e-8
+    # Of parameters that ``adversary_losses`` trains, and nothing else. None: there are none
+    adversary_optimizer: th.optim.Optimizer | None = None
 
     def __init__(self, policy: PhasicActorCriticPolicy) -> None:
         super().__init__()
 
-    def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
+    def check(self, model: PhasicModel) -> None:
         """
-        The advantages of a rollout as ``normalize_advantage`` asks for them: once, over all samples of all processes.
-
-        :param advantages: of a rollout, of any shape, in the units of the (normalised) reward
-        :param device: of the process group's backend
-        :return: of mean 0 and standard deviation 1 (of the population)
+        :param model: complete
+        :raises ArgumentError: for what this objective cannot work with
         """
-        mean, std = moments(advantages, device)
-        return (advantages - mean) / (std + 1e-8)
 
-    def joint_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
-    ) -> Losses:
+    # ---- losses ----
+
+    def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         """
         Of the policy phase, where policy and value function share their epochs.
 
         :param policy: in training
         :param inputs: of its ``evaluate_...`` methods: observations, and what belongs to them
-        :param batch: B samples of a rollout
+        :param batch: B samples of a rollout, as SB3's buffers give them; with ``extras`` if there are any
         :param coefficients: of the terms
         :return: their sum, and each term
         """
         raise NotImplementedError
 
-    def policy_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
-    ) -> Losses:
+    def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         """Of the policy phase's epochs on the policy alone; see ``joint_losses``."""
         raise NotImplementedError
 
-    def value_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
-    ) -> Losses:
+    def value_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         """Of the policy phase's epochs on the value function alone; see ``joint_losses``."""
+        raise NotImplementedError
+
+    def adversary_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
+    ) -> Losses:
+        """Of ``adversary_optimizer``, which takes a step before each one of the policy; see ``joint_losses``."""
         raise NotImplementedError
 
     def auxiliary_losses(
@@ -99,11 +142,98 @@ class Objective(nn.Module):
 
         :param policy: in training
         :param inputs: of its ``evaluate_...`` methods
-        :param batch: B samples of the phase, with π_old, and what was ``kept`` in its context
+        :param batch: B samples of the phase, with what was ``recorded``, and what was ``kept`` in its context
         :param coefficients: of the terms
         :return: their sum, and each term
         """
         raise NotImplementedError
+
+    # ---- data ----
+
+    def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
+        """
+        :param rollout_buffer: as collected, (n_steps, n_envs, ...)
+        :param end: what follows it
+        :return: V_targ, (n_steps, n_envs), in the units of the (normalised) return
+        """
+        return rollout_buffer.returns
+
+    def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
+        """
+        The advantages of a rollout as ``normalize_advantage`` asks for them: once, over all samples of all processes.
+
+        :param advantages: of a rollout, of any shape, in the units of the (normalised) reward
+        :param device: of the process group's backend
+        :return: of mean 0 and standard deviation 1
+        """
+        mean, std = moments(advantages, device)
+        n_samples = advantages.size * n_processes()
+        return (advantages - mean) / (std * (n_samples / (n_samples - self.degrees_of_freedom)) ** 0.5 + self.epsilon)
+
+    def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, np.ndarray]:
+        """
+        What the policy phase's losses need of each sample beside what rollout buffers give.
+
+        :param policy: as it is before the update
+        :param rollout_buffer: whose samples are ordered by environment, (n_envs * n_steps, ...)
+        :param end: what follows it
+        :return: by name, (n_envs * n_steps, ...): a minibatch has its part in ``batch.extras``
+        """
+        return {}
+
+    def kept_of(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
+        """
+        :param rollout_buffer: whose samples are ordered by environment, (n_envs * n_steps, ...)
+        :param end: what follows it
+        :return: by name, what the auxiliary phase needs of it, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a
+            sequence has once
+        """
+        sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
+        arrays: dict[str, Any] = {name: getattr(rollout_buffer, name) for name in self.kept}
+        return {name: array.reshape(*sizes, *array.shape[1:]) for name, array in arrays.items()}
+
+    def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
+        """
+        What is evaluated on everything that is kept, once, before an auxiliary phase's epochs, for their losses.
+
+        :param policy: as it is before them
+        :param inputs: of its ``evaluate_...`` methods
+        :return: the parameters of π_old(.|s), (B, P)
+        """
+        return distribution_parameters(policy.evaluate_policy(*inputs)[0])
+
+    def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
+        """
+        :param distribution: π(.|s)
+        :param recorded: what was ``recorded``, (B, P)
+        :return: KL(π_old(.|s), π(.|s)), (B,), in nats
+        """
+        return kl_divergence(distribution, recorded)
+
+    # ---- moments ----
+
+    def n_value_epochs(self, n_value_epochs: int) -> int:
+        """
+        :param n_value_epochs: the argument
+        :return: how many there are after this rollout, where they are not joint
+        """
+        return n_value_epochs
+
+    def is_due(self, n_samples: int) -> bool:
+        """
+        :param n_samples: that were collected before this rollout
+        :return: whether the auxiliary phase for which the rollouts are together takes place
+        """
+        return True
+
+    def after_environment_step(
+        self, dones: np.ndarray, infos: list[dict[str, Any]], reset_infos: list[dict[str, Any]]
+    ) -> None:
+        """
+        :param dones: whether an episode has ended, (n_envs,)
+        :param infos: what the environments say of the step
+        :param reset_infos: what those that have begun another episode say of its beginning
+        """
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
         """
@@ -124,11 +254,10 @@ class Objective(nn.Module):
         :param policy: after its epochs
         """
 
-    def kept_of(self, rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
-        """
-        :param rollout_buffer: whose samples are ordered by environment
-        :return: by name, what the auxiliary phase needs of it, (n_envs, n_steps, ...)
-        """
-        sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
-        arrays: dict[str, Any] = {name: getattr(rollout_buffer, name) for name in self.kept}
-        return {name: array.reshape(*sizes, *array.shape[1:]) for name, array in arrays.items()}
+    # ---- parameters ----
+
+    def trained_with_policy(self) -> list[nn.Parameter]:
+        """The parameters that the policy's optimizers train beside its own: all but the adversary's."""
+        of_adversary = [] if self.adversary_optimizer is None else self.adversary_optimizer.param_groups[0]["params"]
+        others = {id(parameter) for parameter in of_adversary}
+        return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in others]

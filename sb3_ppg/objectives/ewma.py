@@ -6,10 +6,10 @@ Authors' code: https://github.com/openai/ppo-ewma.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch.optim.swa_utils import AveragedModel
 
 from sb3_ppg import losses
@@ -21,6 +21,8 @@ from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
 from sb3_ppg.training.processes import moments, n_processes
+
+Parameters = tuple[th.Tensor, ...] | list[th.Tensor]
 
 
 class DecoupledObjective(PaperObjective):
@@ -44,7 +46,7 @@ class DecoupledObjective(PaperObjective):
         del self.proximal.module.optimizer  # nothing trains a copy
         self.restart(policy)
 
-    def average(self, averaged: list[th.Tensor], current: list[th.Tensor], n_averaged: th.Tensor | int) -> None:
+    def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
         """
         Take the policy's present parameters into those of the proximal one.
 
@@ -58,7 +60,7 @@ class DecoupledObjective(PaperObjective):
         """
         :param policy: that the proximal policy is to be now
         """
-        self.proximal.n_averaged.zero_()
+        self.proximal.n_averaged.fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
@@ -68,7 +70,7 @@ class DecoupledObjective(PaperObjective):
         self,
         policy: PhasicActorCriticPolicy,
         inputs: tuple,
-        batch: RolloutBufferSamples,
+        batch: Any,
         log_prob: th.Tensor,
         entropy: th.Tensor | None,
         coefficients: Coefficients,
@@ -141,7 +143,7 @@ class EWMAObjective(DecoupledObjective):
         for name in ("advantage_weight", "advantage_mean", "advantage_variance"):
             self.register_buffer(name, th.zeros((), dtype=th.float64))
 
-    def average(self, averaged: list[th.Tensor], current: list[th.Tensor], n_averaged: th.Tensor | int) -> None:
+    def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
         n_policies = th.as_tensor(n_averaged + 1, dtype=th.float64)  # with the present one
         weight = (1 - self.decay) / (1 - self.decay**n_policies)
         for mean, parameter in zip(averaged, current, strict=True):

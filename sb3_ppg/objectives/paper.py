@@ -1,7 +1,8 @@
 """The objectives of the paper: Phasic Policy Gradient, https://arxiv.org/abs/2009.04416."""
 
+from typing import Any
+
 import torch as th
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from sb3_ppg import losses
 from sb3_ppg.actions import from_buffer
@@ -14,9 +15,7 @@ from sb3_ppg.training.optimization import Losses
 class PaperObjective(Objective):
     """L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase."""
 
-    def joint_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
-    ) -> Losses:
+    def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         observations, *context = inputs
         actions = from_buffer(policy.action_space, batch.actions)
         values, log_prob, entropy = policy.evaluate_actions(observations, actions, *context)
@@ -24,23 +23,19 @@ class PaperObjective(Objective):
         of_values = self.value_error(batch, values.flatten(), coefficients)
         return Losses(of_policy.total + of_values.total, {**of_policy.terms, **of_values.terms}, of_policy.log_ratio)
 
-    def policy_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
-    ) -> Losses:
+    def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         distribution, _ = policy.evaluate_policy(*inputs)
         log_prob = distribution.log_prob(from_buffer(policy.action_space, batch.actions))
         return self.surrogate(policy, inputs, batch, log_prob, distribution.entropy(), coefficients)
 
-    def value_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: RolloutBufferSamples, coefficients: Coefficients
-    ) -> Losses:
+    def value_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         return self.value_error(batch, policy.evaluate_values(*inputs), coefficients)
 
     def surrogate(
         self,
         policy: PhasicActorCriticPolicy,
         inputs: tuple,
-        batch: RolloutBufferSamples,
+        batch: Any,
         log_prob: th.Tensor,
         entropy: th.Tensor | None,
         coefficients: Coefficients,
@@ -64,7 +59,7 @@ class PaperObjective(Objective):
             total = total + coefficients.kl_coef * terms["kl_penalty"]
         return Losses(total, terms, log_prob.detach() - batch.old_log_prob)
 
-    def value_error(self, batch: RolloutBufferSamples, values: th.Tensor, coefficients: Coefficients) -> Losses:
+    def value_error(self, batch: Any, values: th.Tensor, coefficients: Coefficients) -> Losses:
         """
         L^value of the policy phase, in value units.
 
@@ -84,7 +79,7 @@ class PaperObjective(Objective):
         unit = coefficients.value_unit
         targets = batch.value_targets / unit
         terms = {
-            "kl": losses.kl_divergence(evaluation.distribution, batch.old_parameters).mean(),
+            "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
             "aux_value_loss": losses.auxiliary_value_loss(evaluation.aux_values / unit, targets),
             "value_loss": losses.auxiliary_value_loss(evaluation.values / unit, targets),
         }

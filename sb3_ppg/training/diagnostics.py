@@ -1,9 +1,10 @@
 """What is logged of the phases besides their losses; over all processes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.utils import explained_variance
 
 from sb3_ppg import losses
@@ -53,20 +54,23 @@ def policy_change(log_ratios: list[th.Tensor], clip_range: float | None) -> dict
 
 @th.no_grad()
 def auxiliary_outcome(
-    policy: PhasicActorCriticPolicy, batches: Iterable[tuple[tuple, th.Tensor, th.Tensor]]
+    policy: PhasicActorCriticPolicy,
+    kl_to_recorded: Callable[[Distribution, th.Tensor], th.Tensor],
+    batches: Iterable[tuple[tuple, th.Tensor, th.Tensor]],
 ) -> dict[str, float]:
     """
     What an auxiliary phase has led to.
 
     :param policy: after it
-    :param batches: inputs of the policy's ``evaluate_auxiliary``; V_targ, (B,); the parameters of π_old, (B, P)
+    :param kl_to_recorded: of the objective
+    :param batches: inputs of the policy's ``evaluate_auxiliary``; V_targ, (B,); what was recorded, (B, P)
     :return: KL(π_old, π), in nats, and the explained variance of both value heads
     """
     kls, errors, targets = [], [], []
     with unvalidated_distributions():
-        for inputs, value_targets, old_parameters in batches:
+        for inputs, value_targets, recorded in batches:
             evaluation = policy.evaluate_auxiliary(*inputs)
-            kls.append(losses.kl_divergence(evaluation.distribution, old_parameters))
+            kls.append(kl_to_recorded(evaluation.distribution, recorded))
             errors.append(value_targets - th.stack([evaluation.values, evaluation.aux_values]))
             targets.append(value_targets)
     unexplained = th.cat(errors, dim=1).var(dim=1) / th.cat(targets).var()

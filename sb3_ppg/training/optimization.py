@@ -80,6 +80,18 @@ def mean_losses(epochs: list[Epoch]) -> dict[str, float]:
     return {name: float(mean) for name, mean in means.items()}
 
 
+class Adversary(NamedTuple):
+    """
+    Networks that learn against the others: they take a step before each of theirs.
+
+    :param optimizer: of their parameters
+    :param loss_fn: the losses of a minibatch
+    """
+
+    optimizer: th.optim.Optimizer
+    loss_fn: Callable[[Any], Losses]
+
+
 def optimize_epoch(
     phase: str,
     networks: Sequence[nn.Module],
@@ -90,13 +102,14 @@ def optimize_epoch(
     max_grad_norm: float | None = None,
     target_kl: float | None = None,
     after_step: Callable[[], None] | None = None,
+    adversary: Adversary | None = None,
 ) -> Epoch:
     """
     One optimizer step per minibatch. The losses stay on the device until the end of the epoch, then come in one transfer.
 
     :param phase: for the message of an error
-    :param networks: what is trained, and what an error has to leave as it was
-    :param optimizer: of their parameters
+    :param networks: what an error has to leave as it was
+    :param optimizer: of parameters of theirs
     :param minibatches: named tuples of tensors, or of dictionaries of tensors, of shape (B, ...)
     :param loss_fn: the losses of a minibatch
     :param micro_batch_size: the most samples in one forward pass, see ``accumulate_gradient``
@@ -104,50 +117,93 @@ def optimize_epoch(
     :param target_kl: in nats. Stop, without taking the step, at a minibatch whose approximate KL exceeds it, see
         ``exceeds_target_kl``; it has to be looked at for each minibatch. None: never
     :param after_step: is called after each step
+    :param adversary: takes a step before each step
     :return: the losses and log-ratios
     :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
-    backup = _Backup(networks, optimizer)
+    optimizers = [optimizer] if adversary is None else [optimizer, adversary.optimizer]
+    backup = _Backup(networks, optimizers)
     history: list[th.Tensor] = []
     sizes: list[int] = []
     log_ratios: list[th.Tensor] = []
-    named = {
-        name: parameter
-        for network in networks
-        for name, parameter in network.named_parameters()
-        if parameter.requires_grad  # averages of networks are not trained
-    }
-    parameters = list(named.values())
     with unvalidated_distributions():
         for minibatch in minibatches:
-            _forget_gradients(parameters)
-            losses, values = accumulate_gradient(minibatch, loss_fn, micro_batch_size)
-            log_ratios.append(losses.log_ratio)
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            if n_processes() > 1:
-                average_over_processes([values, *gradients])
-            norm = gradient_norm(gradients)
-            history += [values, norm]
+            names: list[str] = []
+            if adversary is not None:
+                gradient = _gradient(adversary.optimizer, minibatch, adversary.loss_fn, micro_batch_size)
+                names += [f"adversary_{name}" for name in gradient.losses.names]
+                history.append(gradient.values)
+                _take_step(adversary.optimizer, gradient, max_grad_norm)
+            gradient = _gradient(optimizer, minibatch, loss_fn, micro_batch_size)
+            names += gradient.losses.names
+            history += [gradient.values, gradient.norm]
+            log_ratios.append(gradient.losses.log_ratio)
             sizes.append(n_samples(minibatch))
-            if stopped := target_kl is not None and exceeds_target_kl(losses.log_ratio, target_kl):
+            if stopped := target_kl is not None and exceeds_target_kl(gradient.losses.log_ratio, target_kl):
                 break
-            if max_grad_norm is not None:
-                clip_gradients(gradients, norm, max_grad_norm)
-            take_step(optimizer)
+            _take_step(optimizer, gradient, max_grad_norm)
             if after_step is not None:
                 after_step()
-    _forget_gradients(parameters)
+    for one in optimizers:
+        _forget_gradients(_parameters(one))
 
-    # In one transfer: all losses, and whether a gradient that is not finite has spoiled the weights
-    weights_on_device = th.stack([parameter.detach().sum() for parameter in parameters])
-    numbers = th.cat([*history, weights_on_device]).cpu().numpy()
-    table = numbers[: -len(parameters)].reshape(len(sizes), -1)  # (n_minibatches, n_scalars + 1)
-    table, grad_norm = table[:, :-1], table[:, -1]
+    table = _checked(phase, networks, names, th.cat(history), len(sizes), backup)
+    losses = dict(zip(names, table.T, strict=False))
+    return Epoch(losses, table[:, -1], np.array(sizes), th.cat(log_ratios), stopped)
+
+
+class _Gradient(NamedTuple):
+    losses: Losses
+    values: th.Tensor
+    norm: th.Tensor  # shape (1,)
+    parts: list[th.Tensor]
+
+
+def _gradient(
+    optimizer: th.optim.Optimizer,
+    minibatch: Minibatch,
+    loss_fn: Callable[[Minibatch], Losses],
+    micro_batch_size: int | None,
+) -> _Gradient:
+    """Of a minibatch's loss, in the optimizer's parameters; over all processes."""
+    parameters = _parameters(optimizer)
+    _forget_gradients(parameters)
+    losses, values = accumulate_gradient(minibatch, loss_fn, micro_batch_size)
+    parts = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if n_processes() > 1:
+        average_over_processes([values, *parts])
+    return _Gradient(losses, values, gradient_norm(parts), parts)
+
+
+def _take_step(optimizer: th.optim.Optimizer, gradient: _Gradient, max_grad_norm: float | None) -> None:
+    if max_grad_norm is not None:
+        clip_gradients(gradient.parts, gradient.norm, max_grad_norm)
+    take_step(optimizer)
+
+
+def _parameters(optimizer: th.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _checked(
+    phase: str, networks: Sequence[nn.Module], names: list[str], history: th.Tensor, n_steps: int, backup: "_Backup"
+) -> np.ndarray:
+    """
+    All losses, and whether a gradient that is not finite has spoiled the weights, in one transfer.
+
+    :param names: of the losses
+    :param history: those of each step, and the norm of its gradient, (n_steps * (n_scalars + 1),)
+    :return: the same, (n_steps, n_scalars + 1)
+    """
+    weights = {name: weight for network in networks for name, weight in network.named_parameters() if weight.requires_grad}
+    sums = th.stack([weight.detach().sum() for weight in weights.values()])
+    numbers = th.cat([history, sums]).cpu().numpy()
+    table = numbers[: -len(sums)].reshape(n_steps, -1)
     if not np.isfinite(numbers).all():
         backup.restore()
-        culprit = _culprit(table, losses.names, numbers[-len(parameters) :], list(named))
+        culprit = _culprit(table[:, :-1], names, numbers[-len(sums) :], list(weights))
         raise NonFiniteLossError(f"The {phase} phase met a {culprit}. {ADVICE}")
-    return Epoch(dict(zip(losses.names, table.T, strict=True)), grad_norm, np.array(sizes), th.cat(log_ratios), stopped)
+    return table
 
 
 def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, parameters: list[str]) -> str:
@@ -350,25 +406,29 @@ class _Backup:
     device for each.
 
     :param networks: their parameters and buffers
-    :param optimizer: its state
+    :param optimizers: their states
     """
 
-    def __init__(self, networks: Sequence[nn.Module], optimizer: th.optim.Optimizer):
-        self.optimizer = optimizer
+    def __init__(self, networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Optimizer]):
+        self.optimizers = optimizers
         tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
         self.tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self.state = {
-            parameter: {name: value.clone() if isinstance(value, th.Tensor) else value for name, value in state.items()}
-            for parameter, state in optimizer.state.items()
-        }
+        self.states = [
+            {
+                parameter: {name: value.clone() if isinstance(value, th.Tensor) else value for name, value in state.items()}
+                for parameter, state in optimizer.state.items()
+            }
+            for optimizer in optimizers
+        ]
 
     @th.no_grad()
     def restore(self) -> None:
         """Put everything back."""
         for tensor, saved in self.tensors:
             tensor.copy_(saved)
-        self.optimizer.state.clear()
-        self.optimizer.state.update(self.state)
+        for optimizer, state in zip(self.optimizers, self.states, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(state)
 
 
 @contextmanager

@@ -145,6 +145,8 @@ class EnvPoolVecEnv(VecEnv):
         first, *_, pool_infos = self._pool.step(actions, finished)
         first = _cast(first, self.observation_space)
         indices = pool_infos["env_id"]
+        for place, index in enumerate(indices):
+            self.reset_infos[index] = _info_of(pool_infos, place, len(indices))
         if isinstance(observations, dict):
             for name, part in observations.items():
                 part[indices] = first[name]

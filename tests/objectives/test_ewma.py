@@ -7,7 +7,7 @@ import pytest
 import torch as th
 
 from sb3_ppg import RewardNormalizer
-from tests.golden import GoldenTraining
+from tests.golden import DATA, DoubleNormalizedRewardRolloutBuffer, GoldenTraining
 
 EWMA = ["ewma_dual", "ewma_detach", "ewma_kl", "ewma_stale"]
 STALE = ["stale_decoupled", "stale_behavior", "stale_proximal"]
@@ -17,7 +17,7 @@ class EWMATraining(GoldenTraining):
     """With the settings of the file."""
 
     def __init__(self, file: str, monkeypatch):
-        with np.load(f"{__file__.rsplit('/', 2)[0]}/data/{file}.npz") as archive:
+        with np.load(DATA / f"{file}.npz") as archive:
             setting = {key.removeprefix("settings/"): archive[key].tolist() for key in archive if key.startswith("settings/")}
         n_samples = setting["n_envs"] * setting["n_steps"]
         ewma = not math.isnan(setting["kl_ewma_decay"])
@@ -32,6 +32,9 @@ class EWMATraining(GoldenTraining):
         super().__init__(
             file,
             monkeypatch,
+            architecture={"dual": "dual", "detach": "detached"}[setting["arch"]],
+            adam_eps=setting["adam_eps"],
+            rollout_buffer_class=DoubleNormalizedRewardRolloutBuffer,
             learning_rate=setting["lr"],
             batch_size=n_samples // setting["nminibatch"],
             n_epochs=setting["n_epoch_pi"],
@@ -122,7 +125,7 @@ class EWMATraining(GoldenTraining):
 
     def impose_auxiliary_phase(self, monkeypatch) -> None:
         """The authors' noisy cloning targets and their order of sequences."""
-        model, record = self.model, self.model.aux_buffer.record_old_policy
+        model, record = self.model, self.model.aux_buffer.record
         targets = np.stack([self.golden[f"roll{r}/logits_cloning_target"] for r in range(self.n_pi)])
 
         def record_golden_targets(*args) -> None:
@@ -130,13 +133,13 @@ class EWMATraining(GoldenTraining):
             if self.average is not None:
                 self.check_weights("ewma_after_policy_phase", self.average)
             record(*args)
-            before = model.aux_buffer.old_parameters.reshape(self.n_pi, self.n_envs, self.n_steps, -1)
+            before = model.aux_buffer.recorded.reshape(self.n_pi, self.n_envs, self.n_steps, -1)
             for rollout in range(self.n_pi):
                 self.check(before[rollout], f"roll{rollout}/logits_before_aux")
-            model.aux_buffer.old_parameters = th.as_tensor(targets.reshape(self.n_pi * self.n_envs, self.n_steps, -1))
+            model.aux_buffer.recorded = th.as_tensor(targets.reshape(self.n_pi * self.n_envs, self.n_steps, -1))
             self.impose_order_of_sequences("aux/minibatch_order", 1)
 
-        monkeypatch.setattr(model.aux_buffer, "record_old_policy", record_golden_targets)
+        monkeypatch.setattr(model.aux_buffer, "record", record_golden_targets)
 
     def check_auxiliary_phase(self) -> None:
         auxiliary = self.epochs[-1]

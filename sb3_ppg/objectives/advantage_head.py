@@ -1,0 +1,221 @@
+"""
+DAAC and IDAAC: Raileanu, Fergus, "Decoupling Value and Policy for Generalization in Reinforcement Learning",
+https://arxiv.org/abs/2102.10330. Authors' code: https://github.com/rraileanu/idaac.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.type_aliases import PyTorchObs
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from sb3_ppg import losses
+from sb3_ppg.actions import features, from_buffer, n_features
+from sb3_ppg.arguments import require
+from sb3_ppg.buffers.rollouts import order_by_environment
+from sb3_ppg.checks import is_count
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.model import PhasicModel
+from sb3_ppg.objectives.base import Coefficients, RolloutEnd, require_architecture
+from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.training.optimization import Losses
+
+
+class AdvantageHeadObjective(PaperObjective):
+    """
+    DAAC: separate networks for policy and value function; a head on the policy network learns the normalised advantage of
+    (features, action) in the policy phase, and the value network has epochs of its own, after the policy's, every so many
+    rollouts, the first one included. There is no auxiliary phase.
+
+    The value loss is clipped by the policy's clip range, see ``losses.clipped_value_loss``.
+
+    :param policy: in training, with ``architecture="dual"``
+    :param advantage_coef: weight of the squared error of the advantage head
+    :param value_frequency: after how many rollouts the value function's epochs take place
+    :raises ArgumentError: for numbers that cannot work
+    """
+
+    # As the authors do it
+    values_first: ClassVar[bool] = False
+    degrees_of_freedom: ClassVar[int] = 1
+    epsilon: ClassVar[float] = 1e-5
+    n_rollouts: th.Tensor
+
+    def __init__(self, policy: PhasicActorCriticPolicy, advantage_coef: float = 0.25, value_frequency: int = 1) -> None:
+        super().__init__(policy)
+        if not is_count(value_frequency):
+            raise ArgumentError(f"`value_frequency`={value_frequency!r} cannot work: use an integer of at least 1")
+        self.advantage_coef = advantage_coef
+        self.value_frequency = value_frequency
+        self.advantage_head = nn.Linear(policy.mlp_extractor.latent_dim_pi + n_features(policy.action_space), 1)
+        self.register_buffer("n_rollouts", th.zeros((), dtype=th.int64))
+
+    def check(self, model: PhasicModel) -> None:
+        name = type(self).__name__
+        require_architecture(model, self, "dual", "policy and value function have networks of their own")
+        require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
+        require(model, model.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
+
+    def n_value_epochs(self, n_value_epochs: int) -> int:
+        is_due = self.n_rollouts.item() % self.value_frequency == 0
+        self.n_rollouts.add_(1)
+        return n_value_epochs if is_due else 0
+
+    def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
+        distribution, latent = policy.evaluate_policy(*inputs)
+        actions = from_buffer(policy.action_space, batch.actions)
+        surrogate = self.surrogate(policy, inputs, batch, distribution.log_prob(actions), distribution.entropy(), coefficients)
+        of_actions = features(policy.action_space, actions).to(latent.dtype)
+        predicted = self.advantage_head(th.cat([latent, of_actions], dim=1)).flatten()
+        error = F.mse_loss(predicted, batch.advantages)
+        of_latent = self.latent_losses(policy, latent, batch)
+        total = surrogate.total + self.advantage_coef * error + of_latent.total
+        return Losses(total, {**surrogate.terms, "advantage_loss": error, **of_latent.terms}, surrogate.log_ratio)
+
+    def latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
+        """
+        :param policy: in training
+        :param latent: what the policy's heads read, (B, latent_dim_pi)
+        :param batch: of the same samples
+        :return: what else the policy's network is to minimise: nothing
+        """
+        return Losses(latent.new_zeros(()), {})
+
+    def value_error(self, batch: Any, values: th.Tensor, coefficients: Coefficients) -> Losses:
+        if coefficients.clip_range is None:
+            return super().value_error(batch, values, coefficients)
+        loss = losses.clipped_value_loss(values, batch.returns, batch.old_values, coefficients.clip_range)
+        return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
+
+
+class OrderObjective(AdvantageHeadObjective):
+    """
+    IDAAC: DAAC with an adversary that learns to tell, from the policy network's features of two frames of a level, which came
+    first in its episode, while the policy network learns features that do not tell.
+
+    The level of a frame is what the environment's infos say of it under ``level_key``. Where they say nothing, the two frames
+    are of one environment's same episode.
+
+    :param policy: in training, with ``architecture="dual"``
+    :param advantage_coef: see ``AdvantageHeadObjective``
+    :param value_frequency: see ``AdvantageHeadObjective``
+    :param order_coef: weight of the policy network's loss against the adversary
+    :param hidden_size: of the adversary's hidden layer. 0: it is linear
+    :param level_key: in the infos of a step, the level of the observation that it gives
+    """
+
+    def __init__(
+        self,
+        policy: PhasicActorCriticPolicy,
+        advantage_coef: float = 0.25,
+        value_frequency: int = 1,
+        order_coef: float = 0.001,
+        hidden_size: int = 0,
+        level_key: str = "level_seed",
+    ) -> None:
+        super().__init__(policy, advantage_coef, value_frequency)
+        if not is_count(hidden_size, at_least=0):
+            raise ArgumentError(f"`hidden_size`={hidden_size!r} cannot work: use an integer of at least 0")
+        self.order_coef = order_coef
+        self.level_key = level_key
+        n_inputs = 2 * policy.mlp_extractor.latent_dim_pi
+        hidden = [nn.Linear(n_inputs, hidden_size), nn.ReLU()] if hidden_size else []
+        self.classifier = nn.Sequential(*hidden, nn.Linear(hidden_size or n_inputs, 2))
+        learning_rate = policy.optimizer.param_groups[0]["lr"]
+        self.adversary_optimizer = policy.make_optimizer(learning_rate, self.classifier.parameters())
+        self.n_episodes = 0
+        self.levels: list[np.ndarray] = []  # of each frame of the rollout, (n_envs,)
+        self.episode_steps: list[np.ndarray] = []  # likewise
+        self._frames: Any = None  # of the rollout in use
+
+    def check(self, model: PhasicModel) -> None:
+        super().check(model)
+        if "lstm_states" in model.context():
+            raise ArgumentError(f"{type(self).__name__} cannot work with LSTMs: it compares single frames")
+
+    # ---- which frame came first ----
+
+    def after_environment_step(
+        self, dones: np.ndarray, infos: list[dict[str, Any]], reset_infos: list[dict[str, Any]]
+    ) -> None:
+        n_envs = len(dones)
+        if not self.levels:
+            self.levels, self.episode_steps = [self._new_levels(n_envs)], [np.zeros(n_envs, dtype=np.int64)]
+        levels = np.where(dones, self._new_levels(n_envs), self.levels[-1])
+        for env, done in enumerate(dones):
+            levels[env] = (reset_infos if done else infos)[env].get(self.level_key, levels[env])
+        if len(self.levels) == 1:  # nothing says what the very first frame was
+            self.levels[0] = np.where(dones, self.levels[0], levels)
+        self.levels.append(levels)
+        self.episode_steps.append(np.where(dones, 0, self.episode_steps[-1] + 1))
+
+    def _new_levels(self, n_envs: int) -> np.ndarray:
+        """Numbers that no level has, for episodes of which nothing else is known."""
+        self.n_episodes += n_envs
+        return -1 - self.n_episodes + np.arange(n_envs)
+
+    def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, np.ndarray]:
+        """For each sample another frame of its level, with the final frames, and whether that came before it."""
+        order_by_environment(rollout_buffer)
+        n_frames = rollout_buffer.buffer_size
+        levels, steps = (np.stack(frames[-n_frames - 1 :], axis=1) for frames in (self.levels, self.episode_steps))
+        self.levels, self.episode_steps = self.levels[-1:], self.episode_steps[-1:]
+        self._frames = tree_map(
+            lambda frames, last: np.concatenate([frames, last.reshape(-1, *frames.shape[1:])]),
+            rollout_buffer.observations,
+            end.observations,
+        )
+
+        def in_order(frames: np.ndarray) -> np.ndarray:
+            """(n_envs, n_steps + 1) to those of the samples, then the final ones."""
+            return np.concatenate([frames[:, :-1].ravel(), frames[:, -1]])
+
+        pairs = self.draw_pairs(in_order(levels))[: levels.size - len(levels)]
+        earlier = in_order(steps)[pairs] < steps[:, :-1].ravel()
+        return {"pair": pairs, "pair_is_earlier": earlier.astype(np.float32)}
+
+    def draw_pairs(self, levels: np.ndarray) -> np.ndarray:
+        """
+        :param levels: of all frames of a rollout, (n_frames,)
+        :return: for each frame the number of one of the same level, itself perhaps, (n_frames,)
+        """
+        _, level, counts = np.unique(levels, return_inverse=True, return_counts=True)
+        by_level, starts = np.argsort(level, kind="stable"), np.cumsum(counts) - counts
+        places = (np.random.random(len(levels)) * counts[level]).astype(np.int64)
+        return by_level[starts[level] + places]
+
+    def adversary_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
+    ) -> Losses:
+        with th.no_grad():
+            latent = policy.evaluate_latent(inputs[0])
+            pair = self._pair_latent(policy, batch)
+        return Losses(self.order_loss(self.classifier(th.cat([latent, pair], dim=1)), batch.extras["pair_is_earlier"]), {})
+
+    def latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
+        pairs = th.cat([latent, self._pair_latent(policy, batch)], dim=1)
+        frozen = {name: parameter.detach() for name, parameter in self.classifier.named_parameters()}
+        logits = functional_call(self.classifier, frozen, (pairs,))
+        loss = self.order_loss(logits, th.full_like(batch.extras["pair_is_earlier"], 0.5))
+        return Losses(self.order_coef * loss, {"order_loss": loss})
+
+    def _pair_latent(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
+        numbers = batch.extras["pair"].long().cpu().numpy()
+        frames: PyTorchObs = tree_map(lambda array: th.as_tensor(array[numbers], device=policy.device), self._frames)
+        return policy.evaluate_latent(frames)
+
+    @staticmethod
+    def order_loss(logits: th.Tensor, earlier: th.Tensor) -> th.Tensor:
+        """
+        :param logits: of the adversary: the second frame came first, or not, (B, 2)
+        :param earlier: with what probability it is to say so, (B,)
+        :return: cross-entropy, scalar
+        """
+        log_probs = F.log_softmax(logits, dim=1)
+        return -(earlier * log_probs[:, 0] + (1 - earlier) * log_probs[:, 1]).mean()

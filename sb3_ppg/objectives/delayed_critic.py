@@ -1,0 +1,183 @@
+"""
+DCPG and DDCPG: Moon, Lee, Song, "Rethinking Value Function Learning for Generalization in Reinforcement Learning",
+https://arxiv.org/abs/2210.09960. Authors' code: https://github.com/snu-mllab/DCPG.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from torch import nn
+from torch.nn import functional as F
+
+from sb3_ppg import losses
+from sb3_ppg.actions import features, from_buffer, n_features
+from sb3_ppg.arguments import require
+from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.model import PhasicModel
+from sb3_ppg.objectives.base import Coefficients, RolloutEnd, require_architecture
+from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
+from sb3_ppg.training.optimization import Losses
+
+
+class DelayedCriticObjective(PaperObjective):
+    """
+    DCPG: one network for policy and value function, whose values are only held where they are in the policy phase, and learn
+    in the auxiliary phase, while a KL term holds the policy (``beta_clone`` is the authors' ``policy_dist_coef``). The
+    auxiliary value head is not used.
+
+    :param policy: in training, with ``architecture="shared"``
+    :param value_distance_coef: weight of 1/2 (V - V_held)² in the policy phase; V_held is V when the rollout was collected
+    """
+
+    # As the authors do it
+    degrees_of_freedom: ClassVar[int] = 1
+    epsilon: ClassVar[float] = 1e-5
+
+    def __init__(self, policy: PhasicActorCriticPolicy, value_distance_coef: float = 1.0) -> None:
+        super().__init__(policy)
+        if not value_distance_coef >= 0:
+            raise ArgumentError(f"`value_distance_coef`={value_distance_coef!r} cannot work: use a number of at least 0")
+        self.value_distance_coef = value_distance_coef
+
+    def check(self, model: PhasicModel) -> None:
+        name = type(self).__name__
+        require_architecture(model, self, "shared", "values come from the policy's network")
+        require(model, model.n_value_epochs is None, "n_value_epochs", f"{name} has joint epochs only; use None")
+        require(model, model.n_aux_epochs > 0, "n_aux_epochs", f"{name} learns values in the auxiliary phase; use at least 1")
+
+    def value_error(self, batch: Any, values: th.Tensor, coefficients: Coefficients) -> Losses:
+        unit = coefficients.value_unit
+        distance = losses.auxiliary_value_loss(values / unit, batch.old_values / unit)
+        return Losses(self.value_distance_coef * distance, {"value_distance": distance})
+
+    def auxiliary_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
+    ) -> Losses:
+        return self.delayed_value_losses(policy.evaluate_auxiliary(*inputs), batch, coefficients)
+
+    def delayed_value_losses(
+        self, evaluation: AuxiliaryEvaluation, batch: AuxiliaryBatch, coefficients: Coefficients
+    ) -> Losses:
+        """
+        :param evaluation: of the batch
+        :param batch: B samples of the phase
+        :param coefficients: of the terms
+        :return: L^value + β_clone E[KL(π_old, π)], and each term
+        """
+        unit = coefficients.value_unit
+        terms = {
+            "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
+            "value_loss": losses.auxiliary_value_loss(evaluation.values / unit, batch.value_targets / unit),
+        }
+        return Losses(terms["value_loss"] + coefficients.beta_clone * terms["kl"], terms)
+
+
+class DynamicsObjective(DelayedCriticObjective):
+    """
+    DDCPG: DCPG with a discriminator that learns in the auxiliary phase, through the shared network, to tell true transitions
+    (s, a, s') from such with another action (s, a~, s') or another next state (s, a, s~').
+
+    A transition over an episode's end counts as true, as in the authors' code. In their code actions are Discrete, and a~ is
+    drawn from the others by how often they occur in the minibatch; for other action spaces it is that of another sample.
+
+    :param policy: in training, with ``architecture="shared"``
+    :param value_distance_coef: see ``DelayedCriticObjective``
+    :param dynamics_coef: weight of the discriminator's loss in the auxiliary phase
+    :param hidden_size: of its two hidden layers
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ("actions",)
+    needs_whole_minibatches: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        policy: PhasicActorCriticPolicy,
+        value_distance_coef: float = 1.0,
+        dynamics_coef: float = 1.0,
+        hidden_size: int = 256,
+    ) -> None:
+        super().__init__(policy, value_distance_coef)
+        self.dynamics_coef = dynamics_coef
+        self.n_actions = n_features(policy.action_space)  # of a Discrete space
+        n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions
+        layers = [nn.Linear(n_inputs, hidden_size), nn.ReLU(), nn.Linear(hidden_size, hidden_size), nn.ReLU()]
+        self.discriminator = nn.Sequential(*layers, nn.Linear(hidden_size, 1))
+
+    def check(self, model: PhasicModel) -> None:
+        super().check(model)
+        name = type(self).__name__
+        if "lstm_states" in model.context():
+            raise ArgumentError(f"{name} cannot work with LSTMs: the frame after a sequence has no place in it")
+        require(
+            model,
+            not isinstance(model.micro_batch_size, int),
+            "micro_batch_size",
+            f"{name} draws other actions and frames from the whole minibatch; use None",
+        )
+
+    def kept_of(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
+        last = {"": end.observations} if isinstance(end.observations, np.ndarray) else end.observations
+        return {
+            **super().kept_of(rollout_buffer, end),
+            **{f"last_observations/{key}": array[:, None].copy() for key, array in last.items()},
+        }
+
+    def auxiliary_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
+    ) -> Losses:
+        evaluation = policy.evaluate_auxiliary(*inputs)
+        delayed = self.delayed_value_losses(evaluation, batch, coefficients)
+        terms = self.dynamics_losses(policy, evaluation.latent_pi, batch)
+        dynamics = terms["dynamics_true"] + 0.5 * terms["dynamics_false_action"] + terms["dynamics_false_next"]
+        return Losses(delayed.total + self.dynamics_coef * dynamics, {**delayed.terms, "dynamics_loss": dynamics, **terms})
+
+    def dynamics_losses(
+        self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: AuxiliaryBatch
+    ) -> dict[str, th.Tensor]:
+        """
+        :param policy: in training
+        :param latent: f(s), (B, latent_dim_pi)
+        :param batch: B samples in sequences, with actions, and the frame after each sequence
+        :return: the cross-entropies of the discriminator for true and false transitions
+        """
+        prefix = "last_observations/"
+        last = {key.removeprefix(prefix): array for key, array in batch.context.items() if key.startswith(prefix)}
+        last_latent = policy.evaluate_latent(last[""] if set(last) == {""} else last)
+        n_sequences = len(last_latent)
+        by_sequence = latent.unflatten(0, (n_sequences, -1))
+        following = th.cat([by_sequence[:, 1:], last_latent[:, None]], dim=1).flatten(0, 1)
+        actions = from_buffer(policy.action_space, batch.context["actions"])
+        false_actions, false_next = self.draw_false_actions(actions), self.draw_false_next(len(latent)).to(latent.device)
+
+        def logits(taken: th.Tensor, then: th.Tensor) -> th.Tensor:
+            parts = [latent, features(policy.action_space, taken).to(latent.dtype), then]
+            return self.discriminator(th.cat(parts, dim=1)).flatten()
+
+        return {
+            "dynamics_true": F.softplus(-logits(actions, following)).mean(),
+            "dynamics_false_action": F.softplus(logits(false_actions, following)).mean(),
+            "dynamics_false_next": F.softplus(logits(actions, following[false_next])).mean(),
+        }
+
+    def draw_false_actions(self, actions: th.Tensor) -> th.Tensor:
+        """
+        :param actions: of a minibatch, as ``from_buffer`` gives them
+        :return: for each another one
+        """
+        if actions.dim() > 1:
+            return actions.roll(int(th.randint(1, max(2, len(actions)), ())), dims=0)
+        counts = th.bincount(actions, minlength=self.n_actions)
+        weights = counts.repeat(len(actions), 1).double().scatter(1, actions[:, None], 0)
+        weights[weights.sum(dim=1) == 0] = 1  # where no other action occurs, all others are as likely
+        return th.multinomial(weights.scatter(1, actions[:, None], 0), 1).flatten()
+
+    def draw_false_next(self, n_samples: int) -> th.Tensor:
+        """
+        :param n_samples: of a minibatch
+        :return: for each sample the number of another one, whose next frame is taken, (n_samples,)
+        """
+        return (th.arange(n_samples) + th.randint(1, n_samples, (n_samples,))) % n_samples

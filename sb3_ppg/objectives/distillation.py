@@ -1,0 +1,108 @@
+"""
+DNA: Aitchison, Sweetser, "DNA: Proximal Policy Optimization with a Dual Network Architecture",
+https://arxiv.org/abs/2206.10027. Authors' code: https://github.com/maitchison/PPO.
+"""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.distributions import Distribution
+from torch.nn import functional as F
+
+from sb3_ppg import losses
+from sb3_ppg.advantages import gae
+from sb3_ppg.arguments import require
+from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.checks import is_count, is_number
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.model import PhasicModel
+from sb3_ppg.objectives.base import Coefficients, RolloutEnd, require_architecture
+from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.training.optimization import Losses
+
+Constraint = Literal["kl", "reverse_kl", "logits"]
+
+
+class DistillationObjective(PaperObjective):
+    """
+    DNA: policy and value network learn apart, from advantages and value targets of two λ; then the value network's
+    predictions are distilled into the policy network's auxiliary value head, while a constraint, weighed by ``beta_clone``,
+    holds the policy. That is the auxiliary phase, after each rollout: ``n_policy_iterations=1``.
+
+    :param policy: in training, with ``architecture="dual"``
+    :param td_lambda: λ of the value targets; ``gae_lambda`` is that of the advantages
+    :param constraint: "kl": KL(π_old, π), as in PPG. "reverse_kl": KL(π, π_old), as in the authors' code before and after the
+        paper. "logits": half the mean squared difference of the parameters of the distributions (for Discrete actions their
+        raw logits), as in the code published for the paper; a constant shift of all logits, which leaves the policy as it is,
+        counts there
+    :param value_batch_size: of the value function's epochs, in samples. None: ``batch_size``
+    :param delay: environment steps before the first distillation; none follows the first rollout
+    :raises ArgumentError: for arguments that cannot work
+    """
+
+    values_first: ClassVar[bool] = False
+    shuffles_sequences: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        policy: PhasicActorCriticPolicy,
+        td_lambda: float = 0.95,
+        constraint: Constraint = "kl",
+        value_batch_size: int | None = None,
+        delay: int = 0,
+    ) -> None:
+        super().__init__(policy)
+        if not (is_number(td_lambda) and 0 <= td_lambda <= 1):
+            raise ArgumentError(f"`td_lambda`={td_lambda!r} cannot work: use a number in [0, 1]")
+        if constraint not in ("kl", "reverse_kl", "logits"):
+            raise ArgumentError(f"`constraint`={constraint!r} is unknown: use 'kl', 'reverse_kl' or 'logits'")
+        if not (value_batch_size is None or is_count(value_batch_size)):
+            raise ArgumentError(f"`value_batch_size`={value_batch_size!r} cannot work: use an integer of at least 1, or None")
+        if not is_count(delay, at_least=0):
+            raise ArgumentError(f"`delay`={delay!r} cannot work: use an integer of at least 0")
+        self.td_lambda = td_lambda
+        self.constraint = constraint
+        self.value_batch_size = value_batch_size
+        self.delay = delay
+
+    def check(self, model: PhasicModel) -> None:
+        name = type(self).__name__
+        require_architecture(model, self, "dual", "policy and value function have networks of their own")
+        require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
+        self.gamma = model.gamma
+
+    def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
+        buffer = rollout_buffer
+        steps = (buffer.rewards, buffer.values, buffer.episode_starts)
+        return buffer.values + gae(*steps, end.values, end.dones, self.gamma, self.td_lambda)
+
+    def is_due(self, n_samples: int) -> bool:
+        return n_samples > self.delay
+
+    def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
+        """V(s), by the value network after its epochs; raw logits if they are the constraint; the parameters of π_old(.|s)."""
+        distribution, latent = policy.evaluate_policy(*inputs)
+        logits = [policy.action_net(latent)] if self.constraint == "logits" else []
+        return th.cat([policy.evaluate_values(*inputs)[:, None], *logits, losses.distribution_parameters(distribution)], dim=1)
+
+    def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
+        n_parameters = losses.distribution_parameters(distribution).shape[1]
+        return losses.kl_divergence(distribution, recorded[:, -n_parameters:], self.constraint == "reverse_kl")
+
+    def auxiliary_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
+    ) -> Losses:
+        distribution, latent = policy.evaluate_policy(*inputs)
+        unit = coefficients.value_unit
+        predicted, targets = policy.aux_value_net(latent).flatten(), batch.recorded[:, 0]
+        terms = {"aux_value_loss": losses.auxiliary_value_loss(predicted / unit, targets / unit)}
+        if self.constraint == "logits":
+            logits = policy.action_net(latent)
+            distance = F.mse_loss(logits, batch.recorded[:, 1 : 1 + logits.shape[1]]) / 2
+            terms["logits_distance"] = distance
+        else:
+            terms["kl"] = distance = self.kl_to_recorded(distribution, batch.recorded).mean()
+        return Losses(terms["aux_value_loss"] + coefficients.beta_clone * distance, terms)

@@ -1,0 +1,298 @@
+"""DCPG, DDCPG, DAAC, IDAAC and DNA against every number of their authors' codes."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+
+from tests.golden import DATA, DoubleRolloutBuffer, GoldenTraining
+
+# Their names of losses, ours, and the factor that ours lacks
+OF_POLICY = {"action_loss": ("policy_gradient_loss", 1), "entropy": ("entropy_loss", -1)}
+
+
+def settings(file: str) -> dict[str, Any]:
+    with np.load(DATA / f"{file}.npz") as archive:
+        return {key.removeprefix("settings/"): archive[key].tolist() for key in archive if key.startswith("settings/")}
+
+
+class RelativesTraining(GoldenTraining):
+    """With what the files have in common."""
+
+    def __init__(self, file: str, monkeypatch, setting: dict[str, Any], **arguments: Any):
+        self.n_rollouts = setting["n_rollouts"]
+        super().__init__(
+            file,
+            monkeypatch,
+            rollout_buffer_class=DoubleRolloutBuffer,
+            gamma=setting["gamma"],
+            gae_lambda=setting["gae_lambda"],
+            max_grad_norm=setting["max_grad_norm"],
+            **arguments,
+        )
+
+    def start(self, rollout: int, values: str, held_values: str | None = None) -> None:
+        """Everything up to the update; ``values`` are those of which advantages are made."""
+        key, buffer = f"roll{rollout}", self.model.rollout_buffer
+        for name, ours in self.outputs(rollout).items():
+            if f"{key}/{name}" in self.golden:
+                self.check(ours, f"{key}/{name}")
+        self.fill_rollout_buffer(rollout, self.golden[f"{key}/{values}"], self.golden[f"{key}/logp_old"], "reward")
+        self.check(self.model.rollout_end.values, f"{key}/final_value")
+        self.check(buffer.advantages.T, f"{key}/advantage_raw")
+        if held_values is not None:
+            buffer.values = self.golden[f"{key}/{held_values}"].T.copy()
+        self.epochs.clear()
+        self.gradient_norms.clear()
+
+    def check_steps(self, rollout: int, phase: str, epochs: list, norms: list, names: dict[str, tuple[str, float]]) -> None:
+        prefix = f"roll{rollout}/{phase}"
+        self.check_losses(epochs, prefix, {**names, "loss": ("loss", 1)} if f"{prefix}/loss" in self.golden else names)
+        self.check(np.concatenate([epoch.grad_norm for epoch in epochs]), f"{prefix}/grad_norm_total")
+        self.check_gradient_norms(norms, prefix)
+
+    def check_advantages(self, rollout: int) -> None:
+        buffer, sizes = self.model.rollout_buffer, (self.n_envs, self.n_steps)
+        self.check(buffer.advantages.reshape(sizes), f"roll{rollout}/advantage_normalised")
+        self.check(buffer.returns.reshape(sizes), f"roll{rollout}/value_target")
+
+
+def n_steps_of(epochs: list) -> int:
+    return sum(len(epoch.sizes) for epoch in epochs)
+
+
+@pytest.mark.parametrize("file", ["dcpg", "ddcpg"])
+def test_delayed_critic(file, monkeypatch):
+    setting = settings(file)
+    dynamics = dict(dynamics_coef=setting["dyna_loss_coef"], hidden_size=setting["dyna_hidden"]) if file == "ddcpg" else {}
+    training = RelativesTraining(
+        file,
+        monkeypatch,
+        setting,
+        architecture="shared",
+        adam_eps=setting["eps"],
+        learning_rate=setting["lr"],
+        batch_size=32 // setting["num_mini_batch"],
+        n_epochs=setting["ppo_epoch"],
+        clip_range=setting["clip_param"],
+        ent_coef=setting["entropy_coef"],
+        n_policy_iterations=setting["aux_freq"],
+        n_aux_epochs=setting["aux_epoch"],
+        aux_batch_size=setting["n_envs"] // setting["aux_num_mini_batch"] * setting["n_steps"],
+        beta_clone=setting["policy_dist_coef"],
+        aux_buffer_kwargs=dict(capacity=setting["buffer_size"]),
+        objective=file,
+        objective_kwargs=dict(value_distance_coef=setting["value_dist_coef"], **dynamics),
+    )
+    model, buffer = training.model, training.model.aux_buffer
+    record = buffer.record
+    n_phases = 0
+    for rollout in range(training.n_rollouts):
+        key, aux = f"roll{rollout}", f"roll{rollout}/aux_phase"
+        is_last = f"{aux}/loss" in training.golden
+
+        def record_golden_targets(*args, rollout=rollout, aux=aux) -> None:
+            training.check_weights(f"roll{rollout}/weights_after_policy_phase")
+            record(*args)
+            remembered = range(rollout + 1 - len(buffer), rollout + 1)
+            before = buffer.recorded.reshape(len(buffer), training.n_envs, training.n_steps, -1)
+            for place, one in enumerate(remembered):
+                training.check(before[place], f"{aux}/logits_before/roll{one}")
+            targets = np.stack([training.golden[f"{aux}/logits_cloning_target/roll{one}"] for one in remembered])
+            buffer.recorded = th.as_tensor(targets.reshape(-1, training.n_steps, targets.shape[-1]))
+            training.impose_order_of_sequences(f"{aux}/minibatch_order", model.n_aux_epochs, remembered[0])
+
+        monkeypatch.setattr(buffer, "record", record_golden_targets)
+        if file == "ddcpg" and is_last:
+            impose_transitions(training, aux, monkeypatch)
+        training.start(rollout, "value", held_values="value_held_to")
+        training.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
+        model.train()
+        training.check_advantages(rollout)
+        epochs = training.epochs[: model.n_epochs]
+        norms = training.gradient_norms[: n_steps_of(epochs)]
+        names = {
+            "action_loss": ("policy_gradient_loss", 1),
+            "entropy": ("entropy_loss", -1),
+            "value_dist": ("value_distance", 1),
+        }
+        training.check_steps(rollout, "policy_phase", epochs, norms, names)
+        if is_last:
+            n_phases += 1
+            names = {"value_loss": ("value_loss", 1), "kl": ("kl", 1)}
+            if file == "ddcpg":
+                names |= {"dyna_loss": ("dynamics_loss", 1)}
+                names |= {f"dyna_loss_{kind}": (f"dynamics_{kind}", 1) for kind in ("true", "false_action", "false_next")}
+            epochs = training.epochs[model.n_epochs :]
+            training.check_steps(rollout, "aux_phase", epochs, training.gradient_norms[len(norms) :], names)
+            training.check_weights(f"{key}/weights_after_aux_phase")
+        else:
+            training.check_weights(f"{key}/weights_after_policy_phase")
+    assert n_phases == 1 and len(buffer) == setting["buffer_size"]
+
+
+def impose_transitions(training: GoldenTraining, aux: str, monkeypatch) -> None:
+    """Their false actions and false next frames, minibatch by minibatch."""
+    n_steps, criterion = training.n_steps, training.model.criterion
+    actions = iter(training.golden[f"{aux}/false_action"])
+    following = iter(training.golden[f"{aux}/false_next"])
+
+    def false_next(n_samples: int) -> th.Tensor:
+        sequence, step = np.moveaxis(next(following).reshape(-1, 2), 1, 0)
+        assert len(step) == n_samples
+        return th.as_tensor(sequence * n_steps + step)
+
+    monkeypatch.setattr(criterion, "draw_false_actions", lambda _: th.as_tensor(next(actions).reshape(-1)))
+    monkeypatch.setattr(criterion, "draw_false_next", false_next)
+
+
+@pytest.mark.parametrize("file", ["daac", "idaac", "idaac_misaligned"])
+def test_advantage_head(file, monkeypatch):
+    setting = settings(file)
+    order = dict(order_coef=setting["order_loss_coef"], hidden_size=setting["clf_hidden_size"]) if file != "daac" else {}
+    training = RelativesTraining(
+        file,
+        monkeypatch,
+        setting,
+        architecture="dual",
+        adam_eps=setting["eps"],
+        learning_rate=setting["lr"],
+        batch_size=32 // setting["num_mini_batch"],
+        n_epochs=setting["ppo_epoch"],
+        n_value_epochs=setting["value_epoch"],
+        clip_range=setting["clip_param"],
+        ent_coef=setting["entropy_coef"],
+        n_aux_epochs=0,
+        objective="idaac" if order else "daac",
+        objective_kwargs=dict(advantage_coef=setting["adv_loss_coef"], value_frequency=setting["value_freq"], **order),
+    )
+    model, golden = training.model, training.golden
+    for rollout in range(training.n_rollouts):
+        key = f"roll{rollout}"
+        training.start(rollout, "value_recorded")
+        training.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
+        if has_values := f"{key}/value_phase/value_loss" in golden:
+            training.impose_order(f"{key}/value_phase/minibatch_order", model.n_value_epochs)
+        if order:
+            impose_pairs(training, rollout, monkeypatch)
+        model.train()
+        training.check_advantages(rollout)
+        assert has_values == (rollout % setting["value_freq"] == 0)
+        epochs, value_epochs = training.epochs[: model.n_epochs], training.epochs[model.n_epochs :]
+        norms, n_of_policy = training.gradient_norms, n_steps_of(epochs)
+        names = {
+            "action_loss": ("policy_gradient_loss", 1),
+            "entropy": ("entropy_loss", -1),
+            "adv_loss": ("advantage_loss", 1),
+        }
+        if order:
+            names |= {"order_loss": ("order_loss", 1), "clf_loss": ("adversary_loss", 1)}
+            of_adversary, norms = norms[: 2 * n_of_policy : 2], norms[1 : 2 * n_of_policy : 2] + norms[2 * n_of_policy :]
+            training.check_gradient_norms(of_adversary, f"{key}/policy_phase/clf")
+            total = [np.sqrt(sum(norm**2 for norm in step.values())) for step in of_adversary]
+            training.check(total, f"{key}/policy_phase/clf/grad_norm_total")
+        training.check_steps(rollout, "policy_phase", epochs, norms[:n_of_policy], names)
+        training.check_weights(f"{key}/weights_after_policy_phase")
+        if has_values:
+            names = {"value_loss": ("value_loss", model.vf_coef)}
+            training.check_steps(rollout, "value_phase", value_epochs, norms[n_of_policy:], names)
+            training.check_weights(f"{key}/weights_after_value_phase")
+
+
+def impose_pairs(training: GoldenTraining, rollout: int, monkeypatch) -> None:
+    """Their levels, steps in episodes and pairs of frames."""
+    criterion, key = training.model.criterion, f"roll{rollout}"
+    stored = "stored_" if f"{key}/stored_level" in training.golden else ""
+    criterion.levels = list(training.golden[f"{key}/{stored}level"].T)
+    criterion.episode_steps = list(training.golden[f"{key}/{stored}episode_step"].T)
+    env, frame = np.moveaxis(training.golden[f"{key}/pair_frame"].reshape(-1, 2), 1, 0)
+    n_samples = training.n_envs * training.n_steps
+    pairs = np.where(frame < training.n_steps, env * training.n_steps + frame, n_samples + env)
+
+    def draw_golden_pairs(levels: np.ndarray) -> np.ndarray:
+        assert (levels[pairs] == levels[:n_samples]).all()  # each is of one level
+        return np.concatenate([pairs, np.arange(n_samples, len(levels))])
+
+    monkeypatch.setattr(criterion, "draw_pairs", draw_golden_pairs)
+    extras, check = partial(type(criterion).extras, criterion), training.check
+
+    def checked_extras(*args) -> dict[str, np.ndarray]:
+        found = extras(*args)
+        check(found["pair_is_earlier"].reshape(training.n_envs, -1), f"{key}/pair_other_is_earlier")
+        return {**found, "pair_is_earlier": found["pair_is_earlier"].astype(np.float64)}
+
+    monkeypatch.setattr(criterion, "extras", checked_extras)
+
+
+@pytest.mark.parametrize("file", ["dna", "dna_kl"])
+def test_distillation(file, monkeypatch):
+    setting = settings(file)
+    constraint = {"mse_logit": "logits", "kl_policy": "reverse_kl"}[setting["distil_loss"]]
+    training = RelativesTraining(
+        file,
+        monkeypatch,
+        setting,
+        architecture="dual",
+        adam_eps=setting["adam_epsilon"],
+        learning_rate=setting["policy_lr"],
+        batch_size=setting["policy_mini_batch_size"],
+        n_epochs=setting["policy_epochs"],
+        n_value_epochs=setting["value_epochs"],
+        clip_range=setting["ppo_epsilon"],
+        ent_coef=setting["entropy_bonus"],
+        vf_coef=setting["vf_coef"],
+        n_policy_iterations=setting["distil_period"],
+        n_aux_epochs=setting["distil_epochs"],
+        aux_batch_size=setting["distil_mini_batch_size"],
+        beta_clone=setting["distil_beta"],
+        objective="dna",
+        objective_kwargs=dict(
+            td_lambda=setting["td_lambda"],
+            constraint=constraint,
+            value_batch_size=setting["value_mini_batch_size"],
+            delay=setting["distil_delay"],
+        ),
+    )
+    model, buffer, golden = training.model, training.model.aux_buffer, training.golden
+    record = buffer.record
+    for rollout in range(training.n_rollouts):
+        key, distil = f"roll{rollout}", f"roll{rollout}/distil_phase"
+        has_distillation = f"{distil}/loss" in golden
+
+        def record_golden_targets(*args, key=key, distil=distil) -> None:
+            training.check_weights(f"{key}/weights_after_value_phase")
+            record(*args)
+            recorded = buffer.recorded.reshape(training.n_envs, training.n_steps, -1).clone()
+            training.check(recorded[..., 0], f"{distil}/value_target")
+            before = golden[f"{distil}/raw_logits_before"]
+            if constraint == "reverse_kl":
+                before = th.as_tensor(before).log_softmax(-1).numpy()
+            np.testing.assert_allclose(recorded[..., 1:6], before, rtol=0, atol=1e-10)
+            target = f"{distil}/{'raw_logits_target' if constraint == 'logits' else 'logits_target'}"
+            recorded[..., 1:6] = th.as_tensor(golden[target])
+            buffer.recorded = recorded.reshape(-1, 1, recorded.shape[-1])
+            training.impose_order(f"{distil}/minibatch_order", model.n_aux_epochs)
+
+        monkeypatch.setattr(buffer, "record", record_golden_targets)
+        training.start(rollout, "value")
+        training.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
+        training.impose_order(f"{key}/value_phase/minibatch_order", model.n_value_epochs)
+        model.num_timesteps += training.n_envs * training.n_steps
+        model.train()
+        training.check_advantages(rollout)
+        n_policy_phase = model.n_epochs + model.n_value_epochs
+        epochs, value_epochs = training.epochs[: model.n_epochs], training.epochs[model.n_epochs : n_policy_phase]
+        norms, n_of_policy, n_of_values = training.gradient_norms, n_steps_of(epochs), n_steps_of(value_epochs)
+        names = {"pg": ("policy_gradient_loss", 1), "entropy": ("entropy_loss", -1)}
+        training.check_steps(rollout, "policy_phase", epochs, norms[:n_of_policy], names)
+        norms = norms[n_of_policy:]
+        names = {"value_loss": ("value_loss", model.vf_coef)}
+        training.check_steps(rollout, "value_phase", value_epochs, norms[:n_of_values], names)
+        assert has_distillation == (rollout > 0)
+        if has_distillation:
+            distance = "logits_distance" if constraint == "logits" else "kl"
+            names = {"distil_value_loss": ("aux_value_loss", 1), "distil_policy_loss": (distance, 1)}
+            training.check_steps(rollout, "distil_phase", training.epochs[n_policy_phase:], norms[n_of_values:], names)
+            training.check_weights(f"{key}/weights_after_distil_phase")
