@@ -17,9 +17,11 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import MaybeCallback, TensorDict
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
+from torch.utils._pytree import tree_map
 
 from sb3_ppg.actions import for_buffer, for_environments
 from sb3_ppg.arguments import check_arguments, check_policy, check_room, tell_of_phases
+from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
@@ -42,14 +44,24 @@ class PhasicAlgorithm(PhasicModel):
     depends on. How the policy learns is said by ``PPG``.
     """
 
-    criterion: Objective  # an instance of the argument `objective`
-    rollout_end: RolloutEnd  # of the latest rollout
+    criterion: Objective
+    rollout_end: RolloutEnd | None = None  # of the latest rollout
     mixed_precision: MixedPrecision | None
     _training_callback: BaseCallback | None = None  # while `learn` runs
     # Arguments that several processes have to agree on, for their gradients to meet
     common_settings: ClassVar[tuple[str, ...]] = ()
 
     # ---- rollouts ----
+
+    def kept_context(self) -> dict[str, np.ndarray]:
+        end = self.rollout_end
+        if end is None:  # something of the same shapes
+            some = tree_map(lambda one: np.repeat(one, self.n_envs, axis=0), one_observation(self.rollout_buffer))
+            end = RolloutEnd(some, np.zeros(self.n_envs), np.zeros(self.n_envs))
+        return {**self.context(), **self.criterion.kept_of(self.rollout_buffer, end)}
+
+    def is_kept_context(self, context: dict[str, np.ndarray]) -> bool:
+        return self.is_context(context) and self.criterion.is_kept(self, context)
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -170,7 +182,7 @@ class PhasicAlgorithm(PhasicModel):
             self._n_stored_rollouts = len(self.aux_buffer)
         tell_of_phases(self, total_timesteps)
         settings = {name: getattr(self, name) for name in self.common_settings}
-        start_alike(self.policy, {"total_timesteps": total_timesteps, **settings}, self.seed)
+        start_alike([self.policy, self.criterion], {"total_timesteps": total_timesteps, **settings}, self.seed)
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 
 def is_count(value: Any, at_least: int = 1) -> bool:
@@ -25,3 +26,18 @@ def is_number_or_schedule(value: Any, is_allowed: Callable[[float], bool]) -> bo
         except (TypeError, ValueError):
             return False
     return is_number(value) and is_allowed(value)
+
+
+def is_within(space: spaces.Space, values: np.ndarray) -> bool:
+    """
+    Whether networks for this space can take these observations or actions, as buffers store them. (Those of a Box may lie
+    outside of it, as everywhere.)
+    """
+    end: Any = 2  # of MultiBinary
+    if isinstance(space, spaces.Discrete):
+        end = space.n
+    elif isinstance(space, spaces.MultiDiscrete):
+        end = space.nvec.ravel()
+    elif not isinstance(space, spaces.MultiBinary):
+        return bool(np.isfinite(values).all())
+    return bool(((values >= 0) & (values < end) & (values == np.floor(values))).all())

@@ -10,6 +10,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, RolloutBufferSamples, Schedule
 from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
 
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.policies import MixedPrecision, PhasicActorCriticPolicy
@@ -34,6 +35,7 @@ class PhasicModel(OnPolicyAlgorithm):
     )
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
     policy: PhasicActorCriticPolicy
+    criterion: nn.Module  # an instance of the argument `objective`
     aux_buffer: AuxBuffer
     batch_size: int
     n_policy_iterations: int
@@ -98,6 +100,19 @@ class PhasicModel(OnPolicyAlgorithm):
         :return: whether a rollout can have it
         """
         return True
+
+    def kept_context(self) -> dict[str, np.ndarray]:
+        """
+        :return: ``context``, and what the objective keeps of a rollout beside it
+        """
+        return self.context()
+
+    def is_kept_context(self, context: dict[str, np.ndarray]) -> bool:
+        """
+        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``kept_context``
+        :return: whether a rollout can have it
+        """
+        return self.is_context(context)
 
     def save_aux_buffer(self, path: Any) -> None:
         """See ``PhasicAlgorithm``."""

@@ -274,8 +274,7 @@ class PPG(PhasicAlgorithm):
         start = time.perf_counter()
         self._policy_phase()
         if self.n_aux_epochs > 0:
-            kept = self.criterion.kept_of(self.rollout_buffer, self.rollout_end)
-            self.aux_buffer.add(self.rollout_buffer, {**self.context(), **kept})
+            self.aux_buffer.add(self.rollout_buffer, self.kept_context())
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
             if self.aux_buffer.n_new >= self.n_policy_iterations:
                 try:
@@ -288,10 +287,11 @@ class PPG(PhasicAlgorithm):
 
     def _policy_phase(self) -> None:
         """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout."""
-        criterion, buffer = self.criterion, self.rollout_buffer
+        criterion, buffer, end = self.criterion, self.rollout_buffer, self.rollout_end
+        assert end is not None
         self.policy.set_training_mode(True)
         self._update_learning_rate(self._policy_phase_optimizers())
-        buffer.returns = criterion.value_targets(buffer, self.rollout_end)
+        buffer.returns = criterion.value_targets(buffer, end)
         if self.normalize_advantage:
             buffer.advantages = criterion.normalized_advantages(buffer.advantages, self.device)
         if self.normalize_value_targets and self.n_aux_epochs > 0:
@@ -300,7 +300,7 @@ class PPG(PhasicAlgorithm):
             optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
             change_value_units(self.policy, optimizers, buffer.returns, weight)
         criterion.before_policy_phase(self.policy)
-        extras = criterion.extras(self.policy, buffer, self.rollout_end)
+        extras = criterion.extras(self.policy, buffer, end)
         coefficients = self._coefficients()
         if self.n_value_epochs is None:
             history, value_history = self._policy_epochs(criterion.joint_losses, coefficients, extras), []

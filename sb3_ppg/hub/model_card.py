@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import gymnasium
 from huggingface_hub import EvalResult, ModelCardData
 
-from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.family import member_of
 from sb3_ppg.ppg import PPG
-from sb3_ppg.recurrent import RecurrentPPG
 
 TAGS = [
     "deep-reinforcement-learning",
@@ -72,18 +71,6 @@ def model_card(
 
 
 # How to act, by what the model has to be told besides the observation
-PLAY = """obs = env.reset()
-for _ in range(1000):
-    action, _ = model.predict(obs, deterministic=True)
-    obs, rewards, dones, infos = env.step(action)"""
-PLAY_RECURRENT = """obs, states, episode_starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
-for _ in range(1000):
-    action, states = model.predict(obs, states, episode_starts, deterministic=True)
-    obs, rewards, episode_starts, infos = env.step(action)"""
-PLAY_MASKABLE = """obs = env.reset()
-for _ in range(1000):
-    action, _ = model.predict(obs, deterministic=True, action_masks=get_action_masks(env))
-    obs, rewards, dones, infos = env.step(action)"""
 
 
 def python_usage(
@@ -103,11 +90,8 @@ def python_usage(
         if env_id
         else "...  # the one that it was trained in, with its wrappers and options"
     )
-    imports, play = [], PLAY
-    if issubclass(cls, RecurrentPPG):
-        imports, play = ["import numpy as np"], PLAY_RECURRENT
-    elif issubclass(cls, MaskablePPG):
-        imports, play = ["from sb3_contrib.common.maskable.utils import get_action_masks"], PLAY_MASKABLE
+    member = member_of(cls)
+    imports = [member.card_imports] if member.card_imports else []
     imports += ["from stable_baselines3.common.env_util import make_vec_env"] if env_id else []
     header = _import_of(env_id) + "".join(f"{line}\n" for line in imports) + ("\n" if imports else "")
     custom = f", custom_objects={{{', '.join(f'{name!r}: ...' for name in custom_objects)}}}" if custom_objects else ""
@@ -121,7 +105,7 @@ pip install "sb3-ppg[hub]"
 env = {env}
 model = hub.load({repo_id!r}, env=env{custom})
 env = model.get_env()
-{play}
+{member.card_example}
 ```"""
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import torch_layers as sb3_torch_layers
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
@@ -25,24 +24,52 @@ from sb3_ppg.buffers.reward_normalizer import (
 )
 from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.hub.array_file import ArrayFile, Entry
-from sb3_ppg.maskable import MaskablePPG
-from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_ppg.ppg import PPG
-from sb3_ppg.recurrent import RecurrentPPG
+from sb3_ppg.objectives import OBJECTIVES
 from sb3_ppg.torch_layers import ImpalaCNN
 
-_CLASSES: tuple[type, ...] = (
-    *(PPG, MlpPolicy, CnnPolicy, MultiInputPolicy, ImpalaCNN),
-    *(MaskablePPG, RecurrentPPG, *MaskablePPG.policy_aliases.values(), *RecurrentPPG.policy_aliases.values()),  # type: ignore[arg-type]
-    *(*MaskablePPG.rollout_buffer_classes, *RecurrentPPG.rollout_buffer_classes),
-    *(sb3_torch_layers.FlattenExtractor, sb3_torch_layers.NatureCNN, sb3_torch_layers.CombinedExtractor),
-    *(RolloutBuffer, DictRolloutBuffer, NormalizedRewardRolloutBuffer, NormalizedRewardDictRolloutBuffer),
-    *(nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity),
-    *(th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike),
+OURS: tuple[type, ...] = (
+    *ALGORITHMS.values(),
+    *(policy for algorithm in ALGORITHMS.values() for policy in algorithm.policy_aliases.values()),
+    *(buffer for algorithm in ALGORITHMS.values() for buffer in algorithm.rollout_buffer_classes),
+    *OBJECTIVES.values(),
+    NormalizedRewardRolloutBuffer,
+    NormalizedRewardDictRolloutBuffer,
+    ImpalaCNN,
 )
-# The classes that a file may name
-CLASSES = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in _CLASSES}
+OTHERS: tuple[type, ...] = (
+    sb3_torch_layers.FlattenExtractor,
+    sb3_torch_layers.NatureCNN,
+    sb3_torch_layers.CombinedExtractor,
+    nn.Tanh,
+    nn.ReLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Identity,
+    th.optim.Adam,
+    th.optim.AdamW,
+    th.optim.RMSprop,
+    th.optim.SGD,
+    RMSpropTFLike,
+)
+# The classes that a file may name, by names that stay when modules move
+CLASSES = {cls.__name__: cls for cls in (*OURS, *OTHERS)}
+# The first files named classes by their modules
+FORMER_MODULES = {
+    "sb3_ppg.maskable",
+    "sb3_ppg.policies",
+    "sb3_ppg.ppg",
+    "sb3_ppg.recurrent",
+    "sb3_ppg.reward_normalizer",
+    "sb3_ppg.torch_layers",
+    *(cls.__module__ for cls in CLASSES.values() if not cls.__module__.startswith("sb3_ppg.")),
+}
 
 
 def exactly(data: Any, keys: set[str], path: str) -> dict[str, Any]:
@@ -98,8 +125,8 @@ class Encoder:
             return {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
         if isinstance(value, (np.ndarray, th.Tensor)):
             return self._encode_array(th.as_tensor(value), path)
-        if isinstance(value, type) and CLASSES.get(f"{value.__module__}.{value.__qualname__}") is value:
-            return {"$class": f"{value.__module__}.{value.__qualname__}"}
+        if isinstance(value, type) and CLASSES.get(value.__name__) is value:
+            return {"$class": value.__name__}
         return self._encode_object(value, path)
 
     def _encode_array(self, array: th.Tensor, path: str) -> dict[str, str]:
@@ -228,11 +255,12 @@ class Decoder:
         return self.arrays.entries[name]
 
     def _class(self, name: Any, path: str) -> type:
-        if name not in CLASSES:
+        module, _, stable_name = name.rpartition(".") if isinstance(name, str) else ("", "", name)
+        if stable_name not in CLASSES or (module and module not in FORMER_MODULES):
             raise ModelFormatError(
                 f"{path}: the class {name!r} is not on the list of those that a file may name (sb3_ppg.hub.plain_data.CLASSES)"
             )
-        return CLASSES[name]
+        return CLASSES[stable_name]
 
     def _schedule(self, data: list, path: str) -> ConstantSchedule | LinearSchedule:
         kind, *numbers = data

@@ -127,7 +127,7 @@ class Allowance(TorchFunctionMode):
 
     def __init__(self, arrays: ArrayFile) -> None:
         super().__init__()
-        weights = [entry for name, entry in arrays.entries.items() if name.startswith("policy.")]
+        weights = [entry for name, entry in arrays.entries.items() if name.startswith(("policy.", "criterion."))]
         self.left = 10**6 + 2 * sum(PER_TENSOR + math.prod(entry.shape) for entry in weights)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -33,6 +33,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.hub.array_file import ArrayFile
 from sb3_ppg.hub.plain_data import Decoder, Encoder, exactly, set_statistics
 from sb3_ppg.hub.plausibility import (
@@ -45,9 +46,7 @@ from sb3_ppg.hub.plausibility import (
     try_out,
 )
 from sb3_ppg.hub.saved_optimizers import describe_optimizer, load_optimizer, read_optimizer
-from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.ppg import PPG
-from sb3_ppg.recurrent import RecurrentPPG
 from sb3_ppg.saving.files import replaced_together
 from sb3_ppg.saving.model_file import saved_by
 from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes, regular_file
@@ -69,6 +68,7 @@ COUNTERS = [
     *("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_current_progress_remaining", "_episode_num"),
     *("_n_updates", "_n_aux_phases", "_n_stored_rollouts"),
 ]
+NETWORKS = ("policy", "criterion")  # attributes whose weights are shared: the policy, and what its objective owns
 VEC_NORMALIZE = ["training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys"]
 
 
@@ -105,8 +105,8 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     }
     text = json.dumps(description, indent=1, allow_nan=False)
     parse_json(text.encode(), "What describes this model")  # readers have limits
-    for name, tensor in model.policy.state_dict().items():
-        encoder.encode(tensor, f"policy.{name}")  # known by their names, they need no place in the description
+    for name, tensor in _weights(model).items():
+        encoder.encode(tensor, name)  # known by their names, they need no place in the description
 
     folder = Path(folder)
     together = [folder / name for name in (DESCRIPTION, ARRAYS, CHECKSUMS)]
@@ -292,7 +292,13 @@ def _argument(model: PPG, name: str) -> Any:
 
 
 def _optimizers(model: PPG) -> list[str]:
-    return [name for name in model._get_torch_save_params()[0] if name != "policy"]
+    return [name for name in model._get_torch_save_params()[0] if name not in NETWORKS]
+
+
+def _weights(model: PPG) -> dict[str, th.Tensor]:
+    """Parameters and buffers of all networks."""
+    networks = {name: getattr(model, name) for name in NETWORKS}
+    return {f"{name}.{key}": tensor for name, network in networks.items() for key, tensor in network.state_dict().items()}
 
 
 def _versions() -> dict[str, str]:
@@ -412,10 +418,7 @@ def _progress(data: dict[str, Any], name: str) -> float:
 
 def _load_weights(model: PPG, description: dict[str, Any], decoder: Decoder) -> None:
     """All is read, and compared with its checksum, before the model gets any of it."""
-    weights = {
-        name: decoder.expected_array({"$array": f"policy.{name}"}, f"policy.{name}", fresh)
-        for name, fresh in model.policy.state_dict().items()
-    }
+    weights = {name: decoder.expected_array({"$array": name}, name, fresh) for name, fresh in _weights(model).items()}
     names = _optimizers(model)
     optimizers = {name: recursive_getattr(model, name) for name in names}
     described = exactly(description["optimizers"], set(names), "optimizers")
@@ -423,7 +426,9 @@ def _load_weights(model: PPG, description: dict[str, Any], decoder: Decoder) -> 
     if decoder.unread:
         raise ModelFormatError(f"{ARRAYS}: nothing says what {sorted(decoder.unread)} is for")
     decoder.arrays.check()
-    model.policy.load_state_dict(weights)
+    for network in NETWORKS:
+        own = {name.removeprefix(f"{network}."): array for name, array in weights.items() if name.startswith(f"{network}.")}
+        getattr(model, network).load_state_dict(own)
     for name in names:
         schedule = model.aux_lr_schedule if name == "aux_optimizer" else model.lr_schedule
         load_optimizer(optimizers[name], states[name], max(schedule(1.0), schedule(0.0)), name)
@@ -496,8 +501,7 @@ def _from_sb3_zip(
     statistics = archives[0].parent / "vec_normalize.pkl"
     if venv is not None and statistics.exists():
         venv = VecNormalize.load(str(statistics), venv)
-    algorithms: dict[str, type[PPG]] = {"MaskablePPG": MaskablePPG, "RecurrentPPG": RecurrentPPG}
-    cls = algorithms.get(saved_by(archives[0]), PPG)
+    cls = ALGORITHMS.get(saved_by(archives[0]), PPG)
     return cls.load(archives[0], env=venv, device=device, custom_objects=dict(custom_objects or {}))
 
 

@@ -192,6 +192,14 @@ class Objective(nn.Module):
         arrays: dict[str, Any] = {name: getattr(rollout_buffer, name) for name in self.kept}
         return {name: array.reshape(*sizes, *array.shape[1:]) for name, array in arrays.items()}
 
+    def is_kept(self, model: PhasicModel, kept: dict[str, np.ndarray]) -> bool:
+        """
+        :param model: complete
+        :param kept: of a rollout, from a file: finite numbers in the shapes and types of ``kept_of``
+        :return: whether a rollout can have it
+        """
+        return True
+
     def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
         """
         What is evaluated on everything that is kept, once, before an auxiliary phase's epochs, for their losses.

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from torch import nn
 from torch.nn import functional as F
@@ -15,12 +16,16 @@ from sb3_ppg import losses
 from sb3_ppg.actions import features, from_buffer, n_features
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.checks import is_within
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import Coefficients, RolloutEnd, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
+
+# What follows a sequence, among what is kept of a rollout; with the keys of dictionaries
+LAST = "last_observations "
 
 
 class DelayedCriticObjective(PaperObjective):
@@ -120,11 +125,19 @@ class DynamicsObjective(DelayedCriticObjective):
         )
 
     def kept_of(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
-        last = {"": end.observations} if isinstance(end.observations, np.ndarray) else end.observations
+        last = end.observations if isinstance(end.observations, dict) else {"": end.observations}
         return {
             **super().kept_of(rollout_buffer, end),
-            **{f"last_observations/{key}": array[:, None].copy() for key, array in last.items()},
+            **{f"{LAST}{key}": array[:, None].copy() for key, array in last.items()},
         }
+
+    def is_kept(self, model: PhasicModel, kept: dict[str, np.ndarray]) -> bool:
+        space = model.observation_space
+        return is_within(model.action_space, kept["actions"]) and all(
+            is_within(space[name.removeprefix(LAST)] if isinstance(space, spaces.Dict) else space, array)
+            for name, array in kept.items()
+            if name.startswith(LAST)
+        )
 
     def auxiliary_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
@@ -144,9 +157,8 @@ class DynamicsObjective(DelayedCriticObjective):
         :param batch: B samples in sequences, with actions, and the frame after each sequence
         :return: the cross-entropies of the discriminator for true and false transitions
         """
-        prefix = "last_observations/"
-        last = {key.removeprefix(prefix): array for key, array in batch.context.items() if key.startswith(prefix)}
-        last_latent = policy.evaluate_latent(last[""] if set(last) == {""} else last)
+        last = {key.removeprefix(LAST): array for key, array in batch.context.items() if key.startswith(LAST)}
+        last_latent = policy.evaluate_latent(last if isinstance(policy.observation_space, spaces.Dict) else last[""])
         n_sequences = len(last_latent)
         by_sequence = latent.unflatten(0, (n_sequences, -1))
         following = th.cat([by_sequence[:, 1:], last_latent[:, None]], dim=1).flatten(0, 1)

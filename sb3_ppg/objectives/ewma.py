@@ -60,7 +60,7 @@ class DecoupledObjective(PaperObjective):
         """
         :param policy: that the proximal policy is to be now
         """
-        self.proximal.n_averaged.fill_(0)
+        self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg.arguments import check_room
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
+from sb3_ppg.checks import is_count, is_within
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving import generators
@@ -51,6 +52,7 @@ def write_training_state(model: PhasicModel, path: Path) -> None:
         "version": FORMAT_VERSION,
         **_identity(model),
         "checkpoint": model._checkpoint,
+        **_phase(model),
         "python": generators.python_state(),
     }
     arrays["description"] = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
@@ -63,7 +65,12 @@ def check_state_is_finite(model: PhasicModel) -> None:
     :param model: between two iterations
     :raises NonFiniteError: if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite
     """
-    numbers: dict[str, Any] = {f"the policy's {name}": parameter for name, parameter in model.policy.named_parameters()}
+    networks = {"policy": model.policy, "objective": model.criterion}
+    numbers: dict[str, Any] = {
+        f"the {owner}'s {name}": parameter
+        for owner, network in networks.items()
+        for name, parameter in network.named_parameters()
+    }
     for name, parameters in model.get_parameters().items():
         for index, state in parameters.get("state", {}).items() if "optim" in name else ():
             tensors = {key: value for key, value in state.items() if isinstance(value, th.Tensor)}
@@ -88,6 +95,11 @@ def _identity(model: PhasicModel) -> dict[str, Any]:
         "n_aux_phases": model._n_aux_phases,
         "n_stored_rollouts": model._n_stored_rollouts,
     }
+
+
+def _phase(model: PhasicModel) -> dict[str, int]:
+    """Where it is, if the stored rollouts do not tell: some may be of former phases."""
+    return {} if model.aux_buffer.capacity is None else {"n_new_rollouts": model.aux_buffer.n_new}
 
 
 def _rollouts(buffer: AuxBuffer) -> dict[str, np.ndarray]:
@@ -169,6 +181,9 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
     reader = NpzReader(file)
     description = parse_json(reader.bytes("description", LARGEST_DESCRIPTION), "has a description that")
     python = _check_description(model, description)
+    n_new = description.get("n_new_rollouts", len(rollouts))
+    if not is_count(n_new, at_least=0) or n_new > len(rollouts):
+        raise ValueError(f"it has {n_new!r:.100} new rollouts of {len(rollouts)}")
     cuda = {name: ((generators.CUDA_BYTES,), np.dtype(np.uint8)) for name in reader.names if generators.is_cuda_state(name)}
     if strange := reader.names - expected.keys() - cuda.keys() - {"description"}:
         hint = ". Was its environment in VecNormalize?" if any(name.startswith("normalize/") for name in strange) else ""
@@ -179,12 +194,13 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
     aux_buffer = model.aux_buffer.emptied()
     for index, specifications in enumerate(rollouts):  # one after the other: only a disk may have room for all
         _keep_rollout(model, aux_buffer, index, {name: reader.array(name, *one) for name, one in specifications.items()})
+    aux_buffer.n_new = n_new
     return TrainingState(aux_buffer, _checked_normalization(model, arrays), python, arrays)
 
 
 def _rollout_specifications(model: PhasicModel) -> list[dict[str, Specification]]:
     """Of each rollout's arrays, by their names."""
-    buffer, sizes, context = model.rollout_buffer, (model.n_envs, model.n_steps), model.context()
+    buffer, sizes, context = model.rollout_buffer, (model.n_envs, model.n_steps), model.kept_context()
     arrays: Any = buffer.observations if isinstance(buffer.observations, dict) else {"": buffer.observations}
     shapes: Any = buffer.obs_shape if isinstance(buffer.obs_shape, dict) else {"": buffer.obs_shape}
     return [
@@ -223,7 +239,7 @@ def _check_description(model: PhasicModel, description: Any) -> list[Any]:
     wanted = _identity(model)
     if "checkpoint" in description:  # which the first files did not have
         wanted["checkpoint"] = model._checkpoint
-    if strange := description.keys() ^ {"format", "version", "python", *wanted}:
+    if strange := description.keys() ^ {"format", "version", "python", *wanted, *_phase(model)}:
         raise ModelFormatError(f"is damaged: its description has too much or too little, {min(strange)!r:.100}")
     for name, value in wanted.items():
         found = description[name]
@@ -249,24 +265,11 @@ def _keep_rollout(model: PhasicModel, aux_buffer: AuxBuffer, index: int, arrays:
     observations, context, value_targets = part("observations"), part("context"), arrays[f"value_targets/{index}"]
     space = model.observation_space
     for key, array in observations.items():
-        _require(_is_within(space[key] if isinstance(space, spaces.Dict) else space, array), f"observations/{index}/{key}")
+        _require(is_within(space[key] if isinstance(space, spaces.Dict) else space, array), f"observations/{index}/{key}")
     for name, array in {"value_targets": value_targets, **context}.items():
         _require(bool(np.isfinite(array).all()), f"{name} of rollout {index}")
-    _require(model.is_context(context), f"context/{index}")
+    _require(model.is_kept_context(context), f"context/{index}")
     aux_buffer.keep(observations if isinstance(space, spaces.Dict) else observations[""], context, value_targets)
-
-
-def _is_within(space: spaces.Space, observations: np.ndarray) -> bool:
-    """Whether a network for this space can take them. (Those of a Box may lie outside of it, as everywhere.)"""
-    if isinstance(space, spaces.Discrete):
-        end: Any = space.n
-    elif isinstance(space, spaces.MultiDiscrete):
-        end = space.nvec.ravel()
-    elif isinstance(space, spaces.MultiBinary):
-        end = 2
-    else:
-        return bool(np.isfinite(observations).all())
-    return bool(((observations >= 0) & (observations < end)).all())
 
 
 def _checked_normalization(

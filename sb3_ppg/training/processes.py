@@ -3,6 +3,7 @@ Training with several processes: those of ``torch.distributed``, when its proces
 its own environments, of the same number and with the same settings, so averages over processes are averages over samples.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,11 @@ def average_over_processes(tensors: list[th.Tensor]) -> None:
 
 
 @th.no_grad()
-def start_alike(module: nn.Module, settings: dict[str, Any], seed: int | None) -> None:
+def start_alike(networks: Sequence[nn.Module], settings: dict[str, Any], seed: int | None) -> None:
     """
     Give every process the parameters and buffers of the first one.
 
-    :param module: of the same architecture everywhere
+    :param networks: of the same architecture everywhere
     :param settings: what has to be the same in every process
     :param seed: what has to be another one in each
     :raises ArgumentError: in every process, if settings differ or seeds do not
@@ -50,7 +51,7 @@ def start_alike(module: nn.Module, settings: dict[str, Any], seed: int | None) -
     seeds = [seed for _, seed in everyone if seed is not None]
     if len(set(seeds)) < len(seeds):
         raise ArgumentError(f"`seed`={seeds}: processes with the same seed collect the same samples; use seed + rank")
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in (tensor for network in networks for tensor in (*network.parameters(), *network.buffers())):
         dist.broadcast(tensor, src=0)
 
 

@@ -1,6 +1,6 @@
 """What ``train -optimize`` searches through: the hyperparameters of PPG and its variants, for Optuna."""
 
-from functools import wraps
+from functools import partial, wraps
 from math import log2
 from typing import Any
 
@@ -9,6 +9,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from torch import nn
 
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.family import FAMILY, with_preset
 
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -17,15 +18,17 @@ N_STEPS_POW, N_POLICY_ITERATIONS_POW = (5, 10), (1, 5)
 SHORTEST_PHASE_POW, LONGEST_PHASE_POW = (a + b for a, b in zip(N_STEPS_POW, N_POLICY_ITERATIONS_POW, strict=True))
 N_PHASES = 3  # of a trial, at least
 BUDGET = "n_timesteps"
-LSTM = {"lstm_hidden_size": [16, 32, 64, 128, 256]}
 
 
-def sample_ppg_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+def sample_params(
+    zoo_name: str, trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
     """
     Choose hyperparameters for a trial, so that at least three phases fit into its budget if that is known: with fewer, the
     auxiliary phase has hardly a part in the score. As with every sampler of the Zoo, its ``policy_kwargs`` replace those of
-    the file.
+    the file. What makes a member of the family that member is not searched.
 
+    :param zoo_name: of a member of the family
     :param trial: which chooses, with its budget in steps as the user attribute "n_timesteps"
     :param n_actions: not used: it is the Zoo's signature
     :param n_envs: number of environments
@@ -45,39 +48,32 @@ def sample_ppg_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
     trial.suggest_categorical("clip_range", [0.1, 0.2, 0.3, 0.4])
     trial.suggest_categorical("n_epochs", [1, 2, 4, 8, 16])
     trial.suggest_float("max_grad_norm", 0.3, 2)
-    # The auxiliary phase
-    trial.suggest_categorical("n_aux_epochs", [1, 3, 6, 9])
-    trial.suggest_float("aux_learning_rate", 1e-5, 3e-3, log=True)
-    trial.suggest_float("beta_clone", 0.1, 10, log=True)
+    preset = FAMILY[zoo_name].preset
+    if preset.get("n_aux_epochs") != 0:
+        if "n_aux_epochs" not in preset:
+            trial.suggest_categorical("n_aux_epochs", [1, 3, 6, 9])
+        trial.suggest_float("aux_learning_rate", 1e-5, 3e-3, log=True)
+        trial.suggest_float("beta_clone", 0.1, 10, log=True)
     # The networks
-    trial.suggest_categorical("architecture", ["dual", "detached", "shared"])
+    if "architecture" not in preset.get("policy_kwargs", {}):
+        trial.suggest_categorical("architecture", ["dual", "detached", "shared"])
     trial.suggest_categorical("net_arch", list(NET_ARCHS))
     trial.suggest_categorical("activation_fn", list(ACTIVATION_FNS))
-    sampled = convert_ppg_params(trial.params)
+    for name, choices in FAMILY[zoo_name].searched.items():
+        trial.suggest_categorical(name, choices)
+    sampled = convert_params(zoo_name, trial.params)
     for name in ("gamma", "gae_lambda", "n_steps", "n_policy_iterations", "batch_size"):
         trial.set_user_attr(name, sampled[name])
     return sampled
 
 
-def sample_ppg_lstm_params(
-    trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
-) -> dict[str, Any]:
-    """
-    As ``sample_ppg_params``, and the LSTMs.
-
-    :return: arguments of ``RecurrentPPG``
-    """
-    for name, choices in LSTM.items():
-        trial.suggest_categorical(name, choices)
-    return sample_ppg_params(trial, n_actions, n_envs, additional_args)
-
-
-def convert_ppg_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
+def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
     """
     From what Optuna stores of a trial to what the algorithm takes.
 
-    :param sampled_params: as ``sample_ppg_params`` names them
-    :return: arguments of ``PPG``
+    :param zoo_name: of a member of the family
+    :param sampled_params: as ``sample_params`` names them
+    :return: arguments of the member's algorithm
     """
     hyperparams = dict(sampled_params)
     for name in ("gamma", "gae_lambda"):
@@ -88,16 +84,17 @@ def convert_ppg_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     n_steps_pow = min(least + int(hyperparams.pop("n_steps_place") * (most - least + 1)), most)
     hyperparams["n_steps"] = 2**n_steps_pow
     hyperparams["n_policy_iterations"] = 2 ** (phase_pow - n_steps_pow)
+    if "n_policy_iterations" in FAMILY[zoo_name].preset:
+        del hyperparams["n_policy_iterations"]
     hyperparams["batch_size"] = 2 ** hyperparams.pop("batch_size_pow")
     hyperparams["policy_kwargs"] = {
-        "architecture": hyperparams.pop("architecture"),
         "net_arch": NET_ARCHS[hyperparams.pop("net_arch")],
         "activation_fn": ACTIVATION_FNS[hyperparams.pop("activation_fn")],
     }
-    for name in LSTM:
+    for name in ("architecture", *FAMILY[zoo_name].searched):
         if name in hyperparams:
             hyperparams["policy_kwargs"][name] = hyperparams.pop(name)
-    return hyperparams
+    return with_preset(zoo_name, hyperparams)
 
 
 def longest_phase_pow(budget: int | None, n_envs: int) -> int:
@@ -139,5 +136,5 @@ def register_search() -> None:
     ExperimentManager.objective = objective_with_budget  # type: ignore[method-assign]
 
 
-SAMPLERS = {"ppg": sample_ppg_params, "ppg_lstm": sample_ppg_lstm_params, "ppg_mask": sample_ppg_params}
-CONVERTERS = dict.fromkeys(SAMPLERS, convert_ppg_params)
+SAMPLERS = {name: partial(sample_params, name) for name in FAMILY}
+CONVERTERS = {name: partial(convert_params, name) for name in FAMILY}

@@ -18,9 +18,10 @@ import yaml
 from stable_baselines3.common.utils import LinearSchedule
 
 import sb3_ppg
-from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, ImpalaCNN
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.family import FAMILY, with_preset
 
 try:
     import rl_zoo3
@@ -39,7 +40,7 @@ try:
 except ImportError as error:
     raise ImportError(f'RL Zoo cannot be imported ({error}): pip install "sb3-ppg[zoo]"') from error
 
-ALGOS: dict[str, type[PPG]] = {"ppg": PPG, "ppg_lstm": RecurrentPPG, "ppg_mask": MaskablePPG}
+ALGOS: dict[str, type[PPG]] = {name: member.algorithm for name, member in FAMILY.items()}
 # Entries of hyperparameter files that stand for several environments, and for which
 FAMILIES: dict[str, Callable[[str], bool]] = {
     "procgen": ENV_IDS.__contains__,
@@ -133,7 +134,7 @@ def _understand_our_hyperparameters() -> None:
                     f"{self.algo.upper()} has no hyperparameter {name!r} (from {self.config}, -params or a study)"
                     f"{nearest(name, known)}"
                 )
-            hyperparams = _our_schedules(hyperparams)
+            hyperparams = with_preset(self.algo, _our_schedules(hyperparams))
         return hyperparams, *others
 
     ExperimentManager._preprocess_hyperparams = preprocess  # type: ignore[method-assign]

@@ -32,6 +32,7 @@ from stable_baselines3.common.vec_env import VecVideoRecorder
 from sb3_ppg import hub, zoo
 from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
+from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.plain_data import exactly
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, read_checked, read_model, vec_normalize_of, why_not_pickle
 from sb3_ppg.ppg import PPG
@@ -348,9 +349,11 @@ def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:
 def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
     """What training would have written. Nothing is copied that the Zoo would unpickle, evaluate or import."""
     model, saved_vec_normalize = read_model(source)
-    if type(model) is not zoo.ALGOS[algo]:
-        fitting = next((name for name, cls in zoo.ALGOS.items() if cls is type(model)), "")
-        raise ModelFormatError(f"this is a model of {type(model).__name__}: use --algo {fitting}")
+    objective = FAMILY[algo].preset.get("objective", model.objective)
+    if type(model) is not FAMILY[algo].algorithm or objective != model.objective:
+        raise ModelFormatError(
+            f"this is a model of {type(model).__name__} with objective={model.objective!r}: use --algo {zoo_name_of(model)}"
+        )
     description = _read_environment(source, env_name, allowed)
     (log_path / env_name).mkdir(parents=True)
     config = {**description["config"], "normalize": False}
