@@ -89,7 +89,7 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         "use a finite number of at least 0, a schedule that starts with one, or None for that of the policy phase",
     ),
     (
-        ("normalize_advantage", "normalize_value_targets", "use_sde"),
+        ("normalize_advantage", "normalize_value_targets", "recompute_advantages", "use_sde"),
         lambda value: isinstance(value, (bool, np.bool_)),
         "use True or False",
     ),
@@ -258,6 +258,7 @@ def check_policy(model: PhasicModel) -> None:
         "mixed_precision",
         "it is for the features extractor, and this one has no layers; leave it None",
     )
+    _check_recomputation(model)
     _check_auxiliary_batches(model, model.n_steps * model.n_envs)
     heads = (model.policy.value_net, model.policy.aux_value_net)
     require(
@@ -297,6 +298,19 @@ def _check_rollout_buffer_class(model: PhasicModel) -> None:
     fine = cls is None or (isinstance(cls, type) and issubclass(cls, base) and issubclass(cls, DictRolloutBuffer) == for_dict)
     wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is no DictRolloutBuffer")
     require(model, fine, "rollout_buffer_class", f"use a subclass of {wanted} for these observations, or None")
+
+
+def _check_recomputation(model: PhasicModel) -> None:
+    """Other buffers may compute advantages otherwise."""
+    ours = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
+    cls = type(model.rollout_buffer)
+    methods = [getattr(cls, name).__module__.split(".")[0] for name in ("compute_returns_and_advantage", "get")]
+    require(
+        model,
+        not model.recompute_advantages or all(method in ours for method in methods),
+        "recompute_advantages",
+        f"{cls.__name__} has a way of its own to compute advantages; use False",
+    )
 
 
 def _check_auxiliary_batches(model: PhasicModel, rollout_size: int) -> None:

@@ -20,8 +20,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.utils._pytree import tree_map
 
 from sb3_ppg.actions import for_buffer, for_environments
+from sb3_ppg.advantages import gae
 from sb3_ppg.arguments import check_arguments, check_policy, check_room, tell_of_phases
-from sb3_ppg.buffers.rollouts import one_observation
+from sb3_ppg.buffers.rollouts import by_step, in_order, one_observation
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
@@ -109,11 +110,36 @@ class PhasicAlgorithm(PhasicModel):
             with th.no_grad():
                 values = self.next_values(obs_as_tensor(new_obs, self.device), dones)  # type: ignore[arg-type]
         rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
-        self.rollout_end = RolloutEnd(new_obs, values.flatten().cpu().numpy(), dones)  # type: ignore[arg-type]
+        self.rollout_end = RolloutEnd(new_obs, values.flatten().cpu().numpy(), dones, self.memory())  # type: ignore[arg-type]
         callback.update_locals(locals())
         callback.on_rollout_end()
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
         return True
+
+    @th.no_grad()
+    def bring_up_to_date(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> None:
+        """
+        Advantages and value targets of a rollout anew, by the present value function along it and at its end. The values that
+        were predicted when it was collected stay, as do the rewards, with what was added to them at time limits.
+
+        :param rollout_buffer: full
+        :param end: what follows it
+        """
+        self.policy.set_training_mode(False)
+        batch_size = self._micro_batch_size() or max(self.batch_size, 1024)
+        values = th.cat(
+            [self.policy.evaluate_values(*self.network_inputs(part)) for part in in_order(rollout_buffer, batch_size)]
+        )
+        last_values = self.next_values(obs_as_tensor(end.observations, self.device), end.dones, memory=end.memory)  # type: ignore[arg-type]
+        self.policy.set_training_mode(True)
+        present = by_step(rollout_buffer, values.cpu().numpy())
+        rewards, starts = (by_step(rollout_buffer, array) for array in (rollout_buffer.rewards, rollout_buffer.episode_starts))
+        steps = (rewards, present, starts, last_values.flatten().cpu().numpy(), end.dones)
+        advantages = gae(*steps, self.gamma, self.gae_lambda)
+        rollout_buffer.returns = (advantages + present).T.reshape(-1, 1)
+        rollout_buffer.advantages = advantages.T.reshape(-1, 1)
+        if self.normalize_advantage:
+            rollout_buffer.advantages = self.criterion.normalized_advantages(rollout_buffer.advantages, self.device)
 
     def _bootstrap_at_time_limits(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
         """Where an episode was cut off, what would have followed is added to its last reward: γ V(last observation)."""

@@ -46,6 +46,7 @@ class PhasicModel(OnPolicyAlgorithm):
     clip_range: float | Schedule | None
     normalize_advantage: bool
     normalize_value_targets: bool
+    recompute_advantages: bool
     micro_batch_size: Any  # see `PPG`
     mixed_precision: MixedPrecision | None
     _n_aux_phases: int
@@ -65,16 +66,23 @@ class PhasicModel(OnPolicyAlgorithm):
     def after_environment_step(self) -> None:
         """The environments have taken the actions of ``act``, and callbacks have agreed."""
 
-    def next_values(self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None) -> th.Tensor:
+    def next_values(
+        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: Any = None
+    ) -> th.Tensor:
         """
         V of what follows the latest step.
 
         :param observations: (B, ...)
         :param episode_starts: whether they begin an episode, (B,)
         :param env: of which environment. None: of all
+        :param memory: from ``memory``. None: the present one
         :return: (B, 1)
         """
         return self.policy.predict_values(observations)
+
+    def memory(self) -> Any:
+        """What the policy remembers before the next step, for ``next_values`` of observations that have become old."""
+        return None
 
     def network_inputs(self, batch: RolloutBufferSamples | AuxiliaryBatch) -> tuple:
         """
@@ -113,6 +121,10 @@ class PhasicModel(OnPolicyAlgorithm):
         :return: whether a rollout can have it
         """
         return self.is_context(context)
+
+    def _micro_batch_size(self) -> int | None:
+        """The most samples in one forward pass; None: whole minibatches."""
+        raise NotImplementedError
 
     def save_aux_buffer(self, path: Any) -> None:
         """See ``PhasicAlgorithm``."""

@@ -109,6 +109,9 @@ class PPG(PhasicAlgorithm):
         one), as in Pop-Art (https://arxiv.org/abs/1602.07714), and both phases measure value errors in that unit. Then
         β_clone, ``vf_coef`` and ``max_grad_norm`` weigh the same however large the rewards: with raw rewards of CartPole, the
         paper's losses as they are wash the policy away. False: the paper's losses, made for normalised rewards
+    :param recompute_advantages: Whether each epoch on a rollout but the first begins with advantages and value targets by the
+        present value function, as in PPOxFamily's course. The policy that clipping refers to stays, and what was added to
+        rewards at time limits
     :param micro_batch_size: The most samples in one forward pass. The gradient of a larger minibatch is accumulated over
         several; the step is the same, and needs less memory. "auto": what is fast, see ``fitting_micro_batch_size``. None:
         whole minibatches
@@ -132,6 +135,7 @@ class PPG(PhasicAlgorithm):
         *("aux_batch_size", "normalize_advantage", "normalize_value_targets", "target_kl"),
     )
     max_grad_norm: float | None  # type: ignore[assignment]
+    _n_epochs_of_update: int = 0
     _fitting_micro_batch_size: tuple[int | None] | None = None  # once it is known
 
     @arguments_explained
@@ -172,6 +176,7 @@ class PPG(PhasicAlgorithm):
         beta_clone: float = 1.0,
         kl_coef: float = 0.0,
         normalize_value_targets: bool = True,
+        recompute_advantages: bool = False,
         micro_batch_size: int | Literal["auto"] | None = "auto",
         mixed_precision: MixedPrecision | None = None,
         objective: str | type[Objective] = "ppg",
@@ -217,6 +222,7 @@ class PPG(PhasicAlgorithm):
         self.kl_coef = kl_coef
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
+        self.recompute_advantages = recompute_advantages
         self.micro_batch_size = micro_batch_size
         self.mixed_precision = mixed_precision
         self.objective = objective
@@ -287,8 +293,8 @@ class PPG(PhasicAlgorithm):
 
     def _policy_phase(self) -> None:
         """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout."""
-        criterion, buffer, end = self.criterion, self.rollout_buffer, self.rollout_end
-        assert end is not None
+        criterion, buffer = self.criterion, self.rollout_buffer
+        end: Any = self.rollout_end  # None where rollouts came from elsewhere, which few objectives mind
         self.policy.set_training_mode(True)
         self._update_learning_rate(self._policy_phase_optimizers())
         buffer.returns = criterion.value_targets(buffer, end)
@@ -300,6 +306,7 @@ class PPG(PhasicAlgorithm):
             optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
             change_value_units(self.policy, optimizers, buffer.returns, weight)
         criterion.before_policy_phase(self.policy)
+        self._n_epochs_of_update = 0
         extras = criterion.extras(self.policy, buffer, end)
         coefficients = self._coefficients()
         if self.n_value_epochs is None:
@@ -323,6 +330,7 @@ class PPG(PhasicAlgorithm):
             losses_of_adversary = partial(self._losses, self.criterion.adversary_losses, coefficients)
             adversary = Adversary(self.criterion.adversary_optimizer, losses_of_adversary)
         for epoch in range(self.n_epochs):
+            self._start_epoch()
             history.append(
                 self._epoch(
                     "policy",
@@ -344,10 +352,19 @@ class PPG(PhasicAlgorithm):
         """E_V of them on the latest rollout, in shuffled minibatches."""
         losses = partial(self._losses, self.criterion.value_losses, coefficients)
         batch_size = self.criterion.value_batch_size or self.batch_size
-        return [
-            self._epoch("policy", self.value_optimizer, minibatches(self.rollout_buffer, batch_size, extras), losses)
-            for _ in range(self.criterion.n_value_epochs(self.n_value_epochs or 0))
-        ]
+        history: list[Epoch] = []
+        for _ in range(self.criterion.n_value_epochs(self.n_value_epochs or 0)):
+            self._start_epoch()
+            batches = minibatches(self.rollout_buffer, batch_size, extras)
+            history.append(self._epoch("policy", self.value_optimizer, batches, losses))
+        return history
+
+    def _start_epoch(self) -> None:
+        """Of the policy phase: all but the first of an update may have advantages of the present value function."""
+        if self.recompute_advantages and self._n_epochs_of_update > 0:
+            assert self.rollout_end is not None
+            self.bring_up_to_date(self.rollout_buffer, self.rollout_end)
+        self._n_epochs_of_update += 1
 
     def _log_policy_phase(self, history: list[Epoch], value_history: list[Epoch], coefficients: Coefficients) -> None:
         summary = policy_phase_summary(self.policy, self.rollout_buffer, history, value_history, coefficients.clip_range)

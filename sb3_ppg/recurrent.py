@@ -141,8 +141,15 @@ class RecurrentPPG(PPG):
     def after_environment_step(self) -> None:
         self._last_lstm_states = self._next_lstm_states
 
-    def next_values(self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None) -> th.Tensor:
-        states = self._last_lstm_states.vf if env is None else tuple(state[:, [env]] for state in self._last_lstm_states.vf)
+    def memory(self) -> RNNStates:
+        return self._last_lstm_states
+
+    def next_values(
+        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: Any = None
+    ) -> th.Tensor:
+        states = (self._last_lstm_states if memory is None else memory).vf
+        if env is not None:
+            states = tuple(state[:, [env]] for state in states)
         starts = th.as_tensor(episode_starts, dtype=th.float32, device=self.device)
         return self.policy.predict_values(observations, states, starts)
 

@@ -51,6 +51,32 @@ def _with_extras(
         yield _extended(type(samples).__name__, samples._fields)(*samples, extras=parts)
 
 
+def in_order(rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[Any]:
+    """
+    :param rollout_buffer: full
+    :param batch_size: the most samples at a time
+    :return: all samples, environment by environment
+    """
+    if hasattr(rollout_buffer, "in_order"):  # that of sequences
+        yield from rollout_buffer.in_order(batch_size)
+        return
+    order_by_environment(rollout_buffer)
+    n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
+    for start in range(0, n_samples, batch_size):
+        yield rollout_buffer._get_samples(np.arange(start, min(start + batch_size, n_samples)))
+
+
+def by_step(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
+    """
+    :param rollout_buffer: that an array is of
+    :param array: one number for each sample, (n_steps, n_envs), or environment by environment, (n_envs * n_steps, 1)
+    :return: (n_steps, n_envs)
+    """
+    if array.shape[0] == rollout_buffer.buffer_size and array.ndim == 2 and array.shape[1] == rollout_buffer.n_envs:
+        return array
+    return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size).T
+
+
 @cache
 def _extended(name: str, fields: tuple[str, ...]) -> Any:
     return namedtuple(name, (*fields, "extras"))

@@ -1,7 +1,7 @@
 """Rollouts in whole sequences, for LSTMs."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,12 +62,22 @@ class SequenceRolloutBuffer(RolloutBuffer):
         :param batch_size: the most samples in a minibatch. None: everything
         :return: minibatches, of shuffled sequences
         """
+        return self._sequences(batch_size, np.random.permutation)
+
+    def in_order(self, batch_size: int | None = None) -> Iterator[SequenceSamples]:
+        """
+        :param batch_size: the most samples at a time. None: everything
+        :return: all sequences, environment by environment
+        """
+        return self._sequences(batch_size, np.arange)
+
+    def _sequences(self, batch_size: int | None, order: Callable[[int], np.ndarray]) -> Iterator[SequenceSamples]:
         assert self.full, "Rollout buffer must be full before sampling from it"
         order_by_environment(self, (*FLATTENED, "lstm_states", "episode_starts"))
         n_samples = self.buffer_size * self.n_envs
         batch_size = batch_size or n_samples
         length = longest_equal_part(self.buffer_size, batch_size)
-        firsts = length * np.random.permutation(n_samples // length)
+        firsts = length * order(n_samples // length)
         n_sequences = batch_size // length
         for start in range(0, len(firsts), n_sequences):
             some = firsts[start : start + n_sequences]

@@ -62,11 +62,13 @@ class RolloutEnd(NamedTuple):
     :param observations: (n_envs, ...), or a dictionary of such
     :param values: V of them when the rollout was collected, (n_envs,)
     :param dones: whether they begin an episode, (n_envs,)
+    :param memory: what the policy remembers, see ``PhasicModel.memory``
     """
 
     observations: Observations
     values: np.ndarray
     dones: np.ndarray
+    memory: Any = None
 
 
 class Objective(nn.Module):
@@ -190,7 +192,7 @@ class Objective(nn.Module):
         """
         sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
         arrays: dict[str, Any] = {name: getattr(rollout_buffer, name) for name in self.kept}
-        return {name: array.reshape(*sizes, *array.shape[1:]) for name, array in arrays.items()}
+        return {name: array.reshape(*sizes, -1) for name, array in arrays.items()}
 
     def is_kept(self, model: PhasicModel, kept: dict[str, np.ndarray]) -> bool:
         """

@@ -14,8 +14,10 @@ from torch.optim.swa_utils import AveragedModel
 
 from sb3_ppg import losses
 from sb3_ppg.actions import from_buffer
+from sb3_ppg.arguments import require
 from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import Coefficients
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
@@ -41,6 +43,9 @@ class DecoupledObjective(PaperObjective):
         if not (is_number(importance_limit) and importance_limit >= 1):
             raise ArgumentError(f"`importance_limit`={importance_limit!r} cannot work: use a finite number of at least 1")
         self.importance_limit = importance_limit
+        if policy.use_sde:
+            with th.no_grad():
+                policy.reset_noise()  # what depends on parameters cannot be copied
         self.proximal = AveragedModel(policy, multi_avg_fn=self.average)
         self.proximal.requires_grad_(False).eval()
         del self.proximal.module.optimizer  # nothing trains a copy
@@ -142,6 +147,14 @@ class EWMAObjective(DecoupledObjective):
         super().__init__(policy, importance_limit)
         for name in ("advantage_weight", "advantage_mean", "advantage_variance"):
             self.register_buffer(name, th.zeros((), dtype=th.float64))
+
+    def check(self, model: PhasicModel) -> None:
+        require(
+            model,
+            not model.recompute_advantages or self.advantage_decay == 0,
+            "recompute_advantages",
+            "the average of the advantages' moments would count a rollout several times; use False, or `advantage_decay`=0",
+        )
 
     def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
         n_policies = th.as_tensor(n_averaged + 1, dtype=th.float64)  # with the present one

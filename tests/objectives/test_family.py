@@ -1,0 +1,216 @@
+"""The members of the family on every space, with memory and masks, saved, shared, resumed, and with several processes."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, RecurrentPPG, hub
+from sb3_ppg.family import FAMILY, with_preset, zoo_name_of
+from sb3_ppg.objectives import OBJECTIVES, make_objective
+from sb3_ppg.zoo.registration import hyperparameter_file
+from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log
+
+MEMBERS = [name for name, member in FAMILY.items() if member.preset]
+NO_LSTM = {"ddcpg", "idaac"}
+ACTIONS = {
+    "Box": (spaces.Box(-1.0, 2.0, (2,), np.float32), {}),
+    "gSDE": (spaces.Box(-1.0, 2.0, (2,), np.float32), dict(use_sde=True)),
+    "Discrete": (spaces.Discrete(4), {}),
+    "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), {}),
+    "MultiBinary": (spaces.MultiBinary(3), {}),
+}
+OBSERVATIONS = {
+    "Cnn": image_space(1, 36, 36),
+    "MultiInput": spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR, number=spaces.Discrete(3)),
+    "Discrete": spaces.Discrete(5),
+}
+SMALL = dict(
+    n_steps=8, batch_size=8, n_epochs=2, n_policy_iterations=2, n_aux_epochs=2, n_value_epochs=None, aux_batch_size=None
+)
+
+
+def make(name: str, env, cls: type[PPG] = PPG, policy: str = "MlpPolicy", **kwargs) -> PPG:
+    """A small model; what makes the member that member stays."""
+    preset = FAMILY[name].preset
+    fixed = {key: preset[key] for key in ("n_policy_iterations", "n_aux_epochs", "n_value_epochs") if key in preset}
+    policy_kwargs = {"net_arch": [8], **kwargs.pop("policy_kwargs", {})}
+    arguments = {**SMALL, **fixed, "seed": 0, "device": "cpu", **kwargs, "policy_kwargs": policy_kwargs}
+    if arguments["n_value_epochs"]:
+        arguments["n_value_epochs"] = 2
+    return cls(policy, env, **with_preset(name, arguments))
+
+
+def random_envs(observation_space=VECTOR, action_space=ACTIONS["Discrete"][0], n_envs: int = 2):
+    return make_vec_env(lambda: RandomEnv(observation_space, action_space), n_envs, seed=0)
+
+
+def check_training(model: PPG, n_rollouts: int = 4) -> None:
+    """What the objective reaches moves, all numbers are finite."""
+    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
+    own = [parameter.detach().clone() for parameter in model.criterion.parameters()]
+    logged = learn_and_log(model, n_rollouts * model.n_steps * model.n_envs)
+    unused = ("aux_value_net",) if model.objective not in ("ewma", "dna") else ()
+    still = [name for name, p in model.policy.named_parameters() if th.equal(p, before[name]) and not name.startswith(unused)]
+    assert not still
+    assert all(not th.equal(p, was) for p, was in zip(model.criterion.parameters(), own, strict=True)) or not own
+    assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
+
+
+def test_every_objective_is_in_the_family():
+    in_family = {member.preset.get("objective", "ppg") for member in FAMILY.values()}
+    assert in_family | {"decoupled"} == set(OBJECTIVES)  # which is for data of older policies
+    assert all(hyperparameter_file(name).exists() for name in FAMILY)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_action_spaces(name, action):
+    space, kwargs = ACTIONS[action]
+    check_training(make(name, random_envs(action_space=space), **kwargs))
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_observation_spaces(name, observation):
+    policy = "MlpPolicy" if observation == "Discrete" else f"{observation}Policy"
+    extractor = {} if observation == "Discrete" else dict(features_extractor_kwargs={})
+    env = random_envs(OBSERVATIONS[observation])
+    check_training(make(name, env, policy=policy, policy_kwargs=extractor, n_epochs=1))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_lstms(name):
+    kwargs = dict(cls=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
+    if name in NO_LSTM:
+        with pytest.raises(ArgumentError, match="cannot work with LSTMs"):
+            make(name, random_envs(), **kwargs)
+    else:
+        check_training(make(name, random_envs(), **kwargs))
+
+
+@pytest.mark.parametrize("actions", MASKED_ACTIONS)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_masks(name, actions):
+    env = make_vec_env(lambda: MaskedEnv(actions=actions), 2, seed=0)
+    check_training(make(name, env, cls=MaskablePPG))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_zip_file_and_the_hubs_files_keep_everything(name, tmp_path):
+    model = make(name, random_envs())
+    model.learn(4 * 16)
+    model.save(tmp_path / "model")
+    hub.save_pretrained(model, tmp_path / "shared")
+    others = [PPG.load(tmp_path / "model", device="cpu"), hub.from_pretrained(tmp_path / "shared", device="cpu")]
+    for other in others:
+        assert zoo_name_of(other) == name
+        for network in ("policy", "criterion"):
+            ours, theirs = getattr(model, network).state_dict(), getattr(other, network).state_dict()
+            assert ours.keys() == theirs.keys()
+            assert all(th.equal(ours[key], theirs[key]) for key in ours)
+        for part, state in model.get_parameters().items():
+            if "optimizer" in part:
+                flat, other_flat = (th.utils._pytree.tree_leaves(one) for one in (state, other.get_parameters()[part]))
+                assert all(
+                    th.equal(a, b) if isinstance(a, th.Tensor) else a == b for a, b in zip(flat, other_flat, strict=True)
+                )
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_bad_number_leaves_everything_as_it_was(name):
+    model = make(name, random_envs(), normalize_value_targets=False)
+    model.learn(16)
+    before = copy.deepcopy([model.policy.state_dict(), model.criterion.state_dict()])
+    original = model.criterion.surrogate
+
+    def spoiled(*args):
+        losses = original(*args)
+        return losses._replace(total=losses.total * float("nan"))
+
+    model.criterion.surrogate = spoiled
+    with pytest.raises(NonFiniteLossError):
+        model.learn(16, reset_num_timesteps=False)
+    after = [model.policy.state_dict(), model.criterion.state_dict()]
+    names = [key for key in before[1] if "advantage_" not in key and key != "n_rollouts"]  # moments go on
+    assert all(th.equal(before[0][key], after[0][key]) for key in before[0])
+    assert all(th.equal(before[1][key], after[1][key]) for key in names)
+
+
+REFUSED = [
+    ("dcpg", dict(policy_kwargs=dict(architecture="dual")), "`architecture`='dual' cannot work with DelayedCriticObjective"),
+    ("dcpg", dict(n_value_epochs=1), "`n_value_epochs`=2 cannot work: DelayedCriticObjective"),
+    ("dcpg", dict(n_aux_epochs=0), "`n_aux_epochs`=0 cannot work"),
+    ("ddcpg", dict(micro_batch_size=4), "`micro_batch_size`=4 cannot work"),
+    ("daac", dict(n_value_epochs=None), "`n_value_epochs`=None cannot work"),
+    ("daac", dict(n_aux_epochs=1), "`n_aux_epochs`=1 cannot work"),
+    ("daac", dict(policy_kwargs=dict(architecture="shared")), "`architecture`='shared' cannot work"),
+    ("daac", dict(objective_kwargs=dict(value_frequency=0)), "`value_frequency`=0 cannot work"),
+    ("idaac", dict(objective_kwargs=dict(hidden_size=-1)), "`hidden_size`=-1 cannot work"),
+    ("dna", dict(policy_kwargs=dict(architecture="detached")), "`architecture`='detached' cannot work"),
+    ("dna", dict(objective_kwargs=dict(constraint="l2")), "`constraint`='l2' is unknown"),
+    ("dna", dict(objective_kwargs=dict(td_lambda=2)), "`td_lambda`=2 cannot work"),
+    ("ppg_ewma", dict(objective_kwargs=dict(decay=1.0)), "`decay`=1.0 cannot work"),
+    ("ppg_ewma", dict(objective_kwargs=dict(decay=0.5, center_of_mass=1)), "say the same"),
+    ("ppg_ewma", dict(objective_kwargs=dict(importance_limit=0.5)), "`importance_limit`=0.5 cannot work"),
+    ("ppg_ewma", dict(objective_kwargs=dict(deccay=0.5)), "`objective_kwargs`=.* cannot work with `objective`='ewma'"),
+    ("ppg", dict(objective="ewna"), "`objective`='ewna' is unknown.*'ewma'"),
+    ("ppg", dict(objective_kwargs=[1]), "`objective_kwargs`=.*use a dictionary"),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_cannot_work_is_refused_when_the_model_is_made(name, kwargs, message):
+    with pytest.raises(ArgumentError, match=message):
+        make(name, random_envs(), **kwargs)
+
+
+def test_the_proximal_policy_is_an_average_with_bias_correction():
+    """θ_0 counts like any other: after three steps of decay 1/2 the weights are 1, 2, 4, 8 fifteenths."""
+    model = make("ppg_ewma", random_envs(), objective_kwargs=dict(decay=0.5))
+    objective, parameter = model.criterion, next(model.policy.parameters())
+    proximal = next(objective.proximal.module.parameters())
+    with th.no_grad():
+        for value in (0.0, 15.0, 30.0, 45.0):
+            parameter.fill_(value)
+            objective.restart(model.policy) if value == 0 else objective.after_policy_step(model.policy)
+    np.testing.assert_allclose(proximal.numpy(), (2 * 15 + 4 * 30 + 8 * 45) / 15, rtol=1e-6)
+    objective.after_auxiliary_phase(model.policy)
+    np.testing.assert_array_equal(proximal.numpy(), 45)
+
+
+def test_with_fresh_data_the_decoupled_objective_is_the_papers():
+    """Its losses and gradients, before the first step of an update, when the policy is the proximal one."""
+    model = make("ppg", random_envs())
+    collect(model)
+    batch = next(model.rollout_buffer.get(16))
+    inputs, parameters = model.network_inputs(batch), list(model.policy.parameters())
+    found = []
+    for objective in [make_objective(name, model.policy, None) for name in ("ppg", "decoupled")]:
+        losses = objective.joint_losses(model.policy, inputs, batch, model._coefficients())
+        gradients = th.autograd.grad(losses.total, parameters, allow_unused=True)
+        found.append(th.cat([losses.values[:1], *(one.flatten() for one in gradients if one is not None)]))
+    th.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-7)
+    assert found[0].abs().max() > 0.01
+
+
+def test_constant_advantages_have_no_negative_variance():
+    objective = make("ppg_ewma", random_envs(), objective_kwargs=dict(advantage_decay=0.9)).criterion
+    for scale in np.linspace(1e-3, 1e6, 500):
+        assert np.isfinite(objective.normalized_advantages(np.full((8, 2), scale, np.float32))).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEMBERS)
+def test_it_learns(name):
+    settings = dict(n_steps=128, batch_size=128, n_epochs=4, gamma=0.99, learning_rate=1e-3, ent_coef=0.0)
+    settings |= dict(policy_kwargs=dict(net_arch=[64, 64]))
+    env = make_vec_env("CartPole-v1", 8, seed=0)
+    model = make(name, env, **settings, n_value_epochs=SMALL["n_value_epochs"] if name not in ("daac", "idaac", "dna") else 4)
+    model.learn(25_000)
+    mean, _ = evaluate_policy(model, make_vec_env("CartPole-v1", 1, seed=100), n_eval_episodes=10)
+    assert mean > 150  # 22 by chance

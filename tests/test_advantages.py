@@ -1,0 +1,126 @@
+"""Advantages as pure functions, and those that are recomputed before further epochs."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg.advantages import gae
+from tests.helpers import VECTOR, MaskedEnv, RandomEnv, collect, image_space
+
+
+def test_worked_numbers():
+    """γ = 1/2, λ = 1/2; the second environment begins an episode at step 1, the first one after the rollout."""
+    rewards, values = np.array([[1.0, 1.0], [2.0, 2.0]]), np.array([[4.0, 4.0], [6.0, 6.0]])
+    starts = np.array([[0.0, 0.0], [0.0, 1.0]])
+    advantages = gae(rewards, values, starts, np.array([100.0, 8.0]), np.array([1.0, 0.0]), 0.5, 0.5)
+    # last step: 2 - 6 = -4, and 2 + 8/2 - 6 = 0; first step: 1 + 6/2 - 4 + (-4)/4 = -1, and 1 - 4 = -3
+    np.testing.assert_allclose(advantages, [[-1.0, -3.0], [-4.0, 0.0]])
+
+
+def test_it_is_what_sb3_computes():
+    model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 3, seed=0), n_steps=64, seed=0, device="cpu")
+    collect(model)
+    buffer, end = model.rollout_buffer, model.rollout_end
+    steps = (buffer.rewards, buffer.values, buffer.episode_starts, end.values, end.dones)
+    np.testing.assert_allclose(gae(*steps, model.gamma, model.gae_lambda), buffer.advantages, rtol=1e-5, atol=1e-5)
+    assert buffer.episode_starts[1:].any()
+
+
+DICT = spaces.Dict(a=VECTOR, b=spaces.Discrete(3))
+KINDS = {
+    "vectors": (PPG, "MlpPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
+    "images": (PPG, "CnnPolicy", lambda: RandomEnv(image_space(36, 36, 1), spaces.Discrete(3)), {}),
+    "Dict": (
+        PPG,
+        "MultiInputPolicy",
+        lambda: RandomEnv(spaces.Dict(a=VECTOR, b=spaces.Discrete(3)), spaces.Box(-1, 1, (2,))),
+        {},
+    ),
+    "LSTM": (RecurrentPPG, "MlpLstmPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {"lstm_hidden_size": 4}),
+    "masks": (MaskablePPG, "MlpPolicy", MaskedEnv, {}),
+}
+
+
+def make(kind: str, **kwargs) -> PPG:
+    cls, policy, env, policy_kwargs = KINDS[kind]
+    settings = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+    return cls(policy, make_vec_env(env, 2, seed=0), **{**settings, "policy_kwargs": policy_kwargs, **kwargs})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_the_network_that_collected_them_they_are_the_same(kind):
+    model = make(kind)
+    collect(model)
+    buffer = model.rollout_buffer
+    advantages, returns = buffer.advantages.copy(), buffer.returns.copy()
+    model.normalize_advantage = False
+    model.bring_up_to_date(buffer, model.rollout_end)
+    np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(buffer.returns.reshape(2, 8).T, returns, rtol=1e-4, atol=1e-5)
+
+
+def test_what_changes_with_the_value_function():
+    """With λ = 0 the advantage is r + γ V' - V: where V rises by one everywhere it changes by γ - 1, or -1 at an end."""
+    model = make("vectors", gae_lambda=0.0, gamma=0.9, normalize_advantage=False)
+    model.env.envs[0].unwrapped.episode_length = 4
+    collect(model)
+    buffer = model.rollout_buffer
+    before, starts = buffer.advantages.copy(), np.vstack([buffer.episode_starts[1:], model.rollout_end.dones])
+    with th.no_grad():
+        model.policy.value_net.bias.add_(1.0)
+    model.bring_up_to_date(buffer, model.rollout_end)
+    np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T - before, np.where(starts, -1.0, -0.1), atol=1e-5)
+    assert starts.any() and not starts.all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_one_epoch_nothing_changes(kind):
+    models = [make(kind, recompute_advantages=recompute, n_epochs=1).learn(4 * 16) for recompute in (False, True)]
+    first, second = (model.policy.parameters_to_vector() for model in models)
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("settings", [dict(n_epochs=3), dict(n_epochs=1, n_value_epochs=1)], ids=["joint", "apart"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_several_epochs_each_but_the_first_is_up_to_date(kind, settings, monkeypatch):
+    model = make(kind, recompute_advantages=True, **settings)
+    calls, original = [], model.bring_up_to_date
+    monkeypatch.setattr(model, "bring_up_to_date", lambda *args: calls.append(original(*args)))
+    model.learn(4 * 16)
+    n_epochs = settings["n_epochs"] + settings.get("n_value_epochs", 0)
+    assert len(calls) == 4 * (n_epochs - 1)
+    other = make(kind, **settings).learn(4 * 16)
+    assert not np.array_equal(model.policy.parameters_to_vector(), other.policy.parameters_to_vector())
+
+
+def test_under_normalised_rewards():
+    normalized = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer)
+    normalized |= dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()))
+    for kwargs in (normalized, {}):
+        env = make_vec_env("CartPole-v1", 2, seed=0)
+        model = PPG("MlpPolicy", env if kwargs else VecNormalize(env), n_steps=8, batch_size=8, device="cpu", **kwargs)
+        collect(model)
+        advantages = model.rollout_buffer.advantages.copy()
+        model.normalize_advantage = False
+        model.bring_up_to_date(model.rollout_buffer, model.rollout_end)
+        np.testing.assert_allclose(model.rollout_buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
+
+
+class OtherAdvantages(RolloutBuffer):
+    def compute_returns_and_advantage(self, last_values, dones):
+        super().compute_returns_and_advantage(last_values, dones)
+        self.advantages *= 2
+
+
+def test_what_cannot_be_recomputed_is_refused():
+    with pytest.raises(ArgumentError, match="OtherAdvantages has a way of its own"):
+        make("vectors", recompute_advantages=True, rollout_buffer_class=OtherAdvantages)
+    with pytest.raises(ArgumentError, match="`recompute_advantages`='yes' cannot work"):
+        make("vectors", recompute_advantages="yes")
+    with pytest.raises(ArgumentError, match="would count a rollout several times"):
+        make("vectors", recompute_advantages=True, objective="ewma", objective_kwargs=dict(advantage_decay=0.5))
