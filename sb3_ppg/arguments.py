@@ -155,9 +155,9 @@ def check_arguments(model: PhasicModel) -> None:
     :param model: with its environment
     :raises ArgumentError: with the argument, its value and the remedy
     """
-    for arguments, fine, remedy in RULES:
+    for arguments, is_allowed, remedy in RULES:
         for argument in arguments:
-            require(model, fine(getattr(model, argument)), argument, remedy)
+            require(model, is_allowed(getattr(model, argument)), argument, remedy)
     require(
         model,
         model.clip_range is not None or model.kl_coef > 0,
@@ -295,9 +295,11 @@ def _check_rollout_buffer_class(model: PhasicModel) -> None:
     cls = model.rollout_buffer_class
     for_dict = isinstance(model.observation_space, spaces.Dict)
     base = model.rollout_buffer_classes[for_dict]
-    fine = cls is None or (isinstance(cls, type) and issubclass(cls, base) and issubclass(cls, DictRolloutBuffer) == for_dict)
+    is_class = isinstance(cls, type) and issubclass(cls, base) and issubclass(cls, DictRolloutBuffer) == for_dict
     wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is no DictRolloutBuffer")
-    require(model, fine, "rollout_buffer_class", f"use a subclass of {wanted} for these observations, or None")
+    require(
+        model, cls is None or is_class, "rollout_buffer_class", f"use a subclass of {wanted} for these observations, or None"
+    )
 
 
 def _check_recomputation(model: PhasicModel) -> None:

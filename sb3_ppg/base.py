@@ -28,13 +28,13 @@ from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives import Objective, RolloutEnd
 from sb3_ppg.policies import MixedPrecision, MlpPolicy
-from sb3_ppg.saving.files import replaced
+from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.model_file import checked_model_file, marked, unmark
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
 from sb3_ppg.saving.untrusted import generators_kept
 from sb3_ppg.training.memory import has_convolutions, keep_freed_memory
 from sb3_ppg.training.optimization import tensor_float_32, unvalidated_distributions
-from sb3_ppg.training.processes import start_alike
+from sb3_ppg.training.processes import synchronize_processes
 from sb3_ppg.training.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
 
 
@@ -82,11 +82,8 @@ class PhasicAlgorithm(PhasicModel):
         rollout_buffer.reset()
         callback.on_rollout_start()
         with unvalidated_distributions():
-            if self.use_sde:
-                self.policy.reset_noise(env.num_envs)
             while n_steps < n_rollout_steps:
-                if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
-                    self.policy.reset_noise(env.num_envs)
+                self._renew_exploration_noise(env.num_envs, n_steps)
                 with th.no_grad():
                     obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
                     actions, values, log_probs, also_stored = self.act(obs_tensor, env)
@@ -116,6 +113,13 @@ class PhasicAlgorithm(PhasicModel):
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
         return True
 
+    def _renew_exploration_noise(self, n_envs: int, n_steps: int) -> None:
+        """That of gSDE. As in SB3: when a rollout begins, and every ``sde_sample_freq`` steps, the first one included."""
+        if self.use_sde and n_steps == 0:
+            self.policy.reset_noise(n_envs)
+        if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
+            self.policy.reset_noise(n_envs)
+
     @th.no_grad()
     def bring_up_to_date(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> None:
         """
@@ -130,7 +134,7 @@ class PhasicAlgorithm(PhasicModel):
         values = th.cat(
             [self.policy.evaluate_values(*self.network_inputs(part)) for part in in_order(rollout_buffer, batch_size)]
         )
-        last_values = self.next_values(obs_as_tensor(end.observations, self.device), end.dones, memory=end.memory)  # type: ignore[arg-type]
+        last_values = self.next_values(obs_as_tensor(end.observations, self.device), end.dones, memory=end.memory)
         self.policy.set_training_mode(True)
         present = by_step(rollout_buffer, values.cpu().numpy())
         rewards, starts = (by_step(rollout_buffer, array) for array in (rollout_buffer.rewards, rollout_buffer.episode_starts))
@@ -208,7 +212,7 @@ class PhasicAlgorithm(PhasicModel):
             self._n_stored_rollouts = len(self.aux_buffer)
         tell_of_phases(self, total_timesteps)
         settings = {name: getattr(self, name) for name in self.common_settings}
-        start_alike([self.policy, self.criterion], {"total_timesteps": total_timesteps, **settings}, self.seed)
+        synchronize_processes([self.policy, self.criterion], {"total_timesteps": total_timesteps, **settings}, self.seed)
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
 
@@ -249,7 +253,7 @@ class PhasicAlgorithm(PhasicModel):
                 super().save(path, exclude, include)
                 return
             path = Path(path)
-            with replaced(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
+            with atomic_write(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
                 super().save(temporary, exclude, include)
 
     @classmethod

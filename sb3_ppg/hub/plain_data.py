@@ -330,12 +330,12 @@ def set_statistics(rms: RunningMeanStd, mean: Any, var: Any, count: Any, path: s
     :param path: where it was found, for errors
     :raises ModelFormatError: for shapes, types or numbers that statistics never have
     """
-    fine = is_number(count) and 0 < count <= MAX_STATISTIC
+    is_possible = is_number(count) and 0 < count <= MAX_STATISTIC
     for array, lowest in ((mean, -MAX_STATISTIC), (var, 0.0)):
         array = np.asarray(array)
-        fine = fine and array.dtype.kind == "f" and array.shape == np.shape(rms.mean)
-        fine = fine and bool(np.all((array >= lowest) & (array <= MAX_STATISTIC)))
-    if not fine:
+        is_possible = is_possible and array.dtype.kind == "f" and array.shape == np.shape(rms.mean)
+        is_possible = is_possible and bool(np.all((array >= lowest) & (array <= MAX_STATISTIC)))
+    if not is_possible:
         raise ModelFormatError(
             f"{path}: statistics of {np.shape(rms.mean)} are finite means, variances of at least 0 and a count above 0"
         )

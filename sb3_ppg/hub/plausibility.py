@@ -117,7 +117,7 @@ def check_rollout_size(model: PPG) -> None:
 PER_TENSOR = 1000  # what a tensor costs besides its numbers
 
 
-class Allowance(TorchFunctionMode):
+class AllocationLimit(TorchFunctionMode):
     """
     Networks do not get many more tensors and numbers than the file has weights (some are made and replaced): a description
     cannot claim memory that is not backed by data.

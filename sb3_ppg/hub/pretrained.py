@@ -38,7 +38,7 @@ from sb3_ppg.hub.array_file import ArrayFile
 from sb3_ppg.hub.plain_data import Decoder, Encoder, exactly, set_statistics
 from sb3_ppg.hub.plausibility import (
     SETTINGS,
-    Allowance,
+    AllocationLimit,
     check_action_space,
     check_plausible,
     check_rollout_size,
@@ -47,7 +47,7 @@ from sb3_ppg.hub.plausibility import (
 )
 from sb3_ppg.hub.saved_optimizers import describe_optimizer, load_optimizer, read_optimizer
 from sb3_ppg.ppg import PPG
-from sb3_ppg.saving.files import replaced_together
+from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.model_file import saved_by
 from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes, regular_file
 
@@ -110,7 +110,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
 
     folder = Path(folder)
     together = [folder / name for name in (DESCRIPTION, ARRAYS, CHECKSUMS)]
-    with replaced_together(together) as (new_text, new_arrays, new_sums):
+    with atomic_writes(together) as (new_text, new_arrays, new_sums):
         new_text.write_text(text, encoding="utf-8")
         new_arrays.write_bytes(save(encoder.arrays))  # safetensors' own errors would not be OSErrors
         new_sums.write_text(_checksums({DESCRIPTION: new_text, ARRAYS: new_arrays}), encoding="utf-8")
@@ -392,7 +392,7 @@ def _build(
     # A caller's own classes may allocate what they like
     own_classes = any(isinstance(custom, type) for custom in own_objects)
     seed, model.seed = model.seed, None  # for nothing to be seeded
-    with nullcontext() if own_classes else Allowance(decoder.arrays):
+    with nullcontext() if own_classes else AllocationLimit(decoder.arrays):
         model._setup_model()
     model.seed = seed
     counters = exactly(description["counters"], set(COUNTERS), "counters")

@@ -6,7 +6,7 @@ Authors' code: https://github.com/openai/ppo-ewma.
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch as th
@@ -81,7 +81,7 @@ class DecoupledObjective(PaperObjective):
         coefficients: Coefficients,
     ) -> Losses:
         with th.no_grad():
-            distribution, _ = self.proximal.module.evaluate_policy(*inputs)
+            distribution, _ = cast(PhasicActorCriticPolicy, self.proximal.module).evaluate_policy(*inputs)
             proximal_log_prob = distribution.log_prob(from_buffer(policy.action_space, batch.actions))
         surrogate = losses.decoupled_policy_gradient_loss(
             log_prob,

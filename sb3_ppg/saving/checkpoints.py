@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.saving.files import replaced_together
+from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.model_file import checkpoint_of
 from sb3_ppg.saving.training_state import write_training_state
 
@@ -108,7 +108,7 @@ class PhasicCheckpointCallback(BaseCallback):
         self._remove_old()
 
     def _write(self, path: Path) -> None:
-        with replaced_together([aux_buffer_path(path), path]) as (state, zipped):
+        with atomic_writes([aux_buffer_path(path), path]) as (state, zipped):
             write_training_state(self.model, state)
             with zipped.open("wb") as file:
                 self.model.save(file)

@@ -28,7 +28,7 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """
     A file to write to, beside ``path``. At the end it is flushed to the disk and takes the place of ``path``, in one step;
     after an error it is removed.
@@ -36,14 +36,14 @@ def replaced(path: Path) -> Iterator[Path]:
     :param path: its folder is made if it is not there
     :raises OSError: if it cannot be written, for instance because the disk is full
     """
-    with replaced_together([path]) as (temporary,):
+    with atomic_writes([path]) as (temporary,):
         yield temporary
 
 
 @contextmanager
-def replaced_together(paths: list[Path]) -> Iterator[list[Path]]:
+def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
     """
-    As ``replaced``, for files that belong together: none takes its place before all are on the disk.
+    As ``atomic_write``, for files that belong together: none takes its place before all are on the disk.
 
     :param paths: in one folder
     """

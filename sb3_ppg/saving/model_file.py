@@ -14,7 +14,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving.files import opened
 
-FORMAT_VERSION = 1
+ZIP_FORMAT_VERSION = 1
 SAVED_BY = "_saved_by"  # the attribute that says what wrote a file: [algorithm, version, names of its tensors, user's class]
 GUARD = "_guard"  # the attribute that other classes' ``load`` stumbles over
 MOST_VALUES = 2**20  # in the description
@@ -35,7 +35,7 @@ def marked(model: PhasicModel) -> Iterator[None]:
     users_class = None if _is_ours(cls) else f"{cls.__module__}.{cls.__qualname__}"
     algorithm = algorithm_name(cls)
     marks = {
-        SAVED_BY: [algorithm, FORMAT_VERSION, model._get_torch_save_params()[0], users_class],
+        SAVED_BY: [algorithm, ZIP_FORMAT_VERSION, model._get_torch_save_params()[0], users_class],
         GUARD: _Guard(users_class or f"sb3_ppg.{algorithm}"),
     }
     vars(model).update(marks)
@@ -227,9 +227,9 @@ def _saved_by(file: io.BufferedIOBase, path: ModelPath) -> SavedBy:
                 "model.policy.load_state_dict(PPO.load(path).policy.state_dict(), strict=False)"
             )
         saved = _parsed(attributes[SAVED_BY])
-        if saved.version != FORMAT_VERSION:
+        if saved.version != ZIP_FORMAT_VERSION:
             raise ModelFormatError(
-                f"{path} has version {saved.version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that "
+                f"{path} has version {saved.version} of its format, this sb3_ppg reads {ZIP_FORMAT_VERSION}: use the one that "
                 "wrote it"
             )
         parts = {f"{part}.pth" for part in ["policy", *saved.parts]}

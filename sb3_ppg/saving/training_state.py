@@ -17,13 +17,13 @@ from sb3_ppg.checks import is_count, is_within
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving import generators
-from sb3_ppg.saving.files import opened, replaced
+from sb3_ppg.saving.files import atomic_write, opened
 from sb3_ppg.saving.npz import NpzReader
 from sb3_ppg.saving.untrusted import parse_json
 from sb3_ppg.training.watched_vec_env import statistics
 
 FORMAT = "sb3_ppg auxiliary buffer"
-FORMAT_VERSION = 1
+STATE_FORMAT_VERSION = 1
 LARGEST_DESCRIPTION = 2**16  # bytes; the state of Python's generator takes most of them
 BYTES_PER_MEMBER = 2**12  # at most, beside an array's content: headers and names
 SPARE_MEMBERS = 2**8  # states of GPUs, for instance
@@ -39,7 +39,7 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
     :param path: of the file, NumPy's npz: arrays and a text in JSON, no pickle
     :raises NonFiniteError: if a number of the training's state is NaN or infinite; no file is written then
     """
-    with replaced(path) as temporary:
+    with atomic_write(path) as temporary:
         write_training_state(model, temporary)
 
 
@@ -49,7 +49,7 @@ def write_training_state(model: PhasicModel, path: Path) -> None:
     arrays = {**_rollouts(model.aux_buffer), **generators.array_states(), **_normalization(model.get_vec_normalize_env())}
     description = {
         "format": FORMAT,
-        "version": FORMAT_VERSION,
+        "version": STATE_FORMAT_VERSION,
         **_identity(model),
         "checkpoint": model._checkpoint,
         **_phase(model),
@@ -231,10 +231,10 @@ def _check_description(model: PhasicModel, description: Any) -> list[Any]:
     """
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ModelFormatError("is no auxiliary buffer of sb3_ppg")
-    if description.get("version") != FORMAT_VERSION:
+    if description.get("version") != STATE_FORMAT_VERSION:
         raise ModelFormatError(
-            f"has version {description.get('version')!r:.100} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one "
-            "that wrote it"
+            f"has version {description.get('version')!r:.100} of its format, this sb3_ppg reads "
+            f"{STATE_FORMAT_VERSION}: use the one that wrote it"
         )
     wanted = _identity(model)
     if "checkpoint" in description:  # which the first files did not have
@@ -279,8 +279,8 @@ def _checked_normalization(
     checked = []
     for name, rms in statistics(normalizer).items() if normalizer is not None else ():
         mean, var, count = (arrays[f"normalize/{name}/{part}"] for part in ("mean", "var", "count"))
-        fine = np.isfinite(mean).all() and np.isfinite(var).all() and (var >= 0).all() and 0 < count < np.inf
-        _require(bool(fine), f"normalize/{name}")
+        is_possible = np.isfinite(mean).all() and np.isfinite(var).all() and (var >= 0).all() and 0 < count < np.inf
+        _require(bool(is_possible), f"normalize/{name}")
         checked.append((rms, mean, var, float(count)))
     return checked
 

@@ -31,7 +31,7 @@ def average_over_processes(tensors: list[th.Tensor]) -> None:
 
 
 @th.no_grad()
-def start_alike(networks: Sequence[nn.Module], settings: dict[str, Any], seed: int | None) -> None:
+def synchronize_processes(networks: Sequence[nn.Module], settings: dict[str, Any], seed: int | None) -> None:
     """
     Give every process the parameters and buffers of the first one.
 

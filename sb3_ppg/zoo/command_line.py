@@ -3,28 +3,16 @@
 import argparse
 import glob
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.extras import is_installed, module_of, pip_install
 
-# What a script's options name: "env", "run" (a training in a log folder), "model" and "config" (files to read), "archive" (one
-# whose ending may be left out), "folder", "envs" (parts of the names of trainings in the folders)
-RUN = {"env": ["--env"], "run": ["-f", "--folder"]}
-NAMED: dict[str, dict[str, list[str]]] = {
-    "train": {"env": ["--env"], "model": ["-i", "--trained-agent"], "config": ["-conf", "--conf-file"]},
-    **{script: RUN for script in ("enjoy", "record_video", "record_training", "push_to_hub", "report")},
-    "load_from_hub": {"env": ["--env"]},
-    "benchmark": {"folder": ["--log-dir"]},
-    "plot_train": {"folder": ["-f", "--exp-folder"], "envs": ["-e", "--env"]},
-    "all_plots": {"folder": ["-f", "--exp-folders"], "envs": ["-e", "--env"]},
-    "plot_from_file": {"archive": ["-i", "--input"]},
-}
 
-
-def check_command_line(script: str, arguments: list[str]) -> None:
+def check_command_line(names: Mapping[str, list[str]], arguments: list[str]) -> None:
     """
-    :param script: name of a script
+    :param names: what options of a script name, see ``launcher.Script``
     :param arguments: of the command line, without the script
     :raises ArgumentError: if they name an algorithm, an environment, a training, a file or a folder that is not there
     """
@@ -32,7 +20,7 @@ def check_command_line(script: str, arguments: list[str]) -> None:
     parser.add_argument("--algo", "--algos", "-a", dest="algos", nargs="+", default=[])
     parser.add_argument("--exp-id", type=int, default=0)
     parser.add_argument("--gym-packages", nargs="+", default=[])
-    for kind, options in NAMED[script].items():
+    for kind, options in names.items():
         parser.add_argument(*options, dest=kind, nargs="+", default=[])
     args, _ = parser.parse_known_args(arguments)
 

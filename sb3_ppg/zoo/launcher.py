@@ -3,40 +3,77 @@
 import importlib
 import runpy
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.extras import missing_extras_named
 
 ALGO = ["--algo", "ppg"]
+PLAY = [*ALGO, "-f", "logs"]
+RUN = {"env": ["--env"], "run": ["-f", "--folder"]}
 
 
 class Script(NamedTuple):
-    """How to run one."""
+    """
+    How to run one.
+
+    :param about: what it does
+    :param module: where it is
+    :param function: None: the module is a program
+    :param defaults: ours for its options
+    :param names: which of its options name something that has to be there: "env", "run" (a training in a log folder), "model"
+        and "config" (files to read), "archive" (one whose ending may be left out), "folder", "envs" (parts of the names of
+        trainings in the folders)
+    """
 
     about: str
     module: str
-    function: str | None  # None: the module is a program
-    defaults: list[str]  # ours for its options
+    function: str | None
+    defaults: list[str]
+    names: Mapping[str, list[str]]
 
 
 SCRIPTS = {
-    "train": Script("train an agent, or search for hyperparameters (-optimize)", "rl_zoo3.train", "train", ALGO),
-    "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", [*ALGO, "-f", "logs"]),
-    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", [*ALGO, "-f", "logs"]),
-    "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, [*ALGO, "-f", "logs"]),
+    "train": Script(
+        "train an agent, or search for hyperparameters (-optimize)",
+        "rl_zoo3.train",
+        "train",
+        ALGO,
+        {"env": ["--env"], "model": ["-i", "--trained-agent"], "config": ["-conf", "--conf-file"]},
+    ),
+    "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", PLAY, RUN),
+    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, RUN),
+    "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, PLAY, RUN),
     "record_training": Script(
-        *("record all checkpoints of a training, as one video", "sb3_ppg.zoo.scripts", "record_training"),
-        [*ALGO, "-f", "logs"],
+        "record all checkpoints of a training, as one video", "sb3_ppg.zoo.scripts", "record_training", PLAY, RUN
     ),
-    "benchmark": Script("evaluate all trained agents of a folder", "sb3_ppg.zoo.scripts", "benchmark", ["--log-dir", "logs"]),
-    "push_to_hub": Script(
-        "share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing", "push", [*ALGO, "-f", "logs"]
+    "benchmark": Script(
+        "evaluate all trained agents of a folder",
+        "sb3_ppg.zoo.scripts",
+        "benchmark",
+        ["--log-dir", "logs"],
+        {"folder": ["--log-dir"]},
     ),
-    "load_from_hub": Script("fetch one from there", "sb3_ppg.zoo.sharing", "load", ALGO),
-    "plot_train": Script("learning curves of trainings", "sb3_ppg.zoo.scripts", "plot_train", ALGO),
-    "all_plots": Script("compare evaluations of several algorithms", "sb3_ppg.zoo.scripts", "all_plots", ["-a", "ppg"]),
-    "plot_from_file": Script("plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", []),
+    "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing", "push", PLAY, RUN),
+    "load_from_hub": Script("fetch one from there", "sb3_ppg.zoo.sharing", "load", ALGO, {"env": ["--env"]}),
+    "plot_train": Script(
+        "learning curves of trainings",
+        "sb3_ppg.zoo.scripts",
+        "plot_train",
+        ALGO,
+        {"folder": ["-f", "--exp-folder"], "envs": ["-e", "--env"]},
+    ),
+    "all_plots": Script(
+        "compare evaluations of several algorithms",
+        "sb3_ppg.zoo.scripts",
+        "all_plots",
+        ["-a", "ppg"],
+        {"folder": ["-f", "--exp-folders"], "envs": ["-e", "--env"]},
+    ),
+    "plot_from_file": Script(
+        "plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", [], {"archive": ["-i", "--input"]}
+    ),
 }
 
 
@@ -76,7 +113,7 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
         if name == "train":
             sys.argv[1:] = take_continue(sys.argv[1:], patches)
         if not {"-h", "--help"} & set(arguments):
-            check_command_line(name, sys.argv[1:])
+            check_command_line(script.names, sys.argv[1:])
         if script.function is None:
             runpy.run_module(script.module, run_name="__main__", alter_sys=True)
         else:

@@ -95,7 +95,7 @@ def load_the_first_trial(patches: Patches) -> None:
     @wraps(original)
     def read_hyperparameters(self: ExperimentManager) -> tuple[dict[str, Any], dict[str, Any]]:
         if self.trial_id == 0:
-            self.trial_id = _First(0)
+            self.trial_id = _TrueZero(0)
         return original(self)
 
     patches.replace(ExperimentManager, "read_hyperparameters", read_hyperparameters)
@@ -136,7 +136,7 @@ def explain_options_that_are_no_python(patches: Patches) -> None:
     patches.replace(StoreDict, "__call__", store)
 
 
-class _First(int):
+class _TrueZero(int):
     """The number 0, but true."""
 
     def __bool__(self) -> bool:

@@ -145,6 +145,6 @@ def _load_results(file: BinaryIO) -> dict[str, dict[str, Any]]:
     return results
 
 
-def _with(module: ModuleType, **replaced: Any) -> SimpleNamespace:
+def _with(module: ModuleType, **others: Any) -> SimpleNamespace:
     """A module's names, some of them standing for something else."""
-    return SimpleNamespace(**{**vars(module), **replaced})
+    return SimpleNamespace(**{**vars(module), **others})

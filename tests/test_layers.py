@@ -1,0 +1,82 @@
+"""Imports go one way: downwards."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "sb3_ppg"
+# From below to above. A module may import those of its own layer's folder and of layers below
+LAYERS = [
+    ["errors", "extras", "checks"],
+    ["losses", "advantages", "actions", "torch_layers", "training.processes", "training.system_memory"],
+    ["policies"],
+    ["lstm", "masks"],
+    ["training", "callbacks"],
+    ["buffers"],
+    ["model"],
+    ["saving", "arguments"],
+    ["objectives"],
+    ["base"],
+    ["ppg"],
+    ["recurrent", "maskable"],
+    ["family"],
+    [""],  # the public names
+    ["hub", "vec_env"],
+    ["zoo"],
+    ["__main__"],
+]
+MODULES = sorted(str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".") for path in PACKAGE.rglob("*.py"))
+
+
+def layer(module: str) -> int:
+    """Of the longest name that it begins with."""
+    module = "" if module == "__init__" else module.removesuffix(".__init__")
+    found = [
+        (len(name), place)
+        for place, names in enumerate(LAYERS)
+        for name in names
+        if module == name or (name and module.startswith(f"{name}."))
+    ]
+    assert found, f"{module} is in no layer"
+    return max(found)[1]
+
+
+def imports(module: str) -> set[str]:
+    """Of this package; ``from sb3_ppg import x`` as x where that is a module."""
+    tree = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())
+    found = set()
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            names = [f"{node.module}.{name}" for name in names]
+        for name in names:
+            if name.split(".")[0] == "sb3_ppg":
+                parts = name.split(".")[1:]
+                while parts and ".".join(parts) not in MODULES and f"{'.'.join(parts)}.__init__" not in MODULES:
+                    parts = parts[:-1]
+                found.add(".".join(parts))
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_lead_downwards(module):
+    upwards = {name for name in imports(module) if layer(name) > layer(module)}
+    assert not upwards, f"{module} imports {upwards}"
+
+
+def test_the_check_can_fail():
+    assert layer("ppg") > layer("objectives.ewma") > layer("losses") and "ppg" in imports("recurrent")
+    assert layer("training.processes") < layer("training.optimization") and "losses" in imports("objectives.paper")
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if layer(name) <= layer("maskable")])
+def test_functions_of_the_core_are_short(module):
+    """Of 40 lines at most, but constructors; without their docstrings."""
+    tree = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            n_lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
+            assert n_lines <= 40, f"{module}.{node.name} has {n_lines} lines"
