@@ -1,7 +1,9 @@
 """SB3's zip files of models: what is written into them for their readers, and what is checked before one is loaded."""
 
+import importlib
 import io
 import json
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -153,9 +155,28 @@ def checked_model_file(path: ModelPath, cls: type) -> Iterator[io.BufferedIOBase
             raise ModelFormatError(f"{problem} {owner}, which is derived from {saved.algorithm}; use {owner}.load")
         token = _is_loading.set(True)
         try:
-            yield file
+            with _former_modules():
+                yield file
         finally:
             _is_loading.reset(token)
+
+
+# Where the first files' classes are now: pickles name them by their modules
+MOVED = {
+    "sb3_ppg.model_file": "sb3_ppg.saving.model_file",
+    "sb3_ppg.reward_normalizer": "sb3_ppg.buffers.reward_normalizer",
+}
+
+
+@contextmanager
+def _former_modules() -> Iterator[None]:
+    """Meanwhile, modules are found by their former names, too."""
+    sys.modules.update({former: importlib.import_module(present) for former, present in MOVED.items()})
+    try:
+        yield
+    finally:
+        for former in MOVED:
+            del sys.modules[former]
 
 
 def _is_users_class(cls: type, name: str) -> bool:
