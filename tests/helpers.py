@@ -16,6 +16,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG
+from sb3_ppg.training.optimization import Losses
 
 
 class RandomEnv(gym.Env):
@@ -85,6 +86,16 @@ def learn_and_log(model: BaseAlgorithm, total_timesteps: int) -> dict[str, Any]:
     """Train; what was logged meanwhile, the latest value under each name."""
     model.learn(total_timesteps, log_interval=None)  # else it is gone once it is written
     return dict(model.logger.name_to_value)
+
+
+def losses_of(name: str, model: PPG, batch: Any, **coefficients: float | None) -> Losses:
+    """
+    :param name: of a method of the model's objective
+    :param batch: of its rollout buffer, or of its auxiliary buffer
+    :param coefficients: that are others than the model's
+    """
+    losses = getattr(model.criterion, name)
+    return losses(model.policy, model.network_inputs(batch), batch, model._coefficients()._replace(**coefficients))
 
 
 @contextmanager

@@ -1188,7 +1188,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_leaves_the_weights():
         return Losses(error, {"error": error})
 
     with pytest.raises(NonFiniteLossError, match="auxiliary phase met a gradient that is not finite, that of weight"):
-        optimize_epoch("auxiliary", network, optimizer, [(th.ones(3, 2),)], losses)
+        optimize_epoch("auxiliary", [network], optimizer, [(th.ones(3, 2),)], losses)
     assert th.equal(network.weight, before) and not optimizer.state
 
 
