@@ -652,6 +652,7 @@ def test_a_budget_below_one_phase_warns_once_with_the_numbers():
         model.learn(16, reset_num_timesteps=False)  # the fourth, and the auxiliary phase
     assert model._n_aux_phases == 1
     (message,) = [str(warning.message) for warning in caught]
+    assert {warning.filename for warning in caught} == {__file__}
     assert "budget of 33 steps" in message and "16 * 1 * 4 = 64 steps" in message and "n_aux_epochs=0" in message
 
 
