@@ -5,6 +5,7 @@ Temporary files of the tests, and of what they start, are in a folder of this pr
 """
 
 import atexit
+import multiprocessing
 import os
 import shutil
 import socket
@@ -33,6 +34,9 @@ os.environ.update(
 )
 
 from tests.hub_server import HubServer  # noqa: E402
+
+# Workers of SubprocVecEnv, and what tests start with multiprocessing, are forks that have these
+multiprocessing.set_forkserver_preload(["torch._dynamo", "stable_baselines3", "sb3_contrib", "sb3_ppg"])
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import numpy as np
 
 IMPORTED = (
     *("torch", "torch._dynamo", "stable_baselines3", "sb3_contrib", "gymnasium", "huggingface_hub", "pandas", "optuna"),
-    *("matplotlib.pyplot", "seaborn", "rliable.library", "rich", "tqdm.rich", "moviepy", "imageio_ffmpeg", "envpool"),
+    *("matplotlib.pyplot", "seaborn", "rliable.library", "rich", "tqdm.rich", "moviepy", "imageio_ffmpeg"),
     *("rl_zoo3.import_envs", "rl_zoo3.exp_manager", "rl_zoo3.hyperparams_opt", "rl_zoo3.load_from_hub", "rl_zoo3.utils"),
 )
 

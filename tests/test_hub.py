@@ -26,7 +26,7 @@ from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, download_without_pickle, wrapper_names
-from tests.helpers import MaskedEnv, RandomEnv, run
+from tests.helpers import MaskedEnv, RandomEnv, run, run_code
 from tests.hub_server import HubServer
 from tests.test_pretrained import BOX, SMALL, malicious_zip, nested, same_parameters, small_model
 
@@ -165,7 +165,7 @@ def test_the_card_says_what_and_how(hub_server, tmp_path):
         assert word in text, word
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     check = "\nassert env.get_attr('spec')[0].id == 'CartPole-v1' and type(env).__name__ == 'VecNormalize'"
-    subprocess.run([sys.executable, "-c", snippet + check], check=True, cwd=tmp_path)
+    run_code(snippet + check, tmp_path)
 
 
 def snippet_of(hub_server: HubServer, repo_id: str) -> str:
@@ -178,7 +178,7 @@ def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
     hub.push(PPG("MlpPolicy", env, **SMALL), "me/lake")
     snippet = snippet_of(hub_server, "me/lake")
     assert "make_vec_env('FrozenLake-v1', env_kwargs={'map_name': '8x8'})" in snippet
-    subprocess.run([sys.executable, "-c", snippet], check=True, cwd=tmp_path)
+    run_code(snippet, tmp_path)
 
 
 def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
@@ -186,7 +186,7 @@ def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
     hub.push(PPG("CnnPolicy", env, **SMALL), "me/pong")
     snippet = snippet_of(hub_server, "me/pong")
     assert "import ale_py" in snippet
-    subprocess.run([sys.executable, "-c", snippet.replace("1000", "3")], check=True, cwd=tmp_path)
+    run_code(snippet.replace("1000", "3"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["stacked", "none", "not registered"])
@@ -270,7 +270,6 @@ def test_names_that_lead_out_of_the_folder(hub_server, model, tmp_path, monkeypa
 def trained(tmp_path, monkeypatch) -> Path:
     """A folder with a training under VecNormalize, which is the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # also of the cards' snippets
     options = ("--env", "CartPole-v1", "-n", "2048", "--eval-freq", "1000", "-params", "normalize:True", "--seed", "1")
     run("train", *options, "--env-kwargs", "max_episode_steps:100")
     return tmp_path
@@ -278,7 +277,7 @@ def trained(tmp_path, monkeypatch) -> Path:
 
 def test_share_a_training_and_fetch_it(hub_server, trained):
     """The card's own commands, in an empty folder; what comes back is what was shared, and works with the other scripts."""
-    output = run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60")
+    output = run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60", anew=True)
     files = hub_server.files("me/ppg-CartPole-v1")
     expected = {DESCRIPTION, ARRAYS, CHECKSUMS, ZOO, "README.md", "replay.mp4", "learning_curve.png"}
     assert expected | {"logs/evaluations.npz", "logs/0.monitor.csv"} <= set(files)
@@ -292,10 +291,10 @@ def test_share_a_training_and_fetch_it(hub_server, trained):
     os.chdir(elsewhere)
     commands = [line.split("#")[0] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
     assert [command.split()[1] for command in commands] == ["load_from_hub", "enjoy"]
-    run(*commands[0].split()[1:])
+    run(*commands[0].split()[1:], anew=True)
     assert "Mean reward" in run(*commands[1].split()[1:], "--no-render")
     for snippet in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
-        subprocess.run([sys.executable, "-c", snippet], check=True)
+        run_code(snippet)
 
     fetched, original = elsewhere / "logs" / "ppg" / "CartPole-v1_1", trained / "logs" / "ppg" / "CartPole-v1_1"
     same_parameters(PPG.load(original / "CartPole-v1.zip", device="cpu"), PPG.load(fetched / "CartPole-v1.zip", device="cpu"))
@@ -323,7 +322,6 @@ def test_share_a_training_and_fetch_it(hub_server, trained):
 def test_share_a_training_of_a_variant_and_fetch_it(hub_server, tmp_path, monkeypatch, algo, env_id):
     """Its card's own commands and snippets, in an empty folder: they know LSTM states and masks."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     which = ("--algo", algo, "--env", env_id)
     run("train", *which, "-n", "512", "--eval-freq", "-1", "-params", "n_steps:32", "n_policy_iterations:2", "--seed", "1")
     video = [] if algo == "ppg_lstm" else ["--no-render"]  # sb3-contrib's environment has no pictures
@@ -341,7 +339,7 @@ def test_share_a_training_of_a_variant_and_fetch_it(hub_server, tmp_path, monkey
     assert len(snippets) == (algo == "ppg_lstm")  # the masks' environments are known to the commands alone
     for snippet in snippets:
         assert "episode_starts" in snippet
-        subprocess.run([sys.executable, "-c", snippet], check=True)
+        run_code(snippet)
     with pytest.raises(ModelFormatError, match=f"use --algo {algo}"):
         download_without_pickle("ppg", EnvironmentName(env_id), 0, "logs", "me", f"{algo}-{env_id}")
 
@@ -349,9 +347,9 @@ def test_share_a_training_of_a_variant_and_fetch_it(hub_server, tmp_path, monkey
 def test_the_card_of_a_model_with_masks_acts_under_them(hub_server, tmp_path):
     hub.push(MaskablePPG("MlpPolicy", make_vec_env(MaskedEnv), **SMALL), "me/masks", env_id="Strict-v0")
     snippet = snippet_of(hub_server, "me/masks").replace("env = ...", "env = make_vec_env(MaskedEnv)")
-    preamble = "from stable_baselines3.common.env_util import make_vec_env\nfrom tests.helpers import MaskedEnv\n"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    subprocess.run([sys.executable, "-c", preamble + snippet], check=True, cwd=tmp_path, env=environment)
+    preamble = f"import sys\nsys.path.append({str(Path(__file__).parent.parent)!r})\n"
+    preamble += "from stable_baselines3.common.env_util import make_vec_env\nfrom tests.helpers import MaskedEnv\n"
+    run_code(preamble + snippet, tmp_path)
 
 
 def test_without_an_experiment_folder_no_other_training_is_touched(hub_server, model, tmp_path, monkeypatch):

@@ -960,7 +960,7 @@ def kill_often(folder: Path, results) -> None:
 
 
 def run_in_a_new_process(function, *args):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     results = context.Queue()
     process = context.Process(target=function, args=(*args, results))
     process.start()
@@ -990,7 +990,7 @@ def die_while_saving(folder: Path, at: str) -> None:
 def test_a_process_that_dies_while_it_saves_leaves_the_old_file(tmp_path, at):
     small().learn(8).save(tmp_path / "model.zip")
     before = (tmp_path / "model.zip").read_bytes()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     process = context.Process(target=die_while_saving, args=(tmp_path, at))
     process.start()
     process.join()
