@@ -183,7 +183,7 @@ def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
 
 def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
     env = make_vec_env("PongNoFrameskip-v4")
-    hub.push(PPG("CnnPolicy", env, **SMALL), "me/pong")
+    hub.push(PPG("CnnPolicy", env, policy_kwargs=dict(features_extractor_kwargs=dict(features_dim=1)), **SMALL), "me/pong")
     snippet = snippet_of(hub_server, "me/pong")
     assert "import ale_py" in snippet
     run_code(snippet.replace("1000", "3"), tmp_path)

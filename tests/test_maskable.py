@@ -168,7 +168,9 @@ def test_it_learns_with_sb3_contribs_tools(make_env, tmp_path):
     model = MaskablePPG("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, n_policy_iterations=4, seed=0)
     model.learning_rate = 1e-3
     model._setup_lr_schedule()
-    evaluation = MaskableEvalCallback(make_vec_env(make_env), eval_freq=500, log_path=str(tmp_path), verbose=0)
+    evaluation = MaskableEvalCallback(
+        make_vec_env(make_env), n_eval_episodes=2, eval_freq=500, log_path=str(tmp_path), verbose=0
+    )
     model.learn(8_000, callback=evaluation)
     with np.load(tmp_path / "evaluations.npz") as results:
         assert len(results["timesteps"]) == 4 and results["results"][-1].mean() > 90

@@ -68,6 +68,7 @@ pytestmark = pytest.mark.slow
 N_STEPS, N_ENVS, N_ITERATIONS = 8, 2, 7
 ROLLOUT = N_STEPS * N_ENVS
 DICT = spaces.Dict(a=image_space(1, 36, 36), b=spaces.Box(-1, 1, (2,)))
+SMALL_CNN = dict(features_extractor_kwargs=dict(cnn_output_dim=4))
 
 
 def discrete(space: spaces.Space | None = None, action_space: spaces.Space | None = None):
@@ -85,8 +86,14 @@ def masked():
 
 SETTINGS = {
     "normalised observations and rewards": lambda: (VecNormalize(make_vec_env("Pendulum-v1", N_ENVS, seed=0)), {}),
-    "dictionaries, two optimizers": lambda: (discrete(DICT), dict(policy="MultiInputPolicy", n_value_epochs=2)),
-    "normalised dictionaries": lambda: (VecNormalize(discrete(DICT), norm_obs_keys=["b"]), dict(policy="MultiInputPolicy")),
+    "dictionaries, two optimizers": lambda: (
+        discrete(DICT),
+        dict(policy="MultiInputPolicy", n_value_epochs=2, policy_kwargs=SMALL_CNN),
+    ),
+    "normalised dictionaries": lambda: (
+        VecNormalize(discrete(DICT), norm_obs_keys=["b"]),
+        dict(policy="MultiInputPolicy", policy_kwargs=SMALL_CNN),
+    ),
     "gSDE": lambda: (discrete(action_space=spaces.Box(-1, 1, (2,))), dict(use_sde=True, sde_sample_freq=3)),
     "the authors' reward normaliser": lambda: (
         discrete(),
@@ -101,7 +108,12 @@ SETTINGS = {
     ),
     "LSTMs, images, recomputed states": lambda: (
         discrete(DICT),
-        dict(algorithm=RecurrentPPG, policy="MultiInputLstmPolicy", recompute_states=True),
+        dict(
+            algorithm=RecurrentPPG,
+            policy="MultiInputLstmPolicy",
+            recompute_states=True,
+            policy_kwargs=dict(lstm_hidden_size=4, **SMALL_CNN),
+        ),
     ),
     "masks": lambda: (masked(), dict(algorithm=MaskablePPG)),
 }
@@ -1225,6 +1237,7 @@ class DeadOnArrival(RandomEnv):
 
 
 def lose_a_worker_at_reset(start_method: str, results) -> None:
+    multiprocessing.set_forkserver_preload(["stable_baselines3"])
     space, actions = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
     env = SubprocVecEnv([partial(cls, space, actions) for cls in (RandomEnv, DeadOnArrival, RandomEnv)], start_method)
     try:
@@ -1241,6 +1254,7 @@ def test_a_worker_that_dies_at_reset_is_named(start_method):
 
 
 def lose_a_worker(start_method: str, folder: Path, results) -> None:
+    multiprocessing.set_forkserver_preload(["stable_baselines3"])
     makers = [partial(Dying, at) for at in (1000, 11, 1000)]
     env = VecNormalize(SubprocVecEnv(makers, start_method=start_method))
     model = PPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, device="cpu")

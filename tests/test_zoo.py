@@ -250,7 +250,7 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     """A study in a journal, with pruning; its first trial is made again by ``--trial-id 0``."""
     study = ("--env", "CartPole-v1", "--storage", "journal.log", "--study-name", "ppg")
     output = run(
-        *("train", "-optimize", *study, "-n", "6000", "--n-trials", "5", "--n-startup-trials", "1", "--n-evaluations", "3"),
+        *("train", "-optimize", *study, "-n", "3000", "--n-trials", "5", "--n-startup-trials", "1", "--n-evaluations", "3"),
         *("--eval-episodes", "2", "--sampler", "tpe", "--pruner", "halving", "--no-optim-plots", "--seed", "1"),
         cwd=tmp_path,
     )
@@ -261,7 +261,7 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     searched = {"phase_pow", "n_steps_place", "n_aux_epochs", "beta_clone", "aux_learning_rate", "architecture"}
     for trial in trials:
         n_steps, n_policy_iterations = (trial.user_attrs[name] for name in ("n_steps", "n_policy_iterations"))
-        assert searched <= trial.params.keys() and 3 * 8 * n_steps * n_policy_iterations <= 6000
+        assert searched <= trial.params.keys() and 3 * 8 * n_steps * n_policy_iterations <= 3000
     assert list((tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv"))
 
     for number in (0, 1):
@@ -474,7 +474,8 @@ def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch,
 
 
 def test_training_with_worker_processes(tmp_path):
-    run("train", "--env", "CartPole-v1", "-n", "1024", "--vec-env", "subproc", "--eval-freq", "-1", cwd=tmp_path)
+    options = ("--vec-env", "subproc", "-params", "n_envs:2", "n_steps:32", "batch_size:64")
+    run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", *options, cwd=tmp_path)
     assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
 
 
@@ -637,7 +638,8 @@ def test_scripts_of_the_readme(which, trained, tmp_path):
     (tmp_path / "mine.py").write_text(script)
     arguments = ["--algo", "ppg", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1"]
     if which == 1:
-        arguments = ["--log-dir", str(trained / "logs"), "-n", "200", "--no-hub", "--num-threads", "1"]
+        shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "trained" / "ppg" / "CartPole-v1_1")
+        arguments = ["--log-dir", "trained", "-n", "200", "--no-hub", "--num-threads", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "mine.py", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
