@@ -40,8 +40,9 @@ multiprocessing.set_forkserver_preload(["torch._dynamo", "stable_baselines3", "s
 
 
 @pytest.fixture
-def hub_server() -> Iterator[HubServer]:
-    """An empty Hub, for this process and its children."""
+def hub_server(monkeypatch) -> Iterator[HubServer]:
+    """An empty Hub, for this process and its children; the client does not wait before it tries again."""
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     with HubServer(PORT) as server:
         yield server
 

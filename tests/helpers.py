@@ -2,11 +2,12 @@
 
 import atexit
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -47,6 +48,7 @@ class RandomEnv(gym.Env):
         return obs, float(np.ravel(first)[0]), False, self.steps == self.episode_length, {}
 
 
+ROOT = Path(__file__).parent.parent
 VECTOR = spaces.Box(-1, 1, (3,))
 TIME_LIMIT = 300  # of child processes, in seconds
 MASKED_ACTIONS = {
@@ -177,3 +179,14 @@ def fork_server() -> subprocess.Popen[str]:
     server = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
     atexit.register(server.communicate)  # the end of its input ends it
     return server
+
+
+def run_in_a_new_process(function: Callable[..., None], *args: Any) -> Any:
+    """What a function puts into the queue that is its last argument."""
+    context = multiprocessing.get_context("forkserver")
+    results = context.Queue()
+    process = context.Process(target=function, args=(*args, results))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return results.get(timeout=10)

@@ -215,24 +215,25 @@ def test_the_auxiliary_phase_clips_its_gradient_and_splits_its_minibatches():
 
 # The other mistakes of the list, and the tests that would catch them
 ELSEWHERE = {
-    "the KL's mean over action dimensions": "losses.py::test_kl_is_torchs_summed_over_action_dimensions",
-    "remainders that leak": "optimization.py::test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer",
-    "broadcasts": "losses.py::test_shapes_that_would_broadcast_are_refused",
-    "float32 images": "aux_buffer.py::test_memory_is_the_observations_once_in_their_own_type",
-    "aliases": "aux_buffer.py::test_rollouts_are_kept_by_reference_and_do_not_alias",
-    "annealing by phase": "ppg.py::test_schedules_run_over_the_whole_budget",
-    "a budget cut short": "ppg.py::test_what_a_budget_leaves_over_is_used_by_the_next_call",
-    "a partial phase": "citizenship.py::test_after_loading_within_a_phase_the_phase_starts_over_and_says_so",
-    "workers' gradients not averaged": "processes.py::test_two_processes_with_half_the_batch_are_one_with_the_whole",
-    "wasted forwards": "policies.py::test_no_forward_pass_that_nobody_reads",
-    "wasted forwards in separate epochs": "ppg.py::test_separate_epochs_run_and_move_one_network_each",
+    "the KL's mean over action dimensions": "losses::test_kl_is_torchs_summed_over_action_dimensions",
+    "remainders that leak": "training/optimization::test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer",
+    "broadcasts": "losses::test_shapes_that_would_broadcast_are_refused",
+    "float32 images": "buffers/aux_buffer::test_memory_is_the_observations_once_in_their_own_type",
+    "aliases": "buffers/aux_buffer::test_rollouts_are_kept_by_reference_and_do_not_alias",
+    "annealing by phase": "ppg::test_schedules_run_over_the_whole_budget",
+    "a budget cut short": "ppg::test_what_a_budget_leaves_over_is_used_by_the_next_call",
+    "a partial phase": "citizenship::test_after_loading_within_a_phase_the_phase_starts_over_and_says_so",
+    "workers' gradients not averaged": "training/processes::test_two_processes_with_half_the_batch_are_one_with_the_whole",
+    "wasted forwards": "policies::test_no_forward_pass_that_nobody_reads",
+    "wasted forwards in separate epochs": "ppg::test_separate_epochs_run_and_move_one_network_each",
 }
 
 
 @pytest.mark.parametrize("test", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_the_index_is_true(test):
-    file, name = test.split("::")
-    assert f"def {name}(" in (Path(__file__).parent / f"test_{file}").read_text()
+    module, name = test.split("::")
+    folder, _, module = module.rpartition("/")
+    assert f"def {name}(" in (Path(__file__).parent / folder / f"test_{module}.py").read_text()
 
 
 def test_the_losses_are_the_documented_ones():

@@ -3,7 +3,6 @@
 import inspect
 import warnings
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +18,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, losses
 from sb3_ppg.actions import from_buffer
-from tests.helpers import RandomEnv, collect, image_space, learn_and_log, losses_of, transfers_to_host
+from tests.helpers import ROOT, RandomEnv, collect, image_space, learn_and_log, losses_of, transfers_to_host
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
 
@@ -287,7 +286,7 @@ def test_the_log_has_the_documented_names():
     assert {f"{group}/{name}" for group, names in groups.items() for name in names} == logged.keys()
     continuous = learn_and_log(make("Pendulum-v1", kl_coef=0.1), 16)
     assert "train/std" in continuous
-    glossary = (Path(__file__).parents[1] / "docs" / "logs.md").read_text()
+    glossary = (ROOT / "docs" / "logs.md").read_text()
     assert not [name for name in logged.keys() | continuous.keys() if f"`{name}`" not in glossary]
 
 

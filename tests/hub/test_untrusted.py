@@ -23,9 +23,7 @@ from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
 from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes
 from tests.helpers import MaskedEnv, RandomEnv
-from tests.test_pretrained import BOX, SMALL, change, copied, put, refused, same_parameters, small, small_model
-
-__all__ = ["copied", "small"]  # fixtures
+from tests.hub.small_models import BOX, SMALL, change, put, refused, same_parameters, small_model
 
 
 def change_arrays(folder: Path, changes: Callable[[dict[str, th.Tensor]], Any]) -> None:

@@ -42,11 +42,9 @@ from sb3_ppg.hub.pretrained import NOT_SHARED
 from sb3_ppg.zoo import launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
-from tests.helpers import run
+from tests.helpers import ROOT, run
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
