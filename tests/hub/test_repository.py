@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ale_py  # noqa: F401  registers environments
 import huggingface_hub
 import numpy as np
 import pytest

@@ -100,7 +100,7 @@ def test_a_users_class_is_loaded_by_itself(model_file, tmp_path):
         """Derived from it."""
 
     assert type(Further.load(tmp_path / "mine.zip")) is Further
-    name = r"tests\.test_survival\.Mine"
+    name = r"tests\.saving\.test_model_file\.Mine"
     for cls in (PPG, Others):
         with pytest.raises(ModelFormatError, match=rf"it was saved by {name}, which is derived from PPG; use {name}\.load"):
             cls.load(tmp_path / "mine.zip")
@@ -115,7 +115,7 @@ def test_other_algorithms_are_told_what_loads_our_file(model_file, tmp_path, oth
     with pytest.raises(ModelFormatError, match=r"file of sb3_ppg\.PPG, .*use sb3_ppg\.PPG\.load"):
         other.load(model_file)
     Mine("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "mine.zip")
-    with pytest.raises(ModelFormatError, match=r"use tests\.test_survival\.Mine\.load"):
+    with pytest.raises(ModelFormatError, match=r"use tests\.saving\.test_model_file\.Mine\.load"):
         other.load(tmp_path / "mine.zip")
     assert not {"_guard", "_saved_by"} & vars(PPG.load(model_file)).keys()
 
