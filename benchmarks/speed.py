@@ -200,18 +200,18 @@ def impala(device: str, architecture: str, path: str) -> Measure:
     model = make_impala(device, architecture, path)
     n_sequences = SETTINGS[device].aux_batch_size // N_STEPS
 
-    joint_losses = partial(model._joint_losses, scales=model._scales())
+    joint_losses, auxiliary_losses = (
+        partial(model._losses, losses, model._coefficients())
+        for losses in (model.criterion.joint_losses, model.criterion.auxiliary_losses)
+    )
 
     def policy_minibatch() -> None:
         batch = next(model.rollout_buffer.get(model.batch_size))
-        optimize_epoch("policy", model.policy, model.policy.optimizer, [batch], joint_losses, model._micro_batch_size())
+        optimize_epoch("policy", [model.policy], model.policy.optimizer, [batch], joint_losses, model._micro_batch_size())
 
     def auxiliary_minibatch() -> None:
         batch = next(model.aux_buffer.minibatches(n_sequences))
-        optimize_epoch("auxiliary", model.policy, model.aux_optimizer, [batch], auxiliary_losses, model._micro_batch_size())
-
-    def auxiliary_losses(batch: Any) -> Any:
-        return model._auxiliary_losses(batch, value_unit=1.0)
+        optimize_epoch("auxiliary", [model.policy], model.aux_optimizer, [batch], auxiliary_losses, model._micro_batch_size())
 
     def uniform(batch: Any) -> th.Tensor:
         return th.full((len(batch.observations), 15), -float(np.log(15)), device=device)
@@ -223,7 +223,7 @@ def impala(device: str, architecture: str, path: str) -> Measure:
         model.aux_buffer.add(model.rollout_buffer)
         model.aux_buffer.record_old_policy(uniform, 1)
         batch = next(model.aux_buffer.minibatches(n_sequences))
-        record = seconds(lambda: model._distribution_parameters(batch, model._micro_batch_size()))
+        record = seconds(lambda: model._distribution_parameters(batch))
         auxiliary = seconds(auxiliary_minibatch)
         return dict(rollout=rollout, policy=policy, record=record, auxiliary=auxiliary)
 
@@ -241,8 +241,8 @@ def gigaflops_per_sample(architecture: str) -> float:
     model = make_impala("cpu", architecture, "float32")
     observations = th.zeros(8, 3, 64, 64, dtype=th.uint8)
     with FlopCounterMode(display=False) as counter:
-        _, aux_values, values = model.policy.evaluate_auxiliary(observations)
-        (aux_values + values).sum().backward()
+        evaluation = model.policy.evaluate_auxiliary(observations)
+        (evaluation.aux_values + evaluation.values).sum().backward()
     return counter.get_total_flops() / 8 / 1e9
 
 
@@ -329,10 +329,10 @@ def micro_batches(network: str, precision: str) -> Measure:
     ready(model)
     collect(model)
     batch = next(model.rollout_buffer.get(1024))
-    joint_losses = partial(model._joint_losses, scales=model._scales())
+    joint_losses = partial(model._losses, model.criterion.joint_losses, model._coefficients())
 
     def speed(size: int) -> float:
-        arguments = ("policy", model.policy, model.policy.optimizer, [batch], joint_losses, size)
+        arguments = ("policy", [model.policy], model.policy.optimizer, [batch], joint_losses, size)
         return 1024 / seconds(lambda: optimize_epoch(*arguments))
 
     def measure() -> dict[str, float]:
@@ -537,8 +537,8 @@ def images(storage: str, cold: bool) -> Measure:
             Path("/proc/sys/vm/drop_caches").write_text("1")
         read = seconds(read_everything)
         batch = next(model.aux_buffer.minibatches(8))
-        loss = partial(model._auxiliary_losses, value_unit=1.0)
-        train = seconds(lambda: optimize_epoch("aux", model.policy, model.aux_optimizer, [batch], loss, 64))
+        loss = partial(model._losses, model.criterion.auxiliary_losses, model._coefficients())
+        train = seconds(lambda: optimize_epoch("aux", [model.policy], model.aux_optimizer, [batch], loss, 64))
         return dict(store=store, read=read, train=train * 64 * 4 / 8)
 
     return measure

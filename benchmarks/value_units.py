@@ -22,11 +22,13 @@ import pandas as pd
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.learning import RESULTS
 from sb3_ppg import PPG
-from sb3_ppg.ppg import Scales
+from sb3_ppg.objectives import Coefficients, PaperObjective
+from sb3_ppg.training.optimization import Losses
 from sb3_ppg.training.processes import moments
 
 # CartPole-v1 with all defaults; the others with those of hyperparams/ppg.yml, but without its normalisation of rewards
@@ -59,14 +61,18 @@ MAX_GRAD_NORMS = (None, 0.5)
 SEEDS = range(5)
 
 
+class RawValueErrors(PaperObjective):
+    """In the policy phase, value errors are measured in the units of the rewards."""
+
+    def value_error(self, batch: RolloutBufferSamples, values: th.Tensor, coefficients: Coefficients) -> Losses:
+        return super().value_error(batch, values, coefficients._replace(value_unit=1.0))
+
+
 class UnitsInTheAuxiliaryPhase(PPG):
     """As it was before."""
 
-    def _scales(self) -> Scales:
-        return super()._scales()._replace(value_unit=1.0)
-
-    def _change_value_units(self) -> None:
-        """Not in the policy phase, which calls this."""
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, normalize_value_targets=False, objective=RawValueErrors, **kwargs)
 
     def _auxiliary_phase(self) -> None:
         mean, std = moments(np.concatenate(self.aux_buffer.value_targets))

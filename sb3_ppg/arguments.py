@@ -229,7 +229,7 @@ def tell_of_phases(model: PhasicModel, total_timesteps: int) -> None:
             f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {model.n_envs} * "
             f"{model.n_policy_iterations} = {phase:,} steps. Use smaller ones, so that at least three phases fit, or "
             "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",
-            stacklevel=3,
+            stacklevel=5,
         )
 
 

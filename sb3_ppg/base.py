@@ -207,7 +207,7 @@ class PhasicAlgorithm(PhasicModel):
             warnings.warn(
                 f"This model was saved after {self._n_stored_rollouts} of the {self.n_policy_iterations} rollouts of a phase, "
                 "without those rollouts: the phase starts over",
-                stacklevel=3,
+                stacklevel=4,
             )
             self._n_stored_rollouts = len(self.aux_buffer)
         tell_of_phases(self, total_timesteps)

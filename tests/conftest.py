@@ -5,6 +5,7 @@ Temporary files of the tests, and of what they start, are in a folder of this pr
 """
 
 import atexit
+import multiprocessing
 import os
 import shutil
 import socket
@@ -34,10 +35,14 @@ os.environ.update(
 
 from tests.hub_server import HubServer  # noqa: E402
 
+# Workers of SubprocVecEnv, and what tests start with multiprocessing, are forks that have these
+multiprocessing.set_forkserver_preload(["torch._dynamo", "stable_baselines3", "sb3_contrib", "sb3_ppg"])
+
 
 @pytest.fixture
-def hub_server() -> Iterator[HubServer]:
-    """An empty Hub, for this process and its children."""
+def hub_server(monkeypatch) -> Iterator[HubServer]:
+    """An empty Hub, for this process and its children; the client does not wait before it tries again."""
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     with HubServer(PORT) as server:
         yield server
 

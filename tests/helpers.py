@@ -1,11 +1,17 @@
 """What several tests need."""
 
+import atexit
+import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +22,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG
+from sb3_ppg.training.optimization import Losses
 
 
 class RandomEnv(gym.Env):
@@ -41,7 +48,9 @@ class RandomEnv(gym.Env):
         return obs, float(np.ravel(first)[0]), False, self.steps == self.episode_length, {}
 
 
+ROOT = Path(__file__).parent.parent
 VECTOR = spaces.Box(-1, 1, (3,))
+TIME_LIMIT = 300  # of child processes, in seconds
 MASKED_ACTIONS = {
     "Discrete": (spaces.Discrete(5), [5]),
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), [3, 2, 4]),
@@ -87,6 +96,16 @@ def learn_and_log(model: BaseAlgorithm, total_timesteps: int) -> dict[str, Any]:
     return dict(model.logger.name_to_value)
 
 
+def losses_of(name: str, model: PPG, batch: Any, **coefficients: float | None) -> Losses:
+    """
+    :param name: of a method of the model's objective
+    :param batch: of its rollout buffer, or of its auxiliary buffer
+    :param coefficients: that are others than the model's
+    """
+    losses = getattr(model.criterion, name)
+    return losses(model.policy, model.network_inputs(batch), batch, model._coefficients()._replace(**coefficients))
+
+
 @contextmanager
 def transfers_to_host(monkeypatch) -> Iterator[list[str]]:
     """The methods of tensors by which Python code looks at values, as they are called."""
@@ -102,12 +121,72 @@ def transfers_to_host(monkeypatch) -> Iterator[list[str]]:
         yield transfers
 
 
-def run(*arguments: str, cwd: Path | None = None, fails: bool = False, **environment: str) -> str:
-    """``python -m sb3_ppg ...`` as a user types it, in a process of its own; what it printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **environment}
-    done = subprocess.run(
-        [sys.executable, "-m", "sb3_ppg", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
+def run(*arguments: str, cwd: Path | None = None, fails: bool = False, anew: bool = False, **environment: str) -> str:
+    """
+    ``python -m sb3_ppg ...`` as a user types it, in a process of its own.
+
+    :param fails: whether it has to
+    :param anew: whether the process imports everything itself, as it also does with environment variables of its own
+    :return: what it printed
+    """
+    done = run_program("-m", "sb3_ppg", *arguments, cwd=cwd, anew=anew or bool(environment), **environment)
     output = done.stdout + done.stderr
     assert (done.returncode != 0) == fails, output
     return output
+
+
+def run_code(code: str, cwd: Path | None = None) -> str:
+    """
+    ``python -c code``, which succeeds, in a process of its own.
+
+    :return: what it printed
+    """
+    done = run_program("-c", code, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_program(
+    *command: str, cwd: Path | None = None, anew: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """
+    :param command: "-m" and a module, or "-c" and code, and arguments
+    :param anew: whether a new interpreter runs it, instead of a fork of one that has imported what takes seconds
+    :param environment: variables beside those of this process
+    """
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **environment}
+    if anew:
+        return subprocess.run(
+            [sys.executable, *command], cwd=cwd, env=variables, capture_output=True, text=True, timeout=TIME_LIMIT
+        )
+    option, program, *arguments = command
+    request = dict(option=option, program=program, arguments=arguments, cwd=str(cwd or Path.cwd()), environment=variables)
+    with NamedTemporaryFile("r") as stdout, NamedTemporaryFile("r") as stderr:
+        streams = [os.devnull, stdout.name, stderr.name]
+        server = fork_server()
+        print(json.dumps({**request, "streams": streams, "time_limit": TIME_LIMIT}), file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        done = subprocess.CompletedProcess(command, status, stdout.read(), stderr.read())
+    assert status != -signal.SIGALRM, f"It took more than {TIME_LIMIT} s: {done}"
+    return done
+
+
+@cache
+def fork_server() -> subprocess.Popen[str]:
+    """That of this process, until it ends."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
+    program = [sys.executable, Path(__file__).with_name("fork_server.py")]
+    server = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
+    atexit.register(server.communicate)  # the end of its input ends it
+    return server
+
+
+def run_in_a_new_process(function: Callable[..., None], *args: Any) -> Any:
+    """What a function puts into the queue that is its last argument."""
+    context = multiprocessing.get_context("forkserver")
+    results = context.Queue()
+    process = context.Process(target=function, args=(*args, results))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return results.get(timeout=10)

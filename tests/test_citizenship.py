@@ -79,8 +79,9 @@ def test_after_loading_within_a_phase_the_phase_starts_over_and_says_so(tmp_path
     model = make(n_policy_iterations=3).learn(16 * 2)
     model.save(tmp_path / "model")
     loaded = PPG.load(tmp_path / "model", env=model.get_env(), device="cpu")
-    with pytest.warns(UserWarning, match="2 of the 3 rollouts.*starts over"):
+    with pytest.warns(UserWarning, match="2 of the 3 rollouts.*starts over") as caught:
         loaded.learn(16, reset_num_timesteps=False)
+    assert __file__ in {warning.filename for warning in caught if "starts over" in str(warning.message)}
     assert loaded._n_aux_phases == 0 and len(loaded.aux_buffer) == 1
     loaded.learn(16 * 2, reset_num_timesteps=False)
     assert loaded._n_aux_phases == 1

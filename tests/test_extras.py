@@ -4,13 +4,13 @@ import subprocess
 import sys
 import tomllib
 from inspect import signature
-from pathlib import Path
 
 import gymnasium
 import pytest
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
 from sb3_ppg.extras import EXTRAS, MissingExtraError, missing_extras_named
+from tests.helpers import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ def test_other_errors_stay_what_they_are(error):
 
 
 def test_every_extra_that_is_named_exists():
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(EXTRAS.values()) <= project["optional-dependencies"].keys()
 
 

@@ -140,7 +140,7 @@ class Cycle:
     def policy_outputs(self, rollout: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Log-probabilities (env, step, action), true values (env, step), auxiliary values (env, step)."""
         with th.no_grad():
-            distribution, aux_values, values = self.policy.evaluate_auxiliary(self.observations(rollout))
+            distribution, aux_values, values, _ = self.policy.evaluate_auxiliary(self.observations(rollout))
             logits = losses.distribution_parameters(distribution).numpy()
         return logits.reshape(N_ENVS, N_STEPS, -1), values.reshape(N_ENVS, -1).numpy(), aux_values.reshape(N_ENVS, -1).numpy()
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG, losses
-from tests.helpers import RandomEnv, collect, image_space
+from tests.helpers import RandomEnv, collect, image_space, losses_of
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
 
@@ -43,13 +43,13 @@ def test_cloning_holds_the_whole_distribution_not_the_taken_actions():
     model = make(env=RandomEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(4)))
     fill_phase(model)
     batch = recorded_batch(model)
-    kl = model._auxiliary_losses(batch, 1.0).terms["kl"]
+    kl = losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"]
     assert kl.item() == pytest.approx(0, abs=1e-7)
     with th.no_grad():  # actions 2 and 3 trade probability, 0 and 1 keep theirs
         model.policy.action_net.bias += th.tensor([0.0, 0.0, 1.0, -1.0])
         shift = model.policy.get_distribution(batch.observations).distribution.logits - batch.old_parameters
         model.policy.action_net.bias -= shift[:, 0].mean()
-    kl = model._auxiliary_losses(batch, 1.0).terms["kl"]
+    kl = losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"]
     assert np.isfinite(kl.item()) and kl.item() > 0.1
 
 
@@ -63,7 +63,7 @@ def test_the_kl_is_old_policy_first():
     old = batch.old_parameters
     forward = (old.exp() * (old - logits)).sum(1).mean().item()
     backward = (logits.exp() * (logits - old)).sum(1).mean().item()
-    assert model._auxiliary_losses(batch, 1.0).terms["kl"].item() == pytest.approx(forward, rel=1e-4)
+    assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(forward, rel=1e-4)
     assert abs(forward - backward) > 0.01
 
 
@@ -105,7 +105,7 @@ def test_no_stale_gradient_enters_the_first_auxiliary_step():
     fresh = make(aux_batch_size=32)
     fresh.policy.load_state_dict(state)
     batch = recorded_batch_of(model_state=fresh, source=model)
-    fresh._auxiliary_losses(batch, value_unit=1.0).total.backward()
+    losses_of("auxiliary_losses", fresh, batch, value_unit=1.0).total.backward()
     expected = fresh.policy.value_net.weight.grad
     clipped = expected * min(1.0, (model.max_grad_norm or np.inf) / total_norm(fresh))
     th.testing.assert_close(seen[0], clipped, rtol=1e-4, atol=1e-6)
@@ -140,18 +140,16 @@ def test_values_and_targets_have_one_shape():
     model = make()
     fill_phase(model)
     batch = recorded_batch(model)
-    _, aux_values, values = model.policy.evaluate_auxiliary(batch.observations)
+    _, aux_values, values, _ = model.policy.evaluate_auxiliary(batch.observations)
     assert aux_values.shape == values.shape == batch.value_targets.shape == (32,)
-    terms = model._auxiliary_losses(batch, 1.0).terms
+    terms = losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms
     errors = (values - batch.value_targets).detach().numpy()
     assert terms["value_loss"].item() == pytest.approx(0.5 * np.mean(errors**2), rel=1e-5)
     collect(model)
     (rollout,) = model.rollout_buffer.get(16)
     errors = (model.policy.predict_values(rollout.observations).flatten() - rollout.returns).detach().numpy()
     errors /= model.policy.value_unit
-    assert model._value_losses(rollout, model._scales()).terms["value_loss"].item() == pytest.approx(
-        np.mean(errors**2), rel=1e-5
-    )
+    assert losses_of("value_losses", model, rollout).terms["value_loss"].item() == pytest.approx(np.mean(errors**2), rel=1e-5)
 
 
 def test_no_copy_of_the_stored_images_is_made_in_float32():
@@ -207,8 +205,8 @@ def test_every_option_has_an_effect():
 def test_the_auxiliary_phase_clips_its_gradient_and_splits_its_minibatches():
     model = make(aux_batch_size=32, n_aux_epochs=1, max_grad_norm=0.01, micro_batch_size=5)
     fill_phase(model)
-    norms, sizes, original = [], [], model._auxiliary_losses
-    model._auxiliary_losses = lambda batch, **kwargs: sizes.append(len(batch.value_targets)) or original(batch, **kwargs)
+    norms, sizes, original = [], [], model.criterion.auxiliary_losses
+    model.criterion.auxiliary_losses = lambda *args: sizes.append(len(args[2].value_targets)) or original(*args)
     model.aux_optimizer.register_step_pre_hook(lambda *_: norms.append(total_norm(model)))
     model._auxiliary_phase()
     assert norms == [pytest.approx(0.01, rel=1e-4)]
@@ -217,24 +215,25 @@ def test_the_auxiliary_phase_clips_its_gradient_and_splits_its_minibatches():
 
 # The other mistakes of the list, and the tests that would catch them
 ELSEWHERE = {
-    "the KL's mean over action dimensions": "losses.py::test_kl_is_torchs_summed_over_action_dimensions",
-    "remainders that leak": "optimization.py::test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer",
-    "broadcasts": "losses.py::test_shapes_that_would_broadcast_are_refused",
-    "float32 images": "aux_buffer.py::test_memory_is_the_observations_once_in_their_own_type",
-    "aliases": "aux_buffer.py::test_rollouts_are_kept_by_reference_and_do_not_alias",
-    "annealing by phase": "ppg.py::test_schedules_run_over_the_whole_budget",
-    "a budget cut short": "ppg.py::test_what_a_budget_leaves_over_is_used_by_the_next_call",
-    "a partial phase": "citizenship.py::test_after_loading_within_a_phase_the_phase_starts_over_and_says_so",
-    "workers' gradients not averaged": "processes.py::test_two_processes_with_half_the_batch_are_one_with_the_whole",
-    "wasted forwards": "policies.py::test_no_forward_pass_that_nobody_reads",
-    "wasted forwards in separate epochs": "ppg.py::test_separate_epochs_run_and_move_one_network_each",
+    "the KL's mean over action dimensions": "losses::test_kl_is_torchs_summed_over_action_dimensions",
+    "remainders that leak": "training/optimization::test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer",
+    "broadcasts": "losses::test_shapes_that_would_broadcast_are_refused",
+    "float32 images": "buffers/aux_buffer::test_memory_is_the_observations_once_in_their_own_type",
+    "aliases": "buffers/aux_buffer::test_rollouts_are_kept_by_reference_and_do_not_alias",
+    "annealing by phase": "ppg::test_schedules_run_over_the_whole_budget",
+    "a budget cut short": "ppg::test_what_a_budget_leaves_over_is_used_by_the_next_call",
+    "a partial phase": "citizenship::test_after_loading_within_a_phase_the_phase_starts_over_and_says_so",
+    "workers' gradients not averaged": "training/processes::test_two_processes_with_half_the_batch_are_one_with_the_whole",
+    "wasted forwards": "policies::test_no_forward_pass_that_nobody_reads",
+    "wasted forwards in separate epochs": "ppg::test_separate_epochs_run_and_move_one_network_each",
 }
 
 
 @pytest.mark.parametrize("test", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_the_index_is_true(test):
-    file, name = test.split("::")
-    assert f"def {name}(" in (Path(__file__).parent / f"test_{file}").read_text()
+    module, name = test.split("::")
+    folder, _, module = module.rpartition("/")
+    assert f"def {name}(" in (Path(__file__).parent / folder / f"test_{module}.py").read_text()
 
 
 def test_the_losses_are_the_documented_ones():
@@ -244,9 +243,9 @@ def test_the_losses_are_the_documented_ones():
     batch = recorded_batch(model)
     with th.no_grad():
         model.policy.action_net.bias += th.tensor([1.0, 0.0])
-    distribution, aux_values, values = model.policy.evaluate_auxiliary(batch.observations)
+    distribution, aux_values, values, _ = model.policy.evaluate_auxiliary(batch.observations)
     kl = losses.kl_divergence(distribution, batch.old_parameters).mean()
-    total = model._auxiliary_losses(batch, 1.0).total
+    total = losses_of("auxiliary_losses", model, batch, value_unit=1.0).total
     targets = batch.value_targets
     expected = 0.5 * (aux_values - targets).square().mean() + 3.0 * kl + 0.5 * (values - targets).square().mean()
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)

@@ -20,9 +20,10 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
+from sb3_ppg.actions import from_buffer
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
-from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log
+from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log, losses_of
 
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
 
@@ -124,27 +125,29 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     """The ratio starts at one and KL(π_old, π) at zero, and the masks of the auxiliary phase are those of the environments."""
     model = make(actions=actions, policy_kwargs=dict(ortho_init=False))
     seen = []
-    collect_masks = model._act
+    collect_masks = model.act
 
     def remember(*args):
         result = collect_masks(*args)
         seen.append(result[3]["action_masks"])
         return result
 
-    model._act = remember
+    model.act = remember
     collect(model)
     for batch in model.rollout_buffer.get(8):
-        _, log_prob, _ = model._evaluate_actions(batch)
+        observations, masks = model.network_inputs(batch)
+        actions_taken = from_buffer(model.action_space, batch.actions)
+        _, log_prob, _ = model.policy.evaluate_actions(observations, actions_taken, masks)
         th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=1e-6)
-        unmasked = model.policy.evaluate_actions(batch.observations, model._taken_actions(batch))[1]
+        unmasked = model.policy.evaluate_actions(observations, actions_taken)[1]
         assert (unmasked - batch.old_log_prob).abs().max() > 0.1
-    model.aux_buffer.add(model.rollout_buffer, model._context())
+    model.aux_buffer.add(model.rollout_buffer, model.context())
     stored = model.aux_buffer.context[0]["action_masks"]
     assert stored.dtype == bool
     np.testing.assert_array_equal(stored, np.stack(seen, axis=1))
     model.aux_buffer.record_old_policy(model._distribution_parameters, 1)
     for batch in model.aux_buffer.minibatches(1):
-        assert model._auxiliary_losses(batch, 1.0).terms["kl"].item() == pytest.approx(0, abs=1e-7)
+        assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(0, abs=1e-7)
         taken = th.exp(batch.old_parameters[~batch.context["action_masks"]])
         assert len(taken) > 0 and taken.max() == 0
 
@@ -165,7 +168,9 @@ def test_it_learns_with_sb3_contribs_tools(make_env, tmp_path):
     model = MaskablePPG("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, n_policy_iterations=4, seed=0)
     model.learning_rate = 1e-3
     model._setup_lr_schedule()
-    evaluation = MaskableEvalCallback(make_vec_env(make_env), eval_freq=500, log_path=str(tmp_path), verbose=0)
+    evaluation = MaskableEvalCallback(
+        make_vec_env(make_env), n_eval_episodes=2, eval_freq=500, log_path=str(tmp_path), verbose=0
+    )
     model.learn(8_000, callback=evaluation)
     with np.load(tmp_path / "evaluations.npz") as results:
         assert len(results["timesteps"]) == 4 and results["results"][-1].mean() > 90

@@ -7,17 +7,15 @@ import tomllib
 import zipfile
 from ast import literal_eval
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import pytest
 from stable_baselines3 import PPO
 
 from sb3_ppg import PPG, ImpalaCNN
+from tests.helpers import ROOT
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_the_wheel_has_the_hyperparameters(tmp_path):

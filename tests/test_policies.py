@@ -93,9 +93,9 @@ def test_gradients_of_the_auxiliary_phase(policy_class, observation_space):
     ):
         policy = make(policy_class, observation_space, architecture=architecture, detach_value_in_aux_phase=detach)
         obs = sample(policy)
-        _, aux_values, _ = policy.evaluate_auxiliary(obs)
+        aux_values = policy.evaluate_auxiliary(obs).aux_values
         assert {"aux_value_net", "pi trunk"} <= reached(policy, aux_values.square().sum())
-        _, _, values = policy.evaluate_auxiliary(obs)
+        values = policy.evaluate_auxiliary(obs).values
         names = reached(policy, values.square().sum())
         assert "value_net" in names and "aux_value_net" not in names
         assert ("pi trunk" in names) == trunk_is_reached, (architecture, detach)
@@ -108,7 +108,7 @@ def test_the_ways_to_ask_agree(policy_class, observation_space, architecture):
     policy = make(policy_class, observation_space, architecture=architecture)
     obs, actions = sample(policy), th.tensor([0, 1, 2, 0, 1, 2])
     values, log_prob, entropy = policy.evaluate_actions(obs, actions)
-    distribution, aux_values, true_values = policy.evaluate_auxiliary(obs)
+    distribution, aux_values, true_values, _ = policy.evaluate_auxiliary(obs)
     th.testing.assert_close(distribution.log_prob(actions), log_prob)
     th.testing.assert_close(distribution.entropy(), entropy)
     th.testing.assert_close(true_values, values.flatten())

@@ -3,7 +3,6 @@
 import inspect
 import warnings
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, losses
-from tests.helpers import RandomEnv, collect, image_space, learn_and_log, transfers_to_host
+from sb3_ppg.actions import from_buffer
+from tests.helpers import ROOT, RandomEnv, collect, image_space, learn_and_log, losses_of, transfers_to_host
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
 
@@ -111,7 +111,7 @@ def test_the_ratio_is_one_on_the_first_pass():
         model = make(env, n_steps=64, batch_size=64)
         collect(model)
         (batch,) = model.rollout_buffer.get(64)
-        _, log_prob, _ = model.policy.evaluate_actions(batch.observations, model._taken_actions(batch))
+        _, log_prob, _ = model.policy.evaluate_actions(batch.observations, from_buffer(model.action_space, batch.actions))
         th.testing.assert_close(log_prob, batch.old_log_prob)
 
 
@@ -173,13 +173,13 @@ def test_separate_epochs_run_and_move_one_network_each():
     model.policy.mlp_extractor.policy_net.register_forward_hook(lambda *_: runs.__setitem__("pi", runs["pi"] + 1))
     model.policy.mlp_extractor.value_net.register_forward_hook(lambda *_: runs.__setitem__("vf", runs["vf"] + 1))
     before = weights(model)
-    model._policy_phase_epochs(1, partial(model._value_losses, scales=model._scales()), model.value_optimizer)
+    model._policy_phase_epochs(1, partial(losses_of, "value_losses", model), model.value_optimizer)
     assert runs == dict(pi=0, vf=1)
     assert {name.split(".")[0:2][-1] if "mlp" in name else name.split(".")[0] for name in changed(before, weights(model))} == {
         "value_net"
     }
     before = weights(model)
-    model._policy_phase_epochs(1, partial(model._policy_losses, scales=model._scales()), model.policy.optimizer)
+    model._policy_phase_epochs(1, partial(losses_of, "policy_losses", model), model.policy.optimizer)
     assert runs == dict(pi=1, vf=1)
     assert not any("value_net" in name for name in changed(before, weights(model)))
 
@@ -191,7 +191,7 @@ def test_the_kl_penalty_stands_in_for_clipping():
     collect(model)
     (batch,) = model.rollout_buffer.get(16)
     shifted = batch._replace(old_log_prob=batch.old_log_prob - 0.5)
-    terms = model._policy_losses(shifted, model._scales())
+    terms = losses_of("policy_losses", model, shifted)
     assert terms.terms["kl_penalty"].item() == pytest.approx(0.5 * 0.5**2, rel=1e-4)
     expected = terms.terms["policy_gradient_loss"] + 0.01 * terms.terms["entropy_loss"] + 2.0 * terms.terms["kl_penalty"]
     assert terms.total.item() == pytest.approx(expected.item())
@@ -232,13 +232,13 @@ def test_what_a_budget_leaves_over_is_used_by_the_next_call():
     model.learn(16 * 2, callback=record)
     assert model._n_aux_phases == 0 and len(model.aux_buffer) == 2
     kept = set(np.concatenate(model.aux_buffer.value_targets).ravel().tolist())
-    trained_on, original = set(), model._auxiliary_losses
+    trained_on, original = set(), model.criterion.auxiliary_losses
 
-    def spy(batch, **kwargs):
+    def spy(policy, inputs, batch, coefficients):
         trained_on.update(batch.value_targets.tolist())
-        return original(batch, **kwargs)
+        return original(policy, inputs, batch, coefficients)
 
-    model._auxiliary_losses = spy
+    model.criterion.auxiliary_losses = spy
     model.learn(16, callback=record, reset_num_timesteps=False)
     assert record.stored == [0, 1, 2]
     assert model._n_aux_phases == 1 and len(model.aux_buffer) == 0
@@ -257,13 +257,13 @@ def test_two_calls_are_one():
 def test_the_auxiliary_phase_sees_all_and_only_the_phase():
     model = make(env=make_vec_env("CartPole-v1", 2), aux_batch_size=32, n_aux_epochs=4)
     seen = []
-    original = model._auxiliary_losses
+    original = model.criterion.auxiliary_losses
 
-    def record(batch, **kwargs):
+    def record(policy, inputs, batch, coefficients):
         seen.append(len(batch.value_targets))
-        return original(batch, **kwargs)
+        return original(policy, inputs, batch, coefficients)
 
-    model._auxiliary_losses = record
+    model.criterion.auxiliary_losses = record
     model.learn(3 * 16 * 2)
     assert seen == [32] * 3 * 4  # 3 rollouts of 2 sequences, in minibatches of 2 sequences, 4 epochs
 
@@ -286,7 +286,7 @@ def test_the_log_has_the_documented_names():
     assert {f"{group}/{name}" for group, names in groups.items() for name in names} == logged.keys()
     continuous = learn_and_log(make("Pendulum-v1", kl_coef=0.1), 16)
     assert "train/std" in continuous
-    glossary = (Path(__file__).parents[1] / "docs" / "logs.md").read_text()
+    glossary = (ROOT / "docs" / "logs.md").read_text()
     assert not [name for name in logged.keys() | continuous.keys() if f"`{name}`" not in glossary]
 
 
@@ -359,9 +359,8 @@ def test_the_value_unit_is_an_average_over_a_phase():
     list(model.rollout_buffer.get(16))
     rollouts = [rng.normal(10 * index, 3 + index, (16, 1)).astype(np.float32) for index in range(5)]
     for index, targets in enumerate(rollouts):
-        model._n_updates = index
         model.rollout_buffer.returns = targets
-        model._change_value_units()
+        model._policy_phase()
         if index < 3:
             assert model.policy.value_net.std.item() == pytest.approx(np.std(rollouts[: index + 1]), rel=1e-5)
             assert model.policy.value_net.mean.item() == pytest.approx(np.mean(rollouts[: index + 1]), rel=1e-5)
@@ -652,6 +651,7 @@ def test_a_budget_below_one_phase_warns_once_with_the_numbers():
         model.learn(16, reset_num_timesteps=False)  # the fourth, and the auxiliary phase
     assert model._n_aux_phases == 1
     (message,) = [str(warning.message) for warning in caught]
+    assert {warning.filename for warning in caught} == {__file__}
     assert "budget of 33 steps" in message and "16 * 1 * 4 = 64 steps" in message and "n_aux_epochs=0" in message
 
 
@@ -687,7 +687,7 @@ def test_the_value_loss_is_that_of_all_epochs():
 
 def test_odd_numbers_of_sequences_are_spread_evenly():
     model = make(n_policy_iterations=33, n_aux_epochs=1, aux_batch_size=None)
-    sizes, original = [], model._auxiliary_losses
-    model._auxiliary_losses = lambda batch, **kwargs: sizes.append(len(batch.value_targets) // 16) or original(batch, **kwargs)
+    sizes, original = [], model.criterion.auxiliary_losses
+    model.criterion.auxiliary_losses = lambda *args: sizes.append(len(args[2].value_targets) // 16) or original(*args)
     model.learn(16 * 33)
     assert sizes == [3] * 11

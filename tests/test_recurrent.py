@@ -16,10 +16,10 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
-from sb3_ppg.recurrent import (
+from sb3_ppg.actions import from_buffer
+from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
+from sb3_ppg.lstm import (
     RecurrentPhasicActorCriticPolicy,
-    SequenceRolloutBuffer,
-    _memory,
     _of_similar_length,
     last_states,
     pack_states,
@@ -153,11 +153,13 @@ def test_sequences_start_from_what_was_remembered(mode, batch_size):
     assert (model.rollout_buffer.episode_starts[0] == 0).all() and model.rollout_buffer.episode_starts.sum() > 2
     sizes = []
     for batch in model.rollout_buffer.get(batch_size):
-        values, log_prob, _ = model._evaluate_actions(batch)
+        observations, *memory = inputs = model.network_inputs(batch)
+        actions = from_buffer(model.action_space, batch.actions)
+        values, log_prob, _ = model.policy.evaluate_actions(observations, actions, *memory)
         th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=1e-6)
         th.testing.assert_close(values.flatten(), batch.old_values, rtol=0, atol=1e-6)
-        th.testing.assert_close(model._values(batch).flatten(), batch.old_values, rtol=0, atol=1e-6)
-        th.testing.assert_close(model._distribution(batch).log_prob(model._taken_actions(batch)), log_prob)
+        th.testing.assert_close(model.policy.evaluate_values(*inputs), batch.old_values, rtol=0, atol=1e-6)
+        th.testing.assert_close(model.policy.evaluate_policy(*inputs)[0].log_prob(actions), log_prob)
         sizes.append(len(log_prob))
     assert sizes == [batch_size] * (16 // batch_size)
 
@@ -248,8 +250,8 @@ def test_squashed_actions_reach_the_environments_bounds():
 def test_kl_is_zero_before_the_first_auxiliary_step(mode):
     model = make(policy_kwargs=dict(ortho_init=False, **MODES[mode]), learning_rate=1e-2)
     kls = []
-    original = model._auxiliary_losses
-    model._auxiliary_losses = lambda *args, **kwargs: kls.append(original(*args, **kwargs)) or kls[-1]
+    original = model.criterion.auxiliary_losses
+    model.criterion.auxiliary_losses = lambda *args: kls.append(original(*args)) or kls[-1]
     model.learn(8 * 2 * 2)
     assert len(kls) == 8  # two epochs of four sequences
     assert kls[0].terms["kl"].item() == pytest.approx(0, abs=1e-7) and kls[-1].terms["kl"].item() > 1e-6
@@ -327,8 +329,8 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
     assert len(model.aux_buffer) == 1 and model.num_timesteps == 2 * 11
     before = model._last_lstm_states
     seen = []
-    act = model._act
-    model._act = lambda *args: seen.append((model._last_obs, model._last_lstm_states)) or act(*args)
+    act = model.act
+    model.act = lambda *args: seen.append((model._last_obs, model._last_lstm_states)) or act(*args)
     model.learn(8 * 2 * 3, reset_num_timesteps=False)
     assert th.equal(seen[0][1].pi[0], before.pi[0])  # with the observation that comes next, as RecurrentPPO
     ((stored, recomputed),) = phases
@@ -403,7 +405,7 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
     model = make(policy_kwargs=kwargs)
     collect(model)
     batch = next(model.rollout_buffer.get(8))
-    model.aux_buffer.add(model.rollout_buffer, model._context())
+    model.aux_buffer.add(model.rollout_buffer, model.context())
     _, aux_batch = next(model.aux_buffer.batches(np.arange(2), 2))
 
     def reaches(values: th.Tensor) -> bool:
@@ -411,11 +413,13 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
         (gradient,) = th.autograd.grad(values.sum(), [weight], allow_unused=True, retain_graph=True)
         return gradient is not None and bool(gradient.abs().sum() > 0)
 
-    assert reaches(model._evaluate_actions(batch)[0]) == policy_phase
-    assert reaches(model._values(batch)) == policy_phase
-    _, aux_values, values = model._evaluate_auxiliary(aux_batch)
-    assert reaches(values) == auxiliary_phase
-    assert reaches(aux_values)
+    observations, *memory = inputs = model.network_inputs(batch)
+    actions = from_buffer(model.action_space, batch.actions)
+    assert reaches(model.policy.evaluate_actions(observations, actions, *memory)[0]) == policy_phase
+    assert reaches(model.policy.evaluate_values(*inputs)) == policy_phase
+    evaluation = model.policy.evaluate_auxiliary(*model.network_inputs(aux_batch))
+    assert reaches(evaluation.values) == auxiliary_phase
+    assert reaches(evaluation.aux_values)
 
 
 @pytest.mark.parametrize("architecture", ["dual", "shared"])
@@ -543,7 +547,7 @@ def test_no_memory_from_another_life():
     assert model._last_lstm_states.pi[0].abs().max() > 0
     model.learn(8)  # resets
     first = next(model.rollout_buffer.get(8))
-    _, starts = _memory(first)
-    zeros = model.policy.no_states(1)
+    _, _, starts = model.network_inputs(first)
+    zeros = model.policy.initial_states(1)
     values = model.policy.predict_values(first.observations[:1], zeros.vf, th.zeros(1))
     assert starts[0] == 1 and values.item() == pytest.approx(first.old_values[0].item(), abs=1e-6)

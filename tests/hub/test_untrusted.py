@@ -17,15 +17,13 @@ import torch as th
 from gymnasium import spaces
 
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
+from sb3_ppg.buffers.sequences import longest_equal_part
 from sb3_ppg.errors import MAX_MESSAGE, ModelFormatError, printable
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
-from sb3_ppg.recurrent import largest_part
 from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes
 from tests.helpers import MaskedEnv, RandomEnv
-from tests.test_pretrained import BOX, SMALL, change, copied, put, refused, same_parameters, small, small_model
-
-__all__ = ["copied", "small"]  # fixtures
+from tests.hub.small_models import BOX, SMALL, change, put, refused, same_parameters, small_model
 
 
 def change_arrays(folder: Path, changes: Callable[[dict[str, th.Tensor]], Any]) -> None:
@@ -143,13 +141,13 @@ def test_rollouts_beyond_all_measure(tmp_path):
 
 def test_largest_part_of_large_numbers():
     start = time.process_time()
-    assert largest_part(10**12, 10**12) == 10**12 and largest_part(2 * 999_983, 10**6) == 999_983
-    assert largest_part(10**10 + 19, 10**5) == 1 and largest_part(12, 5) == 4 and largest_part(7, 7) == 7
+    assert longest_equal_part(10**12, 10**12) == 10**12 and longest_equal_part(2 * 999_983, 10**6) == 999_983
+    assert longest_equal_part(10**10 + 19, 10**5) == 1 and longest_equal_part(12, 5) == 4 and longest_equal_part(7, 7) == 7
     assert time.process_time() - start < 5
     for whole in range(1, 60):
         for at_most in range(1, 70):
             expected = max(part for part in range(1, min(whole, at_most) + 1) if whole % part == 0)
-            assert largest_part(whole, at_most) == expected
+            assert longest_equal_part(whole, at_most) == expected
 
 
 def test_many_keys(copied):

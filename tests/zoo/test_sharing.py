@@ -1,42 +1,31 @@
-"""The Hugging Face Hub, with its real client, against a server on this machine."""
+"""``sb3-ppg push_to_hub`` and ``sb3-ppg load_from_hub``."""
 
 import io
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 import zipfile
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pytest
 import yaml
-from gymnasium import spaces
 from huggingface_hub import ModelCard
-from huggingface_hub.utils import _http
 from huggingface_sb3 import EnvironmentName
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, MaskablePPG, hub
-from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
-from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
+from sb3_ppg import PPG, hub
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, download_without_pickle, wrapper_names
-from tests.helpers import MaskedEnv, RandomEnv, run
-from tests.hub_server import HubServer
-from tests.test_pretrained import BOX, SMALL, malicious_zip, nested, same_parameters, small_model
+from tests.helpers import run, run_code
+from tests.hub.small_models import nested, same_parameters, small_model, zip_repository
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch):
-    """The client waits longer and longer between its attempts."""
-    monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)
 
 
 @pytest.fixture
@@ -44,233 +33,10 @@ def model() -> PPG:
     return small_model()
 
 
-# ---- push and load ----
-
-
-def test_push_and_load(hub_server, model):
-    url = hub.push(model, "me/model", evaluation=hub.Evaluation(21.5, 3.25, 10))
-    assert url.startswith(f"{hub_server.url}/me/model/commit/")
-    assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, CHECKSUMS, "README.md"}
-    loaded = hub.load("me/model", RandomEnv(BOX, spaces.Discrete(2)), "cpu")
-    same_parameters(model, loaded)
-    loaded.learn(16)
-
-
-def test_load_by_revision(hub_server, model):
-    first = hub.push(model, "me/model").rpartition("/")[2]
-    later = small_model().learn(32, reset_num_timesteps=False)
-    hub.push(later, "me/model")
-    hub.push(small_model(gamma=0.5), "me/model", revision="try")
-    assert hub.load("me/model").num_timesteps == later.num_timesteps != model.num_timesteps
-    assert hub.load("me/model", revision=first).num_timesteps == model.num_timesteps
-    assert hub.load("me/model", revision="try").gamma == 0.5
-    with pytest.raises(HubError, match="no revision 'nonsense'"):
-        hub.load("me/model", revision="nonsense")
-
-
-def test_load_from_the_cache_when_the_hub_is_down(hub_server, model):
-    hub.push(model, "me/cached")
-    hub.load("me/cached")
-    hub_server.stop()
-    same_parameters(model, hub.load("me/cached", device="cpu"))
-    with pytest.raises(HubError, match="me/never-seen could not be loaded"):
-        hub.load("me/never-seen")
-    with pytest.raises(HubError, match="me/cached could not be pushed"):
-        hub.push(model, "me/cached")
-
-
-def test_private_repositories(hub_server, model):
-    hub.push(model, "me/secret", private=True)
-    for token in (False, "hf_somebody_else"):
-        with pytest.raises(HubError, match="no such repository, or you may not see it"):
-            hub.load("me/secret", token=token)
-    same_parameters(model, hub.load("me/secret", device="cpu"))
-    with pytest.raises(HubError, match="me/other could not be pushed"):
-        hub.push(model, "me/other", token="hf_somebody_else")
-
-
-def test_missing_repositories_and_files(hub_server, model):
-    with pytest.raises(HubError, match="no such repository"):
-        hub.load("me/nothing")
-    hub.push(model, "me/half")
-    hub_server.repositories["me/half"].commit("main", {}, [ARRAYS])
-    with pytest.raises(ModelFormatError, match=f"{ARRAYS} is missing"):
-        hub.load("me/half")
-    hub_server.repositories["me/half"].commit("main", {}, [DESCRIPTION])
-    with pytest.raises(ModelFormatError, match="holds no model"):
-        hub.load("me/half")
-
-
-@pytest.mark.parametrize("route", ["/preupload/", "/commit/"])
-def test_an_interrupted_upload_changes_nothing(hub_server, model, route):
-    hub.push(model, "me/model")
-    before = hub_server.files("me/model")
-    hub_server.break_off = route
-    with pytest.raises(HubError, match="me/model could not be pushed"):
-        hub.push(small_model(gamma=0.5), "me/model")
-    hub_server.break_off = None
-    assert hub_server.files("me/model") == before
-    hub.push(small_model(gamma=0.5), "me/model")
-    assert hub.load("me/model").gamma == 0.5
-
-
-def test_an_interrupted_download_can_be_repeated(hub_server, model):
-    hub.push(model, "me/model")
-    hub_server.break_off = "resolve/.*safetensors"
-    with pytest.raises(HubError, match="me/model could not be loaded"):
-        hub.load("me/model")
-    hub_server.break_off = None
-    same_parameters(model, hub.load("me/model", device="cpu"))
-
-
-@pytest.mark.parametrize("name", [DESCRIPTION, ARRAYS, CHECKSUMS])
-def test_a_damaged_repository(hub_server, model, name):
-    hub.push(model, "me/model")
-    content = bytearray(hub_server.files("me/model")[name])
-    content[len(content) // 2] ^= 1
-    hub_server.repositories["me/model"].commit("main", {name: bytes(content)}, [])
-    with pytest.raises(ModelFormatError, match="damaged"):
-        hub.load("me/model")
-
-
-def test_what_an_earlier_push_had_is_gone(hub_server, model, tmp_path):
-    (tmp_path / "film").write_bytes(b"film")
-    hub.push(model, "me/model", files={"replay.mp4": tmp_path / "film", "logs/0.monitor.csv": tmp_path / "film"})
-    assert {"replay.mp4", "logs/0.monitor.csv"} <= set(hub_server.files("me/model"))
-    hub_server.repositories["me/model"].commit("main", {"notes.md": b"mine"}, [])
-    hub.push(model, "me/model")
-    assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, CHECKSUMS, "README.md", "notes.md"}
-
-
-# ---- the model card ----
-
-
-def test_the_card_says_what_and_how(hub_server, tmp_path):
-    venv = VecNormalize(make_vec_env("CartPole-v1", 2))
-    hub.push(PPG("MlpPolicy", venv, **SMALL).learn(64), "me/cartpole", evaluation=hub.Evaluation(21.5, 3.25, 10))
-    text = hub_server.files("me/cartpole")["README.md"].decode()
-    data = ModelCard(text).data
-    assert data.library_name == "stable-baselines3" and data.pipeline_tag == "reinforcement-learning"
-    assert {"CartPole-v1", "sb3-ppg", "ppg", "stable-baselines3", "reinforcement-learning"} <= set(data.tags)
-    (result,) = data.eval_results
-    assert (result.dataset_name, result.metric_type, result.metric_value) == ("CartPole-v1", "mean_reward", "21.50 +/- 3.25")
-    for word in (
-        "21.50 ± 3.25",
-        "10 episodes",
-        "n_policy_iterations",
-        "| torch |",
-        "| environment | CartPole-v1 |",
-        "64 steps",
-    ):
-        assert word in text, word
-    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    check = "\nassert env.get_attr('spec')[0].id == 'CartPole-v1' and type(env).__name__ == 'VecNormalize'"
-    subprocess.run([sys.executable, "-c", snippet + check], check=True, cwd=tmp_path)
-
-
-def snippet_of(hub_server: HubServer, repo_id: str) -> str:
-    (snippet,) = re.findall(r"```python\n(.*?)```", hub_server.files(repo_id)["README.md"].decode(), re.DOTALL)
-    return snippet
-
-
-def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
-    env = make_vec_env("FrozenLake-v1", env_kwargs={"map_name": "8x8"})
-    hub.push(PPG("MlpPolicy", env, **SMALL), "me/lake")
-    snippet = snippet_of(hub_server, "me/lake")
-    assert "make_vec_env('FrozenLake-v1', env_kwargs={'map_name': '8x8'})" in snippet
-    subprocess.run([sys.executable, "-c", snippet], check=True, cwd=tmp_path)
-
-
-def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
-    env = make_vec_env("PongNoFrameskip-v4")
-    hub.push(PPG("CnnPolicy", env, **SMALL), "me/pong")
-    snippet = snippet_of(hub_server, "me/pong")
-    assert "import ale_py" in snippet
-    subprocess.run([sys.executable, "-c", snippet.replace("1000", "3")], check=True, cwd=tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["stacked", "none", "not registered"])
-def test_the_card_does_not_promise_an_environment_that_a_name_does_not_make(hub_server, kind):
-    if kind == "stacked":
-        model = PPG("MlpPolicy", VecFrameStack(make_vec_env("CartPole-v1"), 2), **SMALL)
-    else:
-        model = small_model()
-        if kind == "none":
-            model.env = None
-    hub.push(model, "me/model", env_id="Mine-v0")
-    assert "env = ...  # the one that it was trained in" in snippet_of(hub_server, "me/model")
-    assert "playing **Mine-v0**" in hub_server.files("me/model")["README.md"].decode()
-
-
-@pytest.mark.parametrize("name", ["../x", "/x", "logs/../../x", DESCRIPTION, "README.md"])
-def test_files_that_cannot_be_shared_under_their_name(hub_server, model, name):
-    with pytest.raises(ArgumentError, match="cannot work"):
-        hub.push(model, "me/model", files={name: Path(__file__)})
-    assert hub_server.repositories == {}
-
-
-def test_the_card_names_what_a_reader_has_to_give(hub_server):
-    def schedule(progress: float) -> float:
-        return 1e-3
-
-    hub.push(small_model(learning_rate=schedule), "me/custom", custom_objects={"my schedule": schedule})
-    assert "custom_objects={'my schedule': ...}" in hub_server.files("me/custom")["README.md"].decode()
-    with pytest.raises(ModelFormatError, match="learning_rate=<function"):
-        hub.push(small_model(learning_rate=schedule), "me/custom")
-
-
-# ---- SB3's zip files, and malice ----
-
-
-def zip_repository(hub_server: HubServer, tmp_path: Path) -> Path:
-    """As stock tools share models; the file that its payload creates."""
-    ran = malicious_zip(tmp_path)
-    hub.push(small_model(), "stranger/model")
-    files = {"ppg-Some-v0.zip": (tmp_path / "model.zip").read_bytes(), "config.yml": b"!!python/object/apply:os.system ['ls']"}
-    names = list(hub_server.files("stranger/model"))
-    hub_server.repositories["stranger/model"].commit("main", files, names)
-    return ran
-
-
-def test_a_repository_with_an_sb3_zip(hub_server, tmp_path):
-    ran = zip_repository(hub_server, tmp_path)
-    with pytest.raises(ModelFormatError, match=r"ppg-Some-v0.zip is an SB3 zip file.*trust_pickle=True"):
-        hub.load("stranger/model")
-    assert not ran.exists()
-    assert isinstance(hub.load("stranger/model", trust_pickle=True), PPG)
-    assert ran.exists()
-
-
-def test_normalisation_of_an_sb3_zip(hub_server, tmp_path):
-    venv = VecNormalize(make_vec_env("Pendulum-v1", 1))
-    PPG("MlpPolicy", venv, **SMALL).learn(16).save(tmp_path / "model.zip")
-    venv.save(str(tmp_path / "vec_normalize.pkl"))
-    huggingface_hub.HfApi().create_repo("me/zip")
-    huggingface_hub.HfApi().upload_folder(repo_id="me/zip", folder_path=tmp_path)
-    loaded = hub.load("me/zip", "Pendulum-v1", trust_pickle=True)
-    assert np.array_equal(loaded.get_vec_normalize_env().obs_rms.mean, venv.obs_rms.mean)
-
-
-def test_names_that_lead_out_of_the_folder(hub_server, model, tmp_path, monkeypatch):
-    """Not even the client's cache gets files under such names."""
-    monkeypatch.chdir(tmp_path)
-    hub.push(model, "me/model", files={"logs/0.monitor.csv": Path(__file__)})
-    evil = {f"{up}evil.zip": b"evil" for up in ("../", "../../../../", "/tmp/", "logs/../../../../", "logs/../../../../../")}
-    hub_server.repositories["me/model"].commit("main", evil, [])
-    same_parameters(model, hub.load("me/model", device="cpu"))
-    run("load_from_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", fails=True)
-    found = [path for folder in (tmp_path.parent, Path(os.environ["HF_HOME"])) for path in folder.rglob("evil.zip")]
-    assert found == [] and not Path("/tmp/evil.zip").exists()
-
-
-# ---- sb3-ppg push_to_hub and load_from_hub ----
-
-
 @pytest.fixture
 def trained(tmp_path, monkeypatch) -> Path:
     """A folder with a training under VecNormalize, which is the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # also of the cards' snippets
     options = ("--env", "CartPole-v1", "-n", "2048", "--eval-freq", "1000", "-params", "normalize:True", "--seed", "1")
     run("train", *options, "--env-kwargs", "max_episode_steps:100")
     return tmp_path
@@ -278,7 +44,7 @@ def trained(tmp_path, monkeypatch) -> Path:
 
 def test_share_a_training_and_fetch_it(hub_server, trained):
     """The card's own commands, in an empty folder; what comes back is what was shared, and works with the other scripts."""
-    output = run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60")
+    output = run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60", anew=True)
     files = hub_server.files("me/ppg-CartPole-v1")
     expected = {DESCRIPTION, ARRAYS, CHECKSUMS, ZOO, "README.md", "replay.mp4", "learning_curve.png"}
     assert expected | {"logs/evaluations.npz", "logs/0.monitor.csv"} <= set(files)
@@ -292,10 +58,10 @@ def test_share_a_training_and_fetch_it(hub_server, trained):
     os.chdir(elsewhere)
     commands = [line.split("#")[0] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
     assert [command.split()[1] for command in commands] == ["load_from_hub", "enjoy"]
-    run(*commands[0].split()[1:])
+    run(*commands[0].split()[1:], anew=True)
     assert "Mean reward" in run(*commands[1].split()[1:], "--no-render")
     for snippet in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
-        subprocess.run([sys.executable, "-c", snippet], check=True)
+        run_code(snippet)
 
     fetched, original = elsewhere / "logs" / "ppg" / "CartPole-v1_1", trained / "logs" / "ppg" / "CartPole-v1_1"
     same_parameters(PPG.load(original / "CartPole-v1.zip", device="cpu"), PPG.load(fetched / "CartPole-v1.zip", device="cpu"))
@@ -323,7 +89,6 @@ def test_share_a_training_and_fetch_it(hub_server, trained):
 def test_share_a_training_of_a_variant_and_fetch_it(hub_server, tmp_path, monkeypatch, algo, env_id):
     """Its card's own commands and snippets, in an empty folder: they know LSTM states and masks."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     which = ("--algo", algo, "--env", env_id)
     run("train", *which, "-n", "512", "--eval-freq", "-1", "-params", "n_steps:32", "n_policy_iterations:2", "--seed", "1")
     video = [] if algo == "ppg_lstm" else ["--no-render"]  # sb3-contrib's environment has no pictures
@@ -341,17 +106,9 @@ def test_share_a_training_of_a_variant_and_fetch_it(hub_server, tmp_path, monkey
     assert len(snippets) == (algo == "ppg_lstm")  # the masks' environments are known to the commands alone
     for snippet in snippets:
         assert "episode_starts" in snippet
-        subprocess.run([sys.executable, "-c", snippet], check=True)
+        run_code(snippet)
     with pytest.raises(ModelFormatError, match=f"use --algo {algo}"):
         download_without_pickle("ppg", EnvironmentName(env_id), 0, "logs", "me", f"{algo}-{env_id}")
-
-
-def test_the_card_of_a_model_with_masks_acts_under_them(hub_server, tmp_path):
-    hub.push(MaskablePPG("MlpPolicy", make_vec_env(MaskedEnv), **SMALL), "me/masks", env_id="Strict-v0")
-    snippet = snippet_of(hub_server, "me/masks").replace("env = ...", "env = make_vec_env(MaskedEnv)")
-    preamble = "from stable_baselines3.common.env_util import make_vec_env\nfrom tests.helpers import MaskedEnv\n"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    subprocess.run([sys.executable, "-c", preamble + snippet], check=True, cwd=tmp_path, env=environment)
 
 
 def test_without_an_experiment_folder_no_other_training_is_touched(hub_server, model, tmp_path, monkeypatch):
@@ -531,23 +288,3 @@ def test_the_well_known_wrappers_exist():
 def test_wrapper_names():
     assert wrapper_names({"env_wrapper": ["a.B", {"c.D": {"x": 1}}], "vec_env_wrapper": "e.F"}) == ["a.B", "c.D", "e.F"]
     assert wrapper_names({"env_wrapper": None}) == []
-
-
-def test_without_the_extra(tmp_path):
-    code = "import sys; sys.modules['safetensors'] = None; import sb3_ppg; from sb3_ppg import hub"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0 and 'pip install "sb3-ppg[hub]"' in done.stderr
-
-
-def test_checksums_cover_every_file_but_the_card(hub_server, model, tmp_path):
-    (tmp_path / "film").write_bytes(b"film")
-    hub.push(model, "me/model", files={"replay.mp4": tmp_path / "film"})
-    folder = hub.download("me/model", ["*"])
-    listed = {line.split("  ")[1] for line in (folder / CHECKSUMS).read_text().splitlines()}
-    assert listed == {DESCRIPTION, ARRAYS, "replay.mp4"}
-    expected = (folder / CHECKSUMS).read_text()
-    (tmp_path / "copy").mkdir()
-    for name in listed:
-        (tmp_path / "copy" / name).write_bytes((folder / name).read_bytes())
-    write_checksums(tmp_path / "copy", sorted(listed))
-    assert (tmp_path / "copy" / CHECKSUMS).read_text() == expected

@@ -103,7 +103,7 @@ def refuse(rank: int, _) -> np.ndarray:
 
 
 def run(task: str, folder: Path, rollouts=None) -> list[np.ndarray]:
-    mp.spawn(worker, (folder, task, rollouts), nprocs=2)
+    mp.start_processes(worker, (folder, task, rollouts), nprocs=2, start_method="forkserver")
     return [np.load(folder / f"{rank}.npy") for rank in range(2)]
 
 

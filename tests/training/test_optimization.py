@@ -63,7 +63,7 @@ def test_scalars_come_back_for_each_minibatch():
     minibatches = [make_batch(8, seed) for seed in range(3)]
     with th.no_grad():
         first = regression.losses(minibatches[0])
-    epoch = optimize_epoch("policy", regression.network, regression.optimizer, minibatches, regression.losses, 3)
+    epoch = optimize_epoch("policy", [regression.network], regression.optimizer, minibatches, regression.losses, 3)
     assert set(epoch.losses) == {"loss", "error"}
     assert all(values.shape == (3,) for values in epoch.losses.values())
     assert epoch.losses["error"][0] == pytest.approx(first.terms["error"].item())
@@ -78,7 +78,7 @@ def test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer():
     ours, expected = Regression(), Regression()
     for parameter in ours.network.parameters():
         parameter.grad = th.full_like(parameter, 1e3)  # left over from something else
-    optimize_epoch("policy", ours.network, ours.optimizer, minibatches, ours.losses, micro_batch_size=2)
+    optimize_epoch("policy", [ours.network], ours.optimizer, minibatches, ours.losses, micro_batch_size=2)
     for batch in minibatches:
         expected.optimizer.zero_grad()
         expected.losses(batch).total.backward()
@@ -94,8 +94,8 @@ def test_gradient_clipping():
     regression.optimizer.register_step_pre_hook(
         lambda *_: norms.append(th.cat([g.flatten() for g in regression.gradient()]).norm().item())
     )
-    optimize_epoch("policy", regression.network, regression.optimizer, [make_batch(8)], regression.losses)
-    optimize_epoch("policy", regression.network, regression.optimizer, [make_batch(8)], regression.losses, max_grad_norm=0.1)
+    optimize_epoch("policy", [regression.network], regression.optimizer, [make_batch(8)], regression.losses)
+    optimize_epoch("policy", [regression.network], regression.optimizer, [make_batch(8)], regression.losses, max_grad_norm=0.1)
     assert norms[0] > 0.2
     assert norms[1] == pytest.approx(0.1, rel=1e-4)
 
@@ -104,7 +104,7 @@ def test_target_kl_stops_before_the_step():
     regression = Regression()
     before = regression.weights()
     epoch = optimize_epoch(
-        "policy", regression.network, regression.optimizer, [make_batch(8)] * 4, regression.losses, target_kl=1e-9
+        "policy", [regression.network], regression.optimizer, [make_batch(8)] * 4, regression.losses, target_kl=1e-9
     )
     assert epoch.stopped and len(epoch.losses["loss"]) == 1
     assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True))
@@ -114,14 +114,14 @@ def test_target_kl_stops_before_the_step():
 @pytest.mark.parametrize("bad_minibatch", [0, 2])
 def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(bad, bad_minibatch):
     regression = Regression()
-    optimize_epoch("policy", regression.network, regression.optimizer, [make_batch(8, 5)], regression.losses)
+    optimize_epoch("policy", [regression.network], regression.optimizer, [make_batch(8, 5)], regression.losses)
     before = regression.weights()
     states = [{k: v.clone() for k, v in s.items()} for s in regression.optimizer.state.values()]
     minibatches = [make_batch(8, seed) for seed in range(4)]
     minibatches[bad_minibatch].targets[3] = bad
 
     with pytest.raises(NonFiniteLossError, match=rf"auxiliary phase.*minibatch {bad_minibatch}.*'error'"):
-        optimize_epoch("auxiliary", regression.network, regression.optimizer, minibatches, regression.losses)
+        optimize_epoch("auxiliary", [regression.network], regression.optimizer, minibatches, regression.losses)
 
     assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True))
     for state, saved in zip(regression.optimizer.state.values(), states, strict=True):
@@ -133,7 +133,7 @@ def test_a_bad_first_epoch_leaves_a_fresh_optimizer():
     batch = make_batch(8)
     batch.targets[0] = float("nan")
     with pytest.raises(NonFiniteLossError):
-        optimize_epoch("policy", regression.network, regression.optimizer, [batch, batch], regression.losses)
+        optimize_epoch("policy", [regression.network], regression.optimizer, [batch, batch], regression.losses)
     assert not regression.optimizer.state
 
 
@@ -147,7 +147,7 @@ def test_buffers_are_put_back_too():
         return Losses(error, {"error": error})
 
     with pytest.raises(NonFiniteLossError):
-        optimize_epoch("policy", network, th.optim.SGD(network.parameters(), lr=0.1), [batch], losses)
+        optimize_epoch("policy", [network], th.optim.SGD(network.parameters(), lr=0.1), [batch], losses)
     assert not network[0].running_mean.any() and network[0].num_batches_tracked == 0
 
 
@@ -157,7 +157,7 @@ def test_bad_diagnostics_are_no_reason_to_stop():
     def losses(batch: Batch) -> Losses:
         return regression.losses(batch)._replace(log_ratio=th.full((8,), float("inf")))
 
-    epoch = optimize_epoch("policy", regression.network, regression.optimizer, [make_batch(8)], losses)
+    epoch = optimize_epoch("policy", [regression.network], regression.optimizer, [make_batch(8)], losses)
     assert th.isinf(epoch.log_ratio).all()
 
 
@@ -176,7 +176,7 @@ def test_scalars_cross_to_the_host_once_per_epoch(monkeypatch):
 
         with transfers_to_host(monkeypatch) as transfers:
             minibatches = [make_batch(8, seed) for seed in range(n_minibatches)]
-            optimize_epoch("policy", regression.network, optimizer, minibatches, losses)
+            optimize_epoch("policy", [regression.network], optimizer, minibatches, losses)
         return len(transfers)
 
     assert count_transfers(2) == count_transfers(20) == 2  # .cpu() and .numpy()
@@ -215,7 +215,7 @@ def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
 def test_losses_are_averaged_over_samples():
     regression = Regression()
     epoch = optimize_epoch(
-        "policy", regression.network, regression.optimizer, [make_batch(8), make_batch(2)], regression.losses
+        "policy", [regression.network], regression.optimizer, [make_batch(8), make_batch(2)], regression.losses
     )
     assert epoch.sizes.tolist() == [8, 2] and len(epoch.grad_norm) == 2 and (epoch.grad_norm > 0).all()
     first, second = epoch.losses["loss"]

@@ -42,11 +42,9 @@ from sb3_ppg.hub.pretrained import NOT_SHARED
 from sb3_ppg.zoo import launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
-from tests.helpers import run
+from tests.helpers import ROOT, run
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +53,9 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("zoo")
     options = ("--env", "CartPole-v1", "-n", "2000", "--eval-freq", "1000", "--seed", "1")
     output = run(
-        *("train", *options, "--save-freq", "1000", "--progress", "-params", "aux_learning_rate:'lin_0.002'"), cwd=folder
+        *("train", *options, "--save-freq", "1000", "--progress", "-params", "aux_learning_rate:'lin_0.002'"),
+        cwd=folder,
+        anew=True,
     )
     assert "Loading hyperparameters from" in output and "100%" in output
     run("train", "--algo", "ppo", *options, cwd=folder)
@@ -103,13 +103,13 @@ def test_the_model_loads_where_the_zoo_is_not_installed(run_folder):
 
 
 def test_enjoy(trained):
-    output = run("enjoy", "--env", "CartPole-v1", "--no-render", "-n", "600", cwd=trained)
+    output = run("enjoy", "--env", "CartPole-v1", "--no-render", "-n", "600", cwd=trained, anew=True)
     assert "Loading logs/ppg/CartPole-v1_1/CartPole-v1.zip" in output
     assert "Mean reward" in output or "Episode Reward" in output
 
 
 def test_report(trained):
-    output = run("report", "--env", "CartPole-v1", "--episodes", "5", cwd=trained)
+    output = run("report", "--env", "CartPole-v1", "--episodes", "5", cwd=trained, anew=True)
     folder = Path("logs/ppg/CartPole-v1_1")
     assert "Mean return over 5 episodes: " in output
     for line in (
@@ -153,7 +153,7 @@ def n_frames(video: Path) -> int:
 def test_benchmark(trained):
     logs = (trained / "logs").rename(trained / "elsewhere")
     options = ("--log-dir", "elsewhere", "--benchmark-dir", "benchmarked", "-n", "600", "--no-hub", "--num-threads", "1")
-    output = run("benchmark", *options, cwd=trained)
+    output = run("benchmark", *options, cwd=trained, anew=True)
     logs.rename(trained / "logs")
     assert "Evaluating ppg on CartPole-v1" in output and "Evaluating ppo on CartPole-v1" in output
     assert "elsewhere holds 2 agents. Each plays 600 steps (-n)" in output
@@ -164,7 +164,7 @@ def test_benchmark(trained):
 
 
 def test_plots_compare_ppg_with_ppo(trained):
-    run("plot_train", "-e", "CartPole-v1", "-f", "logs", "-w", "5", cwd=trained)
+    run("plot_train", "-e", "CartPole-v1", "-f", "logs", "-w", "5", cwd=trained, anew=True)
     options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "-f", "logs")
     output = run("all_plots", *options, "-o", "comparison", "--no-million", cwd=trained)
     assert "PPG" in output and "PPO" in output
@@ -248,7 +248,7 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     """A study in a journal, with pruning; its first trial is made again by ``--trial-id 0``."""
     study = ("--env", "CartPole-v1", "--storage", "journal.log", "--study-name", "ppg")
     output = run(
-        *("train", "-optimize", *study, "-n", "6000", "--n-trials", "5", "--n-startup-trials", "1", "--n-evaluations", "3"),
+        *("train", "-optimize", *study, "-n", "3000", "--n-trials", "5", "--n-startup-trials", "1", "--n-evaluations", "3"),
         *("--eval-episodes", "2", "--sampler", "tpe", "--pruner", "halving", "--no-optim-plots", "--seed", "1"),
         cwd=tmp_path,
     )
@@ -259,7 +259,7 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     searched = {"phase_pow", "n_steps_place", "n_aux_epochs", "beta_clone", "aux_learning_rate", "architecture"}
     for trial in trials:
         n_steps, n_policy_iterations = (trial.user_attrs[name] for name in ("n_steps", "n_policy_iterations"))
-        assert searched <= trial.params.keys() and 3 * 8 * n_steps * n_policy_iterations <= 6000
+        assert searched <= trial.params.keys() and 3 * 8 * n_steps * n_policy_iterations <= 3000
     assert list((tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv"))
 
     for number in (0, 1):
@@ -326,8 +326,12 @@ def test_training_goes_on_exactly(tmp_path):
     assert "--continue needs the model" in run(*options, "--continue", cwd=tmp_path, fails=True)
 
 
-STRICT = """
+STRICT = f"""
+import sys
+
 import gymnasium
+
+sys.path.append({str(ROOT)!r})
 from tests.helpers import MaskedEnv  # in which an invalid action is an error
 
 gymnasium.register("Strict-v0", MaskedEnv, vector_entry_point=None)
@@ -343,9 +347,8 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
     """LSTM states and masks are used wherever an agent acts: training, evaluation, searches, enjoy, report."""
     (tmp_path / "strict.py").write_text(STRICT)
     which = ("--algo", algo, "--env", env_id, "--gym-packages", "strict")
-    here = dict(cwd=tmp_path, PYTHONPATH=str(ROOT))
     training = ("-n", "192", "--eval-freq", "64", "--eval-episodes", "2", "--seed", "1", *SMALL)
-    run("train", *which, *training, "--save-freq", "64", "--save-replay-buffer", **here)
+    run("train", *which, *training, "--save-freq", "64", "--save-replay-buffer", cwd=tmp_path)
     folder = tmp_path / "logs" / algo / f"{env_id}_1"
     assert {"best_model.zip", "evaluations.npz", f"{env_id}.zip", f"{env_id}.aux_buffer.npz"} <= {
         path.name for path in folder.iterdir()
@@ -353,14 +356,14 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
     model = ALGOS[algo].load(folder / f"{env_id}.zip")
     assert model.num_timesteps == 192 and model._n_aux_phases == 1
     resume = ("-n", "256", "--eval-freq", "-1", "--continue", "-i", str(folder / f"{env_id}.zip"), *SMALL)
-    output = run("train", *which, *resume, **here)
+    output = run("train", *which, *resume, cwd=tmp_path)
     assert "Going on after 192 steps" in output and "aux_buffer.npz" in output
     assert ALGOS[algo].load(tmp_path / "logs" / algo / f"{env_id}_2" / f"{env_id}.zip")._n_aux_phases == 2
 
-    assert "Mean episode length" in run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", **here)
-    assert "over 5 episodes" in run("report", *which, "--episodes", "5", **here)
+    assert "Mean episode length" in run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", cwd=tmp_path)
+    assert "over 5 episodes" in run("report", *which, "--episodes", "5", cwd=tmp_path)
     search = ("-optimize", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "-n", "1536")
-    assert "Number of finished trials:  2" in run("train", *which, *search, "--seed", "1", **here)
+    assert "Number of finished trials:  2" in run("train", *which, *search, "--seed", "1", cwd=tmp_path)
 
 
 def test_a_benchmarks_hyperparameters_are_those_of_our_file(tmp_path, monkeypatch):
@@ -469,7 +472,8 @@ def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch,
 
 
 def test_training_with_worker_processes(tmp_path):
-    run("train", "--env", "CartPole-v1", "-n", "1024", "--vec-env", "subproc", "--eval-freq", "-1", cwd=tmp_path)
+    options = ("--vec-env", "subproc", "-params", "n_envs:2", "n_steps:32", "batch_size:64")
+    run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", *options, cwd=tmp_path)
     assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
 
 
@@ -632,7 +636,8 @@ def test_scripts_of_the_readme(which, trained, tmp_path):
     (tmp_path / "mine.py").write_text(script)
     arguments = ["--algo", "ppg", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1"]
     if which == 1:
-        arguments = ["--log-dir", str(trained / "logs"), "-n", "200", "--no-hub", "--num-threads", "1"]
+        shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "trained" / "ppg" / "CartPole-v1_1")
+        arguments = ["--log-dir", "trained", "-n", "200", "--no-hub", "--num-threads", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "mine.py", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True

@@ -242,6 +242,7 @@ def test_zoo_commands_on_procgen(tmp_path):
         "batch_size:32",
         "n_policy_iterations:2",
         "aux_batch_size:32",
+        "n_aux_epochs:1",
     )
     short = ("--env", "LeaperEasy-v0", "-n", "256", "--num-threads", "1")
     levels = ("--env-kwargs", "num_levels:5", "start_level:100")

@@ -1,0 +1,101 @@
+"""Models of a few hundred numbers, in folders, and what is done to them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+
+from sb3_ppg import PPG, hub
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.hub import from_pretrained
+from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, write_checksums
+from tests.helpers import RandomEnv, image_space
+from tests.hub_server import HubServer
+
+SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+BOX = spaces.Box(-2, 2, (3,), np.float32)
+DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces.Discrete(4)})
+
+
+def small_model(**arguments: Any) -> PPG:
+    """A model of a few hundred numbers, after one phase."""
+    arguments = {"policy_kwargs": dict(net_arch=[4]), **SMALL, **arguments}
+    return PPG("MlpPolicy", RandomEnv(BOX, spaces.Discrete(2)), **arguments).learn(16)
+
+
+def same_parameters(one: PPG, other: PPG) -> None:
+    for name, tensor in one.policy.state_dict().items():
+        assert th.equal(tensor, other.policy.state_dict()[name]), name
+    for name in one._get_torch_save_params()[0]:
+        states = [model.policy.optimizer if name == "policy.optimizer" else getattr(model, name) for model in (one, other)]
+        if name != "policy":
+            mine, theirs = (optimizer.state_dict() for optimizer in states)
+            assert mine["param_groups"] == theirs["param_groups"]
+            assert mine["state"].keys() == theirs["state"].keys()
+            for index, values in mine["state"].items():
+                for key, value in values.items():
+                    assert th.equal(th.as_tensor(value), th.as_tensor(theirs["state"][index][key])), (name, index, key)
+
+
+def refused(folder: Path, complaint: str = "") -> None:
+    with pytest.raises(ModelFormatError, match=complaint):
+        from_pretrained(folder, device="cpu")
+
+
+def change(folder: Path, change_description: Callable[[dict[str, Any]], Any]) -> None:
+    """With checksums to match."""
+    description = json.loads((folder / DESCRIPTION).read_text())
+    replaced = change_description(description)
+    (folder / DESCRIPTION).write_text(json.dumps(description if replaced is None else replaced))
+    write_checksums(folder, [DESCRIPTION, ARRAYS])
+
+
+def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Something at a place of the description."""
+
+    def set_(description: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            description = description[key]
+        description[path[-1]] = value
+
+    return set_
+
+
+def nested(depth: int) -> Any:
+    data: Any = 0
+    for _ in range(depth):
+        data = [data]
+    return data
+
+
+class Payload:
+    """Pickled, it creates a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def malicious_zip(folder: Path) -> Path:
+    """An SB3 zip file whose loading creates the file "ran"; the path of that file."""
+    model = small_model()
+    model.innocent = Payload(folder / "ran")  # type: ignore[attr-defined]
+    model.save(folder / "model.zip")
+    return folder / "ran"
+
+
+def zip_repository(hub_server: HubServer, tmp_path: Path) -> Path:
+    """As stock tools share models; the file that its payload creates."""
+    ran = malicious_zip(tmp_path)
+    hub.push(small_model(), "stranger/model")
+    files = {"ppg-Some-v0.zip": (tmp_path / "model.zip").read_bytes(), "config.yml": b"!!python/object/apply:os.system ['ls']"}
+    names = list(hub_server.files("stranger/model"))
+    hub_server.repositories["stranger/model"].commit("main", files, names)
+    return ran

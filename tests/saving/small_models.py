@@ -1,0 +1,80 @@
+"""Small models, their files, and what has to be equal of two."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_ppg import PPG
+from sb3_ppg.training.watched_vec_env import statistics
+from tests.helpers import MaskedEnv, RandomEnv
+
+N_ENVS = 2
+
+
+def small(**kwargs: Any) -> PPG:
+    """A phase of three rollouts of eight steps."""
+    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, aux_batch_size=8, seed=0, device="cpu")
+    return PPG("MlpPolicy", **{"env": "CartPole-v1", **arguments, **kwargs})
+
+
+def discrete(space: spaces.Space | None = None, action_space: spaces.Space | None = None):
+    space, action_space = space or spaces.Box(-1, 1, (3,)), action_space or spaces.Discrete(3)
+    env = DummyVecEnv([lambda: RandomEnv(space, action_space, episode_length=5)] * N_ENVS)
+    env.seed(0)
+    return env
+
+
+def masked():
+    env = DummyVecEnv([MaskedEnv] * N_ENVS)
+    env.seed(0)
+    return env
+
+
+def everything(model: PPG) -> dict[str, th.Tensor]:
+    """Parameters, moments, statistics, counters: what has to be equal in the end."""
+    tensors = {f"policy {name}": value for name, value in model.policy.state_dict().items()}
+    for name, optimizer in (
+        ("policy", model.policy.optimizer),
+        ("value", model.value_optimizer),
+        ("aux", model.aux_optimizer),
+    ):
+        for index, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"{name} optimizer {index} {key}": value for key, value in state.items()}
+    if normalizer := model.get_vec_normalize_env():
+        tensors["returns"] = th.as_tensor(normalizer.ret_rms.var)
+    counters = (model.num_timesteps, model._n_aux_phases, model._n_updates, model._n_stored_rollouts)
+    tensors["counters"] = th.tensor(counters)
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def same(one: PPG, other: PPG) -> bool:
+    ours, theirs = everything(one), everything(other)
+    return ours.keys() == theirs.keys() and all(th.equal(ours[name], theirs[name]) for name in ours)
+
+
+def saved(folder: Path, n_rollouts: int = 2, **kwargs) -> tuple[PPG, Path]:
+    model = small(**kwargs).learn(8 * n_rollouts)
+    model.save_aux_buffer(folder / "buffer.npz")
+    return model, folder / "buffer.npz"
+
+
+def change_data(path: Path, change, **more: bytes) -> Path:
+    """A copy of a model's file, with another description."""
+    bad = path.with_name("changed.zip")
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(bad, "w") as changed:
+        data = json.loads(archive.read("data"))
+        change(data)
+        contents = {name: archive.read(name) for name in archive.namelist()}
+        for name, content in {**contents, "data": json.dumps(data).encode(), **more}.items():
+            changed.writestr(name, content)
+    return bad
+
+
+def numbers_of(normalizer: VecNormalize) -> list[np.ndarray]:
+    return [np.array(part) for rms in statistics(normalizer).values() for part in (rms.mean, rms.var, rms.count)]

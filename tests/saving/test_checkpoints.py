@@ -1,0 +1,180 @@
+"""Checkpoints of both files, and what does not become one."""
+
+import os
+import random
+import shutil
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, ModelFormatError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
+from sb3_ppg.errors import NonFiniteError
+from tests.helpers import RandomEnv
+from tests.saving.small_models import same, saved, small
+
+pytestmark = pytest.mark.slow
+
+
+def steps(folder: Path) -> set[int]:
+    names = {path.name for path in folder.iterdir()}
+    found = {int(name.split("_")[2]) for name in names if name.endswith(".zip")}
+    assert names == {f"ppg_model_{n}_steps{suffix}" for n in found for suffix in (".zip", ".aux_buffer.npz")}
+    return found
+
+
+def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
+    small().learn(8 * 7, callback=PhasicCheckpointCallback(2, tmp_path / "a"))
+    assert steps(tmp_path / "a") == {16, 32, 48, 56}
+    small().learn(8 * 6, callback=PhasicCheckpointCallback(3, tmp_path / "b", keep=1, name_prefix="ppg_model"))
+    assert steps(tmp_path / "b") == {48}
+    assert latest_checkpoint(tmp_path / "a").name == "ppg_model_56_steps.zip"
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint named other_\.\.\._steps.zip"):
+        latest_checkpoint(tmp_path / "a", "other")
+    with pytest.raises(ArgumentError, match="save_freq=0"):
+        PhasicCheckpointCallback(0, tmp_path)
+
+
+def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):
+    """Not those with the most steps: they are the first run's, and stay."""
+    small().learn(8 * 6, callback=PhasicCheckpointCallback(1, tmp_path, keep=2))
+    assert steps(tmp_path) == {40, 48}
+    second = small(seed=1).learn(8 * 3, callback=PhasicCheckpointCallback(1, tmp_path, keep=2))
+    assert steps(tmp_path) == {16, 24, 40, 48}
+    assert latest_checkpoint(tmp_path).name == "ppg_model_24_steps.zip"
+
+    checkpoint = latest_checkpoint(tmp_path)  # a run that goes on in another process is the same run
+    resumed = PPG.load(checkpoint, env=make_vec_env("CartPole-v1"), device="cpu")
+    resumed.load_aux_buffer(aux_buffer_path(checkpoint))
+    assert same(resumed, second)
+    resumed.learn(8, callback=PhasicCheckpointCallback(1, tmp_path, keep=2), reset_num_timesteps=False)
+    assert steps(tmp_path) == {24, 32, 40, 48}
+    resumed.learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path, keep=1))  # from the beginning: another run
+    assert steps(tmp_path) == {16, 24, 32, 40, 48}
+    assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
+
+
+def test_the_latest_checkpoint_is_that_also_of_a_copy(tmp_path):
+    """Whatever the copies' times of modification. (Files that do not say when they were written go by those.)"""
+    small().learn(8 * 4, callback=PhasicCheckpointCallback(2, tmp_path / "a"))
+    small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path / "a"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
+    for number, path in enumerate(sorted((tmp_path / "b").glob("*.zip"))):
+        os.utime(path, (number, number))
+    assert latest_checkpoint(tmp_path / "b").name == latest_checkpoint(tmp_path / "a").name == "ppg_model_16_steps.zip"
+    for number, name in enumerate(["ppg_model_9_steps.zip", "ppg_model_3_steps.zip", "ppg_model_5_steps.zip"]):
+        (tmp_path / name).write_text("none")
+        os.utime(tmp_path / name, (number, number))
+    assert latest_checkpoint(tmp_path).name == "ppg_model_5_steps.zip"
+    for path in tmp_path.glob("*.zip"):
+        os.utime(path, (1, 1))
+    assert latest_checkpoint(tmp_path).name == "ppg_model_9_steps.zip"
+
+
+def test_files_of_two_runs_do_not_make_a_checkpoint(tmp_path):
+    """All their counters are equal."""
+    for run in ("a", "b"):
+        small(seed=ord(run)).learn(16, callback=PhasicCheckpointCallback(2, tmp_path / run))
+    model = PPG.load(latest_checkpoint(tmp_path / "a"), env=make_vec_env("CartPole-v1"), device="cpu")
+    with pytest.raises(ModelFormatError, match="does not belong to this model: its checkpoint is"):
+        model.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path / "b")))
+    model.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path / "a")))
+
+
+def spoil_weights(model: PPG) -> None:
+    next(model.policy.parameters()).data[0, 0] = np.nan
+
+
+def spoil_moments(model: PPG) -> None:
+    next(iter(model.policy.optimizer.state.values()))["exp_avg"][:] = np.inf
+
+
+def spoil_statistics(model: PPG) -> None:
+    model.get_vec_normalize_env().obs_rms.var[2] = np.nan
+
+
+def spoil_rollouts(model: PPG) -> None:
+    model.aux_buffer.observations[0][0, 3, 1] = np.inf
+
+
+@pytest.mark.parametrize("spoil", [spoil_weights, spoil_moments, spoil_statistics, spoil_rollouts])
+def test_a_state_that_is_not_finite_does_not_replace_a_checkpoint(tmp_path, spoil):
+    model = PPG("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1")), n_steps=8, batch_size=8, seed=0, device="cpu")
+    callback = PhasicCheckpointCallback(100, tmp_path, keep=1)
+    model.learn(8 * 2, callback=callback)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    callback.num_timesteps = model.num_timesteps = 24
+    spoil(model)
+    with pytest.warns(UserWarning, match=r"ppg_model_24_steps\.zip is not written: .* is not finite"):
+        callback.save()
+    with pytest.raises(NonFiniteError, match="is not finite"):
+        model.save_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path)))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_checkpoint_counts_on_when_training_goes_on(tmp_path):
+    model = small().learn(24)
+    callback = PhasicCheckpointCallback(1, tmp_path, verbose=2)
+    model.learn(16, reset_num_timesteps=False, callback=callback)
+    assert steps(tmp_path) == {32, 40}
+
+
+def test_without_its_file_the_phase_starts_over_and_says_so(tmp_path):
+    small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path))
+    model = PPG.load(latest_checkpoint(tmp_path), env=make_vec_env("CartPole-v1"), device="cpu")
+    with pytest.raises(FileNotFoundError):
+        model.load_aux_buffer(tmp_path / "elsewhere.npz")
+    with pytest.warns(UserWarning, match="2 of the 3 rollouts of a phase.*starts over"):
+        model.learn(8, reset_num_timesteps=False)
+
+
+def test_the_generators_are_where_they_were(tmp_path):
+    model = small().learn(8)
+    random.seed(1), np.random.seed(2), th.manual_seed(3)
+    np.random.randn()  # half of a pair is kept
+    model.save_aux_buffer(tmp_path / "buffer.npz")
+    expected = (random.random(), np.random.randn(3).tolist(), th.randn(3).tolist())
+    random.seed(4), np.random.seed(5), th.manual_seed(6)
+    model.load_aux_buffer(tmp_path / "buffer.npz")
+    assert (random.random(), np.random.randn(3).tolist(), th.randn(3).tolist()) == expected
+
+
+def test_observations_on_a_disk_come_back_to_the_disk(tmp_path):
+    """One rollout after the other: memory is for one of them."""
+    space = spaces.Box(-1, 1, (20_000,))  # 640 kB in a rollout
+    storage = dict(storage="mmap", path=tmp_path / "disk")
+    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=20, n_aux_epochs=1, seed=0, device="cpu")
+    kwargs = dict(aux_buffer_kwargs=storage, policy_kwargs=dict(net_arch=[2]))
+    model = PPG("MlpPolicy", RandomEnv(space, spaces.Discrete(2)), **arguments, **kwargs)
+    model.learn(8 * 15, callback=PhasicCheckpointCallback(15, tmp_path))
+    checkpoint = latest_checkpoint(tmp_path)
+    resumed = PPG.load(checkpoint, env=RandomEnv(space, spaces.Discrete(2)), device="cpu")
+    tracemalloc.start()
+    resumed.load_aux_buffer(aux_buffer_path(checkpoint))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    rollout = model.aux_buffer.observations[0].nbytes
+    assert peak < 5 * rollout
+    for ours, theirs in zip(resumed.aux_buffer.observations, model.aux_buffer.observations, strict=True):
+        assert isinstance(ours.base, np.memmap) and np.array_equal(ours, theirs)
+    resumed.learn(8 * 5, reset_num_timesteps=False)
+    assert resumed._n_aux_phases == 1
+    assert not list((tmp_path / "disk").iterdir())
+
+
+@pytest.mark.parametrize("storage", [None, dict(storage="mmap")])
+def test_rollouts_for_which_there_is_no_room_are_not_loaded(tmp_path, monkeypatch, storage):
+    model, path = saved(tmp_path, aux_buffer_kwargs=storage)
+    before = model.aux_buffer
+    room = SimpleNamespace(available=100, free=100)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: room)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: room)
+    with pytest.raises(ArgumentError, match="only 100 are available"):
+        model.load_aux_buffer(path)
+    assert model.aux_buffer is before

@@ -1,0 +1,230 @@
+"""Training that is stopped or killed goes on as if nothing had happened."""
+
+import multiprocessing
+import os
+import signal
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_ppg import (
+    PPG,
+    MaskablePPG,
+    NormalizedRewardRolloutBuffer,
+    PhasicCheckpointCallback,
+    RecurrentPPG,
+    RewardNormalizer,
+    aux_buffer_path,
+    latest_checkpoint,
+)
+from tests.helpers import image_space, run_in_a_new_process
+from tests.saving.small_models import N_ENVS, discrete, everything, masked, small
+
+pytestmark = pytest.mark.slow
+
+
+N_STEPS, N_ITERATIONS = 8, 7
+ROLLOUT = N_STEPS * N_ENVS
+DICT = spaces.Dict(a=image_space(1, 36, 36), b=spaces.Box(-1, 1, (2,)))
+SMALL_CNN = dict(features_extractor_kwargs=dict(cnn_output_dim=4))
+
+
+SETTINGS = {
+    "normalised observations and rewards": lambda: (VecNormalize(make_vec_env("Pendulum-v1", N_ENVS, seed=0)), {}),
+    "dictionaries, two optimizers": lambda: (
+        discrete(DICT),
+        dict(policy="MultiInputPolicy", n_value_epochs=2, policy_kwargs=SMALL_CNN),
+    ),
+    "normalised dictionaries": lambda: (
+        VecNormalize(discrete(DICT), norm_obs_keys=["b"]),
+        dict(policy="MultiInputPolicy", policy_kwargs=SMALL_CNN),
+    ),
+    "gSDE": lambda: (discrete(action_space=spaces.Box(-1, 1, (2,))), dict(use_sde=True, sde_sample_freq=3)),
+    "the authors' reward normaliser": lambda: (
+        discrete(),
+        dict(
+            rollout_buffer_class=NormalizedRewardRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+        ),
+    ),
+    "LSTMs": lambda: (
+        VecNormalize(discrete()),
+        dict(algorithm=RecurrentPPG, policy="MlpLstmPolicy", batch_size=8, policy_kwargs=dict(lstm_hidden_size=4)),
+    ),
+    "LSTMs, images, recomputed states": lambda: (
+        discrete(DICT),
+        dict(
+            algorithm=RecurrentPPG,
+            policy="MultiInputLstmPolicy",
+            recompute_states=True,
+            policy_kwargs=dict(lstm_hidden_size=4, **SMALL_CNN),
+        ),
+    ),
+    "masks": lambda: (masked(), dict(algorithm=MaskablePPG)),
+}
+
+
+def make(setting: str) -> PPG:
+    env, kwargs = SETTINGS[setting]()
+    kwargs = {"policy": "MlpPolicy", "batch_size": 4, **kwargs}
+    return kwargs.pop("algorithm", PPG)(
+        env=env,
+        learning_rate=LinearSchedule(1e-3, 0, 1),
+        n_steps=N_STEPS,
+        n_epochs=2,
+        n_policy_iterations=3,
+        n_aux_epochs=2,
+        aux_batch_size=8,
+        seed=0,
+        device="cpu",
+        **kwargs,
+    )
+
+
+class AtIteration(BaseCallback):
+    """Does something when an iteration begins, the one before being over."""
+
+    def __init__(self, iteration: int, do):
+        super().__init__()
+        self.iteration, self.do, self.n_rollouts = iteration, do, 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self.n_rollouts == self.iteration:
+            self.do(self.model)
+        self.n_rollouts += 1
+
+
+def reset_environments(model: PPG) -> None:
+    model.env.seed(99)
+    model._last_obs = model.env.reset()
+    model._last_episode_starts = np.ones(model.n_envs, dtype=bool)
+
+
+def go_on(folder: Path, setting: str, stops: list[int], n_threads: int, results) -> None:
+    """In another process: each training, from its checkpoint to the end."""
+    th.set_num_threads(n_threads)  # sums are rounded otherwise with more of them
+    for stop in stops:
+        fresh = make(setting)
+        env = fresh.env
+        checkpoint = latest_checkpoint(folder / str(stop))
+        model = type(fresh).load(checkpoint, env=env, device="cpu")
+        env.seed(99)
+        model.load_aux_buffer(aux_buffer_path(checkpoint))
+        model.learn(N_ITERATIONS * ROLLOUT - model.num_timesteps, reset_num_timesteps=False)
+        th.save(everything(model), folder / f"{stop}.pt")
+    results.put("done")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_training_that_was_stopped_ends_where_it_would_have_ended(setting, tmp_path):
+    """Stopped at each position of a phase (of 3), continued in a new process: equal, parameter for parameter."""
+    stops = [1, 2, 3, 5]
+    expected = {}
+    for stop in stops:
+        model = make(setting).learn(N_ITERATIONS * ROLLOUT, callback=AtIteration(stop, reset_environments))
+        expected[stop] = everything(model)
+
+        def stop_it(model):
+            raise KeyboardInterrupt
+
+        checkpoints = PhasicCheckpointCallback(1, tmp_path / str(stop))
+        with pytest.raises(KeyboardInterrupt):
+            make(setting).learn(N_ITERATIONS * ROLLOUT, callback=[checkpoints, AtIteration(stop, stop_it)])
+    run_in_a_new_process(go_on, tmp_path, setting, stops, th.get_num_threads())
+    for stop in stops:
+        resumed = th.load(tmp_path / f"{stop}.pt")
+        assert resumed.keys() == expected[stop].keys()
+        for name, value in expected[stop].items():
+            assert th.equal(resumed[name], value), f"stopped at {stop}: {name}"
+    assert any(not th.equal(expected[1][name], expected[2][name]) for name in expected[1])
+
+
+# ---- killed ----
+
+
+def train_on(folder: Path) -> None:
+    """From the latest checkpoint, saving another after each iteration, for ever."""
+    env = make_vec_env("CartPole-v1")
+    model = small()
+    if any(folder.glob("*.zip")):
+        checkpoint = latest_checkpoint(folder)
+        model = PPG.load(checkpoint, env=env, device="cpu")
+        model.load_aux_buffer(aux_buffer_path(checkpoint))
+        assert checkpoint.name == f"ppg_model_{model.num_timesteps}_steps.zip"
+    model.learn(10**6, callback=PhasicCheckpointCallback(1, folder, keep=2), reset_num_timesteps=False)
+
+
+def kill_often(folder: Path, results) -> None:
+    """
+    A process that has everything imported forks trainings. It kills each a random while after its first checkpoint, or, each
+    second one, when it sees it write. It goes by what they do, not by the clock: the machine may be busy.
+    """
+    th.set_num_threads(1)
+    small().learn(8 * 3, callback=PhasicCheckpointCallback(1, folder / "warm-up"))  # what is imported late
+    last, halves = 0, 0
+    for number, delay in enumerate(np.random.default_rng(0).uniform(0.0, 0.2, size=50)):
+        checkpoints = set(folder.glob("*.zip"))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                train_on(folder)
+            finally:
+                os._exit(1)  # training for ever cannot end, but with an error
+        while set(folder.glob("*.zip")) <= checkpoints:
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "A training did not find a complete checkpoint"
+        time.sleep(delay)
+        while number % 2 and not any(folder.glob(".*.tmp")):
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "A training ended"
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        assert os.WIFSIGNALED(status)
+        halves += any(folder.glob(".*.tmp"))
+        if any(folder.glob("*.zip")):
+            steps = int(latest_checkpoint(folder).name.split("_")[2])
+            assert steps >= last
+            last = steps
+    results.put((last, halves))
+
+
+def test_a_training_that_is_killed_at_50_moments_goes_on_each_time(tmp_path):
+    steps, halves = run_in_a_new_process(kill_often, tmp_path)
+    assert steps >= 50 * 8  # it got on
+    assert halves >= 10  # many were killed while they saved
+
+
+def die_while_saving(folder: Path, at: str) -> None:
+    model = small().learn(8 * 2)
+    die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    monkeypatch = pytest.MonkeyPatch()
+    if at == "written":
+        monkeypatch.setattr("sb3_ppg.saving.files._flush", die)
+    else:
+        monkeypatch.setattr(zipfile.ZipFile, "close", die)
+    model.save(folder / "model.zip")
+
+
+@pytest.mark.parametrize("at", ["half-way", "written"])
+def test_a_process_that_dies_while_it_saves_leaves_the_old_file(tmp_path, at):
+    small().learn(8).save(tmp_path / "model.zip")
+    before = (tmp_path / "model.zip").read_bytes()
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=die_while_saving, args=(tmp_path, at))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert (tmp_path / "model.zip").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2  # and the half that nobody takes for a model
+    PPG.load(tmp_path / "model.zip", device="cpu").save(tmp_path / "model.zip")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]

@@ -1,0 +1,282 @@
+"""Bad numbers and dead workers are named, and spoil nothing."""
+
+import copy
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecFrameStack, VecMonitor, VecNormalize
+from torch import nn
+
+from sb3_ppg import PPG, NonFiniteLossError, PhasicCheckpointCallback, RewardNormalizer, aux_buffer_path, latest_checkpoint
+from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
+from sb3_ppg.training.optimization import Losses, optimize_epoch
+from tests.helpers import RandomEnv, run_in_a_new_process
+from tests.saving.small_models import numbers_of, small
+
+pytestmark = pytest.mark.slow
+
+
+class Spoiled(gym.Wrapper):
+    """CartPole with a bad number in one place of its observations, or as its reward, at one step."""
+
+    def __init__(self, at: int, what: str, value: float):
+        super().__init__(gym.make("CartPole-v1", max_episode_steps=5))
+        self.at, self.what, self.value, self.steps = at, what, value, 0
+
+    def spoil(self, obs, reward=0.0):
+        self.steps += 1
+        if self.steps == self.at:
+            obs = obs.copy()
+            obs[2], reward = (self.value, reward) if self.what == "observation" else (obs[2], self.value)
+        return obs, reward
+
+    def step(self, action):
+        obs, reward, *rest = self.env.step(action)
+        return *self.spoil(obs, reward), *rest
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.parametrize("at", [8 * 2 + 3, 5])  # in the third rollout; at the end of an episode
+def test_bad_numbers_from_an_environment_are_named_before_they_train(tmp_path, value, what, at):
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2 + [lambda: Spoiled(at, what, value)])
+    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, seed=0, device="cpu")
+    model = PPG("MlpPolicy", env, **arguments)
+    checkpoints = PhasicCheckpointCallback(100, tmp_path)
+    step = (at - 1) % 8 + 1
+    with pytest.raises(NonFiniteEnvironmentError, match=rf"{what}.* of environment 2 is {value}.* after step {step} of"):
+        model.learn(10_000, callback=checkpoints)
+    assert all(parameter.isfinite().all() for parameter in model.policy.parameters())
+    kept = PPG.load(latest_checkpoint(tmp_path), device="cpu")
+    for ours, theirs in zip(kept.policy.parameters(), model.policy.parameters(), strict=True):
+        assert th.equal(ours, theirs)
+
+
+class SpoiledAbove(VecEnvWrapper):
+    """Environments whose normalised observations get a bad number at one step."""
+
+    def __init__(self, venv, at: int):
+        super().__init__(venv)
+        self.at, self.steps = at, 0
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        obs, *rest = self.venv.step_wait()
+        self.steps += 1
+        if self.steps == self.at:
+            obs[2, 1] = np.nan
+        return obs, *rest
+
+
+def spoiled(at: int, what: str, value: float, vec_env_class=DummyVecEnv):
+    return vec_env_class([partial(gym.make, "CartPole-v1")] * 2 + [partial(Spoiled, at, what, value)])
+
+
+class Remember(BaseCallback):
+    """VecNormalize's statistics after each step, and that it can be saved."""
+
+    def _on_step(self) -> bool:
+        normalizer = self.model.get_vec_normalize_env()
+        pickle.dumps(normalizer)
+        self.numbers = numbers_of(normalizer)
+        return True
+
+
+BAD_ENVIRONMENTS = {
+    "observation": (lambda at: VecNormalize(spoiled(at, "observation", np.nan)), "observation of environment 2 is nan"),
+    "last observation": (
+        lambda at: VecNormalize(spoiled(at, "observation", np.nan)),
+        "last observation of an episode of environment 2 is nan",
+    ),
+    "reward": (lambda at: VecNormalize(spoiled(at, "reward", -np.inf)), "reward of environment 2 is -inf"),
+    "in a worker": (
+        lambda at: VecNormalize(spoiled(at, "reward", np.nan, partial(SubprocVecEnv, start_method="fork"))),
+        "reward of environment 2 is nan",
+    ),
+    "inside of other wrappers": (
+        lambda at: VecMonitor(VecNormalize(VecFrameStack(spoiled(at, "observation", np.nan), 2))),
+        "observation of environment 2 is nan",
+    ),
+    "normalised twice": (
+        lambda at: VecNormalize(VecNormalize(spoiled(at, "observation", np.nan), norm_reward=False), norm_obs=False),
+        "observation of environment 2 is nan",
+    ),
+    "too large for a variance": (
+        lambda at: VecNormalize(spoiled(at, "observation", 1e30)),
+        "VecNormalize's statistics `obs_rms` are not finite",
+    ),
+    "from a wrapper further out": (
+        lambda at: SpoiledAbove(VecNormalize(spoiled(0, "reward", 0)), at),
+        "observation of environment 2 is nan",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "place, at",
+    [(place, 20 if place == "last observation" else 8 * 2 + 3) for place in BAD_ENVIRONMENTS],
+)
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_bad_numbers_do_not_reach_statistics_nor_a_checkpoint(tmp_path, place, at):
+    make_env, message = BAD_ENVIRONMENTS[place]
+    env = make_env(at)
+    model = PPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, seed=0, device="cpu")
+    remember = Remember()
+    with pytest.raises(NonFiniteEnvironmentError, match=f"{message}.* after step {(at - 1) % 8 + 1} of the rollout"):
+        model.learn(10_000, callback=[remember, PhasicCheckpointCallback(1, tmp_path, keep=1)])
+    after_the_step_before = remember.numbers
+    for ours, theirs in zip(numbers_of(model.get_vec_normalize_env()), after_the_step_before, strict=True):
+        assert np.array_equal(ours, theirs)
+
+    (checkpoint,) = tmp_path.glob("*.zip")
+    resumed = PPG.load(checkpoint, env=make_env(0), device="cpu")
+    resumed.load_aux_buffer(aux_buffer_path(checkpoint))
+    for continued in (resumed, model):  # in a new process, or by somebody who caught the error
+        continued.learn(8 * 3 * 2, reset_num_timesteps=False)
+        assert all(np.isfinite(numbers).all() for numbers in numbers_of(continued.get_vec_normalize_env()))
+        continued.env.close()
+    assert not {"step_wait", "reset"} & vars(env.venv).keys()
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_numbers_are_looked_at_before_frozen_statistics_clip_them(value):
+    env = VecNormalize(spoiled(3, "observation", value), training=False)
+    with pytest.raises(NonFiniteEnvironmentError, match=f"observation of environment 2 is {value} after step 3"):
+        PPG("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(24)
+
+
+def test_a_bad_first_observation_does_not_reach_statistics():
+    class Bad(RandomEnv):
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            return obs * np.nan, info
+
+    env = VecNormalize(DummyVecEnv([lambda: Bad(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))]))
+    before = numbers_of(env)
+    with pytest.raises(NonFiniteEnvironmentError, match="first observation of environment 0 is nan"):
+        PPG("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu").learn(8)
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(numbers_of(env), before, strict=True))
+
+
+@pytest.mark.parametrize("reward", [np.nan, 1e300])
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_bad_rewards_do_not_reach_the_authors_normaliser(reward):
+    normalizer, starts = RewardNormalizer(), np.zeros((4, 2))
+    normalizer.normalize(np.ones((4, 2)), starts)
+    before = copy.deepcopy(vars(normalizer))
+    with pytest.raises(NonFiniteError, match=r"The reward of environment 1 at step 2|too large"):
+        normalizer.normalize(np.array([[1, 1], [1, 1], [1, reward], [1, 1]]), starts)
+    assert np.array_equal(normalizer.last_returns, before["last_returns"])
+    assert vars(normalizer.return_rms) == vars(before["return_rms"])
+
+
+def test_bad_numbers_in_dictionaries_and_first_observations():
+    space = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))
+
+    class Bad(RandomEnv):
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            return {**obs, "a": np.array([0, np.nan], dtype=np.float32)}, info
+
+    model = PPG("MultiInputPolicy", Bad(space, spaces.Discrete(2)), n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(NonFiniteEnvironmentError, match=r"observation \(key 'a'\) of environment 0 is nan after step 0"):
+        model.learn(8)
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_leaves_the_weights():
+    """Though the loss is finite: d sqrt(x)/dx at 0 is infinite."""
+    network = nn.Linear(2, 1, bias=False)
+    before = network.weight.detach().clone()
+    optimizer = th.optim.Adam(network.parameters(), fused=True)
+
+    def losses(batch):
+        error = (network(batch[0]) * 0).abs().sqrt().mean()
+        return Losses(error, {"error": error})
+
+    with pytest.raises(NonFiniteLossError, match="auxiliary phase met a gradient that is not finite, that of weight"):
+        optimize_epoch("auxiliary", [network], optimizer, [(th.ones(3, 2),)], losses)
+    assert th.equal(network.weight, before) and not optimizer.state
+
+
+def test_a_bad_loss_leaves_a_checkpoint(tmp_path, monkeypatch):
+    model = small()
+    model.learn(8)
+    bad = lambda *args: th.tensor(float("nan"), requires_grad=True)  # noqa: E731
+    monkeypatch.setattr("sb3_ppg.losses.value_loss", bad)
+    with pytest.raises(NonFiniteLossError, match=r"policy phase.*value_loss"):
+        model.learn(8, reset_num_timesteps=False, callback=PhasicCheckpointCallback(100, tmp_path))
+    assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
+
+
+# ---- workers ----
+
+
+class Dying(gym.Wrapper):
+    """Its process ends at the given step, as if killed."""
+
+    def __init__(self, at: int):
+        super().__init__(gym.make("CartPole-v1"))
+        self.at, self.steps = at, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+class DeadOnArrival(RandomEnv):
+    def reset(self, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_a_worker_at_reset(start_method: str, results) -> None:
+    multiprocessing.set_forkserver_preload(["stable_baselines3"])
+    space, actions = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+    env = SubprocVecEnv([partial(cls, space, actions) for cls in (RandomEnv, DeadOnArrival, RandomEnv)], start_method)
+    try:
+        PPG("MlpPolicy", env, n_steps=8, batch_size=8).learn(8)
+    except WorkerError as error:
+        results.put(str(error))
+    env.close()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_worker_that_dies_at_reset_is_named(start_method):
+    message = run_in_a_new_process(lose_a_worker_at_reset, start_method)
+    assert re.fullmatch(r"A worker.* died when it was asked to reset: environment 1 \(\d+, exit code -9\)", message)
+
+
+def lose_a_worker(start_method: str, folder: Path, results) -> None:
+    multiprocessing.set_forkserver_preload(["stable_baselines3"])
+    makers = [partial(Dying, at) for at in (1000, 11, 1000)]
+    env = VecNormalize(SubprocVecEnv(makers, start_method=start_method))
+    model = PPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, device="cpu")
+    try:
+        model.learn(10_000, callback=PhasicCheckpointCallback(100, folder))
+    except WorkerError as error:
+        env.close()
+        results.put(str(error))
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_a_worker_that_dies_is_named(tmp_path, start_method):
+    """With fork, its siblings hold the other end of its pipe: SB3 would wait for ever."""
+    message = run_in_a_new_process(lose_a_worker, start_method, tmp_path)
+    assert re.search(
+        r"worker process of SubprocVecEnv died when it was asked to step: environment 1 \(\d+, exit code -9\)$", message
+    )
+    assert latest_checkpoint(tmp_path)
