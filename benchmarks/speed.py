@@ -221,9 +221,9 @@ def impala(device: str, architecture: str, path: str) -> Measure:
         policy = seconds(policy_minibatch)
         model.aux_buffer.reset()
         model.aux_buffer.add(model.rollout_buffer)
-        model.aux_buffer.record_old_policy(uniform, 1)
+        model.aux_buffer.record(uniform, 1)
         batch = next(model.aux_buffer.minibatches(n_sequences))
-        record = seconds(lambda: model._distribution_parameters(batch))
+        record = seconds(lambda: model._recorded(batch))
         auxiliary = seconds(auxiliary_minibatch)
         return dict(rollout=rollout, policy=policy, record=record, auxiliary=auxiliary)
 
@@ -531,7 +531,7 @@ def images(storage: str, cold: bool) -> Measure:
     def measure() -> dict[str, float]:
         model.aux_buffer.reset()
         store = sum(seconds(lambda: model.aux_buffer.add(model.rollout_buffer)) for _ in range(4))
-        model.aux_buffer.old_parameters = th.zeros(4 * 64, N_STEPS, 15)
+        model.aux_buffer.recorded = th.zeros(4 * 64, N_STEPS, 15)
         if cold:  # nothing has touched the pages yet, so the system can forget them
             os.sync()
             Path("/proc/sys/vm/drop_caches").write_text("1")

@@ -259,7 +259,6 @@ def check_policy(model: PhasicModel) -> None:
         "it is for the features extractor, and this one has no layers; leave it None",
     )
     _check_recomputation(model)
-    _check_auxiliary_batches(model, model.n_steps * model.n_envs)
     heads = (model.policy.value_net, model.policy.aux_value_net)
     require(
         model,
@@ -315,10 +314,14 @@ def _check_recomputation(model: PhasicModel) -> None:
     )
 
 
-def _check_auxiliary_batches(model: PhasicModel, rollout_size: int) -> None:
+def check_auxiliary_batches(model: PhasicModel) -> None:
+    """
+    :param model: with its buffers and its environment
+    :raises ArgumentError: if minibatches of the auxiliary phase cannot have the size that was asked for
+    """
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
-    stored = rollout_size * model.n_policy_iterations
+    stored = model.n_steps * model.n_envs * model.n_policy_iterations
     require(
         model,
         model.aux_buffer.sequence_length == 1 or model.aux_batch_size % model.n_steps == 0,

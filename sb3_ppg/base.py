@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from sb3_ppg.actions import for_buffer, for_environments
 from sb3_ppg.advantages import gae
-from sb3_ppg.arguments import check_arguments, check_policy, check_room, tell_of_phases
+from sb3_ppg.arguments import check_arguments, check_auxiliary_batches, check_policy, check_room, tell_of_phases
 from sb3_ppg.buffers.rollouts import by_step, in_order, one_observation
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.extras import missing_extras_named
@@ -225,6 +225,7 @@ class PhasicAlgorithm(PhasicModel):
         check_arguments(self)
         if hasattr(self, "aux_buffer"):  # the model is complete
             check_policy(self)
+            check_auxiliary_batches(self)
             self.criterion.check(self)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:

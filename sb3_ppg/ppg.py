@@ -16,6 +16,7 @@ from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor, update_
 
 from sb3_ppg.arguments import (
     arguments_explained,
+    check_auxiliary_batches,
     check_policy,
     check_policy_class,
     warn_of_learning_rates,
@@ -237,6 +238,8 @@ class PPG(PhasicAlgorithm):
             warn_of_learning_rates(self)
         if _init_setup_model:
             self._setup_model()
+            if self.env is not None:
+                check_auxiliary_batches(self)
 
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:

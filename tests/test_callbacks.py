@@ -136,7 +136,7 @@ def test_the_log_says_what_the_auxiliary_phase_has_led_to():
             (batch,) = (batch for _, batch in buffer.batches(np.arange(buffer.n_sequences), buffer.n_sequences))
             with th.no_grad():
                 distribution, aux_values, values, _ = self.model.policy.evaluate_auxiliary(batch.observations)
-            old = th.distributions.Categorical(logits=batch.old_parameters)
+            old = th.distributions.Categorical(logits=batch.recorded)
             seen["final_kl"] = th.distributions.kl_divergence(old, distribution.distribution).mean().item()
             for name, predicted in (("explained_variance", values), ("aux_explained_variance", aux_values)):
                 seen[name] = (1 - (batch.value_targets - predicted).var() / batch.value_targets.var()).item()

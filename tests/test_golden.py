@@ -204,8 +204,8 @@ def test_golden_numbers(name, dtype, monkeypatch):
     cycle.check_weights("weights_after_policy_phase")
 
     assert len(model.aux_buffer) == N_ROLLOUTS
-    model.aux_buffer.record_old_policy(model._distribution_parameters, n_sequences=3)
-    old_parameters = model.aux_buffer.old_parameters
+    model.aux_buffer.record(model._recorded, n_sequences=3)
+    old_parameters = model.aux_buffer.recorded
     targets = np.stack([cycle.golden[f"roll{r}/logits_cloning_target"] for r in range(N_ROLLOUTS)])
     for rollout in range(N_ROLLOUTS):
         ours = old_parameters[rollout * N_ENVS : (rollout + 1) * N_ENVS]
@@ -213,10 +213,10 @@ def test_golden_numbers(name, dtype, monkeypatch):
 
     # Their noisy cloning targets and their order of sequences, as (env, rollout)
     def record_golden_targets(*_) -> None:
-        model.aux_buffer.old_parameters = th.as_tensor(targets.reshape(N_ROLLOUTS * N_ENVS, N_STEPS, -1)).to(dtype)
+        model.aux_buffer.recorded = th.as_tensor(targets.reshape(N_ROLLOUTS * N_ENVS, N_STEPS, -1)).to(dtype)
 
     order = [rollout * N_ENVS + env for env, rollout in cycle.golden["aux/minibatch_order"].reshape(-1, 2)]
-    monkeypatch.setattr(model.aux_buffer, "record_old_policy", record_golden_targets)
+    monkeypatch.setattr(model.aux_buffer, "record", record_golden_targets)
     monkeypatch.setattr(np.random, "permutation", lambda n: np.array(order))
     histories = []
     monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", lambda *args: histories.append(optimize_epoch(*args)) or histories[-1])

@@ -34,7 +34,7 @@ def fill_phase(model: PPG) -> None:
 
 def recorded_batch(model: PPG):
     model.policy.set_training_mode(False)
-    model.aux_buffer.record_old_policy(model._distribution_parameters, 1)
+    model.aux_buffer.record(model._recorded, 1)
     return next(model.aux_buffer.minibatches(model.aux_buffer.n_sequences))
 
 
@@ -47,7 +47,7 @@ def test_cloning_holds_the_whole_distribution_not_the_taken_actions():
     assert kl.item() == pytest.approx(0, abs=1e-7)
     with th.no_grad():  # actions 2 and 3 trade probability, 0 and 1 keep theirs
         model.policy.action_net.bias += th.tensor([0.0, 0.0, 1.0, -1.0])
-        shift = model.policy.get_distribution(batch.observations).distribution.logits - batch.old_parameters
+        shift = model.policy.get_distribution(batch.observations).distribution.logits - batch.recorded
         model.policy.action_net.bias -= shift[:, 0].mean()
     kl = losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"]
     assert np.isfinite(kl.item()) and kl.item() > 0.1
@@ -60,7 +60,7 @@ def test_the_kl_is_old_policy_first():
     with th.no_grad():
         model.policy.action_net.bias += th.tensor([2.0, 0.0])
     logits = model.policy.get_distribution(batch.observations).distribution.logits.detach()
-    old = batch.old_parameters
+    old = batch.recorded
     forward = (old.exp() * (old - logits)).sum(1).mean().item()
     backward = (logits.exp() * (logits - old)).sum(1).mean().item()
     assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(forward, rel=1e-4)
@@ -71,16 +71,16 @@ def test_the_cloning_target_is_the_policy_right_before_the_auxiliary_phase():
     """Not the one that collected the rollouts, which would pull the policy back by up to N_π iterations."""
     model = make(learning_rate=1e-2)
     targets = []
-    record = model.aux_buffer.record_old_policy
+    record = model.aux_buffer.record
 
     def recorded(*args):
         record(*args)
         with th.no_grad():
             observations = th.as_tensor(model.aux_buffer.observations[0].reshape(-1, 4))
             now = losses.distribution_parameters(model.policy.get_distribution(observations))
-        targets.append((model.aux_buffer.old_parameters[:1].flatten(0, 1), now))
+        targets.append((model.aux_buffer.recorded[:1].flatten(0, 1), now))
 
-    model.aux_buffer.record_old_policy = recorded
+    model.aux_buffer.record = recorded
     collect(model)
     at_rollout = th.as_tensor(model.rollout_buffer.log_probs.copy()).flatten()
     actions = th.as_tensor(model.rollout_buffer.actions.copy()).long().flatten()
@@ -244,7 +244,7 @@ def test_the_losses_are_the_documented_ones():
     with th.no_grad():
         model.policy.action_net.bias += th.tensor([1.0, 0.0])
     distribution, aux_values, values, _ = model.policy.evaluate_auxiliary(batch.observations)
-    kl = losses.kl_divergence(distribution, batch.old_parameters).mean()
+    kl = losses.kl_divergence(distribution, batch.recorded).mean()
     total = losses_of("auxiliary_losses", model, batch, value_unit=1.0).total
     targets = batch.value_targets
     expected = 0.5 * (aux_values - targets).square().mean() + 3.0 * kl + 0.5 * (values - targets).square().mean()

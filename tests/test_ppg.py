@@ -18,6 +18,8 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, losses
 from sb3_ppg.actions import from_buffer
+from sb3_ppg.buffers.rollouts import minibatches
+from sb3_ppg.training.optimization import optimize_epoch
 from tests.helpers import ROOT, RandomEnv, collect, image_space, learn_and_log, losses_of, transfers_to_host
 
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
@@ -166,6 +168,11 @@ def test_separate_epochs_have_two_optimizers_value_first():
     assert {"train/value_loss", "train/policy_gradient_loss", "train/entropy_loss"} <= model.logger.name_to_value.keys()
 
 
+def one_epoch(model: PPG, optimizer: th.optim.Optimizer, losses: str) -> None:
+    batches = minibatches(model.rollout_buffer, 16)
+    optimize_epoch("policy", [model.policy], optimizer, batches, partial(losses_of, losses, model))
+
+
 def test_separate_epochs_run_and_move_one_network_each():
     model = make(n_value_epochs=1)
     collect(model)
@@ -173,13 +180,13 @@ def test_separate_epochs_run_and_move_one_network_each():
     model.policy.mlp_extractor.policy_net.register_forward_hook(lambda *_: runs.__setitem__("pi", runs["pi"] + 1))
     model.policy.mlp_extractor.value_net.register_forward_hook(lambda *_: runs.__setitem__("vf", runs["vf"] + 1))
     before = weights(model)
-    model._policy_phase_epochs(1, partial(losses_of, "value_losses", model), model.value_optimizer)
+    one_epoch(model, model.value_optimizer, "value_losses")
     assert runs == dict(pi=0, vf=1)
     assert {name.split(".")[0:2][-1] if "mlp" in name else name.split(".")[0] for name in changed(before, weights(model))} == {
         "value_net"
     }
     before = weights(model)
-    model._policy_phase_epochs(1, partial(losses_of, "policy_losses", model), model.policy.optimizer)
+    one_epoch(model, model.policy.optimizer, "policy_losses")
     assert runs == dict(pi=1, vf=1)
     assert not any("value_net" in name for name in changed(before, weights(model)))
 
@@ -675,12 +682,12 @@ def test_a_clip_range_is_asked_for_once_per_update():
     assert asked == [1.0, 0.5, 0.0]  # first by what checks the arguments
 
 
-def test_the_value_loss_is_that_of_all_epochs():
+def test_the_value_loss_is_that_of_all_epochs(monkeypatch):
     model = make(n_value_epochs=3, n_epochs=1, learning_rate=1e-2)
-    histories, original = [], model._policy_phase_epochs
-    model._policy_phase_epochs = lambda *args: histories.append(original(*args)) or histories[-1]
+    epochs = []
+    monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", lambda *a, **k: epochs.append(optimize_epoch(*a, **k)) or epochs[-1])
     logged = learn_and_log(model, 16)
-    losses_of_epochs = [epoch.losses["value_loss"].mean() for epoch in histories[0]]
+    losses_of_epochs = [epoch.losses["value_loss"].mean() for epoch in epochs[:3]]
     assert len(losses_of_epochs) == 3 and len({round(float(loss), 5) for loss in losses_of_epochs}) == 3
     assert logged["train/value_loss"] == pytest.approx(np.mean(losses_of_epochs))
 

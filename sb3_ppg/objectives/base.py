@@ -8,10 +8,10 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
+from sb3_ppg import losses
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.losses import distribution_parameters, kl_divergence
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
@@ -210,7 +210,7 @@ class Objective(nn.Module):
         :param inputs: of its ``evaluate_...`` methods
         :return: the parameters of π_old(.|s), (B, P)
         """
-        return distribution_parameters(policy.evaluate_policy(*inputs)[0])
+        return losses.distribution_parameters(policy.evaluate_policy(*inputs)[0])
 
     def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
         """
@@ -218,7 +218,7 @@ class Objective(nn.Module):
         :param recorded: what was ``recorded``, (B, P)
         :return: KL(π_old(.|s), π(.|s)), (B,), in nats
         """
-        return kl_divergence(distribution, recorded)
+        return losses.kl_divergence(distribution, recorded)
 
     # ---- moments ----
 

@@ -57,7 +57,7 @@ def record(aux_buffer: AuxBuffer, n_sequences: int = 2) -> None:
         pixel = image[:, 0, 0, 0].float()
         return th.stack([pixel, -pixel], dim=1)
 
-    aux_buffer.record_old_policy(parameters, n_sequences)
+    aux_buffer.record(parameters, n_sequences)
 
 
 @pytest.mark.parametrize("n_sequences", [1, 2, 5, 12])
@@ -74,7 +74,7 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
         # Everything in a minibatch belongs to the same samples
         places = batch.value_targets
         assert th.equal(image[:, 0, 0, 0].float(), places % 256)
-        assert th.equal(batch.old_parameters, th.stack([places % 256, -(places % 256)], dim=1))
+        assert th.equal(batch.recorded, th.stack([places % 256, -(places % 256)], dim=1))
         if isinstance(batch.observations, dict):
             assert th.equal(batch.observations["vector"][:, 0], places)
         sequences += places.reshape(-1, N_STEPS).tolist()
@@ -149,7 +149,7 @@ def test_reset_forgets():
     aux_buffer = make_aux_buffer()
     record(aux_buffer)
     aux_buffer.reset()
-    assert len(aux_buffer) == aux_buffer.n_sequences == 0 and aux_buffer.old_parameters is None
+    assert len(aux_buffer) == aux_buffer.n_sequences == 0 and aux_buffer.recorded is None
 
 
 @pytest.mark.parametrize(

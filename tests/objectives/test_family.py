@@ -15,6 +15,8 @@ from sb3_ppg.objectives import OBJECTIVES, make_objective
 from sb3_ppg.zoo.registration import hyperparameter_file
 from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log
 
+pytestmark = pytest.mark.slow
+
 MEMBERS = [name for name, member in FAMILY.items() if member.preset]
 NO_LSTM = {"ddcpg", "idaac"}
 ACTIONS = {
@@ -204,7 +206,6 @@ def test_constant_advantages_have_no_negative_variance():
         assert np.isfinite(objective.normalized_advantages(np.full((8, 2), scale, np.float32))).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MEMBERS)
 def test_it_learns(name):
     settings = dict(n_steps=128, batch_size=128, n_epochs=4, gamma=0.99, learning_rate=1e-3, ent_coef=0.0)

@@ -257,7 +257,7 @@ def test_a_newer_or_incomplete_model_is_refused(model_file, tmp_path, monkeypatc
                 without.writestr(name, archive.read(name))
     with pytest.raises(ModelFormatError, match=r"without\.zip is damaged: it has no aux_optimizer\.pth"):
         PPG.load(tmp_path / "without.zip")
-    monkeypatch.setattr("sb3_ppg.saving.model_file.FORMAT_VERSION", 2)
+    monkeypatch.setattr("sb3_ppg.saving.model_file.ZIP_FORMAT_VERSION", 2)
     small().save(tmp_path / "newer.zip")
     monkeypatch.undo()
     with pytest.raises(ModelFormatError, match=r"newer\.zip has version 2 of its format, this sb3_ppg reads 1"):

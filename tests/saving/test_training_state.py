@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, ModelFormatError, RecurrentPPG
 from sb3_ppg.hub import save_pretrained
-from sb3_ppg.saving.files import replaced
+from sb3_ppg.saving.files import atomic_write
 from tests.helpers import run_in_a_new_process
 from tests.saving.small_models import change_data, discrete, masked, numbers_of, same, saved, small
 
@@ -209,7 +209,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 
 def test_a_newer_file_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("sb3_ppg.saving.training_state.FORMAT_VERSION", 2)
+    monkeypatch.setattr("sb3_ppg.saving.training_state.STATE_FORMAT_VERSION", 2)
     model, path = saved(tmp_path)
     monkeypatch.undo()
     with pytest.raises(ModelFormatError, match="version 2 of its format, this sb3_ppg reads 1"):
@@ -241,11 +241,11 @@ def test_other_observations_are_refused(tmp_path):
 
 def test_a_file_appears_when_it_is_complete(tmp_path):
     path = tmp_path / "folder" / "file"
-    with replaced(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("one")
         assert not path.exists()
     assert path.read_text() == "one"
-    with pytest.raises(RuntimeError), replaced(path) as temporary:
+    with pytest.raises(RuntimeError), atomic_write(path) as temporary:
         temporary.write_text("two")
         raise RuntimeError
     assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]

@@ -76,7 +76,7 @@ def gradients(model: PPG, micro_batch_size: int | None) -> dict[str, dict[str, t
     batch = next(model.rollout_buffer.get(model.batch_size))
     if not len(model.aux_buffer):
         model.aux_buffer.add(model.rollout_buffer)
-        model.aux_buffer.record_old_policy(model._distribution_parameters, 2)
+        model.aux_buffer.record(model._recorded, 2)
         with th.no_grad():  # for the KL not to be zero
             for parameter in parameters.values():
                 parameter.mul_(1.05)
@@ -548,8 +548,8 @@ def test_the_kl_starts_at_zero(monkeypatch, mixed_precision):
     model = make(mixed_precision=mixed_precision, micro_batch_size=5, n_envs=6)
     epochs = []
 
-    def spy(phase, *args):
-        epochs.append((phase, optimize_epoch(phase, *args)))
+    def spy(phase, *args, **kwargs):
+        epochs.append((phase, optimize_epoch(phase, *args, **kwargs)))
         return epochs[-1][1]
 
     monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", spy)
@@ -622,12 +622,12 @@ DICT = spaces.Dict(image=image_space(3, 36, 36), vector=spaces.Box(-1, 1, (4,)))
 def test_observations_on_the_device_give_the_same_minibatches(monkeypatch, space):
     model = make(space=space)
     buffer = full_aux_buffer(model)
-    buffer.record_old_policy(model._distribution_parameters, 2)
+    buffer.record(model._recorded, 2)
     expected = batches(buffer)
     assert buffer.observations_on_device is None
 
     monkeypatch.setattr(type(buffer), "_fits_on_the_device", lambda self: True)
-    buffer.record_old_policy(model._distribution_parameters, 2)
+    buffer.record(model._recorded, 2)
     assert buffer.observations_on_device is not None
     assert_same(batches(buffer), expected)
     buffer.reset()
@@ -649,7 +649,7 @@ def test_observations_that_do_not_fit_go_through_pinned_memory(monkeypatch):
     """In a stream of their own, which the training one waits for; the tensor is kept until it has been used there."""
     model = make()
     buffer = full_aux_buffer(model)
-    buffer.record_old_policy(model._distribution_parameters, 2)
+    buffer.record(model._recorded, 2)
     expected = batches(buffer)
 
     events = []
