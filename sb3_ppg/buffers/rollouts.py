@@ -77,6 +77,18 @@ def by_step(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
     return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size).T
 
 
+def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
+    """
+    :param rollout_buffer: that an array is of
+    :param array: (n_steps, n_envs, ...), as collected, or (n_envs * n_steps, ...), as ``get`` has ordered it
+    :return: (n_envs, n_steps, numbers of a sample)
+    """
+    n_steps, n_envs = rollout_buffer.buffer_size, rollout_buffer.n_envs
+    if array.shape[:2] == (n_steps, n_envs):
+        array = array.swapaxes(0, 1)
+    return array.reshape(n_envs, n_steps, -1)
+
+
 @cache
 def _extended(name: str, fields: tuple[str, ...]) -> Any:
     return namedtuple(name, (*fields, "extras"))

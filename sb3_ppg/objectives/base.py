@@ -10,7 +10,7 @@ from torch import nn
 
 from sb3_ppg import losses
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.rollouts import Observations
+from sb3_ppg.buffers.rollouts import Observations, by_environment
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy
@@ -190,9 +190,8 @@ class Objective(nn.Module):
         :return: by name, what the auxiliary phase needs of it, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a
             sequence has once
         """
-        sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
-        arrays: dict[str, Any] = {name: getattr(rollout_buffer, name) for name in self.kept}
-        return {name: array.reshape(*sizes, -1) for name, array in arrays.items()}
+        arrays = {name: getattr(rollout_buffer, name) for name in self.kept}
+        return {name: by_environment(rollout_buffer, array) for name, array in arrays.items()}
 
     def is_kept(self, model: PhasicModel, kept: dict[str, np.ndarray]) -> bool:
         """

@@ -59,20 +59,13 @@ class DelayedCriticObjective(PaperObjective):
         distance = losses.auxiliary_value_loss(values / unit, batch.old_values / unit)
         return Losses(self.value_distance_coef * distance, {"value_distance": distance})
 
-    def auxiliary_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
+    def evaluated_losses(
+        self,
+        policy: PhasicActorCriticPolicy,
+        evaluation: AuxiliaryEvaluation,
+        batch: AuxiliaryBatch,
+        coefficients: Coefficients,
     ) -> Losses:
-        return self.delayed_value_losses(policy.evaluate_auxiliary(*inputs), batch, coefficients)
-
-    def delayed_value_losses(
-        self, evaluation: AuxiliaryEvaluation, batch: AuxiliaryBatch, coefficients: Coefficients
-    ) -> Losses:
-        """
-        :param evaluation: of the batch
-        :param batch: B samples of the phase
-        :param coefficients: of the terms
-        :return: L^value + β_clone E[KL(π_old, π)], and each term
-        """
         unit = coefficients.value_unit
         terms = {
             "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
@@ -139,11 +132,14 @@ class DynamicsObjective(DelayedCriticObjective):
             if name.startswith(LAST)
         )
 
-    def auxiliary_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
+    def evaluated_losses(
+        self,
+        policy: PhasicActorCriticPolicy,
+        evaluation: AuxiliaryEvaluation,
+        batch: AuxiliaryBatch,
+        coefficients: Coefficients,
     ) -> Losses:
-        evaluation = policy.evaluate_auxiliary(*inputs)
-        delayed = self.delayed_value_losses(evaluation, batch, coefficients)
+        delayed = super().evaluated_losses(policy, evaluation, batch, coefficients)
         terms = self.dynamics_losses(policy, evaluation.latent_pi, batch)
         dynamics = terms["dynamics_true"] + 0.5 * terms["dynamics_false_action"] + terms["dynamics_false_next"]
         return Losses(delayed.total + self.dynamics_coef * dynamics, {**delayed.terms, "dynamics_loss": dynamics, **terms})

@@ -8,7 +8,7 @@ from sb3_ppg import losses
 from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.objectives.base import Coefficients, Objective
-from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
 
 
@@ -75,7 +75,24 @@ class PaperObjective(Objective):
     def auxiliary_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
-        evaluation = policy.evaluate_auxiliary(*inputs)
+        return self.evaluated_losses(policy, policy.evaluate_auxiliary(*inputs), batch, coefficients)
+
+    def evaluated_losses(
+        self,
+        policy: PhasicActorCriticPolicy,
+        evaluation: AuxiliaryEvaluation,
+        batch: AuxiliaryBatch,
+        coefficients: Coefficients,
+    ) -> Losses:
+        """
+        Of the auxiliary phase, once the networks have been run.
+
+        :param policy: in training
+        :param evaluation: of the batch
+        :param batch: B samples of the phase
+        :param coefficients: of the terms
+        :return: their sum, and each term
+        """
         unit = coefficients.value_unit
         targets = batch.value_targets / unit
         terms = {
