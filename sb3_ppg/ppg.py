@@ -1,8 +1,7 @@
 """Phasic Policy Gradient: Algorithm 1 of https://arxiv.org/abs/2009.04416 on Stable-Baselines3."""
 
-import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
-from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor, update_learning_rate
+from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 
 from sb3_ppg.arguments import (
     arguments_explained,
@@ -22,30 +21,22 @@ from sb3_ppg.arguments import (
     warn_of_learning_rates,
     warn_of_truncated_minibatches,
 )
-from sb3_ppg.base import PhasicAlgorithm
-from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
-from sb3_ppg.buffers.rollouts import minibatches, one_observation
+from sb3_ppg.buffers.aux_buffer import AuxBuffer
+from sb3_ppg.buffers.rollouts import minibatches
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
+from sb3_ppg.epochs import PhasicEpochs
 from sb3_ppg.objectives import Coefficients, Objective, make_objective
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
-from sb3_ppg.training.diagnostics import auxiliary_outcome, policy_phase_summary
-from sb3_ppg.training.memory import fitting_micro_batch_size
 from sb3_ppg.training.optimization import (
     Adversary,
     Epoch,
     Losses,
     mean_losses,
-    optimize_epoch,
-    split,
-    unvalidated_distributions,
 )
 from sb3_ppg.training.value_units import change_value_units
 
-# What an auxiliary phase has led to is evaluated on about so many of its samples
-EVALUATED_SAMPLES = 4096
 
-
-class PPG(PhasicAlgorithm):
+class PPG(PhasicEpochs):
     """
     Phasic Policy Gradient (PPG): PPO whose policy network learns from the value function in phases of its own.
 
@@ -135,9 +126,6 @@ class PPG(PhasicAlgorithm):
         *("n_envs", "n_steps", "batch_size", "n_epochs", "n_value_epochs", "n_policy_iterations", "n_aux_epochs"),
         *("aux_batch_size", "normalize_advantage", "normalize_value_targets", "target_kl"),
     )
-    max_grad_norm: float | None  # type: ignore[assignment]
-    _n_epochs_of_update: int = 0
-    _fitting_micro_batch_size: tuple[int | None] | None = None  # once it is known
 
     @arguments_explained
     def __init__(
@@ -263,14 +251,6 @@ class PPG(PhasicAlgorithm):
         check_policy(self)
         self.criterion.check(self)
 
-    def _policy_phase_optimizers(self) -> list[th.optim.Optimizer]:
-        of_adversary = self.criterion.adversary_optimizer
-        return [self.policy.optimizer, self.value_optimizer, *([] if of_adversary is None else [of_adversary])]
-
-    def _prepare_to_learn(self, total_timesteps: int) -> None:
-        super()._prepare_to_learn(total_timesteps)
-        self._fitting_micro_batch_size = None
-
     # ---- Algorithm 1 ----
 
     def train(self) -> None:
@@ -362,20 +342,6 @@ class PPG(PhasicAlgorithm):
             history.append(self._epoch("policy", self.value_optimizer, batches, losses))
         return history
 
-    def _start_epoch(self) -> None:
-        """Of the policy phase: all but the first of an update may have advantages of the present value function."""
-        if self.recompute_advantages and self._n_epochs_of_update > 0:
-            assert self.rollout_end is not None
-            self.bring_up_to_date(self.rollout_buffer, self.rollout_end)
-        self._n_epochs_of_update += 1
-
-    def _log_policy_phase(self, history: list[Epoch], value_history: list[Epoch], coefficients: Coefficients) -> None:
-        summary = policy_phase_summary(self.policy, self.rollout_buffer, history, value_history, coefficients.clip_range)
-        self._record("train", summary)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit")}
-        self._record("train", {name: value for name, value in scales.items() if value is not None})
-
     def _auxiliary_phase(self) -> None:
         """Optimise L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
         start = time.perf_counter()
@@ -400,70 +366,3 @@ class PPG(PhasicAlgorithm):
         self._record("aux", {**mean_losses(history), **self._outcome(n_sequences), "learning_rate": learning_rate})
         self._record("aux", {"n_phases": self._n_aux_phases, "seconds": time.perf_counter() - start})
         events.end()
-
-    # ---- what both phases need ----
-
-    def _epoch(
-        self,
-        phase: str,
-        optimizer: th.optim.Optimizer,
-        batches: Iterable[Any],
-        losses: Callable[[Any], Losses],
-        **options: Any,
-    ) -> Epoch:
-        networks, micro_batch_size = [self.policy, self.criterion], self._micro_batch_size()
-        return optimize_epoch(phase, networks, optimizer, batches, losses, micro_batch_size, self.max_grad_norm, **options)
-
-    def _losses(self, losses: Callable[..., Losses], coefficients: Coefficients, batch: Any) -> Losses:
-        """Those of the objective, of a minibatch of either phase."""
-        return losses(self.policy, self.network_inputs(batch), batch, coefficients)
-
-    def _coefficients(self) -> Coefficients:
-        """The present ones: clip ranges may be schedules, or plain numbers if somebody has set the attributes to such."""
-        clip_range, clip_range_vf = (
-            schedule(self._current_progress_remaining) if callable(schedule) else schedule
-            for schedule in (self.clip_range, self.clip_range_vf)
-        )
-        weights = {name: getattr(self, name) for name in ("ent_coef", "vf_coef", "kl_coef", "beta_clone")}
-        return Coefficients(clip_range, clip_range_vf, self.policy.value_unit, **weights)
-
-    @th.no_grad()
-    @unvalidated_distributions()
-    def _recorded(self, batch: AuxiliaryBatch) -> th.Tensor:
-        """In the micro-batches of the epochs that follow, for rounding to be the same: KL(π_old, π) starts at zero."""
-        inputs = map(self.network_inputs, split(batch, self._micro_batch_size()))
-        return th.cat([self.criterion.recorded(self.policy, part) for part in inputs])
-
-    def _outcome(self, n_sequences: int) -> dict[str, float]:
-        """Of an auxiliary phase, from a part of its samples, evenly spread."""
-        self.policy.set_training_mode(False)
-        some = self.aux_buffer.evenly_spread(max(1, EVALUATED_SAMPLES // self.n_steps))
-        batches = (batch for _, batch in self.aux_buffer.batches(some, n_sequences))
-        parts = (part for batch in batches for part in split(batch, self._micro_batch_size()))
-        outcome = auxiliary_outcome(
-            self.policy,
-            self.criterion.kl_to_recorded,
-            ((self.network_inputs(part), part.value_targets, part.recorded) for part in parts),
-        )
-        self.policy.set_training_mode(True)
-        return outcome
-
-    def _aux_sequences_per_batch(self) -> int:
-        if self.aux_batch_size is None:
-            return math.ceil(self.aux_buffer.n_sequences / 16)
-        return self.aux_batch_size // (self.aux_buffer.sequence_length or self.n_steps)
-
-    def _micro_batch_size(self) -> int | None:
-        if self.micro_batch_size != "auto" or self.criterion.needs_whole_minibatches:
-            return None if self.micro_batch_size == "auto" else self.micro_batch_size
-        if self._fitting_micro_batch_size is None:  # asked once per training: the network stays as it is
-            observation = obs_as_tensor(one_observation(self.rollout_buffer), self.device)
-            self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
-        return self._fitting_micro_batch_size[0]
-
-    def _record(self, group: str, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self.logger.record(f"{group}/{name}", value)
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fitting_micro_batch_size"]

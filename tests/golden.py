@@ -12,9 +12,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, losses
 from sb3_ppg.objectives import RolloutEnd
-from sb3_ppg.ppg import optimize_epoch
 from sb3_ppg.training import optimization
-from sb3_ppg.training.optimization import Epoch
+from sb3_ppg.training.optimization import Epoch, optimize_epoch
 
 DATA = Path(__file__).parent / "data"
 # Their heads of the policy, and networks of objectives
@@ -104,7 +103,7 @@ class GoldenTraining:
         self._orders: list[np.ndarray] = []
         monkeypatch.setattr(np.random, "permutation", lambda n: self._orders.pop(0))
         monkeypatch.setattr(
-            "sb3_ppg.ppg.optimize_epoch",
+            "sb3_ppg.epochs.optimize_epoch",
             lambda *args, **kwargs: self.epochs.append(optimize_epoch(*args, **kwargs)) or self.epochs[-1],
         )
 

@@ -219,7 +219,9 @@ def test_golden_numbers(name, dtype, monkeypatch):
     monkeypatch.setattr(model.aux_buffer, "record", record_golden_targets)
     monkeypatch.setattr(np.random, "permutation", lambda n: np.array(order))
     histories = []
-    monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", lambda *args: histories.append(optimize_epoch(*args)) or histories[-1])
+    monkeypatch.setattr(
+        "sb3_ppg.epochs.optimize_epoch", lambda *args: histories.append(optimize_epoch(*args)) or histories[-1]
+    )
 
     model._auxiliary_phase()
 

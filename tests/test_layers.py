@@ -18,6 +18,7 @@ LAYERS = [
     ["saving", "arguments"],
     ["objectives"],
     ["base"],
+    ["epochs"],
     ["ppg"],
     ["recurrent", "maskable"],
     ["family"],

@@ -685,7 +685,7 @@ def test_a_clip_range_is_asked_for_once_per_update():
 def test_the_value_loss_is_that_of_all_epochs(monkeypatch):
     model = make(n_value_epochs=3, n_epochs=1, learning_rate=1e-2)
     epochs = []
-    monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", lambda *a, **k: epochs.append(optimize_epoch(*a, **k)) or epochs[-1])
+    monkeypatch.setattr("sb3_ppg.epochs.optimize_epoch", lambda *a, **k: epochs.append(optimize_epoch(*a, **k)) or epochs[-1])
     logged = learn_and_log(model, 16)
     losses_of_epochs = [epoch.losses["value_loss"].mean() for epoch in epochs[:3]]
     assert len(losses_of_epochs) == 3 and len({round(float(loss), 5) for loss in losses_of_epochs}) == 3

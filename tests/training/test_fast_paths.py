@@ -434,7 +434,7 @@ def test_micro_batches_of_batch_normalisation_are_refused():
 
 def test_the_size_is_looked_for_once_per_training(monkeypatch):
     asked, original = [], fitting_micro_batch_size
-    monkeypatch.setattr("sb3_ppg.ppg.fitting_micro_batch_size", lambda *args: asked.append(args) or original(*args))
+    monkeypatch.setattr("sb3_ppg.epochs.fitting_micro_batch_size", lambda *args: asked.append(args) or original(*args))
     model = make()
     model.learn(2 * 32)
     assert len(asked) == 1 and model._n_aux_phases > 0
@@ -552,7 +552,7 @@ def test_the_kl_starts_at_zero(monkeypatch, mixed_precision):
         epochs.append((phase, optimize_epoch(phase, *args, **kwargs)))
         return epochs[-1][1]
 
-    monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", spy)
+    monkeypatch.setattr("sb3_ppg.epochs.optimize_epoch", spy)
     model.learn(2 * 48)
     first = next(epoch for phase, epoch in epochs if phase == "auxiliary")
     assert first.losses["kl"][0] < 1e-8 < 1e-6 < first.losses["kl"][1]
