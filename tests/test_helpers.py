@@ -8,7 +8,8 @@ pytestmark = pytest.mark.slow
 
 SHOW = """
 import multiprocessing, os, sys
-print(sys.argv, __name__, sys.path[0], os.getcwd(), sys.stdin.read(), os.environ.get("SHOWN"), sys.modules["__main__"].__spec__)
+print(sys.argv, __name__, sys.modules["__main__"].__spec__, sys.path[0])
+print(os.getcwd(), os.environ.get("SHOWN"), sys.stdin.read())
 print(multiprocessing.get_start_method(), multiprocessing.current_process().name, multiprocessing.parent_process())
 print("an error", file=sys.stderr)
 """
@@ -43,7 +44,7 @@ def test_what_a_program_sees_of_its_process(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOWN", "yes")
     alone, forked = both("-c", SHOW, "a", "b c", cwd=tmp_path)
     assert forked == alone and "yes" in forked[1] and "an error" in forked[2]
-    (tmp_path / "shown.py").write_text(SHOW.replace(', sys.modules["__main__"].__spec__', ", __spec__.name"))
+    (tmp_path / "shown.py").write_text(SHOW.replace('sys.modules["__main__"].__spec__', "__spec__.name"))
     alone, forked = both("-m", "shown", "--option", cwd=tmp_path)
     assert forked == alone and "'--option'" in forked[1]
 
