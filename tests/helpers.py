@@ -151,11 +151,12 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     """
     :param command: "-m" and a module, or "-c" and code, and arguments
-    :param anew: whether a new interpreter runs it, instead of a fork of one that has imported what takes seconds
+    :param anew: whether a new interpreter runs it, instead of a fork of one that has imported what takes seconds; see
+        ``fork_server.py``
     :param environment: variables beside those of this process
     """
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **environment}
-    if anew:
+    if anew or sys.platform != "linux":  # elsewhere there is no fork, or none that is safe
         return subprocess.run(
             [sys.executable, *command], cwd=cwd, env=variables, capture_output=True, text=True, timeout=TIME_LIMIT
         )
