@@ -5,7 +5,9 @@ import os
 import signal
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_ppg import (
     PPG,
@@ -26,6 +28,7 @@ from sb3_ppg import (
     aux_buffer_path,
     latest_checkpoint,
 )
+from sb3_ppg.family import FAMILY, with_preset
 from tests.helpers import image_space, run_in_a_new_process
 from tests.saving.small_models import N_ENVS, discrete, everything, masked, small
 
@@ -36,6 +39,12 @@ N_STEPS, N_ITERATIONS = 8, 7
 ROLLOUT = N_STEPS * N_ENVS
 DICT = spaces.Dict(a=image_space(1, 36, 36), b=spaces.Box(-1, 1, (2,)))
 SMALL_CNN = dict(features_extractor_kwargs=dict(cnn_output_dim=4))
+
+
+def of_the_family(name: str) -> tuple[VecEnv, dict[str, Any]]:
+    """With its preset, where that does not say how long phases are."""
+    capacity = dict(aux_buffer_kwargs=dict(capacity=4)) if name == "ddcpg" else {}
+    return discrete(), {**with_preset(name, {"aux_batch_size": 8, **capacity}), "n_epochs": 2, "max_grad_norm": 0.5}
 
 
 SETTINGS = {
@@ -70,20 +79,19 @@ SETTINGS = {
         ),
     ),
     "masks": lambda: (masked(), dict(algorithm=MaskablePPG)),
+    "a queue of rollouts": lambda: (discrete(), dict(aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True)),
+    **{name: partial(of_the_family, name) for name, member in FAMILY.items() if member.preset},
 }
 
 
 def make(setting: str) -> PPG:
     env, kwargs = SETTINGS[setting]()
-    kwargs = {"policy": "MlpPolicy", "batch_size": 4, **kwargs}
+    phases = dict(n_epochs=2, n_policy_iterations=3, n_aux_epochs=2, aux_batch_size=8)
+    kwargs = {"policy": "MlpPolicy", "batch_size": 4, **phases, **kwargs}
     return kwargs.pop("algorithm", PPG)(
         env=env,
         learning_rate=LinearSchedule(1e-3, 0, 1),
         n_steps=N_STEPS,
-        n_epochs=2,
-        n_policy_iterations=3,
-        n_aux_epochs=2,
-        aux_batch_size=8,
         seed=0,
         device="cpu",
         **kwargs,
