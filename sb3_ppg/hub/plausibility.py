@@ -150,12 +150,15 @@ def try_out(model: PPG) -> None:
     :param model: complete
     :raises ModelFormatError: if the networks do not give finite numbers for an observation
     """
-    for name, parameter in model.policy.named_parameters():
-        if not (parameter.abs() <= MAX_WEIGHT).all():
-            raise ModelFormatError(f"policy.{name}: weights of more than {MAX_WEIGHT:,.0f} are none to train with")
-    for name, module in model.policy.named_modules():
-        if isinstance(module, ValueHead) and not 0 < module.std <= MAX_UNIT:
-            raise ModelFormatError(f"policy.{name}.std: {module.std.item()} is no unit of values")
+    for owner, network in (("policy", model.policy), ("criterion", model.criterion)):
+        for name, parameter in network.named_parameters():
+            if not (parameter.abs() <= MAX_WEIGHT).all():
+                raise ModelFormatError(f"{owner}.{name}: weights of more than {MAX_WEIGHT:,.0f} are none to train with")
+        for name, module in network.named_modules():
+            if isinstance(module, ValueHead) and not 0 < module.std <= MAX_UNIT:
+                raise ModelFormatError(f"{owner}.{name}.std: {module.std.item()} is no unit of values")
+    if not model.criterion.has_plausible_state():
+        raise ModelFormatError("criterion: the state of the objective is none that training can have led to")
     observation = _some_observation(model.observation_space)
     training = model.policy.training
     model.policy.set_training_mode(False)

@@ -21,7 +21,7 @@ from sb3_ppg.buffers.rollouts import order_by_environment
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.objectives.base import Coefficients, RolloutEnd, require_architecture
+from sb3_ppg.objectives.base import MOST, Coefficients, RolloutEnd, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
@@ -51,6 +51,7 @@ class AdvantageHeadObjective(PaperObjective):
         super().__init__(policy)
         if not is_count(value_frequency):
             raise ArgumentError(f"`value_frequency`={value_frequency!r} cannot work: use an integer of at least 1")
+        require_number("advantage_coef", advantage_coef, 0, MOST)
         self.advantage_coef = advantage_coef
         self.value_frequency = value_frequency
         self.advantage_head = nn.Linear(policy.mlp_extractor.latent_dim_pi + n_features(policy.action_space), 1)
@@ -61,6 +62,9 @@ class AdvantageHeadObjective(PaperObjective):
         require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
         require(model, model.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
+
+    def has_plausible_state(self) -> bool:
+        return bool(self.n_rollouts >= 0)
 
     def n_value_epochs(self, n_value_epochs: int) -> int:
         is_due = self.n_rollouts.item() % self.value_frequency == 0
@@ -122,6 +126,9 @@ class OrderObjective(AdvantageHeadObjective):
         super().__init__(policy, advantage_coef, value_frequency)
         if not is_count(hidden_size, at_least=0):
             raise ArgumentError(f"`hidden_size`={hidden_size!r} cannot work: use an integer of at least 0")
+        require_number("order_coef", order_coef, 0, MOST)
+        if not isinstance(level_key, str):
+            raise ArgumentError(f"`level_key`={level_key!r} cannot work: use a string")
         self.order_coef = order_coef
         self.level_key = level_key
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi

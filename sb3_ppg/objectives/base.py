@@ -11,6 +11,7 @@ from torch import nn
 from sb3_ppg import losses
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import Observations, by_environment
+from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy
@@ -53,6 +54,21 @@ def require_architecture(model: PhasicModel, objective: "Objective", architectur
             f"`architecture`={model.policy.architecture!r} cannot work with {type(objective).__name__}: {reason}; use "
             f"policy_kwargs=dict(architecture={architecture!r})"
         )
+
+
+def require_number(name: str, value: Any, least: float, most: float) -> None:
+    """
+    :param name: of an argument of an objective
+    :param value: of it
+    :param least: that can work
+    :param most: that can be meant
+    :raises ArgumentError: if it is another one, or no number
+    """
+    if not (is_number(value) and least <= value <= most):
+        raise ArgumentError(f"`{name}`={value!r} cannot work: use a number from {least:g} to {most:g}")
+
+
+MOST = 1e6  # of a weight
 
 
 class RolloutEnd(NamedTuple):
@@ -264,6 +280,10 @@ class Objective(nn.Module):
         """
 
     # ---- parameters ----
+
+    def has_plausible_state(self) -> bool:
+        """Whether its buffers, which may come from a file, hold what training can have led to."""
+        return True
 
     def trained_with_policy(self) -> list[nn.Parameter]:
         """The parameters that the policy's optimizers train beside its own: all but the adversary's."""

@@ -16,10 +16,10 @@ from sb3_ppg import losses
 from sb3_ppg.actions import features, from_buffer, n_features
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.checks import is_within
+from sb3_ppg.checks import is_count, is_within
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.objectives.base import Coefficients, RolloutEnd, require_architecture
+from sb3_ppg.objectives.base import MOST, Coefficients, RolloutEnd, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
@@ -44,8 +44,7 @@ class DelayedCriticObjective(PaperObjective):
 
     def __init__(self, policy: PhasicActorCriticPolicy, value_distance_coef: float = 1.0) -> None:
         super().__init__(policy)
-        if not value_distance_coef >= 0:
-            raise ArgumentError(f"`value_distance_coef`={value_distance_coef!r} cannot work: use a number of at least 0")
+        require_number("value_distance_coef", value_distance_coef, 0, MOST)
         self.value_distance_coef = value_distance_coef
 
     def check(self, model: PhasicModel) -> None:
@@ -99,6 +98,9 @@ class DynamicsObjective(DelayedCriticObjective):
         hidden_size: int = 256,
     ) -> None:
         super().__init__(policy, value_distance_coef)
+        require_number("dynamics_coef", dynamics_coef, 0, MOST)
+        if not is_count(hidden_size):
+            raise ArgumentError(f"`hidden_size`={hidden_size!r} cannot work: use an integer of at least 1")
         self.dynamics_coef = dynamics_coef
         self.n_actions = n_features(policy.action_space)  # of a Discrete space
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions

@@ -18,7 +18,7 @@ from sb3_ppg.arguments import require
 from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.objectives.base import Coefficients
+from sb3_ppg.objectives.base import MOST, Coefficients, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
@@ -40,8 +40,7 @@ class DecoupledObjective(PaperObjective):
 
     def __init__(self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0) -> None:
         super().__init__(policy)
-        if not (is_number(importance_limit) and importance_limit >= 1):
-            raise ArgumentError(f"`importance_limit`={importance_limit!r} cannot work: use a finite number of at least 1")
+        require_number("importance_limit", importance_limit, 1, MOST)
         self.importance_limit = importance_limit
         if policy.use_sde:
             with th.no_grad():
@@ -67,6 +66,9 @@ class DecoupledObjective(PaperObjective):
         """
         self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
+
+    def has_plausible_state(self) -> bool:
+        return bool(self.proximal.get_buffer("n_averaged") >= 1)
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
         self.restart(policy)
@@ -134,8 +136,8 @@ class EWMAObjective(DecoupledObjective):
     ) -> None:
         if center_of_mass is not None and decay is not None:
             raise ArgumentError(f"`decay`={decay!r} and `center_of_mass`={center_of_mass!r} say the same: use one of them")
-        if not (center_of_mass is None or (is_number(center_of_mass) and center_of_mass >= 0)):
-            raise ArgumentError(f"`center_of_mass`={center_of_mass!r} cannot work: use a finite number of at least 0")
+        if center_of_mass is not None:
+            require_number("center_of_mass", center_of_mass, 0, MOST)
         if decay is None:
             center_of_mass = 8.0 if center_of_mass is None else center_of_mass
             decay = center_of_mass / (1 + center_of_mass)
@@ -155,6 +157,10 @@ class EWMAObjective(DecoupledObjective):
             "recompute_advantages",
             "the average of the advantages' moments would count a rollout several times; use False, or `advantage_decay`=0",
         )
+
+    def has_plausible_state(self) -> bool:
+        moments_are = self.advantage_weight >= 0 and self.advantage_variance >= 0 and self.advantage_mean.abs() <= 1e30
+        return super().has_plausible_state() and bool(moments_are)
 
     def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
         n_policies = th.as_tensor(n_averaged + 1, dtype=th.float64)  # with the present one

@@ -16,6 +16,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
 from tests.attack.harness import Attack
@@ -55,7 +56,7 @@ def _models() -> Iterator[tuple[str, PPG, Callable[[], VecEnv]]]:
     tiny = dict(net_arch=[4])
     make = _random(BOX, spaces.Discrete(2))
     arguments: dict[str, Any] = dict(learning_rate=LinearSchedule(1e-3, 1e-5, 0.5), n_value_epochs=1, target_kl=5.0)
-    yield "ppg", PPG("MlpPolicy", VecNormalize(make()), **SMALL, **arguments, policy_kwargs=tiny), make
+    yield "plain", PPG("MlpPolicy", VecNormalize(make()), **SMALL, **arguments, policy_kwargs=tiny), make
     make = _random(BOX, ACTIONS)
     kwargs = dict(tiny, squash_output=True, optimizer_class=th.optim.AdamW, optimizer_kwargs=dict(amsgrad=True))
     yield "continuous", PPG("MlpPolicy", make(), **SMALL, use_sde=True, policy_kwargs=kwargs), make
@@ -74,6 +75,14 @@ def _models() -> Iterator[tuple[str, PPG, Callable[[], VecEnv]]]:
     arguments = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer)
     arguments["rollout_buffer_kwargs"] = dict(reward_normalizer=RewardNormalizer())
     yield "rewards", PPG("MlpPolicy", make(), **SMALL, **arguments, policy_kwargs=kwargs), make
+    make = _random(BOX, spaces.Discrete(3))
+    for name in ("ppg_ewma", "ddcpg", "idaac", "dna"):
+        arguments = {**SMALL, "policy_kwargs": tiny}
+        if name in ("ddcpg", "idaac"):
+            arguments["objective_kwargs"] = dict(hidden_size=4)
+        if name == "idaac":
+            arguments["n_aux_epochs"] = 0
+        yield name, PPG("MlpPolicy", make(), **with_preset(name, arguments)), make
 
 
 def _bases() -> dict[str, Base]:
@@ -272,29 +281,36 @@ def _write_and_change(base: Base, name: str, change: Callable[[Path], Any], fold
 
 
 def attacks() -> Iterator[Attack]:
-    """Changed descriptions, arrays, bytes and files of each model."""
+    """Changed descriptions, arrays, bytes and files of each model; of the family, what PPG's models do not have."""
     for kind, base in _bases().items():
-        load_with_env, load_alone = partial(_load, base.make_env), partial(_load, None)
-        yield Attack(f"{kind}: {UNCHANGED}", partial(_write, base, "", None), load_with_env, _use)
-        for path, (change, content) in _changed_descriptions(base):
-            write = partial(_write, base, DESCRIPTION, content)
-            load = load_alone if path[:1] in (("spaces",), ("n_envs",)) else load_with_env
-            yield Attack(f"{kind}, description: {change}", write, load, _use)
-            if path[:1] == ("vec_normalize",):
-                yield Attack(f"{kind}, load_vec_normalize: {change}", write, load_vec_normalize, _normalize)
-        changes: dict[str, tuple[str, Iterator[Change]]] = {
-            "arrays": (ARRAYS, _changed_arrays(base)),
-            "claims": (DESCRIPTION, _claims(base)),  # alone: an environment would say how many there are, and what is seen
-        }
-        if kind == "ppg":  # what is the same for all
-            changes["header"] = (ARRAYS, _changed_headers(base))
-            changes["bytes of the arrays"] = (ARRAYS, _changed_arrays_bytes(base.files[ARRAYS]))
-            changes["bytes of the description"] = (DESCRIPTION, _changed_descriptions_bytes(base.files[DESCRIPTION]))
-        for family, (file, changed) in changes.items():
-            for change, content in changed:
-                load = load_alone if family == "claims" else load_with_env
-                yield Attack(f"{kind}, {family}: {change}", partial(_write, base, file, content), load, _use)
-        for name in (DESCRIPTION, ARRAYS, CHECKSUMS):
-            for change, change_file in FILE_CHANGES.items():
-                write = partial(_write_and_change, base, name, change_file)
-                yield Attack(f"{kind}, files: {name} is {change}", write, load_alone)
+        for attack in _attacks_on(kind, base):
+            own = any(word in attack.name for word in ("objective", "criterion", "adversary", UNCHANGED))
+            if own or kind not in FAMILY:
+                yield attack
+
+
+def _attacks_on(kind: str, base: Base) -> Iterator[Attack]:
+    load_with_env, load_alone = partial(_load, base.make_env), partial(_load, None)
+    yield Attack(f"{kind}: {UNCHANGED}", partial(_write, base, "", None), load_with_env, _use)
+    for path, (change, content) in _changed_descriptions(base):
+        write = partial(_write, base, DESCRIPTION, content)
+        load = load_alone if path[:1] in (("spaces",), ("n_envs",)) else load_with_env
+        yield Attack(f"{kind}, description: {change}", write, load, _use)
+        if path[:1] == ("vec_normalize",):
+            yield Attack(f"{kind}, load_vec_normalize: {change}", write, load_vec_normalize, _normalize)
+    changes: dict[str, tuple[str, Iterator[Change]]] = {
+        "arrays": (ARRAYS, _changed_arrays(base)),
+        "claims": (DESCRIPTION, _claims(base)),  # alone: an environment would say how many there are, and what is seen
+    }
+    if kind == "plain":  # what is the same for all
+        changes["header"] = (ARRAYS, _changed_headers(base))
+        changes["bytes of the arrays"] = (ARRAYS, _changed_arrays_bytes(base.files[ARRAYS]))
+        changes["bytes of the description"] = (DESCRIPTION, _changed_descriptions_bytes(base.files[DESCRIPTION]))
+    for family, (file, changed) in changes.items():
+        for change, content in changed:
+            load = load_alone if family == "claims" else load_with_env
+            yield Attack(f"{kind}, {family}: {change}", partial(_write, base, file, content), load, _use)
+    for name in (DESCRIPTION, ARRAYS, CHECKSUMS):
+        for change, change_file in FILE_CHANGES.items():
+            write = partial(_write_and_change, base, name, change_file)
+            yield Attack(f"{kind}, files: {name} is {change}", write, load_alone)
