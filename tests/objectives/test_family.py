@@ -1,6 +1,7 @@
 """The members of the family on every space, with memory and masks, saved, shared, resumed, and with several processes."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -215,3 +216,11 @@ def test_it_learns(name):
     model.learn(25_000)
     mean, _ = evaluate_policy(model, make_vec_env("CartPole-v1", 1, seed=100), n_eval_episodes=10)
     assert mean > 150  # 22 by chance
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_value_in_the_log_is_explained(name):
+    glossary = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
+    constraint = dict(objective_kwargs=dict(constraint="logits")) if name == "dna" else {}
+    logged = learn_and_log(make(name, random_envs(), **constraint), 4 * 16)
+    assert not [value for value in logged if value.startswith(("train/", "aux/")) and f"`{value}`" not in glossary]
