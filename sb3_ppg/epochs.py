@@ -108,7 +108,7 @@ class PhasicEpochs(PhasicAlgorithm):
             self.logger.record(f"{group}/{name}", value)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_fitting_micro_batch_size"]
+        return [*super()._excluded_save_params(), "_fitting_micro_batch_size", "_n_epochs_of_update"]
 
     def _log_policy_phase(self, history: list[Epoch], value_history: list[Epoch], coefficients: Coefficients) -> None:
         summary = policy_phase_summary(self.policy, self.rollout_buffer, history, value_history, coefficients.clip_range)

@@ -274,7 +274,8 @@ def test_pickles_beside_a_model_are_not_opened(copied):
 def test_no_class_that_a_file_may_name_does_anything_when_made_but_build():
     """The list is of networks, optimizers, buffers and algorithms."""
     for name, cls in CLASSES.items():
-        assert re.match(r"(sb3_ppg|stable_baselines3|sb3_contrib|torch\.(nn|optim))\.", name) and isinstance(cls, type)
+        assert isinstance(cls, type) and name == cls.__name__
+        assert re.match(r"(sb3_ppg|stable_baselines3|sb3_contrib|torch\.(nn|optim))\.", cls.__module__)
 
 
 def test_numbers_that_json_has_not(tmp_path):
