@@ -14,7 +14,7 @@ from sb3_ppg.reward_normalizer import (
     NormalizedRewardRolloutBuffer,
     RewardNormalizer,
 )
-from sb3_ppg.torch_layers import ImpalaCNN
+from sb3_ppg.torch_layers import ImpalaCNN, MinAtarCNN
 
 __version__ = version("sb3-ppg")
 
@@ -24,6 +24,7 @@ __all__ = [
     "CnnPolicy",
     "ImpalaCNN",
     "MaskablePPG",
+    "MinAtarCNN",
     "MlpPolicy",
     "ModelFormatError",
     "MultiInputPolicy",

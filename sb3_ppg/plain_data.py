@@ -30,10 +30,10 @@ from sb3_ppg.reward_normalizer import (
     NormalizedRewardRolloutBuffer,
     RewardNormalizer,
 )
-from sb3_ppg.torch_layers import ImpalaCNN
+from sb3_ppg.torch_layers import ImpalaCNN, MinAtarCNN
 
 _CLASSES: tuple[type, ...] = (
-    *(PPG, MlpPolicy, CnnPolicy, MultiInputPolicy, ImpalaCNN),
+    *(PPG, MlpPolicy, CnnPolicy, MultiInputPolicy, ImpalaCNN, MinAtarCNN),
     *(MaskablePPG, RecurrentPPG, *MaskablePPG.policy_aliases.values(), *RecurrentPPG.policy_aliases.values()),  # type: ignore[arg-type]
     *(*MaskablePPG.rollout_buffer_classes, *RecurrentPPG.rollout_buffer_classes),
     *(sb3_torch_layers.FlattenExtractor, sb3_torch_layers.NatureCNN, sb3_torch_layers.CombinedExtractor),
