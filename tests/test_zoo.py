@@ -663,7 +663,7 @@ def test_every_entry_of_our_files_makes_a_model(algo, entry, tmp_path, monkeypat
     register()
     monkeypatch.chdir(tmp_path)
     examples = {"default": "CliffWalking-v1", "atari": "PongNoFrameskip-v4", "procgen": "CoinrunEasy-v0"}
-    examples["minigrid"] = "MiniGrid-Fetch-8x8-N3-v0"
+    examples |= {"minigrid": "MiniGrid-Fetch-8x8-N3-v0", "minatar": "MinAtar/SpaceInvaders-v1"}
     env_id = examples.get(entry, entry)
     if entry.startswith("procgen-"):  # a preset to copy from
         env_id = "CoinrunHard-v0"

@@ -109,7 +109,7 @@ def comparisons(results: Results) -> list[Comparison]:
     all_rows, all_curves = results.rows(), results.curves()
     found = []
     for (suite, n_timesteps), rows in all_rows.groupby(["suite", "steps"]):
-        names = pd.DataFrame(names_of(rows["settings"], n_timesteps), columns=["settings", "contestant"])
+        names = pd.DataFrame(names_of(rows["settings"], int(n_timesteps)), columns=["settings", "contestant"])
         rows = rows.drop(columns="contestant").merge(names, on="settings")
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
