@@ -468,6 +468,17 @@ def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch,
     model.env.close()
 
 
+def test_games_of_minatar_have_pictures():
+    """The package's own are too small and too dark for a video."""
+    register()
+    for env_id, n_actions in (("MinAtar/SpaceInvaders-v0", 6), ("MinAtar/SpaceInvaders-v1", 4)):
+        env = gym.make(env_id, render_mode="rgb_array", sticky_action_prob=0.0)
+        env.reset(seed=1)
+        picture = env.render()
+        assert picture.shape == (240, 240, 3) and picture.dtype == np.uint8 and picture.max() > 100
+        assert env.action_space.n == n_actions and len(np.unique(picture[:24, :24].reshape(-1, 3), axis=0)) == 1
+
+
 def test_training_with_worker_processes(tmp_path):
     run("train", "--env", "CartPole-v1", "-n", "1024", "--vec-env", "subproc", "--eval-freq", "-1", cwd=tmp_path)
     assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
