@@ -6,6 +6,7 @@ import pytest
 from stable_baselines3 import PPO
 
 from benchmarks.suites import contestants, queue, training
+from benchmarks.suites import report as suites_report
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
 from benchmarks.suites.queue import Results, locked, run_one, trainings
 from benchmarks.suites.report import interquartile_means, report
@@ -116,6 +117,7 @@ def test_the_interquartile_mean_is_that_of_the_middle_half():
 
 
 def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(suites_report, "BOOTSTRAPS", 50)
     results = Results(tmp_path)
     for seed in range(3):
         for name, value in (("PPO", 2.0), ("PPG", 4.0)):

@@ -103,7 +103,7 @@ def run_one(training: Training, results: Results, folder: Path) -> dict | None:
     """
     :param training: to run, unless its row is there or another process runs it
     :param results: to add to
-    :param folder: of all trainings that are not over
+    :param folder: of all trainings: what is needed to go on is removed at the end, episodes and logs stay
     :return: its row
     """
     folder = folder / f"{training.hash()}_{training.seed}"
@@ -114,7 +114,8 @@ def run_one(training: Training, results: Results, folder: Path) -> dict | None:
                 return None
             outcome = train(training, folder)
             results.add(training, outcome)
-            shutil.rmtree(folder)
+            for name in ("checkpoints", "zoo"):
+                shutil.rmtree(folder / name, ignore_errors=True)
             return outcome.row
     except BlockingIOError:
         return None

@@ -18,7 +18,7 @@ from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Task, Tra
 from benchmarks.suites.queue import Results
 
 BASELINE = "PPO"
-BOOTSTRAPS = 2000
+BOOTSTRAPS = 1000
 Scores = dict[str, np.ndarray]  # of each contestant, (n_seeds, n_tasks)
 
 

@@ -17,6 +17,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import CSVOutputFormat, Logger
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -106,7 +107,7 @@ def train(training: Training, folder: Path) -> Outcome:
     Train one agent, or go on where it was stopped (PPG; PPO starts over), and evaluate it.
 
     :param training: which
-    :param folder: of its own, for what is needed to go on
+    :param folder: of its own, for what is needed to go on, and for what SB3 logs
     """
     th.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,6 +118,8 @@ def train(training: Training, folder: Path) -> Outcome:
         if isinstance(model, PPG):
             model = _latest(model, folder / "checkpoints")
             callbacks.append(_checkpoints(model, training.n_timesteps, folder / "checkpoints"))
+        progress = CSVOutputFormat(str(folder / f"progress_from_{model.num_timesteps}.csv"))
+        model.set_logger(Logger(str(folder), [progress]))
         missing = training.n_timesteps - model.num_timesteps
         if missing > 0:
             model.learn(missing, callback=callbacks, reset_num_timesteps=False)
