@@ -111,6 +111,12 @@ ABLATIONS = {
     **{f"PPO, E_pi {n}": Contestant("ppo", dict(n_epochs=n), ABLATED) for n in (3, 8)},
     **{f"PPO, batch {size}": Contestant("ppo", dict(batch_size=size), ABLATED) for size in (256, 1024)},
     **{f"PPO, learning rate {rate:g}": Contestant("ppo", dict(learning_rate=rate), ABLATED) for rate in (2.5e-4, 1e-3)},
+    **{
+        f"{name}, entropy {ent:g}": Contestant(name.lower(), dict(ent_coef=ent), ABLATED)
+        for name in ("PPG", "PPO")
+        for ent in (0.003, 0.03)
+    },
+    "PPG, clip 0.1": Contestant("ppg", dict(clip_range=0.1), ABLATED),
     "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
     "PPO, clip 0.1": Contestant("ppo", dict(clip_range=0.1), ABLATED),
 }
