@@ -3,12 +3,20 @@
 import hashlib
 import json
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import rl_zoo3
+import torch as th
 import yaml
+from rl_zoo3 import ALGOS, exp_manager
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
+from sb3_ppg import PPG
+from sb3_ppg.optimization import Losses
+from sb3_ppg.ppg import Scales
+from sb3_ppg.zoo import register
 from sb3_ppg.zoo.registration import FAMILIES, hyperparameter_file
 
 Settings = dict[str, Any]  # an entry of RL Zoo's hyperparameter files
@@ -65,6 +73,20 @@ TASKS = [
     Task("minigrid", "MiniGrid-DoorKey-8x8-v0", 1_000_000, 3, low=0.0, high=1.0),
     Task("minigrid", "MiniGrid-MemoryS9-v0", 1_000_000, 3, low=0.0, high=1.0, recurrent=True),
 ]
+
+
+class AdvantagesPerMinibatch(PPG):
+    """PPG whose advantages are normalised once more in each minibatch, as PPO's are."""
+
+    def _surrogate(
+        self, batch: RolloutBufferSamples, log_prob: th.Tensor, entropy: th.Tensor | None, scales: Scales
+    ) -> Losses:
+        advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
+        return super()._surrogate(batch._replace(advantages=advantages), log_prob, entropy, scales)
+
+
+register()  # with RL Zoo
+ALGOS["ppg_minibatch"] = AdvantagesPerMinibatch
 
 
 class Contestant(NamedTuple):
@@ -185,15 +207,21 @@ class Training(NamedTuple):
 
     def settings(self) -> Settings:
         """All hyperparameters, in the form of RL Zoo's files."""
-        changes = CONTESTANTS[self.contestant].changes or {}
+        changes = dict(CONTESTANTS[self.contestant].changes or {})
         settings = entry(self.algorithm, self.task.env_id) | {"n_timesteps": self.n_timesteps}
-        network = {**(self.task.policy_kwargs or {}), **changes.get("policy_kwargs", {})}
-        if network:
-            network_before = settings.get("policy_kwargs", "dict()")
-            changes = changes | {"policy_kwargs": f"{{**{network_before}, **{network}}}"}
-        return settings | changes
+        network = {**(self.task.policy_kwargs or {}), **changes.pop("policy_kwargs", {})}
+        text = settings.get("policy_kwargs", "dict()")
+        if network := _differing(network, eval(text, vars(exp_manager))):  # as RL Zoo does
+            changes["policy_kwargs"] = f"{{**{text}, **{network}}}"
+        defaults = {name: parameter.default for name, parameter in signature(ALGOS[self.algorithm]).parameters.items()}
+        return settings | _differing(changes, defaults | settings)
 
     def hash(self) -> str:
         """Of all that decides what is learned but the seed: it changes when one of the settings does."""
         decisive = [self.algorithm, self.task.env_id, self.task.env_kwargs, self.settings()]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _differing(changes: Settings, present: Settings) -> Settings:
+    """Those that change something, so that the same settings have the same hash."""
+    return {name: value for name, value in changes.items() if name not in present or present[name] != value}

@@ -93,15 +93,15 @@ class Comparison(NamedTuple):
         return scores
 
 
-def names_of(settings: Iterable[str], n_timesteps: int) -> list[tuple[str, str]]:
+def names_of(settings: Iterable[str], n_timesteps: int) -> dict[str, str]:
     """
     :param settings: hashes of rows
     :param n_timesteps: of their trainings
-    :return: hashes with the contestants that have these settings now; several may have the same
+    :return: hashes with the contestants that have these settings now; where several have the same, the first
     """
     wanted = set(settings)
     present = [(Training(task, name, 0, n_timesteps).hash(), name) for task in TASKS for name in contestants_on(task)]
-    return [(key, name) for key, name in present if key in wanted]
+    return {key: name for key, name in reversed(present) if key in wanted}
 
 
 def comparisons(results: Results) -> list[Comparison]:
@@ -109,7 +109,7 @@ def comparisons(results: Results) -> list[Comparison]:
     all_rows, all_curves = results.rows(), results.curves()
     found = []
     for (suite, n_timesteps), rows in all_rows.groupby(["suite", "steps"]):
-        names = pd.DataFrame(names_of(rows["settings"], int(n_timesteps)), columns=["settings", "contestant"])
+        names = pd.DataFrame(names_of(rows["settings"], int(n_timesteps)).items(), columns=["settings", "contestant"])
         rows = rows.drop(columns="contestant").merge(names, on="settings")
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
@@ -131,7 +131,8 @@ def markdown(found: list[Comparison]) -> str:
     for comparison in found:
         tasks, scores = comparison.tasks, comparison.scores()
         means = interquartile_means(scores)
-        better = improvements(scores, scores[BASELINE]) if BASELINE in scores else {}
+        others = {name: own for name, own in scores.items() if name != BASELINE}
+        better = improvements(others, scores[BASELINE]) if BASELINE in scores else {}
         titles = [f"{task.env_id} [{task.high:g}]" for task in tasks]
         lines += ["", f"## {comparison.suite}, {comparison.n_timesteps:,} steps", ""]
         lines += [f"{' and '.join(comparison.rows['machine'].unique())}.", ""]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import rl_zoo3
 import torch as th
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
@@ -18,29 +17,15 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import CSVOutputFormat, Logger
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.suites.contestants import Training
 from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
-from sb3_ppg.optimization import Losses
-from sb3_ppg.ppg import Scales
-from sb3_ppg.zoo import register
 
 LAST_EPISODES = 100
 TEST_EPISODES = 200
 CURVE_POINTS = 50
 N_CHECKPOINTS = 20
-
-
-class AdvantagesPerMinibatch(PPG):
-    """PPG whose advantages are normalised once more in each minibatch, as PPO's are."""
-
-    def _surrogate(
-        self, batch: RolloutBufferSamples, log_prob: th.Tensor, entropy: th.Tensor | None, scales: Scales
-    ) -> Losses:
-        advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
-        return super()._surrogate(batch._replace(advantages=advantages), log_prob, entropy, scales)
 
 
 class Episodes(BaseCallback):
@@ -144,8 +129,6 @@ def train(training: Training, folder: Path) -> Outcome:
 
 def _make(training: Training, folder: Path) -> tuple[ExperimentManager, BaseAlgorithm]:
     """As ``sb3-ppg train`` does, with hyperparameters from a file in the folder."""
-    register()
-    rl_zoo3.ALGOS["ppg_minibatch"] = AdvantagesPerMinibatch
     config = folder / "settings.yml"
     config.write_text(yaml.safe_dump({training.task.env_id: training.settings()}))
     manager = ExperimentManager(
