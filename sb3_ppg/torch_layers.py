@@ -92,10 +92,12 @@ class MinAtarCNN(BaseFeaturesExtractor):
     :param observation_space: of grids, channels last, as MinAtar gives them
     :param features_dim: units of the dense layer
     :param channels: of the convolution
-    :raises ArgumentError: if the observations are no grids
+    :raises ArgumentError: if the observations are no grids, or for sizes that cannot work
     """
 
     def __init__(self, observation_space: spaces.Box, features_dim: int = 128, channels: int = 16):
+        if min(features_dim, channels) < 1:
+            raise ArgumentError(f"`{features_dim=}`, `{channels=}` cannot work: use sizes of at least 1")
         super().__init__(observation_space, features_dim)
         if len(observation_space.shape) != 3 or min(observation_space.shape[:2]) < 3:
             raise ArgumentError(f"MinAtarCNN needs grids of at least 3x3 cells, channels last, not {observation_space}")
