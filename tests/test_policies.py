@@ -335,14 +335,14 @@ def test_a_custom_policy_is_welcome():
 
 
 def test_minatars_network_reads_grids_with_channels_last():
-    grid = spaces.Box(False, True, (10, 10, 4), bool)
+    grid = spaces.Box(0.0, 1.0, (10, 10, 4), bool)
     policy = make(CnnPolicy, grid, features_extractor_class=MinAtarCNN, net_arch=[], architecture="shared")
     assert sum(weights.numel() for weights in policy.features_extractor.parameters()) == 16 * (4 * 9 + 1) + 128 * (16 * 64 + 1)
     observations = th.rand(3, *grid.shape) < 0.3
     features = policy.extract_features(observations, policy.features_extractor)
     convolved = F.conv2d(observations.float().movedim(-1, 1), *policy.features_extractor.conv.parameters()).relu()
     assert th.allclose(features, policy.features_extractor.dense(convolved.flatten(1)).relu(), atol=1e-6)
-    for space in (VECTOR, spaces.Box(False, True, (2, 10, 4), bool)):
+    for space in (VECTOR, spaces.Box(0.0, 1.0, (2, 10, 4), bool)):
         with pytest.raises(ArgumentError, match="MinAtarCNN needs grids"):
             MinAtarCNN(space)
     with pytest.raises(ArgumentError, match="channels=0"):
