@@ -211,15 +211,23 @@ class Training(NamedTuple):
         settings = entry(self.algorithm, self.task.env_id) | {"n_timesteps": self.n_timesteps}
         network = {**(self.task.policy_kwargs or {}), **changes.pop("policy_kwargs", {})}
         text = settings.get("policy_kwargs", "dict()")
-        if network := _differing(network, eval(text, vars(exp_manager))):  # as RL Zoo does
+        if network := _differing(network, evaluated(text)):
             changes["policy_kwargs"] = f"{{**{text}, **{network}}}"
         defaults = {name: parameter.default for name, parameter in signature(ALGOS[self.algorithm]).parameters.items()}
         return settings | _differing(changes, defaults | settings)
 
     def hash(self) -> str:
-        """Of all that decides what is learned but the seed: it changes when one of the settings does."""
-        decisive = [self.algorithm, self.task.env_id, self.task.env_kwargs, self.settings()]
-        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]
+        """Of all that decides what is learned but the seed. It changes with each setting, not with how it is written."""
+        settings = self.settings()
+        settings["policy_kwargs"] = evaluated(settings.get("policy_kwargs", "dict()"))
+        decisive = [self.algorithm, self.task.env_id, self.task.env_kwargs, settings]
+        text = json.dumps(decisive, sort_keys=True, default=lambda cls: cls.__name__)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def evaluated(policy_kwargs: str) -> Settings:
+    """As RL Zoo does."""
+    return eval(policy_kwargs, vars(exp_manager))
 
 
 def _differing(changes: Settings, present: Settings) -> Settings:
