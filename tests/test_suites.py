@@ -37,7 +37,7 @@ def test_a_training_is_known_by_all_its_settings(monkeypatch):
         one._replace(task=ASTERIX._replace(env_kwargs=dict(sticky_action_prob=0.0))),
     ]
     assert len({training.hash() for training in [one, *others]}) == len(others) + 1
-    same = dict(n_policy_iterations=16, beta_clone=1.0, policy_kwargs=dict(architecture="shared"))
+    same = dict(n_policy_iterations=16, beta_clone=1.0, policy_kwargs=dict(architecture="detached"))
     monkeypatch.setitem(contestants.CONTESTANTS, "PPG, said again", Contestant("ppg", same))
     assert one._replace(contestant="PPG, said again").hash() == one.hash()
 

@@ -104,6 +104,7 @@ class Contestant(NamedTuple):
 
 
 ABLATED = ("minatar",)
+WITHOUT_PHASE = dict(n_aux_epochs=0, aux_batch_size=None)
 # Those who are compared on all suites: presets, the most informative first
 LEADING = {
     "PPO": Contestant("ppo"),
@@ -114,10 +115,13 @@ ABLATIONS = {
     "PPG, shared": Contestant("ppg", dict(policy_kwargs=dict(architecture="shared")), ABLATED),
     "PPG, detached": Contestant("ppg", dict(policy_kwargs=dict(architecture="detached")), ABLATED),
     "PPG, dual": Contestant("ppg", dict(policy_kwargs=dict(architecture="dual")), ABLATED),
-    "PPG, no auxiliary phase": Contestant("ppg", dict(n_aux_epochs=0, aux_batch_size=None), ABLATED),
-    "PPG, dual, no auxiliary phase": Contestant(
-        "ppg", dict(policy_kwargs=dict(architecture="dual"), n_aux_epochs=0, aux_batch_size=None), ABLATED
-    ),
+    "PPG, no auxiliary phase": Contestant("ppg", WITHOUT_PHASE, ABLATED),
+    **{
+        f"PPG, {name}, no auxiliary phase": Contestant(
+            "ppg", WITHOUT_PHASE | dict(policy_kwargs=dict(architecture=name)), ABLATED
+        )
+        for name in ("shared", "detached", "dual")
+    },
     "PPG, value units off": Contestant("ppg", dict(normalize_value_targets=False), ABLATED),
     **{f"PPG, N_pi {n}": Contestant("ppg", dict(n_policy_iterations=n), ABLATED) for n in (4, 8, 16, 32)},
     **{f"PPG, E_pi {n}": Contestant("ppg", dict(n_epochs=n), ABLATED) for n in (1, 2, 4, 8)},
