@@ -1,6 +1,6 @@
 """What the rows say: interquartile means with intervals, probabilities of improvement, curves."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,28 +19,42 @@ from benchmarks.suites.queue import Results
 
 BASELINE = "PPO"
 BOOTSTRAPS = 1000
+MIN_SEEDS = 3  # for an interval
 Scores = dict[str, np.ndarray]  # of each contestant, (n_seeds, n_tasks)
 
 
 class Estimate(NamedTuple):
-    """A number and its 95 % interval."""
+    """A number and its 95 % interval, which is NaN where there are too few seeds to speak of one."""
 
     value: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.value:.2f}" + ("" if np.isnan(self.low) else f" ({self.low:.2f} to {self.high:.2f})")
+
+
+def estimates(scores: Mapping, statistic: Callable[..., float], n_seeds: dict[str, int]) -> dict[str, Estimate]:
+    """
+    :param scores: of each contestant, or pairs of contestants
+    :param statistic: of scores
+    :param n_seeds: of each contestant
+    :return: with stratified bootstrap intervals: seeds are drawn within each task
+    """
+    np.random.seed(0)  # rliable draws with the global generator
+    values, intervals = get_interval_estimates(scores, lambda *x: np.array([statistic(*x)]), reps=BOOTSTRAPS)
+    unknown = (np.nan, np.nan)
+    return {
+        name: Estimate(values[name][0], *(intervals[name][:, 0] if n_seeds[name] >= MIN_SEEDS else unknown)) for name in scores
+    }
 
 
 def interquartile_means(scores: Scores) -> dict[str, Estimate]:
     """
     :param scores: of each contestant
-    :return: the mean of the middle half of all scores, with stratified bootstrap intervals: seeds are drawn within each task
+    :return: the mean of the middle half of all scores
     """
-    np.random.seed(0)  # rliable draws with the global generator
-    values, intervals = get_interval_estimates(scores, lambda x: np.array([aggregate_iqm(x)]), reps=BOOTSTRAPS)
-    return {name: Estimate(values[name][0], *intervals[name][:, 0]) for name in scores}
+    return estimates(scores, aggregate_iqm, {name: len(own) for name, own in scores.items()})
 
 
 def improvements(scores: Scores, baseline: np.ndarray) -> dict[str, Estimate]:
@@ -49,12 +63,8 @@ def improvements(scores: Scores, baseline: np.ndarray) -> dict[str, Estimate]:
     :param baseline: of whom they are compared with
     :return: the probability that a training of theirs has a higher score than one of the baseline's, mean over tasks
     """
-    np.random.seed(0)
-    pairs: Mapping = {name: (own, baseline) for name, own in scores.items()}
-    values, intervals = get_interval_estimates(
-        pairs, lambda x, y: np.array([probability_of_improvement(x, y)]), reps=BOOTSTRAPS
-    )
-    return {name: Estimate(values[name][0], *intervals[name][:, 0]) for name in scores}
+    pairs = {name: (own, baseline) for name, own in scores.items()}
+    return estimates(pairs, probability_of_improvement, {name: min(map(len, pair)) for name, pair in pairs.items()})
 
 
 class Comparison(NamedTuple):
@@ -126,7 +136,7 @@ def markdown(found: list[Comparison]) -> str:
         "Per seed the mean return of the last 100 episodes of the training, or, where it was on some levels only, of 200 "
         "episodes on all levels. Scores are 0 at what random actions return and 1 at the return in brackets; their "
         f"interquartile mean over seeds and tasks and the probability that a training is better than one of {BASELINE}, with "
-        "95 % stratified bootstrap intervals (rliable). All settings: suites_settings.yml.",
+        f"95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. All settings: suites_settings.yml.",
     ]
     for comparison in found:
         tasks, scores = comparison.tasks, comparison.scores()
@@ -140,8 +150,8 @@ def markdown(found: list[Comparison]) -> str:
         for name in sorted(comparison.rows["contestant"].unique(), key=list(CONTESTANTS).index):
             returns = [", ".join(f"{value:.1f}" for value in comparison.returns(name, task)) for task in tasks]
             speed = comparison.rows[comparison.rows["contestant"] == name]["steps_per_second"].median()
-            estimates = [str(table.get(name, "")) for table in (means, better)]
-            lines.append(f"| {' | '.join([name, *returns, *estimates, f'{speed:,.0f}'])} |")
+            summary = [str(table.get(name, "")) for table in (means, better)]
+            lines.append(f"| {' | '.join([name, *returns, *summary, f'{speed:,.0f}'])} |")
     return "\n".join(lines) + "\n"
 
 
