@@ -14,7 +14,7 @@ from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
 from sb3_ppg.saving.checkpoints import PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
-from sb3_ppg.torch_layers import ImpalaCNN
+from sb3_ppg.torch_layers import ImpalaCNN, MinAtarCNN
 
 __version__ = version("sb3-ppg")
 
@@ -24,6 +24,7 @@ __all__ = [
     "CnnPolicy",
     "ImpalaCNN",
     "MaskablePPG",
+    "MinAtarCNN",
     "MlpPolicy",
     "ModelFormatError",
     "MultiInputPolicy",

@@ -18,6 +18,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "Box2D": "box2d",
     "minigrid": "minigrid",
+    "minatar": "minatar",
 }
 # Environments that Gymnasium knows once a module of an extra is imported: patterns of their names
 ENVIRONMENTS = {"ale_py": r"\bALE\b|NoFrameskip-v", "minigrid": r"\b(MiniGrid|BabyAI)-"}

@@ -84,6 +84,32 @@ class ConvStack(nn.Module):
         return x
 
 
+class MinAtarCNN(BaseFeaturesExtractor):
+    """
+    The network of MinAtar (Young, Tian 2019, https://arxiv.org/abs/1903.03176): a 3x3 convolution and a dense layer, for the
+    10x10 grids of its games: (B, H, W, channels) -> (B, features_dim).
+
+    :param observation_space: of grids, channels last, as MinAtar gives them
+    :param features_dim: units of the dense layer
+    :param channels: of the convolution
+    :raises ArgumentError: if the observations are no grids, or for sizes that cannot work
+    """
+
+    def __init__(self, observation_space: spaces.Box, features_dim: int = 128, channels: int = 16):
+        if min(features_dim, channels) < 1:
+            raise ArgumentError(f"`{features_dim=}`, `{channels=}` cannot work: use sizes of at least 1")
+        super().__init__(observation_space, features_dim)
+        if len(observation_space.shape) != 3 or min(observation_space.shape[:2]) < 3:
+            raise ArgumentError(f"MinAtarCNN needs grids of at least 3x3 cells, channels last, not {observation_space}")
+        height, width, in_channels = observation_space.shape
+        self.conv = nn.Conv2d(in_channels, channels, kernel_size=3)
+        self.dense = nn.Linear(channels * (height - 2) * (width - 2), features_dim)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        x = F.relu(self.conv(observations.permute(0, 3, 1, 2)))
+        return F.relu(self.dense(x.flatten(1)))
+
+
 class ImpalaCNN(BaseFeaturesExtractor):
     """
     The residual network of IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561), the encoder of the PPG paper,

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 PROLOGUE = """
 import sys
 
-sys.modules.update(dict.fromkeys(("tensorboard", "mujoco", "Box2D", "ale_py", "minigrid", "seaborn")))
+sys.modules.update(dict.fromkeys(("tensorboard", "mujoco", "Box2D", "ale_py", "minigrid", "minatar", "seaborn")))
 
 def attempt(function, *arguments, **options):
     try:
@@ -54,6 +54,7 @@ def test_a_missing_extra_is_one_line_of_the_zoos_commands(tmp_path):
         "train --env LunarLander-v3 --vec-env subproc": "box2d",
         "train --algo ppo --env LunarLander-v3": "box2d",
         "train --algo ppg_lstm --env MiniGrid-MemoryS7-v0": "minigrid",
+        "train --env MinAtar/Asterix-v1": "minatar",
         "enjoy --env BipedalWalker-v3": "box2d",
         "plot_train -e CartPole-v1 -f logs": "plots",
     }

@@ -13,8 +13,9 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.utils import ConstantSchedule
 from torch import nn
+from torch.nn import functional as F
 
-from sb3_ppg import PPG, CnnPolicy, ImpalaCNN, MlpPolicy, MultiInputPolicy
+from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy
 from sb3_ppg.policies import ValueHead
 from sb3_ppg.torch_layers import init_normed
 
@@ -331,3 +332,18 @@ def test_a_custom_policy_is_welcome():
     env = gym.make("CartPole-v1")
     model = PPG(Wider, env, n_steps=32, n_policy_iterations=2).learn(64)
     assert model._n_aux_phases == 1 and model.policy.value_net.in_features == 32
+
+
+def test_minatars_network_reads_grids_with_channels_last():
+    grid = spaces.Box(0.0, 1.0, (10, 10, 4), bool)
+    policy = make(CnnPolicy, grid, features_extractor_class=MinAtarCNN, net_arch=[], architecture="shared")
+    assert sum(weights.numel() for weights in policy.features_extractor.parameters()) == 16 * (4 * 9 + 1) + 128 * (16 * 64 + 1)
+    observations = th.rand(3, *grid.shape) < 0.3
+    features = policy.extract_features(observations, policy.features_extractor)
+    convolved = F.conv2d(observations.float().movedim(-1, 1), *policy.features_extractor.conv.parameters()).relu()
+    assert th.allclose(features, policy.features_extractor.dense(convolved.flatten(1)).relu(), atol=1e-6)
+    for space in (VECTOR, spaces.Box(0.0, 1.0, (2, 10, 4), bool)):
+        with pytest.raises(ArgumentError, match="MinAtarCNN needs grids"):
+            MinAtarCNN(space)
+    with pytest.raises(ArgumentError, match="channels=0"):
+        MinAtarCNN(grid, channels=0)

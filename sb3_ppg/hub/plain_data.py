@@ -27,7 +27,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.hub.array_file import ArrayFile, Entry
 from sb3_ppg.objectives import OBJECTIVES
-from sb3_ppg.torch_layers import ImpalaCNN
+from sb3_ppg.torch_layers import ImpalaCNN, MinAtarCNN
 
 OURS: tuple[type, ...] = (
     *ALGORITHMS.values(),
@@ -37,6 +37,7 @@ OURS: tuple[type, ...] = (
     NormalizedRewardRolloutBuffer,
     NormalizedRewardDictRolloutBuffer,
     ImpalaCNN,
+    MinAtarCNN,
 )
 OTHERS: tuple[type, ...] = (
     sb3_torch_layers.FlattenExtractor,

@@ -18,7 +18,7 @@ import yaml
 from stable_baselines3.common.utils import LinearSchedule
 
 import sb3_ppg
-from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg import PPG, ImpalaCNN, MinAtarCNN
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.family import FAMILY, with_preset
@@ -34,6 +34,7 @@ try:
     from sb3_ppg.zoo import repairs
     from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS, register_search
     from sb3_ppg.zoo.masks import act_under_masks, register_masks
+    from sb3_ppg.zoo.minatar import register_minatar
     from sb3_ppg.zoo.patches import Patches
     from sb3_ppg.zoo.procgen import ENV_IDS, register_procgen
     from sb3_ppg.zoo.resume import register_resume
@@ -45,6 +46,7 @@ ALGOS: dict[str, type[PPG]] = {name: member.algorithm for name, member in FAMILY
 FAMILIES: dict[str, Callable[[str], bool]] = {
     "procgen": ENV_IDS.__contains__,
     "minigrid": lambda env_id: env_id.startswith("MiniGrid-"),
+    "minatar": lambda env_id: env_id.startswith("MinAtar/"),
 }
 
 
@@ -62,11 +64,12 @@ def register() -> None:
     HYPERPARAMS_SAMPLER.update(SAMPLERS)
     HYPERPARAMS_CONVERTER.update(CONVERTERS)
     # Strings in hyperparameter files are evaluated in that module
-    vars(rl_zoo3.exp_manager)["ImpalaCNN"] = ImpalaCNN
+    vars(rl_zoo3.exp_manager).update(ImpalaCNN=ImpalaCNN, MinAtarCNN=MinAtarCNN)
     _use_our_hyperparameter_files()
     _understand_our_hyperparameters()
     _use_the_entries_of_families()
     register_procgen()
+    register_minatar()
     register_masks()
     register_resume()
     register_search()

@@ -471,6 +471,17 @@ def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch,
     model.env.close()
 
 
+def test_games_of_minatar_have_pictures():
+    """The package's own are too small and too dark for a video."""
+    register()
+    for env_id, n_actions in (("MinAtar/SpaceInvaders-v0", 6), ("MinAtar/SpaceInvaders-v1", 4)):
+        env = gym.make(env_id, render_mode="rgb_array", sticky_action_prob=0.0)
+        env.reset(seed=1)
+        picture = env.render()
+        assert picture.shape == (240, 240, 3) and picture.dtype == np.uint8 and picture.max() > 100
+        assert env.action_space.n == n_actions and len(np.unique(picture[:24, :24].reshape(-1, 3), axis=0)) == 1
+
+
 def test_training_with_worker_processes(tmp_path):
     options = ("--vec-env", "subproc", "-params", "n_envs:2", "n_steps:32", "batch_size:64")
     run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", *options, cwd=tmp_path)
@@ -668,7 +679,7 @@ def test_every_entry_of_our_files_makes_a_model(algo, entry, tmp_path, monkeypat
     register()
     monkeypatch.chdir(tmp_path)
     examples = {"default": "CliffWalking-v1", "atari": "PongNoFrameskip-v4", "procgen": "CoinrunEasy-v0"}
-    examples["minigrid"] = "MiniGrid-Fetch-8x8-N3-v0"
+    examples |= {"minigrid": "MiniGrid-Fetch-8x8-N3-v0", "minatar": "MinAtar/SpaceInvaders-v1"}
     env_id = examples.get(entry, entry)
     if entry.startswith("procgen-"):  # a preset to copy from
         env_id = "CoinrunHard-v0"

@@ -1,0 +1,252 @@
+"""The tasks, and who is compared on them: tables to extend."""
+
+import hashlib
+import json
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import rl_zoo3
+import torch as th
+import yaml
+from rl_zoo3 import ALGOS, exp_manager
+
+from sb3_ppg import PPG
+from sb3_ppg.objectives import Coefficients, PaperObjective
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.training.optimization import Losses
+from sb3_ppg.zoo import register
+from sb3_ppg.zoo.registration import FAMILIES, hyperparameter_file
+
+Settings = dict[str, Any]  # an entry of RL Zoo's hyperparameter files
+
+
+class Task(NamedTuple):
+    """
+    What is learned.
+
+    :param suite: whose scores are put together
+    :param env_id: as RL Zoo knows it
+    :param n_timesteps: of a training
+    :param n_seeds: 0, 1, ...
+    :param low: the return whose score is 0, what random actions reach
+    :param high: the return whose score is 1
+    :param env_kwargs: of the environments of the training
+    :param policy_kwargs: of all contestants' networks, added to those of the entry
+    :param is_tested: whether the agent is then evaluated on all levels
+    :param recurrent: whether it takes a memory
+    """
+
+    suite: str
+    env_id: str
+    n_timesteps: int
+    n_seeds: int
+    low: float
+    high: float
+    env_kwargs: Settings | None = None
+    policy_kwargs: Settings | None = None
+    is_tested: bool = False
+    recurrent: bool = False
+
+
+# Of MinAtar, `high` is a round number near what PPO reaches. Procgen's are those of its paper (https://arxiv.org/abs/1912.01588,
+# appendix C), MuJoCo's those of D4RL (https://arxiv.org/abs/2004.07219)
+TASKS = [
+    Task("minatar", "MinAtar/Asterix-v1", 2_000_000, 5, low=0.5, high=10.0),
+    Task("minatar", "MinAtar/Breakout-v1", 2_000_000, 5, low=0.4, high=10.0),
+    Task("minatar", "MinAtar/SpaceInvaders-v1", 2_000_000, 5, low=4.2, high=100.0),
+    Task(
+        "procgen",
+        "StarpilotEasy-v0",
+        500_000,  # on one core two hours of SB3's PPO
+        3,
+        low=2.5,
+        high=64.0,
+        env_kwargs=dict(num_levels=200, start_level=0, num_threads=1),
+        policy_kwargs=dict(features_extractor_kwargs=dict(channels=(8, 16, 16))),  # half the paper's width
+        is_tested=True,
+    ),
+    Task("mujoco", "HalfCheetah-v5", 1_000_000, 3, low=-280.2, high=12135.0),
+    Task("mujoco", "Hopper-v5", 1_000_000, 3, low=-20.3, high=3234.3),
+    Task("mujoco", "Walker2d-v5", 1_000_000, 3, low=1.6, high=4592.3),
+    Task("minigrid", "MiniGrid-DoorKey-8x8-v0", 1_000_000, 3, low=0.0, high=1.0),
+    Task("minigrid", "MiniGrid-MemoryS9-v0", 1_000_000, 3, low=0.0, high=1.0, recurrent=True),
+]
+
+
+class PerMinibatch(PaperObjective):
+    """The paper's objective, whose advantages are normalised once more in each minibatch, as PPO's are."""
+
+    def surrogate(
+        self,
+        policy: PhasicActorCriticPolicy,
+        inputs: tuple,
+        batch: Any,
+        log_prob: th.Tensor,
+        entropy: th.Tensor | None,
+        coefficients: Coefficients,
+    ) -> Losses:
+        advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
+        return super().surrogate(policy, inputs, batch._replace(advantages=advantages), log_prob, entropy, coefficients)
+
+
+class AdvantagesPerMinibatch(PPG):
+    """PPG with that objective."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{"objective": PerMinibatch, **kwargs})
+
+
+register()  # with RL Zoo
+ALGOS["ppg_minibatch"] = AdvantagesPerMinibatch
+
+
+class Contestant(NamedTuple):
+    """
+    Who learns.
+
+    :param algorithm: its name in RL Zoo, where the task takes no memory
+    :param changes: to its entry for the task; ``policy_kwargs`` are added to those of the entry
+    :param suites: on which suites; empty for all
+    """
+
+    algorithm: str
+    changes: Settings | None = None
+    suites: tuple[str, ...] = ()
+
+
+ABLATED = ("minatar",)
+WITHOUT_PHASE = dict(n_aux_epochs=0, aux_batch_size=None)
+# Those who are compared on all suites: presets, the most informative first
+LEADING = {
+    "PPO": Contestant("ppo"),
+    "PPG": Contestant("ppg"),
+}
+# The preset with one thing changed
+ABLATIONS = {
+    "PPG, shared": Contestant("ppg", dict(policy_kwargs=dict(architecture="shared")), ABLATED),
+    "PPG, detached": Contestant("ppg", dict(policy_kwargs=dict(architecture="detached")), ABLATED),
+    "PPG, dual": Contestant("ppg", dict(policy_kwargs=dict(architecture="dual")), ABLATED),
+    "PPG, no auxiliary phase": Contestant("ppg", WITHOUT_PHASE, ABLATED),
+    **{
+        f"PPG, {name}, no auxiliary phase": Contestant(
+            "ppg", WITHOUT_PHASE | dict(policy_kwargs=dict(architecture=name)), ABLATED
+        )
+        for name in ("shared", "detached", "dual")
+    },
+    "PPG, value units off": Contestant("ppg", dict(normalize_value_targets=False), ABLATED),
+    **{f"PPG, N_pi {n}": Contestant("ppg", dict(n_policy_iterations=n), ABLATED) for n in (4, 8, 16, 32)},
+    **{f"PPG, E_pi {n}": Contestant("ppg", dict(n_epochs=n), ABLATED) for n in (1, 2, 4, 8)},
+    **{f"PPG, E_aux {n}": Contestant("ppg", dict(n_aux_epochs=n), ABLATED) for n in (1, 3, 6, 9)},
+    **{f"PPG, beta_clone {beta:g}": Contestant("ppg", dict(beta_clone=beta), ABLATED) for beta in (0.3, 1.0, 3.0, 10.0)},
+    **{f"PPG, batch {size}": Contestant("ppg", dict(batch_size=size), ABLATED) for size in (256, 512, 1024)},
+    **{f"PPG, auxiliary batch {size}": Contestant("ppg", dict(aux_batch_size=size), ABLATED) for size in (512, 1024, 4096)},
+    **{f"PPG, learning rate {rate:g}": Contestant("ppg", dict(learning_rate=rate), ABLATED) for rate in (2.5e-4, 1e-3)},
+    **{f"PPG, auxiliary rate {rate:g}": Contestant("ppg", dict(aux_learning_rate=rate), ABLATED) for rate in (2.5e-4, 1e-3)},
+    "PPG, annealed": Contestant("ppg", dict(learning_rate="lin_5e-4"), ABLATED),
+    "PPG, advantages per minibatch": Contestant("ppg_minibatch", None, ABLATED),
+    # PPO is tuned with the same trials
+    **{f"PPO, E_pi {n}": Contestant("ppo", dict(n_epochs=n), ABLATED) for n in (3, 8)},
+    **{f"PPO, batch {size}": Contestant("ppo", dict(batch_size=size), ABLATED) for size in (256, 1024)},
+    **{f"PPO, learning rate {rate:g}": Contestant("ppo", dict(learning_rate=rate), ABLATED) for rate in (2.5e-4, 1e-3)},
+    **{
+        f"{name}, entropy {ent:g}": Contestant(name.lower(), dict(ent_coef=ent), ABLATED)
+        for name in ("PPG", "PPO")
+        for ent in (0.003, 0.03)
+    },
+    "PPG, clip 0.1": Contestant("ppg", dict(clip_range=0.1), ABLATED),
+    "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
+    "PPO, clip 0.1": Contestant("ppo", dict(clip_range=0.1), ABLATED),
+}
+CONTESTANTS = LEADING | ABLATIONS
+
+
+def contestants_on(task: Task) -> list[str]:
+    """The names of those who are compared on a task."""
+    return [name for name, contestant in CONTESTANTS.items() if not contestant.suites or task.suite in contestant.suites]
+
+
+# Where RL Zoo has tuned PPO under another name
+ZOO_NAMES = {
+    "HalfCheetah-v5": "HalfCheetah-v4",
+    "Hopper-v5": "Hopper-v4",
+    "Walker2d-v5": "Walker2d-v4",
+    "MiniGrid-DoorKey-8x8-v0": "MiniGrid-DoorKey-5x5-v0",
+}
+
+
+@cache
+def entries_of(file: Path) -> dict[str, Settings]:
+    """What a file of hyperparameters has."""
+    return yaml.safe_load(file.read_text())
+
+
+def entry(algorithm: str, env_id: str) -> Settings:
+    """
+    The hyperparameters of an algorithm for an environment: of PPG ours, of PPO RL Zoo's, or, where it has none, those of
+    ``ppo.yml`` here.
+
+    :param algorithm: its name in RL Zoo
+    :param env_id: of the environment
+    """
+    if algorithm.startswith("ppg"):
+        file = hyperparameter_file(algorithm.removesuffix("_minibatch"))
+    elif env_id in ZOO_NAMES and algorithm == "ppo":
+        file = Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml"
+        env_id = ZOO_NAMES[env_id]
+    else:
+        file = Path(__file__).parent / f"{algorithm}.yml"
+    entries = entries_of(file)
+    family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), env_id)
+    return entries[env_id if env_id in entries else family]
+
+
+class Training(NamedTuple):
+    """
+    One agent's.
+
+    :param task: what is learned
+    :param contestant: who learns, by name
+    :param seed: of the agent and its environments
+    :param n_timesteps: how long
+    """
+
+    task: Task
+    contestant: str
+    seed: int
+    n_timesteps: int
+
+    @property
+    def algorithm(self) -> str:
+        """Its name in RL Zoo."""
+        return CONTESTANTS[self.contestant].algorithm + ("_lstm" if self.task.recurrent else "")
+
+    def settings(self) -> Settings:
+        """All hyperparameters, in the form of RL Zoo's files."""
+        changes = dict(CONTESTANTS[self.contestant].changes or {})
+        settings = entry(self.algorithm, self.task.env_id) | {"n_timesteps": self.n_timesteps}
+        network = {**(self.task.policy_kwargs or {}), **changes.pop("policy_kwargs", {})}
+        text = settings.get("policy_kwargs", "dict()")
+        if network := _differing(network, evaluated(text)):
+            changes["policy_kwargs"] = f"{{**{text}, **{network}}}"
+        defaults = {name: parameter.default for name, parameter in signature(ALGOS[self.algorithm]).parameters.items()}
+        return settings | _differing(changes, defaults | settings)
+
+    def hash(self) -> str:
+        """Of all that decides what is learned but the seed. It changes with each setting, not with how it is written."""
+        settings = self.settings()
+        settings["policy_kwargs"] = evaluated(settings.get("policy_kwargs", "dict()"))
+        decisive = [self.algorithm, self.task.env_id, self.task.env_kwargs, settings]
+        text = json.dumps(decisive, sort_keys=True, default=lambda cls: cls.__name__)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def evaluated(policy_kwargs: str) -> Settings:
+    """As RL Zoo does."""
+    return eval(policy_kwargs, vars(exp_manager))
+
+
+def _differing(changes: Settings, present: Settings) -> Settings:
+    """Those that change something, so that the same settings have the same hash."""
+    return {name: value for name, value in changes.items() if name not in present or present[name] != value}

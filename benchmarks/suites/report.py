@@ -1,0 +1,217 @@
+"""What the rows say: interquartile means with intervals, probabilities of improvement, curves."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from rliable.library import get_interval_estimates
+from rliable.metrics import aggregate_iqm, probability_of_improvement
+
+from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
+from benchmarks.suites.queue import Results
+
+BASELINE = "PPO"
+BOOTSTRAPS = 1000
+MIN_SEEDS = 3  # for an interval
+Scores = dict[str, np.ndarray]  # of each contestant, (n_seeds, n_tasks)
+
+
+class Estimate(NamedTuple):
+    """A number and its 95 % interval, which is NaN where there are too few seeds to speak of one."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}" + ("" if np.isnan(self.low) else f" ({self.low:.2f} to {self.high:.2f})")
+
+
+def estimates(scores: Mapping, statistic: Callable[..., float], n_seeds: dict[str, int]) -> dict[str, Estimate]:
+    """
+    :param scores: of each contestant, or pairs of contestants
+    :param statistic: of scores
+    :param n_seeds: of each contestant
+    :return: with stratified bootstrap intervals: seeds are drawn within each task
+    """
+    np.random.seed(0)  # rliable draws with the global generator
+    values, intervals = get_interval_estimates(scores, lambda *x: np.array([statistic(*x)]), reps=BOOTSTRAPS)
+    unknown = (np.nan, np.nan)
+    return {
+        name: Estimate(values[name][0], *(intervals[name][:, 0] if n_seeds[name] >= MIN_SEEDS else unknown)) for name in scores
+    }
+
+
+def interquartile_means(scores: Scores) -> dict[str, Estimate]:
+    """
+    :param scores: of each contestant
+    :return: the mean of the middle half of all scores
+    """
+    return estimates(scores, aggregate_iqm, {name: len(own) for name, own in scores.items()})
+
+
+def improvements(scores: Scores, baseline: np.ndarray) -> dict[str, Estimate]:
+    """
+    :param scores: of each contestant
+    :param baseline: of whom they are compared with
+    :return: the probability that a training of theirs has a higher score than one of the baseline's, mean over tasks
+    """
+    pairs = {name: (own, baseline) for name, own in scores.items()}
+    return estimates(pairs, probability_of_improvement, {name: min(map(len, pair)) for name, pair in pairs.items()})
+
+
+class Comparison(NamedTuple):
+    """
+    All trainings of a suite with the present settings and of one length.
+
+    :param suite: its name
+    :param n_timesteps: the length
+    :param rows: of results
+    :param curves: of the same trainings
+    """
+
+    suite: str
+    n_timesteps: int
+    rows: pd.DataFrame
+    curves: pd.DataFrame
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Those on which somebody was trained."""
+        return [task for task in TASKS if task.suite == self.suite and (self.rows["task"] == task.env_id).any()]
+
+    def returns(self, name: str, task: Task) -> np.ndarray:
+        """On the test levels, where there are any; in the order of seeds."""
+        rows = self.rows[(self.rows["contestant"] == name) & (self.rows["task"] == task.env_id)].sort_values("seed")
+        return rows["test_return" if task.is_tested else "train_return"].to_numpy(float)
+
+    def scores(self) -> Scores:
+        """Of those who were trained on all tasks of the suite; of the seeds that all of these have."""
+        scores = {}
+        for name in self.rows["contestant"].unique():
+            columns = [(self.returns(name, task) - task.low) / (task.high - task.low) for task in self.tasks]
+            n_seeds = min(map(len, columns))
+            if n_seeds > 0:
+                scores[name] = np.stack([column[:n_seeds] for column in columns], axis=1)
+        return scores
+
+
+def names_of(settings: Iterable[str], n_timesteps: int) -> dict[str, str]:
+    """
+    :param settings: hashes of rows
+    :param n_timesteps: of their trainings
+    :return: hashes with the contestants that have these settings now; where several have the same, the first
+    """
+    wanted = set(settings)
+    present = [(Training(task, name, 0, n_timesteps).hash(), name) for task in TASKS for name in contestants_on(task)]
+    return {key: name for key, name in reversed(present) if key in wanted}
+
+
+def comparisons(results: Results) -> list[Comparison]:
+    """Of what was run with the settings that the contestants have now, by suite and length."""
+    all_rows, all_curves = results.rows(), results.curves()
+    found = []
+    for (suite, n_timesteps), rows in all_rows.groupby(["suite", "steps"]):
+        names = pd.DataFrame(names_of(rows["settings"], int(n_timesteps)).items(), columns=["settings", "contestant"])
+        rows = rows.drop(columns="contestant").merge(names, on="settings")
+        curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
+        if len(rows) > 0:
+            found.append(Comparison(suite, n_timesteps, rows, curves))
+    return found
+
+
+def markdown(found: list[Comparison]) -> str:
+    """The tables."""
+    lines = [
+        "# PPG beside PPO",
+        "",
+        "`python -m benchmarks.suites run`, then `report`; one thread per training, whose seconds are those of the processor. "
+        "Per seed the mean return of the last 100 episodes of the training, or, where it was on some levels only, of 200 "
+        "episodes on all levels. Scores are 0 at what random actions return and 1 at the return in brackets; their "
+        f"interquartile mean over seeds and tasks and the probability that a training is better than one of {BASELINE}, with "
+        f"95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. All settings: suites_settings.yml.",
+    ]
+    for comparison in found:
+        tasks, scores = comparison.tasks, comparison.scores()
+        means = interquartile_means(scores)
+        others = {name: own for name, own in scores.items() if name != BASELINE}
+        better = improvements(others, scores[BASELINE]) if BASELINE in scores else {}
+        titles = [f"{task.env_id} [{task.high:g}]" for task in tasks]
+        lines += ["", f"## {comparison.suite}, {comparison.n_timesteps:,} steps", ""]
+        lines += [f"{' and '.join(comparison.rows['machine'].unique())}.", ""]
+        lines += [f"| | {' | '.join(titles)} | score | better than {BASELINE} | steps/s |", "|---" * (len(tasks) + 4) + "|"]
+        for name in sorted(comparison.rows["contestant"].unique(), key=list(CONTESTANTS).index):
+            returns = [", ".join(f"{value:.1f}" for value in comparison.returns(name, task)) for task in tasks]
+            speed = comparison.rows[comparison.rows["contestant"] == name]["steps_per_second"].median()
+            summary = [str(table.get(name, "")) for table in (means, better)]
+            lines.append(f"| {' | '.join([name, *returns, *summary, f'{speed:,.0f}'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_curves(axes: Axes, curves: pd.DataFrame, against: str, label: str) -> None:
+    """
+    The mean of a contestant's seeds, and their range.
+
+    :param axes: where
+    :param curves: of one task and one contestant
+    :param against: "steps" or "seconds"
+    :param label: its name
+    """
+    values = curves.pivot(index="steps", columns="seed", values="return")
+    x = values.index if against == "steps" else curves.groupby("steps")["seconds"].mean()
+    axes.plot(x, values.mean(axis=1), label=label)
+    axes.fill_between(x, values.min(axis=1), values.max(axis=1), alpha=0.2)
+
+
+def draw_scores(axes: Axes, scores: Scores) -> None:
+    """Interquartile means with their intervals, the best on top."""
+    means = sorted(interquartile_means(scores).items(), key=lambda item: item[1].value)
+    for position, (name, estimate) in enumerate(means):
+        axes.plot([estimate.low, estimate.high], [position] * 2, color="tab:gray")
+        axes.plot(estimate.value, position, "o", color="tab:red" if name == BASELINE else "tab:blue")
+    axes.set_yticks(range(len(means)), [name for name, _ in means])
+    axes.set(xlabel="score: interquartile mean, 95 % interval")
+    axes.grid(alpha=0.3)
+
+
+def plot(comparison: Comparison, picture: Path) -> None:
+    """Curves of the leading contestants against steps and against seconds, and the scores of all."""
+    tasks, curves = comparison.tasks, comparison.curves
+    figure = plt.figure(figsize=(4 * len(tasks) + 6, 8), layout="constrained")
+    grid = figure.add_gridspec(2, len(tasks) + 1, width_ratios=[4] * len(tasks) + [6])
+    for row, against in enumerate(("steps", "seconds")):
+        for column, task in enumerate(tasks):
+            axes = figure.add_subplot(grid[row, column])
+            for name in LEADING:
+                part = curves[(curves["task"] == task.env_id) & (curves["contestant"] == name)]
+                if len(part) > 0:
+                    draw_curves(axes, part, against, name)
+            axes.set(title=task.env_id, xlabel="environment steps" if against == "steps" else "seconds of one core")
+            axes.grid(alpha=0.3)
+            if axes.has_data():
+                axes.legend(loc="upper left")
+    draw_scores(figure.add_subplot(grid[:, len(tasks)]), comparison.scores())
+    figure.savefig(picture, dpi=90)
+    plt.close(figure)
+
+
+def report(results: Results) -> str:
+    """
+    Write the tables and the pictures.
+
+    :param results: of which
+    :return: the tables
+    """
+    found = comparisons(results)
+    text = markdown(found)
+    (results.folder / "suites.md").write_text(text)
+    for comparison in found:
+        plot(comparison, results.folder / f"suites_{comparison.suite}_{comparison.n_timesteps // 1000}k.png")
+    return text

@@ -1,0 +1,196 @@
+"""One training: made by RL Zoo, stopped and continued at any time, and what it leaves."""
+
+import contextlib
+import os
+import platform
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch as th
+import yaml
+from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import CSVOutputFormat, Logger
+from stable_baselines3.common.vec_env import VecEnv
+
+from benchmarks.suites.contestants import Training
+from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
+
+LAST_EPISODES = 100
+TEST_EPISODES = 200
+CURVE_POINTS = 50
+N_CHECKPOINTS = 20
+
+
+class Episodes(BaseCallback):
+    """
+    Writes down each episode of the training: after how many steps and seconds it was over, and its return. A training that is
+    continued goes on with the file.
+
+    Seconds are those of the processor, which are those of the wall clock where the training's one thread has a core to itself.
+
+    :param file: a CSV file without head
+    """
+
+    COLUMNS = ("steps", "seconds", "return")
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+        self.lines: list[str] = []
+
+    def _on_training_start(self) -> None:
+        before = self.read(self.num_timesteps)
+        before.to_csv(self.file, index=False, header=False)
+        self.start = time.process_time() - (before["seconds"].iloc[-1] if len(before) else 0.0)
+
+    def read(self, n_timesteps: int) -> pd.DataFrame:
+        """
+        :param n_timesteps: of the training, those after it are left out
+        :return: one row per episode
+        """
+        empty = not self.file.exists() or self.file.stat().st_size == 0
+        table = pd.DataFrame(columns=self.COLUMNS) if empty else pd.read_csv(self.file, names=list(self.COLUMNS)).dropna()
+        return table[table["steps"] <= n_timesteps]
+
+    def seconds(self) -> float:
+        """Of the training up to now."""
+        return time.process_time() - self.start
+
+    def _on_step(self) -> bool:
+        for info in self.locals["infos"]:
+            if "episode" in info:
+                self.lines.append(f"{self.num_timesteps},{self.seconds():.2f},{info['episode']['r']}\n")
+        return True
+
+    def _on_rollout_end(self) -> None:
+        with self.file.open("a") as file:
+            file.writelines(self.lines)
+        self.lines.clear()
+
+
+class Outcome(NamedTuple):
+    """
+    What a training leaves.
+
+    :param row: of results
+    :param curve: mean return of the latest 100 episodes, at 50 evenly spaced steps
+    """
+
+    row: dict[str, Any]
+    curve: pd.DataFrame
+
+
+def train(training: Training, folder: Path) -> Outcome:
+    """
+    Train one agent, or go on where it was stopped (PPG; PPO starts over), and evaluate it.
+
+    :param training: which
+    :param folder: of its own, for what is needed to go on, and for what SB3 logs
+    """
+    th.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
+        manager, model = _make(training, folder)
+        episodes = Episodes(folder / "episodes.csv")
+        callbacks: list[BaseCallback] = [episodes]
+        if isinstance(model, PPG):
+            model = _latest(model, folder / "checkpoints")
+            callbacks.append(_checkpoints(model, training.n_timesteps, folder / "checkpoints"))
+        progress = CSVOutputFormat(str(folder / f"progress_from_{model.num_timesteps}.csv"))
+        model.set_logger(Logger(str(folder), [progress]))
+        missing = training.n_timesteps - model.num_timesteps
+        if missing > 0:
+            model.learn(missing, callback=callbacks, reset_num_timesteps=False)
+        tested = evaluate_on_all_levels(manager, model) if training.task.is_tested else None
+    table = episodes.read(model.num_timesteps)
+    seconds = episodes.seconds() if missing > 0 else table["seconds"].iloc[-1]
+    row = dict(
+        suite=training.task.suite,
+        task=training.task.env_id,
+        contestant=training.contestant,
+        steps=training.n_timesteps,
+        seed=training.seed,
+        settings=training.hash(),
+        train_return=round(float(table["return"].tail(LAST_EPISODES).mean()), 3),
+        test_return=tested,
+        seconds=round(seconds),
+        steps_per_second=round(model.num_timesteps / seconds),
+        machine=processor(),
+    )
+    return Outcome(row, curve(table, training.n_timesteps).assign(settings=training.hash(), seed=training.seed))
+
+
+def _make(training: Training, folder: Path) -> tuple[ExperimentManager, BaseAlgorithm]:
+    """As ``sb3-ppg train`` does, with hyperparameters from a file in the folder."""
+    config = folder / "settings.yml"
+    config.write_text(yaml.safe_dump({training.task.env_id: training.settings()}))
+    manager = ExperimentManager(
+        Namespace(),
+        training.algorithm,
+        training.task.env_id,
+        str(folder / "zoo"),
+        eval_freq=-1,
+        env_kwargs=dict(training.task.env_kwargs or {}),
+        seed=training.seed,
+        verbose=0,
+        device="cpu",
+        config=str(config),
+    )
+    setup = manager.setup_experiment()
+    assert setup is not None
+    return manager, setup[0]
+
+
+def _latest(model: PPG, checkpoints: Path) -> PPG:
+    """The training at its latest checkpoint, if there is one."""
+    try:
+        checkpoint = latest_checkpoint(checkpoints)
+    except FileNotFoundError:
+        return model
+    model = type(model).load(checkpoint, env=model.get_env(), device="cpu")
+    model.load_aux_buffer(aux_buffer_path(checkpoint))
+    return model
+
+
+def _checkpoints(model: PPG, n_timesteps: int, folder: Path) -> PhasicCheckpointCallback:
+    """After whole phases, when no rollouts are stored, about twenty times in a training."""
+    phase = model.n_steps * model.n_envs * model.n_policy_iterations
+    n_phases = max(1, round(n_timesteps / phase / N_CHECKPOINTS))
+    return PhasicCheckpointCallback(n_phases * model.n_policy_iterations, folder, keep=1)
+
+
+def evaluate_on_all_levels(manager: ExperimentManager, model: BaseAlgorithm) -> float:
+    """Mean return of 200 episodes, with actions drawn as in training."""
+    manager.seed += 1000
+    manager.eval_env_kwargs = {"num_threads": 1}
+    env: VecEnv = manager.create_envs(20, eval_env=True)
+    mean, _ = evaluate_policy(model, env, TEST_EPISODES, deterministic=False)
+    return round(float(mean), 3)  # type: ignore[arg-type]
+
+
+def curve(episodes: pd.DataFrame, n_timesteps: int) -> pd.DataFrame:
+    """
+    :param episodes: of a training
+    :param n_timesteps: its length
+    :return: mean return of the latest 100 episodes and seconds, at evenly spaced steps
+    """
+    grid = np.linspace(0, n_timesteps, CURVE_POINTS + 1)[1:].astype(int)
+    smooth = episodes.assign(**{"return": episodes["return"].rolling(LAST_EPISODES, min_periods=1).mean()})
+    n_over = np.searchsorted(episodes["steps"], grid, side="right")  # episodes that were over then
+    points = smooth.iloc[np.maximum(n_over, 1) - 1][["seconds", "return"]].round(2).reset_index(drop=True)
+    return points.assign(steps=grid)[n_over > 0]
+
+
+def processor() -> str:
+    """Its name, and how many there are."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"

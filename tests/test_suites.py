@@ -1,0 +1,132 @@
+"""The harness of the results: what identifies a training, what the queue does, what the report says."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from stable_baselines3 import PPO
+
+from benchmarks.suites import contestants, queue, training
+from benchmarks.suites import report as suites_report
+from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
+from benchmarks.suites.queue import Results, locked, run_one, trainings
+from benchmarks.suites.report import interquartile_means, report
+from benchmarks.suites.training import Outcome, curve, train
+from sb3_ppg import PPG
+
+ASTERIX = next(task for task in TASKS if task.env_id == "MinAtar/Asterix-v1")
+TINY = dict(n_envs=2, n_steps=16, batch_size=32, n_epochs=1)
+
+
+def outcome_of(one: Training, value: float) -> Outcome:
+    keys = dict(settings=one.hash(), seed=one.seed)
+    row = dict(suite=one.task.suite, task=one.task.env_id, contestant=one.contestant, steps=one.n_timesteps, **keys)
+    row |= dict(train_return=value, test_return=None, seconds=10, steps_per_second=7, machine="a machine")
+    return Outcome(row, pd.DataFrame({"seconds": [5.0, 10.0], "return": [0.0, value], "steps": [500, 1000]}).assign(**keys))
+
+
+def test_a_training_is_known_by_all_its_settings(monkeypatch):
+    one = Training(ASTERIX, "PPG", 0, 1000)
+    assert one.hash() == Training(ASTERIX, "PPG", 1, 1000).hash()
+    others = [
+        one._replace(n_timesteps=2000),
+        one._replace(contestant="PPO"),
+        one._replace(contestant="PPG, beta_clone 3"),
+        one._replace(contestant="PPG, dual"),
+        one._replace(contestant="PPG, advantages per minibatch"),
+        one._replace(task=ASTERIX._replace(env_id="MinAtar/Breakout-v1")),
+        one._replace(task=ASTERIX._replace(env_kwargs=dict(sticky_action_prob=0.0))),
+    ]
+    assert len({training.hash() for training in [one, *others]}) == len(others) + 1
+    same = dict(n_policy_iterations=16, beta_clone=1.0, policy_kwargs=dict(architecture="detached"))
+    monkeypatch.setitem(contestants.CONTESTANTS, "PPG, said again", Contestant("ppg", same))
+    assert one._replace(contestant="PPG, said again").hash() == one.hash()
+
+
+def test_every_contestant_has_settings_for_its_tasks():
+    for task in TASKS:
+        for name in contestants_on(task):
+            one = Training(task, name, 0, task.n_timesteps)
+            assert one.settings()["n_timesteps"] == task.n_timesteps and len(one.hash()) == 8
+    assert Training(ASTERIX, "PPG, dual", 0, 1).settings()["policy_kwargs"].endswith("**{'architecture': 'dual'}}")
+
+
+def test_presets_and_first_seeds_come_first_and_what_is_there_is_skipped(tmp_path, monkeypatch):
+    everything = trainings(suites=["minatar"])
+    assert [one.contestant for one in everything[:6]] == ["PPO"] * 3 + ["PPG"] * 3
+    assert [one.seed for one in everything[:30]] == [seed for seed in range(5) for _ in range(6)]
+    assert everything[30].contestant not in ("PPO", "PPG") and everything[30].seed == 0
+    assert [one.contestant for one in trainings(contestants=["PPG", "PPO"], tasks=["Hopper-v5"], seeds=[7])] == ["PPG", "PPO"]
+
+    results, ran = Results(tmp_path / "results"), []
+    monkeypatch.setattr(queue, "train", lambda one, folder: (ran.append(one), outcome_of(one, 1.0))[1])
+    first, second = everything[:2]
+    for one in (first, second, first):
+        run_one(one, results, tmp_path / "work")
+    with locked(_folder(tmp_path / "work", everything[2]) / "lock"):  # another process runs it
+        assert run_one(everything[2], results, tmp_path / "work") is None
+    assert ran == [first, second] and results.has(first) and not results.has(everything[2])
+    assert len(results.rows()) == 2 and len(results.curves()) == 4
+    assert not results.has(first._replace(n_timesteps=5)) and not results.has(first._replace(seed=9))
+
+
+def _folder(work, one):
+    folder = work / f"{one.hash()}_{one.seed}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("algorithm", ["ppg_minibatch", "ppo"])
+def test_a_training_that_was_stopped_goes_on(algorithm, tmp_path, monkeypatch):
+    own = {} if algorithm == "ppo" else dict(n_policy_iterations=2, n_aux_epochs=1, aux_batch_size=None)
+    monkeypatch.setitem(CONTESTANTS, "tiny", Contestant(algorithm, {**TINY, **own}))
+    one = Training(ASTERIX, "tiny", 3, 640)
+    updates = []
+
+    def update(model):
+        updates.append(model.num_timesteps)
+        if len(updates) == 8:
+            raise KeyboardInterrupt
+
+    cls = PPO if algorithm == "ppo" else PPG
+    original = cls.train
+    monkeypatch.setattr(cls, "train", lambda model: (original(model), update(model)))
+    with pytest.raises(KeyboardInterrupt):
+        train(one, tmp_path)
+    row, points = train(one, tmp_path)
+    expected = 32 if algorithm == "ppo" else 224  # after the latest whole phase
+    assert updates[7:10] == [256, expected, expected + 32] and updates[-1] == 640
+    episodes = training.Episodes(tmp_path / "episodes.csv").read(640)
+    assert episodes["steps"].is_monotonic_increasing and episodes["seconds"].is_monotonic_increasing
+    assert row["train_return"] == pytest.approx(episodes["return"].mean(), abs=1e-3) and row["settings"] == one.hash()
+    assert points["steps"].iloc[-1] == 640
+
+
+def test_the_curve_is_the_mean_of_the_latest_episodes():
+    episodes = pd.DataFrame({"steps": np.arange(1, 201), "seconds": np.arange(1, 201) / 10, "return": np.arange(200.0)})
+    points = curve(episodes, 400)
+    assert list(points["steps"]) == [8 * (1 + i) for i in range(50)]
+    assert points["return"].iloc[0] == 3.5 and points["return"].iloc[-1] == 149.5 and points["seconds"].iloc[0] == 0.8
+    assert curve(episodes.tail(1), 400)["steps"].iloc[0] == 200
+
+
+def test_the_interquartile_mean_is_that_of_the_middle_half():
+    scores = {"one": np.array([[0.0, 4.0], [1.0, 5.0], [2.0, 6.0], [3.0, 70.0]])}
+    estimate = interquartile_means(scores)["one"]
+    assert estimate.value == 3.5 and estimate.low < 3.5 < estimate.high
+    assert estimate == interquartile_means(scores)["one"]
+
+
+def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(suites_report, "BOOTSTRAPS", 50)
+    results = Results(tmp_path)
+    for seed in range(3):
+        for name, value in (("PPO", 2.0), ("PPG", 4.0)):
+            for one in trainings(tasks=[ASTERIX.env_id], contestants=[name], seeds=[seed], n_timesteps=1000):
+                results.add(one, outcome_of(one, value + seed / 10))
+    outdated = Training(ASTERIX, "PPG, dual", 0, 1000)
+    results.add(outdated, outcome_of(outdated, 99.0))
+    monkeypatch.setitem(CONTESTANTS, "PPG, dual", Contestant("ppg", dict(n_epochs=5)))
+    text = report(results)
+    score = (4.1 - ASTERIX.low) / (ASTERIX.high - ASTERIX.low)
+    assert f"| PPG | 4.0, 4.1, 4.2 | {score:.2f} (" in text and "| 1.00 (1.00 to 1.00) | 7 |" in text
+    assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
