@@ -1,8 +1,5 @@
 """PPG against every number of one training cycle of the authors' code, see data/README.md."""
 
-from pathlib import Path
-
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -11,8 +8,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
 from sb3_ppg.training.optimization import optimize_epoch
+from tests.golden import DATA, DoubleImpalaCNN, DoubleNormalizedRewardRolloutBuffer, ImageEnv
 
-DATA = Path(__file__).parent / "data"
 N_ENVS, N_STEPS, N_ROLLOUTS = 4, 8, 2
 SETTINGS = {
     "dual": dict(policy_kwargs=dict(architecture="dual")),
@@ -20,29 +17,6 @@ SETTINGS = {
     "shared": dict(policy_kwargs=dict(architecture="shared")),
     "dual_kl": dict(policy_kwargs=dict(architecture="dual"), clip_range=None, kl_coef=1.0),
 }
-
-
-class ImageEnv(gym.Env):
-    """Spaces only: the rollouts come from the file."""
-
-    observation_space = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8)
-    action_space = gym.spaces.Discrete(5)
-
-
-class DoubleImpalaCNN(ImpalaCNN):
-    """SB3 casts observations to float32 before it divides by 255; this divides in float64."""
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return super().forward(observations.double() / 255)
-
-
-class DoubleRolloutBuffer(NormalizedRewardRolloutBuffer):
-    """SB3's arrays are float32."""
-
-    def reset(self) -> None:
-        super().reset()
-        for name in ("rewards", "returns", "episode_starts", "values", "log_probs", "advantages"):
-            setattr(self, name, getattr(self, name).astype(np.float64))
 
 
 class Cycle:
@@ -69,7 +43,7 @@ class Cycle:
             n_aux_epochs=1,
             aux_batch_size=2 * N_STEPS,
             normalize_value_targets=False,
-            rollout_buffer_class=DoubleRolloutBuffer if self.double else NormalizedRewardRolloutBuffer,
+            rollout_buffer_class=DoubleNormalizedRewardRolloutBuffer if self.double else NormalizedRewardRolloutBuffer,
             rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
             device="cpu",
             **settings,
