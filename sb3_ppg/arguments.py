@@ -220,10 +220,10 @@ def tell_of_phases(model: PhasicModel, total_timesteps: int) -> None:
         return
     per_rollout = model.n_steps * model.n_envs
     phase = per_rollout * model.n_policy_iterations
-    n_phases = (math.ceil(total_timesteps / per_rollout) + len(model.aux_buffer)) // model.n_policy_iterations
+    n_phases = (math.ceil(total_timesteps / per_rollout) + model.aux_buffer.n_new) // model.n_policy_iterations
     if model.verbose >= 1:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,}")
-    if n_phases == 0 and len(model.aux_buffer) == 0:
+    if n_phases == 0 and model.aux_buffer.n_new == 0:
         warnings.warn(
             f"A budget of {total_timesteps:,} steps ends before the first auxiliary phase, so there is nothing but PPO's "
             f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {model.n_envs} * "

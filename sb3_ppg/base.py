@@ -77,6 +77,7 @@ class PhasicAlgorithm(PhasicModel):
         self._training_callback = callback
         checked = CheckedSteps(env, self._last_obs)
         self.policy.set_training_mode(False)
+        self.criterion.before_rollout(self._last_episode_starts)  # type: ignore[arg-type]
         n_steps = 0
         actions: Any  # a tensor, then an array, by the name that callbacks of SB3 know
         rollout_buffer.reset()
@@ -202,7 +203,7 @@ class PhasicAlgorithm(PhasicModel):
         if self.env is None:
             raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
         self.check_arguments()
-        check_room(self, self.n_policy_iterations - len(self.aux_buffer))
+        check_room(self, (self.aux_buffer.capacity or self.n_policy_iterations) - len(self.aux_buffer))
         if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
             warnings.warn(
                 f"This model was saved after {self._n_stored_rollouts} of the {self.n_policy_iterations} rollouts of a phase, "

@@ -30,7 +30,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 
-from sb3_ppg.arguments import argument_names
+from sb3_ppg.arguments import argument_names, check_auxiliary_batches
 from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import ALGORITHMS
@@ -395,6 +395,7 @@ def _build(
     with nullcontext() if own_classes else AllocationLimit(decoder.arrays):
         model._setup_model()
     model.seed = seed
+    check_auxiliary_batches(model)
     counters = exactly(description["counters"], set(COUNTERS), "counters")
     for name in COUNTERS:
         setattr(model, name, _progress(counters, name) if name == "_current_progress_remaining" else _count(counters, name))

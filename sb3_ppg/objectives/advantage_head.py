@@ -148,17 +148,25 @@ class OrderObjective(AdvantageHeadObjective):
 
     # ---- which frame came first ----
 
+    def before_rollout(self, episode_starts: np.ndarray) -> None:
+        n_envs = len(episode_starts)
+        if not self.levels or len(self.levels[-1]) != n_envs:
+            self.levels, self.episode_steps = [self._new_levels(n_envs)], [np.zeros(n_envs, dtype=np.int64)]
+        was_reset = episode_starts.astype(bool) & (self.episode_steps[-1] > 0)  # by somebody else than the end of an episode
+        self.levels[-1] = np.where(was_reset, self._new_levels(n_envs), self.levels[-1])
+        self.episode_steps[-1] = np.where(was_reset, 0, self.episode_steps[-1])
+
     def after_environment_step(
         self, dones: np.ndarray, infos: list[dict[str, Any]], reset_infos: list[dict[str, Any]]
     ) -> None:
         n_envs = len(dones)
-        if not self.levels:
-            self.levels, self.episode_steps = [self._new_levels(n_envs)], [np.zeros(n_envs, dtype=np.int64)]
         levels = np.where(dones, self._new_levels(n_envs), self.levels[-1])
         for env, done in enumerate(dones):
             levels[env] = (reset_infos if done else infos)[env].get(self.level_key, levels[env])
-        if len(self.levels) == 1:  # nothing says what the very first frame was
-            self.levels[0] = np.where(dones, self.levels[0], levels)
+        unknown = (self.levels[-1] < 0) & ~dones.astype(
+            bool
+        )  # first frames of which nothing was said: those of the step after
+        self.levels[-1] = np.where(unknown, levels, self.levels[-1])
         self.levels.append(levels)
         self.episode_steps.append(np.where(dones, 0, self.episode_steps[-1] + 1))
 

@@ -251,6 +251,11 @@ class Objective(nn.Module):
         """
         return True
 
+    def before_rollout(self, episode_starts: np.ndarray) -> None:
+        """
+        :param episode_starts: whether the latest observations begin an episode, (n_envs,)
+        """
+
     def after_environment_step(
         self, dones: np.ndarray, infos: list[dict[str, Any]], reset_infos: list[dict[str, Any]]
     ) -> None:

@@ -201,6 +201,56 @@ def test_with_fresh_data_the_decoupled_objective_is_the_papers():
     assert found[0].abs().max() > 0.01
 
 
+class Levels(RandomEnv):
+    """Says which of two levels it plays, in ``info``; with ``silent`` it does not."""
+
+    silent = False
+
+    def reset(self, **kwargs):
+        observation, _ = super().reset(**kwargs)
+        self.level = int(self.np_random.integers(2))
+        return observation, self.info()
+
+    def step(self, action):
+        *result, _ = super().step(action)
+        return *result, self.info()
+
+    def info(self):
+        return {} if self.silent else {"level_seed": self.level}
+
+
+class Silent(Levels):
+    silent = True
+
+
+@pytest.mark.parametrize("cls", [Levels, Silent])
+def test_frames_are_compared_with_frames_of_their_level(cls):
+    """Levels and steps of IDAAC's frames, from rollout to rollout and over resets, against what the environments know."""
+    env = make_vec_env(lambda: cls(VECTOR, spaces.Discrete(3), episode_length=5), 3, seed=0)
+    model = make("idaac", env)
+    order, seen = model.criterion, []
+    extras = order.extras
+
+    def spy(policy, rollout_buffer, end):
+        frames = [np.stack(one[-9:], axis=1) for one in (order.levels, order.episode_steps)]
+        seen.append((*frames, rollout_buffer.episode_starts.T.copy(), extras(policy, rollout_buffer, end)))
+        return seen[-1][-1]
+
+    order.extras = spy
+    model.learn(2 * 24)
+    model.learn(2 * 24)  # the environments are reset amid their episodes
+    assert len(seen) == 4
+    for levels, steps, starts, found in seen:
+        np.testing.assert_array_equal(steps[:, :-1] == 0, starts.astype(bool))
+        assert (np.diff(steps)[np.diff(steps) != 1] < 0).all()  # else an episode goes on
+        same_episode = np.diff(steps) == 1
+        assert (np.diff(levels)[same_episode] == 0).all()
+        assert set(np.unique(levels)) <= {0, 1} if cls is Levels else (levels < 0).all()
+        flat = np.concatenate([levels[:, :-1].ravel(), levels[:, -1]])
+        np.testing.assert_array_equal(flat[found["pair"]], levels[:, :-1].ravel())
+    assert len({tuple(one[0].ravel()) for one in seen}) == 4
+
+
 def test_constant_advantages_have_no_negative_variance():
     objective = make("ppg_ewma", random_envs(), objective_kwargs=dict(advantage_decay=0.9)).criterion
     for scale in np.linspace(1e-3, 1e6, 500):
