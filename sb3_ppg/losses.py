@@ -32,7 +32,11 @@ def _check_same_shape(**tensors: th.Tensor) -> None:
 
 
 def policy_gradient_loss(
-    log_prob: th.Tensor, old_log_prob: th.Tensor, advantages: th.Tensor, clip_range: float | None
+    log_prob: th.Tensor,
+    old_log_prob: th.Tensor,
+    advantages: th.Tensor,
+    clip_range: float | None,
+    dual_clip: float | None = None,
 ) -> th.Tensor:
     """
     The clipped surrogate objective, as a loss (section 2.1, "L^clip"):
@@ -42,12 +46,15 @@ def policy_gradient_loss(
         ratio = π(a|s) / π_old(a|s)
         loss  = -E[min(ratio A, clip(ratio, 1 - ε, 1 + ε) A)]
 
-    With ``clip_range=None`` it is the plain surrogate, -E[ratio A], to which the KL penalty variant adds ``kl_penalty``.
+    With ``clip_range=None`` it is the plain surrogate, -E[ratio A], to which the KL penalty variant adds ``kl_penalty``. With
+    ``dual_clip``, c, the objective of an action with A < 0 is at least c A (Ye et al. 2020, https://arxiv.org/abs/1912.09729):
+    a ratio that has become very large does not pull more than one of c.
 
     :param log_prob: log π(a|s) of the taken actions under the policy in training, shape (B,)
     :param old_log_prob: log π_old(a|s), under the policy that took them, shape (B,)
     :param advantages: A, in the units of the (normalised) reward, shape (B,)
     :param clip_range: ε, or None for no clipping
+    :param dual_clip: c, above one, or None for no dual clipping
     :return: scalar
     """
     _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages)
@@ -55,6 +62,8 @@ def policy_gradient_loss(
     objective = ratio * advantages
     if clip_range is not None:
         objective = th.min(objective, th.clamp(ratio, 1 - clip_range, 1 + clip_range) * advantages)
+    if dual_clip is not None:
+        objective = th.where(advantages < 0, th.max(objective, dual_clip * advantages), objective)
     return -objective.mean()
 
 

@@ -20,6 +20,19 @@ def test_clipped_surrogate():
     assert loss.item() == pytest.approx(-(2.4 - 0.8 + 3.3) / 3)
 
 
+def test_dual_clip():
+    """Ratios 10, 10, 1/2 and 10 with A = -1, 1, -1 and -1: min(r A, clip(r) A) is -10, 1.2, -0.8 and -10, and at least 3 A."""
+    ratio, advantages = th.tensor([10.0, 10.0, 0.5, 10.0]), th.tensor([-1.0, 1.0, -1.0, -1.0])
+    log_prob = ratio.log().requires_grad_()
+    loss = losses.policy_gradient_loss(log_prob, th.zeros(4), advantages, 0.2, dual_clip=3.0)
+    assert loss.item() == pytest.approx(-(-3 + 1.2 - 0.8 - 3) / 4)
+    loss.backward()
+    assert (log_prob.grad == 0).all()  # all four are held
+    assert losses.policy_gradient_loss(log_prob, th.zeros(4), advantages, 0.2).item() == pytest.approx(
+        -(-10 + 1.2 - 0.8 - 10) / 4
+    )
+
+
 def test_unclipped_surrogate():
     loss = losses.policy_gradient_loss(NEW, OLD, ADVANTAGES, clip_range=None)
     assert loss.item() == pytest.approx(-(3.0 - 0.5 + 3.3) / 3)

@@ -7,13 +7,25 @@ import torch as th
 from sb3_ppg import losses
 from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.objectives.base import Coefficients, Objective
+from sb3_ppg.objectives.base import MOST, Coefficients, Objective, require_number
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
 
 
 class PaperObjective(Objective):
-    """L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase."""
+    """
+    L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase.
+
+    :param policy: in training
+    :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
+    :raises ArgumentError: for a number that cannot work
+    """
+
+    def __init__(self, policy: PhasicActorCriticPolicy, dual_clip: float | None = None) -> None:
+        super().__init__(policy)
+        if dual_clip is not None:
+            require_number("dual_clip", dual_clip, 1, MOST)
+        self.dual_clip = dual_clip
 
     def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         observations, *context = inputs
@@ -51,7 +63,9 @@ class PaperObjective(Objective):
         :param coefficients: of the terms
         :return: their sum, and each term
         """
-        surrogate = losses.policy_gradient_loss(log_prob, batch.old_log_prob, batch.advantages, coefficients.clip_range)
+        surrogate = losses.policy_gradient_loss(
+            log_prob, batch.old_log_prob, batch.advantages, coefficients.clip_range, self.dual_clip
+        )
         terms = {"policy_gradient_loss": surrogate, "entropy_loss": losses.entropy_loss(entropy, log_prob)}
         total = surrogate + coefficients.ent_coef * terms["entropy_loss"]
         if coefficients.kl_coef > 0:

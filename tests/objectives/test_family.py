@@ -161,6 +161,7 @@ REFUSED = [
     ("ppg_ewma", dict(objective_kwargs=dict(decay=0.5, center_of_mass=1)), "say the same"),
     ("ppg_ewma", dict(objective_kwargs=dict(importance_limit=0.5)), "`importance_limit`=0.5 cannot work"),
     ("ppg_ewma", dict(objective_kwargs=dict(deccay=0.5)), "`objective_kwargs`=.* cannot work with `objective`='ewma'"),
+    ("ppg", dict(objective_kwargs=dict(dual_clip=0.5)), "`dual_clip`=0.5 cannot work"),
     ("ppg", dict(objective="ewna"), "`objective`='ewna' is unknown.*'ewma'"),
     ("ppg", dict(objective_kwargs=[1]), "`objective_kwargs`=.*use a dictionary"),
 ]
@@ -184,6 +185,15 @@ def test_the_proximal_policy_is_an_average_with_bias_correction():
     np.testing.assert_allclose(proximal.numpy(), (2 * 15 + 4 * 30 + 8 * 45) / 15, rtol=1e-6)
     objective.after_auxiliary_phase(model.policy)
     np.testing.assert_array_equal(proximal.numpy(), 45)
+
+
+def test_dual_clipping_reaches_the_loss():
+    steps = dict(learning_rate=0.1, n_epochs=4)  # large: ratios far from one
+    models = [make("ppg", random_envs(), objective_kwargs=kwargs, **steps) for kwargs in (None, dict(dual_clip=1.0))]
+    for model in models:
+        model.learn(16)
+    first, second = (model.policy.parameters_to_vector() for model in models)
+    assert np.abs(first - second).max() > 1e-3
 
 
 def test_with_fresh_data_the_decoupled_objective_is_the_papers():
