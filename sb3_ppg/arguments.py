@@ -321,7 +321,7 @@ def check_auxiliary_batches(model: PhasicModel) -> None:
     """
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
-    stored = model.n_steps * model.n_envs * model.n_policy_iterations
+    stored = model.n_steps * model.n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
     require(
         model,
         model.aux_buffer.sequence_length == 1 or model.aux_batch_size % model.n_steps == 0,

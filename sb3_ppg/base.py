@@ -21,8 +21,15 @@ from torch.utils._pytree import tree_map
 
 from sb3_ppg.actions import for_buffer, for_environments
 from sb3_ppg.advantages import gae
-from sb3_ppg.arguments import check_arguments, check_auxiliary_batches, check_policy, check_room, tell_of_phases
-from sb3_ppg.buffers.rollouts import by_step, in_order, one_observation
+from sb3_ppg.arguments import (
+    check_arguments,
+    check_auxiliary_batches,
+    check_policy,
+    check_room,
+    require,
+    tell_of_phases,
+)
+from sb3_ppg.buffers.rollouts import as_stored, by_step, in_order, one_observation
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
@@ -108,7 +115,8 @@ class PhasicAlgorithm(PhasicModel):
             with th.no_grad():
                 values = self.next_values(obs_as_tensor(new_obs, self.device), dones)  # type: ignore[arg-type]
         rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
-        self.rollout_end = RolloutEnd(new_obs, values.flatten().cpu().numpy(), dones, self.memory())  # type: ignore[arg-type]
+        last_observations = as_stored(rollout_buffer, new_obs)
+        self.rollout_end = RolloutEnd(last_observations, values.flatten().cpu().numpy(), dones, self.memory())
         callback.update_locals(locals())
         callback.on_rollout_end()
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
@@ -227,7 +235,13 @@ class PhasicAlgorithm(PhasicModel):
         if hasattr(self, "aux_buffer"):  # the model is complete
             check_policy(self)
             check_auxiliary_batches(self)
-            self.criterion.check(self)
+            self._check_objective()
+
+    def _check_objective(self) -> None:
+        has_own_targets = type(self.criterion).value_targets is not Objective.value_targets
+        remedy = f"{type(self.criterion).__name__} has value targets of its own, which are not recomputed; use False"
+        require(self, not (self.recompute_advantages and has_own_targets), "recompute_advantages", remedy)
+        self.criterion.check(self)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)

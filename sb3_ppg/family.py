@@ -141,5 +141,6 @@ def zoo_name_of(model: PPG) -> str:
     :param model: of a class of the family
     :return: its name in RL Zoo: that of its objective, if a member of its class has it, else that of its class
     """
-    names = [name for name, member in FAMILY.items() if member.algorithm is type(model)]
+    algorithm = member_of(type(model)).algorithm
+    names = [name for name, member in FAMILY.items() if member.algorithm is algorithm]
     return next((name for name in names if FAMILY[name].preset.get("objective") == model.objective), names[0])

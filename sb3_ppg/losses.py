@@ -90,7 +90,7 @@ def decoupled_policy_gradient_loss(
     :param proximal_log_prob: log π_prox(a|s), shape (B,)
     :param behavior_log_prob: log π_behav(a|s), under the policy that took them, shape (B,)
     :param advantages: A, shape (B,)
-    :param clip_range: ε, below one, or None for no clipping
+    :param clip_range: ε, or None for no clipping; from one on there is no lower bound
     :param importance_limit: the largest importance weight, at least one
     :return: scalar
     """
@@ -103,7 +103,8 @@ def decoupled_policy_gradient_loss(
     behavior = th.max(behavior_log_prob, log_prob.detach() - math.log(importance_limit))
     loss = -advantages * th.exp(log_prob - behavior)
     if clip_range is not None:
-        log_ratio = th.clamp(log_prob - proximal_log_prob, math.log1p(-clip_range), math.log1p(clip_range))
+        lowest = math.log1p(-clip_range) if clip_range < 1 else -math.inf
+        log_ratio = th.clamp(log_prob - proximal_log_prob, lowest, math.log1p(clip_range))
         loss = th.max(loss, -advantages * th.exp(log_ratio + proximal_log_prob - behavior))
     return loss.mean()
 

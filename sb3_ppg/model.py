@@ -34,6 +34,7 @@ class PhasicModel(OnPolicyAlgorithm):
         spaces.MultiBinary,
     )
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
+    has_memory: ClassVar[bool] = False  # whether a sample needs those before it
     policy: PhasicActorCriticPolicy
     criterion: nn.Module  # an instance of the argument `objective`
     aux_buffer: AuxBuffer

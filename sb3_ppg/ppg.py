@@ -124,7 +124,8 @@ class PPG(PhasicEpochs):
     }
     common_settings: ClassVar[tuple[str, ...]] = (
         *("n_envs", "n_steps", "batch_size", "n_epochs", "n_value_epochs", "n_policy_iterations", "n_aux_epochs"),
-        *("aux_batch_size", "normalize_advantage", "normalize_value_targets", "target_kl"),
+        *("aux_batch_size", "normalize_advantage", "normalize_value_targets", "target_kl", "kl_coef", "recompute_advantages"),
+        *("objective", "objective_kwargs"),
     )
 
     @arguments_explained
@@ -246,10 +247,10 @@ class PPG(PhasicEpochs):
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = AuxBuffer(self.device, **(self.aux_buffer_kwargs or {}))
-        if not (self.criterion.shuffles_sequences or self.context()):
+        if not (self.criterion.shuffles_sequences or self.has_memory):
             self.aux_buffer.sequence_length = 1
         check_policy(self)
-        self.criterion.check(self)
+        self._check_objective()
 
     # ---- Algorithm 1 ----
 

@@ -53,6 +53,7 @@ class RecurrentPPG(PPG):
         SequenceRolloutBuffer,
         SequenceDictRolloutBuffer,
     )
+    has_memory: ClassVar[bool] = True
     policy: RecurrentPhasicActorCriticPolicy
     rollout_buffer: SequenceRolloutBuffer
     _last_lstm_states: RNNStates  # before the next step

@@ -266,7 +266,8 @@ class AuxBuffer:
         places = list(zip(*np.unravel_index(ids, (len(self), n_envs, parts)), strict=True))  # (rollout, environment, part)
 
         def stack(*arrays: Any) -> th.Tensor:
-            """What a sequence has once is in its only part."""
+            if arrays[0].shape[1] == 1:  # what a rollout has once for an environment
+                return self._stack([arrays[rollout][env] for rollout, env, _ in places])
             size = arrays[0].shape[1] // parts
             return self._stack([arrays[rollout][env][part * size : (part + 1) * size] for rollout, env, part in places])
 

@@ -89,6 +89,19 @@ def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarr
     return array.reshape(n_envs, n_steps, -1)
 
 
+def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
+    """
+    :param rollout_buffer: whose environments gave them
+    :param observations: (n_envs, ...), or a dictionary of such
+    :return: copies, in the shapes and types in which the buffer has observations
+    """
+    return tree_map(
+        lambda stored, array: np.array(array, dtype=stored.dtype).reshape(rollout_buffer.n_envs, *stored.shape[2:]),
+        rollout_buffer.observations,
+        observations,
+    )
+
+
 @cache
 def _extended(name: str, fields: tuple[str, ...]) -> Any:
     return namedtuple(name, (*fields, "extras"))

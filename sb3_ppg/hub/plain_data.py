@@ -307,7 +307,7 @@ class Decoder:
         returns = values["last_returns"]
         if returns is not None and not (returns.ndim == 1 and np.isfinite(returns).all()):
             raise ModelFormatError(f"{path}.last_returns: it is not a finite number for each environment")
-        normalizer.last_returns = returns
+        normalizer.last_returns = None if returns is None else returns.astype(np.float64)
         set_statistics(normalizer.return_rms, values["mean"], values["var"], values["count"], path)
         if not normalizer.return_rms.var + normalizer.epsilon > 0:
             raise ModelFormatError(f"{path}: it would divide by zero")
@@ -335,12 +335,14 @@ def set_statistics(rms: RunningMeanStd, mean: Any, var: Any, count: Any, path: s
     for array, lowest in ((mean, -MAX_STATISTIC), (var, 0.0)):
         array = np.asarray(array)
         is_possible = is_possible and array.dtype.kind == "f" and array.shape == np.shape(rms.mean)
+        array = array.astype(np.float64)  # in half precision the limits would be infinite
         is_possible = is_possible and bool(np.all((array >= lowest) & (array <= MAX_STATISTIC)))
     if not is_possible:
         raise ModelFormatError(
             f"{path}: statistics of {np.shape(rms.mean)} are finite means, variances of at least 0 and a count above 0"
         )
-    rms.mean, rms.var, rms.count = np.asarray(mean), np.asarray(var), float(count)
+    # As they are made: half precision would overflow with the next samples
+    rms.mean, rms.var, rms.count = np.asarray(mean, dtype=np.float64), np.asarray(var, dtype=np.float64), float(count)
 
 
 def _to_numpy(value: Any) -> Any:

@@ -397,6 +397,8 @@ def _build(
     model.seed = seed
     check_auxiliary_batches(model)
     counters = exactly(description["counters"], set(COUNTERS), "counters")
+    if isinstance(counters["_n_stored_rollouts"], int) and counters["_n_stored_rollouts"] > model.n_policy_iterations:
+        raise ModelFormatError(f"_n_stored_rollouts: a phase has {model.n_policy_iterations} rollouts")
     for name in COUNTERS:
         setattr(model, name, _progress(counters, name) if name == "_current_progress_remaining" else _count(counters, name))
     return model

@@ -143,12 +143,13 @@ class OrderObjective(AdvantageHeadObjective):
 
     def check(self, model: PhasicModel) -> None:
         super().check(model)
-        if "lstm_states" in model.context():
+        if model.has_memory:
             raise ArgumentError(f"{type(self).__name__} cannot work with LSTMs: it compares single frames")
 
     # ---- which frame came first ----
 
     def before_rollout(self, episode_starts: np.ndarray) -> None:
+        self._frames = None  # as large as a rollout
         n_envs = len(episode_starts)
         if not self.levels or len(self.levels[-1]) != n_envs:
             self.levels, self.episode_steps = [self._new_levels(n_envs)], [np.zeros(n_envs, dtype=np.int64)]
@@ -162,10 +163,11 @@ class OrderObjective(AdvantageHeadObjective):
         n_envs = len(dones)
         levels = np.where(dones, self._new_levels(n_envs), self.levels[-1])
         for env, done in enumerate(dones):
-            levels[env] = (reset_infos if done else infos)[env].get(self.level_key, levels[env])
-        unknown = (self.levels[-1] < 0) & ~dones.astype(
-            bool
-        )  # first frames of which nothing was said: those of the step after
+            level = (reset_infos if done else infos)[env].get(self.level_key)
+            if level is not None:
+                levels[env] = hash(level) % 2**62  # of whatever kind: equal levels have equal numbers
+        # First frames of which nothing was said are of the level of those that follow
+        unknown = (self.levels[-1] < 0) & np.logical_not(dones)
         self.levels[-1] = np.where(unknown, levels, self.levels[-1])
         self.levels.append(levels)
         self.episode_steps.append(np.where(dones, 0, self.episode_steps[-1] + 1))

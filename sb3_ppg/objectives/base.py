@@ -11,7 +11,7 @@ from torch import nn
 from sb3_ppg import losses
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import Observations, by_environment
-from sb3_ppg.checks import is_number
+from sb3_ppg.checks import is_number, is_within
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy
@@ -193,9 +193,9 @@ class Objective(nn.Module):
         What the policy phase's losses need of each sample beside what rollout buffers give.
 
         :param policy: as it is before the update
-        :param rollout_buffer: whose samples are ordered by environment, (n_envs * n_steps, ...)
+        :param rollout_buffer: as collected, see ``buffers.rollouts.order_by_environment``. Not one of sequences, for LSTMs
         :param end: what follows it
-        :return: by name, (n_envs * n_steps, ...): a minibatch has its part in ``batch.extras``
+        :return: by name, (n_envs * n_steps, ...), environment by environment: a minibatch has its part in ``batch.extras``
         """
         return {}
 
@@ -215,7 +215,7 @@ class Objective(nn.Module):
         :param kept: of a rollout, from a file: finite numbers in the shapes and types of ``kept_of``
         :return: whether a rollout can have it
         """
-        return True
+        return "actions" not in self.kept or is_within(model.action_space, kept["actions"])
 
     def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
         """

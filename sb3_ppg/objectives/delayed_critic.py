@@ -110,8 +110,11 @@ class DynamicsObjective(DelayedCriticObjective):
     def check(self, model: PhasicModel) -> None:
         super().check(model)
         name = type(self).__name__
-        if "lstm_states" in model.context():
+        if model.has_memory:
             raise ArgumentError(f"{name} cannot work with LSTMs: the frame after a sequence has no place in it")
+        require(model, model.n_steps > 1, "n_steps", f"{name} needs another transition in each minibatch; use at least 2")
+        if isinstance(model.action_space, spaces.Discrete) and model.action_space.n < 2:
+            raise ArgumentError(f"{name} cannot work with {model.action_space}: there is no other action")
         require(
             model,
             not isinstance(model.micro_batch_size, int),
@@ -128,7 +131,7 @@ class DynamicsObjective(DelayedCriticObjective):
 
     def is_kept(self, model: PhasicModel, kept: dict[str, np.ndarray]) -> bool:
         space = model.observation_space
-        return is_within(model.action_space, kept["actions"]) and all(
+        return super().is_kept(model, kept) and all(
             is_within(space[name.removeprefix(LAST)] if isinstance(space, spaces.Dict) else space, array)
             for name, array in kept.items()
             if name.startswith(LAST)

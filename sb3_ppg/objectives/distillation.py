@@ -72,12 +72,6 @@ class DistillationObjective(PaperObjective):
         name = type(self).__name__
         require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
-        require(
-            model,
-            not model.recompute_advantages,
-            "recompute_advantages",
-            f"{name} has value targets of another λ, which are not recomputed; use False",
-        )
         self.gamma = model.gamma
 
     def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:

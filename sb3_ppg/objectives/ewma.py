@@ -67,6 +67,12 @@ class DecoupledObjective(PaperObjective):
         self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
 
+    def check(self, model: PhasicModel) -> None:
+        for progress in (1.0, 0.0):
+            clip_range = model.clip_range(progress) if callable(model.clip_range) else model.clip_range
+            remedy = "the logarithm of 1 - `clip_range` is the lower bound of the clip here; use less than 1, or None"
+            require(model, clip_range is None or clip_range < 1, "clip_range", remedy)
+
     def has_plausible_state(self) -> bool:
         return bool(self.proximal.get_buffer("n_averaged") >= 1)
 
@@ -151,6 +157,7 @@ class EWMAObjective(DecoupledObjective):
             self.register_buffer(name, th.zeros((), dtype=th.float64))
 
     def check(self, model: PhasicModel) -> None:
+        super().check(model)
         require(
             model,
             not model.recompute_advantages or self.advantage_decay == 0,
@@ -179,6 +186,8 @@ class EWMAObjective(DecoupledObjective):
 
     def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
         mean, std = moments(advantages, device)
+        if self.advantage_decay == 0 or not np.isfinite(std):  # the losses are not finite then, and say so
+            return (advantages - mean) / (std + self.epsilon)
         n_samples = advantages.size * n_processes()
         self.advantage_weight.mul_(self.advantage_decay).add_(n_samples)
         share = n_samples / self.advantage_weight.item()

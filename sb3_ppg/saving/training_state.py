@@ -67,9 +67,9 @@ def check_state_is_finite(model: PhasicModel) -> None:
     """
     networks = {"policy": model.policy, "objective": model.criterion}
     numbers: dict[str, Any] = {
-        f"the {owner}'s {name}": parameter
+        f"the {owner}'s {name}": tensor
         for owner, network in networks.items()
-        for name, parameter in network.named_parameters()
+        for name, tensor in (*network.named_parameters(), *network.named_buffers())
     }
     for name, parameters in model.get_parameters().items():
         for index, state in parameters.get("state", {}).items() if "optim" in name else ():

@@ -46,7 +46,7 @@ def synchronize_processes(networks: Sequence[nn.Module], settings: dict[str, Any
     dist.all_gather_object(everyone, (settings, seed))
     for name in settings:
         values = [theirs[name] for theirs, _ in everyone]
-        if len(set(values)) > 1:
+        if len(set(map(repr, values))) > 1:
             raise ArgumentError(f"`{name}`={values} differs between the processes: use one value")
     seeds = [seed for _, seed in everyone if seed is not None]
     if len(set(seeds)) < len(seeds):

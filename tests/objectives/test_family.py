@@ -9,6 +9,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, RecurrentPPG, hub
 from sb3_ppg.family import FAMILY, with_preset, zoo_name_of
@@ -157,6 +158,14 @@ REFUSED = [
     ("dna", dict(policy_kwargs=dict(architecture="detached")), "`architecture`='detached' cannot work"),
     ("dna", dict(objective_kwargs=dict(constraint="l2")), "`constraint`='l2' is unknown"),
     ("dna", dict(objective_kwargs=dict(td_lambda=2)), "`td_lambda`=2 cannot work"),
+    (
+        "dna",
+        dict(recompute_advantages=True),
+        "`recompute_advantages`=True cannot work: DistillationObjective has value targets",
+    ),
+    ("ppg_ewma", dict(clip_range=1.0), "`clip_range`=.* cannot work"),
+    ("ppg_ewma", dict(clip_range=lambda progress: 2 - 1.9 * progress), "`clip_range`=.* cannot work"),
+    ("ddcpg", dict(n_steps=1, batch_size=2), "`n_steps`=1 cannot work"),
     ("ppg_ewma", dict(objective_kwargs=dict(decay=1.0)), "`decay`=1.0 cannot work"),
     ("ppg_ewma", dict(objective_kwargs=dict(decay=0.5, center_of_mass=1)), "say the same"),
     ("ppg_ewma", dict(objective_kwargs=dict(importance_limit=0.5)), "`importance_limit`=0.5 cannot work"),
@@ -259,6 +268,54 @@ def test_frames_are_compared_with_frames_of_their_level(cls):
         flat = np.concatenate([levels[:, :-1].ravel(), levels[:, -1]])
         np.testing.assert_array_equal(flat[found["pair"]], levels[:, :-1].ravel())
     assert len({tuple(one[0].ravel()) for one in seen}) == 4
+
+
+class Unbearable(RandomEnv):
+    """Rewards too large to be normalised, until it is told otherwise."""
+
+    scale = 3e38
+
+    def step(self, action):
+        observation, _, *result = super().step(action)
+        return observation, type(self).scale, *result
+
+
+@pytest.mark.parametrize("advantage_decay", [0.0, 0.9])
+def test_averaged_moments_get_over_a_bad_rollout(advantage_decay):
+    env = make_vec_env(lambda: Unbearable(VECTOR, spaces.Discrete(3)), 2, seed=0)
+    model = make("ppg_ewma", env, objective_kwargs=dict(advantage_decay=advantage_decay))
+    with np.errstate(all="ignore"), pytest.raises(NonFiniteLossError):
+        model.learn(16)
+    assert all(th.isfinite(buffer).all() for buffer in model.criterion.buffers())
+    Unbearable.scale = 1.0
+    try:
+        model.learn(32)
+    finally:
+        Unbearable.scale = 3e38
+
+
+@pytest.mark.parametrize(
+    "observations", [spaces.Discrete(5), spaces.Dict(a=spaces.Discrete(3), b=VECTOR), "normalised"], ids=str
+)
+def test_what_follows_a_rollout_is_kept_as_the_rollout_is(observations, tmp_path):
+    normalised = observations == "normalised"
+    space = spaces.Box(-1, 1, (3,), np.float64) if normalised else observations
+    env, policy = random_envs(space), "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
+    model = make("ddcpg", VecNormalize(env) if normalised else env, policy=policy)
+    model.learn(16)
+    model.save(tmp_path / "model")
+    model.save_aux_buffer(tmp_path / "aux.npz")
+    env = random_envs(space)
+    loaded = PPG.load(tmp_path / "model", env=VecNormalize(env) if normalised else env, device="cpu")
+    loaded.load_aux_buffer(tmp_path / "aux.npz")
+    assert len(loaded.aux_buffer) == 1
+    loaded.learn(32, reset_num_timesteps=False)
+
+
+def test_masks_do_not_keep_samples_together():
+    masked = make("dna", make_vec_env(MaskedEnv, 2, seed=0), cls=MaskablePPG)
+    recurrent = make("dna", random_envs(), cls=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
+    assert masked.aux_buffer.sequence_length == 1 and recurrent.aux_buffer.sequence_length is None
 
 
 def test_constant_advantages_have_no_negative_variance():
