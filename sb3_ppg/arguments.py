@@ -314,14 +314,15 @@ def _check_recomputation(model: PhasicModel) -> None:
     )
 
 
-def check_auxiliary_batches(model: PhasicModel) -> None:
+def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
     """
-    :param model: with its buffers and its environment
+    :param model: with its buffers
+    :param n_envs: of its training
     :raises ArgumentError: if minibatches of the auxiliary phase cannot have the size that was asked for
     """
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
-    stored = model.n_steps * model.n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
+    stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
     require(
         model,
         model.aux_buffer.sequence_length == 1 or model.aux_batch_size % model.n_steps == 0,

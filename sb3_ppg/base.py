@@ -114,13 +114,23 @@ class PhasicAlgorithm(PhasicModel):
                 self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
             with th.no_grad():
                 values = self.next_values(obs_as_tensor(new_obs, self.device), dones)  # type: ignore[arg-type]
-        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
-        last_observations = as_stored(rollout_buffer, new_obs)
-        self.rollout_end = RolloutEnd(last_observations, values.flatten().cpu().numpy(), dones, self.memory())
+        self._finish_rollout(rollout_buffer, new_obs, values, dones)
         callback.update_locals(locals())
         callback.on_rollout_end()
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
         return True
+
+    def _finish_rollout(
+        self, rollout_buffer: RolloutBuffer, last_observations: Any, last_values: th.Tensor, dones: np.ndarray
+    ) -> None:
+        """
+        :param last_observations: that follow the last step, (n_envs, ...)
+        :param last_values: V of them, (n_envs, 1)
+        :param dones: whether they begin an episode, (n_envs,)
+        """
+        rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
+        observations, values = as_stored(rollout_buffer, last_observations), last_values.flatten().cpu().numpy()
+        self.rollout_end = RolloutEnd(observations, values, dones, self.memory())
 
     def _renew_exploration_noise(self, n_envs: int, n_steps: int) -> None:
         """That of gSDE. As in SB3: when a rollout begins, and every ``sde_sample_freq`` steps, the first one included."""
@@ -234,7 +244,7 @@ class PhasicAlgorithm(PhasicModel):
         check_arguments(self)
         if hasattr(self, "aux_buffer"):  # the model is complete
             check_policy(self)
-            check_auxiliary_batches(self)
+            check_auxiliary_batches(self, self.n_envs)
             self._check_objective()
 
     def _check_objective(self) -> None:

@@ -228,7 +228,7 @@ class PPG(PhasicEpochs):
         if _init_setup_model:
             self._setup_model()
             if self.env is not None:
-                check_auxiliary_batches(self)
+                check_auxiliary_batches(self, self.n_envs)
 
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:

@@ -99,6 +99,9 @@ class ArrayFile(Mapping[str, th.Tensor]):
             return _as_tensor(content, th.uint8, entry.shape) != 0  # a stranger's truth may have any bits
         return _as_tensor(content, entry.dtype, entry.shape)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries  # without reading it, as a mapping does else
+
     def _read(self, name: str) -> bytearray:
         if name not in self._contents:
             entry = self.entries[name]

@@ -395,7 +395,7 @@ def _build(
     with nullcontext() if own_classes else AllocationLimit(decoder.arrays):
         model._setup_model()
     model.seed = seed
-    check_auxiliary_batches(model)
+    check_auxiliary_batches(model, description["n_envs"])
     counters = exactly(description["counters"], set(COUNTERS), "counters")
     if isinstance(counters["_n_stored_rollouts"], int) and counters["_n_stored_rollouts"] > model.n_policy_iterations:
         raise ModelFormatError(f"_n_stored_rollouts: a phase has {model.n_policy_iterations} rollouts")
