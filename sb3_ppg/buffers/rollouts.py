@@ -72,9 +72,7 @@ def by_step(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
     :param array: one number for each sample, (n_steps, n_envs), or environment by environment, (n_envs * n_steps, 1)
     :return: (n_steps, n_envs)
     """
-    if array.shape[0] == rollout_buffer.buffer_size and array.ndim == 2 and array.shape[1] == rollout_buffer.n_envs:
-        return array
-    return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size).T
+    return by_environment(rollout_buffer, array)[:, :, 0].T
 
 
 def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:

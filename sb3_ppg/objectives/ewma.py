@@ -99,17 +99,10 @@ class DecoupledObjective(PaperObjective):
             coefficients.clip_range,
             self.importance_limit,
         )
+        of_policy = self.with_entropy_and_penalty(surrogate, log_prob, proximal_log_prob, entropy, coefficients)
         log_weight = log_prob.detach() - batch.old_log_prob
-        terms = {
-            "policy_gradient_loss": surrogate,
-            "entropy_loss": losses.entropy_loss(entropy, log_prob),
-            "importance_clip_fraction": (log_weight > math.log(self.importance_limit)).to(log_weight.dtype).mean(),
-        }
-        total = surrogate + coefficients.ent_coef * terms["entropy_loss"]
-        if coefficients.kl_coef > 0:
-            terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
-            total = total + coefficients.kl_coef * terms["kl_penalty"]
-        return Losses(total, terms, log_prob.detach() - proximal_log_prob)
+        at_limit = (log_weight > math.log(self.importance_limit)).to(log_weight.dtype).mean()
+        return of_policy._replace(terms={**of_policy.terms, "importance_clip_fraction": at_limit})
 
 
 class EWMAObjective(DecoupledObjective):
@@ -185,13 +178,15 @@ class EWMAObjective(DecoupledObjective):
         self.restart(policy)
 
     def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
+        if self.advantage_decay == 0:
+            return super().normalized_advantages(advantages, device)
         mean, std = moments(advantages, device)
-        if self.advantage_decay == 0 or not np.isfinite(std):  # the losses are not finite then, and say so
-            return (advantages - mean) / (std + self.epsilon)
+        if not np.isfinite(std):  # the losses are not finite then, and say so
+            return advantages - mean
         n_samples = advantages.size * n_processes()
         self.advantage_weight.mul_(self.advantage_decay).add_(n_samples)
         share = n_samples / self.advantage_weight.item()
         shift = mean - self.advantage_mean.item()
         self.advantage_mean.add_(share * shift)
         self.advantage_variance.mul_(1 - share).add_(share * std**2 + share * (1 - share) * shift**2)
-        return (advantages - self.advantage_mean.item()) / (self.advantage_variance.item() ** 0.5 + 1e-8)
+        return (advantages - self.advantage_mean.item()) / (self.advantage_variance.item() ** 0.5 + self.epsilon)

@@ -66,12 +66,30 @@ class PaperObjective(Objective):
         surrogate = losses.policy_gradient_loss(
             log_prob, batch.old_log_prob, batch.advantages, coefficients.clip_range, self.dual_clip
         )
+        return self.with_entropy_and_penalty(surrogate, log_prob, batch.old_log_prob, entropy, coefficients)
+
+    def with_entropy_and_penalty(
+        self,
+        surrogate: th.Tensor,
+        log_prob: th.Tensor,
+        proximal_log_prob: th.Tensor,
+        entropy: th.Tensor | None,
+        coefficients: Coefficients,
+    ) -> Losses:
+        """
+        :param surrogate: the loss on the advantages, scalar
+        :param log_prob: log π(a|s), (B,)
+        :param proximal_log_prob: under the policy that clip and penalty refer to, (B,)
+        :param entropy: H(π(.|s)), (B,), or None where it has no closed form
+        :param coefficients: of the terms
+        :return: the surrogate with the entropy bonus, and with the KL penalty if there is one
+        """
         terms = {"policy_gradient_loss": surrogate, "entropy_loss": losses.entropy_loss(entropy, log_prob)}
         total = surrogate + coefficients.ent_coef * terms["entropy_loss"]
         if coefficients.kl_coef > 0:
-            terms["kl_penalty"] = losses.kl_penalty(log_prob, batch.old_log_prob)
+            terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
             total = total + coefficients.kl_coef * terms["kl_penalty"]
-        return Losses(total, terms, log_prob.detach() - batch.old_log_prob)
+        return Losses(total, terms, log_prob.detach() - proximal_log_prob)
 
     def value_error(self, batch: Any, values: th.Tensor, coefficients: Coefficients) -> Losses:
         """
