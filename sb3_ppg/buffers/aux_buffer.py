@@ -260,18 +260,31 @@ class AuxBuffer:
         return sum(map(n_bytes, self.observations)) <= free / 2
 
     def _gather(self, rollouts: list[Any], ids: np.ndarray) -> Any:
-        """One copy of the arrays of some sequences, (len(ids) * n_steps, ...)."""
+        """One copy of the arrays of some sequences, (len(ids) * sequence length, ...)."""
+        if isinstance(rollouts[0], dict):
+            return {key: self._gather_arrays([rollout[key] for rollout in rollouts], ids) for key in rollouts[0]}
+        return self._gather_arrays(rollouts, ids)
+
+    def _gather_arrays(self, arrays: list[Any], ids: np.ndarray) -> th.Tensor:
+        """As ``_gather``, of one array for each rollout, (n_envs, n_steps or 1, ...)."""
         n_envs, n_steps = self.value_targets[0].shape
+        if self._length == 1 and arrays[0].shape[1] == n_steps:
+            return self._gather_samples(arrays, ids)
         parts = n_steps // self._length
-        places = list(zip(*np.unravel_index(ids, (len(self), n_envs, parts)), strict=True))  # (rollout, environment, part)
+        size = max(1, arrays[0].shape[1] // parts)  # one: what a rollout has once for an environment
+        sequences, part = np.divmod(ids, parts)
+        starts = (part * size if arrays[0].shape[1] > 1 else np.zeros_like(part)).tolist()
+        places = zip(*(numbers.tolist() for numbers in np.divmod(sequences, n_envs)), starts, strict=True)
+        return self._stack([arrays[rollout][env][start : start + size] for rollout, env, start in places])
 
-        def stack(*arrays: Any) -> th.Tensor:
-            if arrays[0].shape[1] == 1:  # what a rollout has once for an environment
-                return self._stack([arrays[rollout][env] for rollout, env, _ in places])
-            size = arrays[0].shape[1] // parts
-            return self._stack([arrays[rollout][env][part * size : (part + 1) * size] for rollout, env, part in places])
-
-        return tree_map(stack, rollouts[0], *rollouts[1:])
+    def _gather_samples(self, arrays: list[Any], ids: np.ndarray) -> th.Tensor:
+        """As ``_gather_arrays``, of sequences of one sample: an indexed copy for each rollout."""
+        rollouts, samples = np.divmod(ids, arrays[0].shape[0] * arrays[0].shape[1])
+        order = np.argsort(rollouts, kind="stable")
+        numbers, firsts = np.unique(rollouts[order], return_index=True)
+        some = zip(numbers, np.split(samples[order], firsts[1:]), strict=True)
+        gathered = self._stack([arrays[rollout].reshape(-1, *arrays[rollout].shape[2:])[part] for rollout, part in some])
+        return gathered if len(numbers) == 1 else gathered[np.argsort(order)]
 
     def _stack(self, sequences: list[Any]) -> th.Tensor:
         if isinstance(sequences[0], th.Tensor):
