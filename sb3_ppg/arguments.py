@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
+from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.checks import is_count, is_number, is_number_or_schedule
 from sb3_ppg.errors import ArgumentError, nearest
@@ -19,6 +20,7 @@ from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
 from sb3_ppg.training.memory import looks_at_the_batch
 
+REPLAY_ARGUMENTS = tuple(inspect.signature(RolloutReplay).parameters)
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
@@ -99,6 +101,11 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         'use a dictionary with "storage", "path" and "capacity", or None',
     ),
     (("objective_kwargs",), lambda value: value is None or isinstance(value, dict), "use a dictionary, or None"),
+    (
+        ("replay_kwargs",),
+        lambda value: value is None or (isinstance(value, dict) and value.keys() <= set(REPLAY_ARGUMENTS)),
+        f"use a dictionary with {', '.join(REPLAY_ARGUMENTS)}, or None",
+    ),
     (("rollout_buffer_kwargs", "policy_kwargs"), lambda value: isinstance(value, dict), "use a dictionary, or None"),
 ]
 
@@ -268,6 +275,40 @@ def check_policy(model: PhasicModel) -> None:
     )
 
 
+def check_replay(model: PhasicModel) -> None:
+    """
+    :param model: with its objective
+    :raises ArgumentError: if epochs cannot draw from the rollouts that they are to draw from
+    """
+    given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
+    most = max(model.replay.n_rollouts.values())
+    require(
+        model,
+        model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"},
+        "replay_kwargs",
+        "without `n_value_epochs` the value function has no epochs of its own; leave out `value_rollouts` and `value_uses`",
+    )
+    require(
+        model,
+        model.batch_size >= most,
+        "batch_size",
+        f"minibatches have equally many samples of each of the last {most} rollouts; use at least that",
+    )
+
+
+def warn_of_stale_data(model: PhasicModel) -> None:
+    """
+    :param model: before ``learn``
+    """
+    if model.replay.capacity > 1 and not model.criterion.corrects_for_staleness:
+        warnings.warn(
+            f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
+            f"`objective`={model.objective!r} does not correct: its clip range would hold the policy near those. Use "
+            "`objective`='decoupled' or 'ewma'",
+            stacklevel=5,
+        )
+
+
 def check_room(model: PhasicModel, n_rollouts: int) -> None:
     """
     :param model: before a rollout
@@ -311,6 +352,12 @@ def _check_recomputation(model: PhasicModel) -> None:
         not model.recompute_advantages or all(method in ours for method in methods),
         "recompute_advantages",
         f"{cls.__name__} has a way of its own to compute advantages; use False",
+    )
+    require(
+        model,
+        model.replay.capacity == 1 or all(method in ours for method in methods),
+        "replay_kwargs",
+        f"{cls.__name__} has a way of its own to compute advantages, or to give minibatches; use None",
     )
 
 

@@ -25,10 +25,13 @@ from sb3_ppg.arguments import (
     check_arguments,
     check_auxiliary_batches,
     check_policy,
+    check_replay,
     check_room,
     require,
     tell_of_phases,
+    warn_of_stale_data,
 )
+from sb3_ppg.buffers.replay import Rollout, full_like
 from sb3_ppg.buffers.rollouts import as_stored, by_step, in_order, one_observation
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.extras import missing_extras_named
@@ -62,11 +65,16 @@ class PhasicAlgorithm(PhasicModel):
     # ---- rollouts ----
 
     def kept_context(self) -> dict[str, np.ndarray]:
-        end = self.rollout_end
-        if end is None:  # something of the same shapes
-            some = tree_map(lambda one: np.repeat(one, self.n_envs, axis=0), one_observation(self.rollout_buffer))
-            end = RolloutEnd(some, np.zeros(self.n_envs), np.zeros(self.n_envs))
+        end = self.rollout_end or self._some_rollout_end()
         return {**self.context(), **self.criterion.kept_of(self.rollout_buffer, end)}
+
+    def some_rollout(self) -> Rollout:
+        return Rollout(full_like(self.rollout_buffer), self._some_rollout_end())
+
+    def _some_rollout_end(self) -> RolloutEnd:
+        observations = tree_map(lambda one: np.repeat(one, self.n_envs, axis=0), one_observation(self.rollout_buffer))
+        values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, device="cpu")
+        return RolloutEnd(observations, values.numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
 
     def is_kept_context(self, context: dict[str, np.ndarray]) -> bool:
         return self.is_context(context) and self.criterion.is_kept(self, context)
@@ -130,7 +138,7 @@ class PhasicAlgorithm(PhasicModel):
         """
         rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
         observations, values = as_stored(rollout_buffer, last_observations), last_values.flatten().cpu().numpy()
-        self.rollout_end = RolloutEnd(observations, values, dones, self.memory())
+        self.rollout_end = RolloutEnd(observations, values, dones.astype(bool), self.memory())
 
     def _renew_exploration_noise(self, n_envs: int, n_steps: int) -> None:
         """That of gSDE. As in SB3: when a rollout begins, and every ``sde_sample_freq`` steps, the first one included."""
@@ -221,7 +229,8 @@ class PhasicAlgorithm(PhasicModel):
         if self.env is None:
             raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
         self.check_arguments()
-        check_room(self, (self.aux_buffer.capacity or self.n_policy_iterations) - len(self.aux_buffer))
+        n_rollouts = max(self.aux_buffer.capacity or self.n_policy_iterations, self.replay.capacity)
+        check_room(self, n_rollouts - len(self.aux_buffer))
         if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
             warnings.warn(
                 f"This model was saved after {self._n_stored_rollouts} of the {self.n_policy_iterations} rollouts of a phase, "
@@ -229,7 +238,9 @@ class PhasicAlgorithm(PhasicModel):
                 stacklevel=4,
             )
             self._n_stored_rollouts = len(self.aux_buffer)
+        self._n_replayed_rollouts = self.replay.n_stored
         tell_of_phases(self, total_timesteps)
+        warn_of_stale_data(self)
         settings = {name: getattr(self, name) for name in self.common_settings}
         synchronize_processes([self.policy, self.criterion], {"total_timesteps": total_timesteps, **settings}, self.seed)
         if has_convolutions(self.policy) and self.device.type == "cpu":
@@ -251,6 +262,8 @@ class PhasicAlgorithm(PhasicModel):
         has_own_targets = type(self.criterion).value_targets is not Objective.value_targets
         remedy = f"{type(self.criterion).__name__} has value targets of its own, which are not recomputed; use False"
         require(self, not (self.recompute_advantages and has_own_targets), "recompute_advantages", remedy)
+        require(self, not (self.replay.capacity > 1 and has_own_targets), "replay_kwargs", remedy.replace("False", "None"))
+        check_replay(self)
         self.criterion.check(self)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
@@ -343,7 +356,7 @@ class PhasicAlgorithm(PhasicModel):
         load_training_state(self, Path(path))
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "aux_buffer", "criterion", "rollout_end", "_training_callback"]
+        return [*super()._excluded_save_params(), "aux_buffer", "replay", "criterion", "rollout_end", "_training_callback"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         # Most objectives have nothing to save

@@ -1,7 +1,7 @@
 """What the epochs of both phases need: losses of a minibatch, sizes, coefficients, and what is logged of them."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch as th
@@ -10,6 +10,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.base import PhasicAlgorithm
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.buffers.replay import Kind, Rollout
 from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.objectives import Coefficients
 from sb3_ppg.training.diagnostics import auxiliary_outcome, policy_phase_summary
@@ -37,12 +38,30 @@ class PhasicEpochs(PhasicAlgorithm):
         super()._prepare_to_learn(total_timesteps)
         self._fitting_micro_batch_size = None
 
-    def _start_epoch(self) -> None:
-        """Of the policy phase: all but the first of an update may have advantages of the present value function."""
-        if self.recompute_advantages and self._n_epochs_of_update > 0:
-            assert self.rollout_end is not None
-            self.bring_up_to_date(self.rollout_buffer, self.rollout_end)
-        self._n_epochs_of_update += 1
+    def _epochs(self, kind: Kind, n_epochs: int, batch_size: int) -> Iterator[Iterator[Any]]:
+        """
+        The minibatches of epochs of the policy phase, as long as rollouts are due. All but the first epoch of an update may
+        have advantages of the present value function.
+        """
+        for _ in range(n_epochs):
+            due = self.replay.due(kind)
+            if not due:
+                return
+            for rollout in due if self.recompute_advantages and self._n_epochs_of_update > 0 else ():
+                self._bring_up_to_date(rollout)
+            self._n_epochs_of_update += 1
+            yield self.replay.epoch(kind, batch_size)
+
+    def _bring_older_rollouts_up_to_date(self) -> None:
+        older = self.replay.older()
+        for rollout in older:
+            self._bring_up_to_date(rollout)
+        if self.replay.capacity > 1:
+            self.logger.record("train/older_rollouts", len(older))
+
+    def _bring_up_to_date(self, rollout: Rollout) -> None:
+        assert rollout.end is not None
+        self.bring_up_to_date(rollout.buffer, rollout.end)
 
     def _epoch(
         self,
@@ -111,6 +130,8 @@ class PhasicEpochs(PhasicAlgorithm):
         return [*super()._excluded_save_params(), "_fitting_micro_batch_size", "_n_epochs_of_update"]
 
     def _log_policy_phase(self, history: list[Epoch], value_history: list[Epoch], coefficients: Coefficients) -> None:
+        if not history:
+            return  # all rollouts are too new, or used up
         summary = policy_phase_summary(self.policy, self.rollout_buffer, history, value_history, coefficients.clip_range)
         self._record("train", summary)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

@@ -64,6 +64,11 @@ FAMILY: dict[str, Member] = {
         card_example=PLAY_MASKABLE,
     ),
     "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", {"objective": "ewma"}),
+    "ppg_replay": Member(
+        PPG,
+        "PPG whose policy phase learns from the last rollouts",
+        {"objective": "decoupled", "replay_kwargs": {"policy_rollouts": 3}},
+    ),
     "dcpg": Member(
         PPG,
         "Delayed-Critic Policy Gradient",

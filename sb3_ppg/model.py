@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
+from sb3_ppg.buffers.replay import Rollout, RolloutReplay
 from sb3_ppg.policies import MixedPrecision, PhasicActorCriticPolicy
 
 
@@ -38,6 +39,7 @@ class PhasicModel(OnPolicyAlgorithm):
     policy: PhasicActorCriticPolicy
     criterion: nn.Module  # an instance of the argument `objective`
     aux_buffer: AuxBuffer
+    replay: RolloutReplay
     batch_size: int
     n_policy_iterations: int
     n_aux_epochs: int
@@ -47,10 +49,13 @@ class PhasicModel(OnPolicyAlgorithm):
     clip_range: float | Schedule | None
     normalize_advantage: bool
     normalize_value_targets: bool
+    objective: Any  # see `PPG`
     recompute_advantages: bool
+    replay_kwargs: dict[str, Any] | None
     micro_batch_size: Any  # see `PPG`
     mixed_precision: MixedPrecision | None
     _n_aux_phases: int
+    _n_replayed_rollouts: int  # as many as the replay holds, likewise
     _n_stored_rollouts: int  # as many as the auxiliary buffer holds, except in a model loaded without that buffer
     _checkpoint: list[Any] | None = None  # of PhasicCheckpointCallback, the latest: its run, and when it was written
 
@@ -68,7 +73,7 @@ class PhasicModel(OnPolicyAlgorithm):
         """The environments have taken the actions of ``act``, and callbacks have agreed."""
 
     def next_values(
-        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: Any = None
+        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
     ) -> th.Tensor:
         """
         V of what follows the latest step.
@@ -81,8 +86,11 @@ class PhasicModel(OnPolicyAlgorithm):
         """
         return self.policy.predict_values(observations)
 
-    def memory(self) -> Any:
-        """What the policy remembers before the next step, for ``next_values`` of observations that have become old."""
+    def memory(self) -> np.ndarray | None:
+        """
+        :return: what the policy remembers before the next step, for ``next_values`` of observations that have become old,
+            (n_envs, ...); None if it remembers nothing
+        """
         return None
 
     def network_inputs(self, batch: RolloutBufferSamples | AuxiliaryBatch) -> tuple:
@@ -122,6 +130,12 @@ class PhasicModel(OnPolicyAlgorithm):
         :return: whether a rollout can have it
         """
         return self.is_context(context)
+
+    def some_rollout(self) -> Rollout:
+        """
+        :return: one of the shapes and types of those that are collected, as the replay has them
+        """
+        raise NotImplementedError
 
     def _micro_batch_size(self) -> int | None:
         """The most samples in one forward pass; None: whole minibatches."""

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -22,7 +21,7 @@ from sb3_ppg.arguments import (
     warn_of_truncated_minibatches,
 )
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
-from sb3_ppg.buffers.rollouts import minibatches
+from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.epochs import PhasicEpochs
 from sb3_ppg.objectives import Coefficients, Objective, make_objective
@@ -104,6 +103,9 @@ class PPG(PhasicEpochs):
     :param recompute_advantages: Whether each epoch on a rollout but the first begins with advantages and value targets by the
         present value function, as in PPOxFamily's course. The policy that clipping refers to stays, and what was added to
         rewards at time limits
+    :param replay_kwargs: Which rollouts the policy phase's epochs draw from, and how often, see ``RolloutReplay``:
+        ``dict(policy_rollouts=4)`` for the last four. Advantages and value targets of older ones are brought up to date before
+        an update; ``objective="decoupled"``, or "ewma", corrects for their age. None: the latest alone
     :param micro_batch_size: The most samples in one forward pass. The gradient of a larger minibatch is accumulated over
         several; the step is the same, and needs less memory. "auto": what is fast, see ``fitting_micro_batch_size``. None:
         whole minibatches
@@ -125,7 +127,7 @@ class PPG(PhasicEpochs):
     common_settings: ClassVar[tuple[str, ...]] = (
         *("n_envs", "n_steps", "batch_size", "n_epochs", "n_value_epochs", "n_policy_iterations", "n_aux_epochs"),
         *("aux_batch_size", "normalize_advantage", "normalize_value_targets", "target_kl", "kl_coef", "recompute_advantages"),
-        *("objective", "objective_kwargs"),
+        *("objective", "objective_kwargs", "replay_kwargs"),
     )
 
     @arguments_explained
@@ -167,6 +169,7 @@ class PPG(PhasicEpochs):
         kl_coef: float = 0.0,
         normalize_value_targets: bool = True,
         recompute_advantages: bool = False,
+        replay_kwargs: dict[str, Any] | None = None,
         micro_batch_size: int | Literal["auto"] | None = "auto",
         mixed_precision: MixedPrecision | None = None,
         objective: str | type[Objective] = "ppg",
@@ -213,6 +216,7 @@ class PPG(PhasicEpochs):
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
         self.recompute_advantages = recompute_advantages
+        self.replay_kwargs = replay_kwargs
         self.micro_batch_size = micro_batch_size
         self.mixed_precision = mixed_precision
         self.objective = objective
@@ -221,6 +225,7 @@ class PPG(PhasicEpochs):
 
         self._n_aux_phases = 0
         self._n_stored_rollouts = 0
+        self._n_replayed_rollouts = 0
         if self.env is not None:
             self.check_arguments()
             warn_of_truncated_minibatches(self)
@@ -247,6 +252,7 @@ class PPG(PhasicEpochs):
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = AuxBuffer(self.device, **(self.aux_buffer_kwargs or {}))
+        self.replay = RolloutReplay(**(self.replay_kwargs or {}))
         if not (self.criterion.shuffles_sequences or self.has_memory):
             self.aux_buffer.sequence_length = 1
         check_policy(self)
@@ -263,6 +269,7 @@ class PPG(PhasicEpochs):
         """
         start = time.perf_counter()
         self._policy_phase()
+        self._n_replayed_rollouts = self.replay.n_stored
         if self.n_aux_epochs > 0:
             self.aux_buffer.add(self.rollout_buffer, self.kept_context())
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
@@ -276,7 +283,7 @@ class PPG(PhasicEpochs):
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
     def _policy_phase(self) -> None:
-        """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout."""
+        """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout, or rollouts."""
         criterion, buffer = self.criterion, self.rollout_buffer
         end: Any = self.rollout_end  # None where rollouts came from elsewhere, which few objectives mind
         self.policy.set_training_mode(True)
@@ -289,37 +296,37 @@ class PPG(PhasicEpochs):
             weight = 1 / min(n_rollouts, self.n_policy_iterations)  # at first, of all rollouts alike
             optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
             change_value_units(self.policy, optimizers, buffer.returns, weight)
+        self.replay.add(buffer, end)
+        self._bring_older_rollouts_up_to_date()
         criterion.before_policy_phase(self.policy)
+        for rollout in [*self.replay.older(), self.replay.rollouts[-1]]:
+            rollout.extras = criterion.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
         self._n_epochs_of_update = 0
-        extras = criterion.extras(self.policy, buffer, end)
         coefficients = self._coefficients()
         if self.n_value_epochs is None:
-            history, value_history = self._policy_epochs(criterion.joint_losses, coefficients, extras), []
+            history, value_history = self._policy_epochs(criterion.joint_losses, coefficients), []
         elif criterion.values_first:
-            value_history = self._value_epochs(coefficients, extras)
-            history = self._policy_epochs(criterion.policy_losses, coefficients, extras)
+            value_history = self._value_epochs(coefficients)
+            history = self._policy_epochs(criterion.policy_losses, coefficients)
         else:
-            history = self._policy_epochs(criterion.policy_losses, coefficients, extras)
-            value_history = self._value_epochs(coefficients, extras)
+            history = self._policy_epochs(criterion.policy_losses, coefficients)
+            value_history = self._value_epochs(coefficients)
         self._n_updates += len(history)
         self._log_policy_phase(history, value_history, coefficients)
 
-    def _policy_epochs(
-        self, losses: Callable[..., Losses], coefficients: Coefficients, extras: dict[str, np.ndarray]
-    ) -> list[Epoch]:
-        """On the latest rollout, in shuffled minibatches; fewer than E_π when ``target_kl`` is exceeded."""
+    def _policy_epochs(self, losses: Callable[..., Losses], coefficients: Coefficients) -> list[Epoch]:
+        """In shuffled minibatches; fewer than E_π when ``target_kl`` is exceeded."""
         history: list[Epoch] = []
         adversary = None
         if self.criterion.adversary_optimizer is not None:
             losses_of_adversary = partial(self._losses, self.criterion.adversary_losses, coefficients)
             adversary = Adversary(self.criterion.adversary_optimizer, losses_of_adversary)
-        for epoch in range(self.n_epochs):
-            self._start_epoch()
+        for batches in self._epochs("policy", self.n_epochs, self.batch_size):
             history.append(
                 self._epoch(
                     "policy",
                     self.policy.optimizer,
-                    minibatches(self.rollout_buffer, self.batch_size, extras),
+                    batches,
                     partial(self._losses, losses, coefficients),
                     target_kl=self.target_kl,
                     after_step=partial(self.criterion.after_policy_step, self.policy),
@@ -328,20 +335,16 @@ class PPG(PhasicEpochs):
             )
             if history[-1].stopped:
                 if self.verbose >= 1:
-                    print(f"Early stopping at step {epoch} due to reaching max kl")
+                    print(f"Early stopping at step {len(history) - 1} due to reaching max kl")
                 break
         return history
 
-    def _value_epochs(self, coefficients: Coefficients, extras: dict[str, np.ndarray]) -> list[Epoch]:
-        """E_V of them on the latest rollout, in shuffled minibatches."""
+    def _value_epochs(self, coefficients: Coefficients) -> list[Epoch]:
+        """E_V of them, in shuffled minibatches."""
         losses = partial(self._losses, self.criterion.value_losses, coefficients)
         batch_size = self.criterion.value_batch_size or self.batch_size
-        history: list[Epoch] = []
-        for _ in range(self.criterion.n_value_epochs(self.n_value_epochs or 0)):
-            self._start_epoch()
-            batches = minibatches(self.rollout_buffer, batch_size, extras)
-            history.append(self._epoch("policy", self.value_optimizer, batches, losses))
-        return history
+        epochs = self._epochs("value", self.criterion.n_value_epochs(self.n_value_epochs or 0), batch_size)
+        return [self._epoch("policy", self.value_optimizer, batches, losses) for batches in epochs]
 
     def _auxiliary_phase(self) -> None:
         """Optimise L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""

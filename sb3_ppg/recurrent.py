@@ -142,13 +142,14 @@ class RecurrentPPG(PPG):
     def after_environment_step(self) -> None:
         self._last_lstm_states = self._next_lstm_states
 
-    def memory(self) -> RNNStates:
-        return self._last_lstm_states
+    def memory(self) -> np.ndarray:
+        return pack_states(self._last_lstm_states).cpu().numpy()
 
     def next_values(
-        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: Any = None
+        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
     ) -> th.Tensor:
-        states = (self._last_lstm_states if memory is None else memory).vf
+        all_states = self._last_lstm_states if memory is None else unpack_states(th.as_tensor(memory, device=self.device))
+        states = all_states.vf
         if env is not None:
             states = tuple(state[:, [env]] for state in states)
         starts = th.as_tensor(episode_starts, dtype=th.float32, device=self.device)

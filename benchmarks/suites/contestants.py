@@ -13,6 +13,7 @@ import yaml
 from rl_zoo3 import ALGOS, exp_manager
 
 from sb3_ppg import PPG
+from sb3_ppg.family import FAMILY
 from sb3_ppg.objectives import Coefficients, PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
@@ -67,6 +68,7 @@ TASKS = [
         policy_kwargs=dict(features_extractor_kwargs=dict(channels=(8, 16, 16))),  # half the paper's width
         is_tested=True,
     ),
+    Task("lunarlander", "LunarLander-v3", 500_000, 3, low=-180.0, high=200.0),  # solved
     Task("mujoco", "HalfCheetah-v5", 1_000_000, 3, low=-280.2, high=12135.0),
     Task("mujoco", "Hopper-v5", 1_000_000, 3, low=-20.3, high=3234.3),
     Task("mujoco", "Walker2d-v5", 1_000_000, 3, low=1.6, high=4592.3),
@@ -159,7 +161,35 @@ ABLATIONS = {
     "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
     "PPO, clip 0.1": Contestant("ppo", dict(clip_range=0.1), ABLATED),
 }
-CONTESTANTS = LEADING | ABLATIONS
+# The members of the family: their presets on top of PPG's entry for the task
+MEASURED = ("minatar", "lunarlander", "procgen")
+RELATIVES = {
+    zoo_name: Contestant("ppg", dict(member.preset), MEASURED) for zoo_name, member in FAMILY.items() if member.preset
+}
+# Data of older policies: late by so many rollouts; or the last rollouts again, in as many epochs over each, or twice as many
+AGED = ("minatar", "lunarlander")
+DECOUPLED = dict(objective="decoupled")
+OLDER = {
+    "PPG, decoupled": Contestant("ppg", DECOUPLED, AGED),
+    **{
+        f"PPG{name}, {late} late": Contestant("ppg", objective | dict(replay_kwargs=dict(staleness=late)), AGED)
+        for late in (1, 2, 4, 8)
+        for name, objective in ((", decoupled", DECOUPLED), ("", {}))
+    },
+    **{
+        f"PPG, last {n}, {epochs} epochs": Contestant(
+            "ppg", DECOUPLED | dict(n_epochs=epochs, replay_kwargs=dict(policy_rollouts=n)), ("lunarlander",)
+        )
+        for n, epochs in ((2, 3), (3, 2), (6, 1), (2, 6))
+    },
+}
+# Advantages anew before each further epoch
+RECOMPUTED = {
+    f"PPG, {n} epochs{name}": Contestant("ppg", dict(n_epochs=n) | changes, ("lunarlander", "mujoco"))
+    for n in (4, 12)
+    for name, changes in (("", {}), (", recomputed", dict(recompute_advantages=True)))
+}
+CONTESTANTS = LEADING | RELATIVES | OLDER | RECOMPUTED | ABLATIONS
 
 
 def contestants_on(task: Task) -> list[str]:
@@ -169,6 +199,7 @@ def contestants_on(task: Task) -> list[str]:
 
 # Where RL Zoo has tuned PPO under another name
 ZOO_NAMES = {
+    "LunarLander-v3": "LunarLander-v3",
     "HalfCheetah-v5": "HalfCheetah-v4",
     "Hopper-v5": "Hopper-v4",
     "Walker2d-v5": "Walker2d-v4",

@@ -15,13 +15,10 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 from torch.utils._pytree import tree_map
 
-from sb3_ppg.buffers.rollouts import Observations, n_bytes
+from sb3_ppg.buffers.rollouts import Observations, n_bytes, reuses_memory
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.training.system_memory import available_memory
-
-# Whose rollout buffers have new arrays for each rollout
-ALLOCATE_ANEW = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
 
 
 class AuxiliaryBatch(NamedTuple):
@@ -133,12 +130,10 @@ class AuxBuffer:
         """
         if not rollout_buffer.generator_ready:
             raise ValueError("The rollout buffer's samples are not ordered by environment yet: call its `get()` first")
-        # Those of SB3, sb3-contrib and ours do not
-        resets = [cls for cls in type(rollout_buffer).__mro__ if "reset" in vars(cls)]
-        reuses_memory = any(cls.__module__.split(".")[0] not in ALLOCATE_ANEW for cls in resets)
+        to_be_copied = reuses_memory(rollout_buffer)
 
         def own(array: np.ndarray) -> np.ndarray:
-            return array.copy() if reuses_memory else array
+            return array.copy() if to_be_copied else array
 
         def keep(array: np.ndarray) -> np.ndarray:
             return own(array).reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, *array.shape[1:])

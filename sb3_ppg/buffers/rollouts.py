@@ -3,7 +3,7 @@
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
@@ -15,7 +15,25 @@ from sb3_ppg.training.optimization import split
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
 GATHERED_BYTES = 2**22
+# Whose rollout buffers have new arrays for each rollout
+ALLOCATE_ANEW = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
 Observations = np.ndarray | dict[str, np.ndarray]
+
+
+class RolloutEnd(NamedTuple):
+    """
+    What follows the last step of a rollout.
+
+    :param observations: (n_envs, ...), or a dictionary of such
+    :param values: V of them when the rollout was collected, (n_envs,)
+    :param dones: whether they begin an episode, (n_envs,)
+    :param memory: what the policy remembers, see ``PhasicModel.memory``
+    """
+
+    observations: Observations
+    values: np.ndarray
+    dones: np.ndarray
+    memory: np.ndarray | None = None
 
 
 def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str, np.ndarray] | None = None) -> Iterator[Any]:
@@ -133,6 +151,15 @@ def gathers_as_sb3(rollout_buffer: RolloutBuffer) -> bool:
         type(rollout_buffer).get is cls.get and type(rollout_buffer)._get_samples is cls._get_samples
         for cls in (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
     )
+
+
+def reuses_memory(rollout_buffer: RolloutBuffer) -> bool:
+    """
+    :param rollout_buffer: of any class
+    :return: whether the next rollout may be written over this one: buffers of SB3, sb3-contrib and ours take new arrays
+    """
+    resets = [cls for cls in type(rollout_buffer).__mro__ if "reset" in vars(cls)]
+    return any(cls.__module__.split(".")[0] not in ALLOCATE_ANEW for cls in resets)
 
 
 def n_bytes(observations: Observations | PyTorchObs) -> int:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.objectives.advantage_head import AdvantageHeadObjective, OrderObjective
-from sb3_ppg.objectives.base import Coefficients, Objective, RolloutEnd
+from sb3_ppg.objectives.base import Coefficients, Objective
 from sb3_ppg.objectives.delayed_critic import DelayedCriticObjective, DynamicsObjective
 from sb3_ppg.objectives.distillation import DistillationObjective
 from sb3_ppg.objectives.ewma import DecoupledObjective, EWMAObjective

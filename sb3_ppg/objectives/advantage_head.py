@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_map
 from sb3_ppg import losses
 from sb3_ppg.actions import features, from_buffer, n_features
 from sb3_ppg.arguments import require
-from sb3_ppg.buffers.rollouts import order_by_environment
+from sb3_ppg.buffers.rollouts import RolloutEnd, order_by_environment
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.objectives.base import MOST, Coefficients, RolloutEnd, require_architecture, require_number
+from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
@@ -145,6 +145,7 @@ class OrderObjective(AdvantageHeadObjective):
         super().check(model)
         if model.has_memory:
             raise ArgumentError(f"{type(self).__name__} cannot work with LSTMs: it compares single frames")
+        require(model, model.replay.capacity == 1, "replay_kwargs", "the levels of older frames are forgotten; use None")
 
     # ---- which frame came first ----
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from sb3_ppg import losses
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.rollouts import Observations, by_environment
+from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
 from sb3_ppg.checks import is_number, is_within
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
@@ -71,22 +71,6 @@ def require_number(name: str, value: Any, least: float, most: float) -> None:
 MOST = 1e6  # of a weight
 
 
-class RolloutEnd(NamedTuple):
-    """
-    What follows the last step of a rollout.
-
-    :param observations: (n_envs, ...), or a dictionary of such
-    :param values: V of them when the rollout was collected, (n_envs,)
-    :param dones: whether they begin an episode, (n_envs,)
-    :param memory: what the policy remembers, see ``PhasicModel.memory``
-    """
-
-    observations: Observations
-    values: np.ndarray
-    dones: np.ndarray
-    memory: Any = None
-
-
 class Objective(nn.Module):
     """
     What the epochs of both phases minimise. Derive from ``PaperObjective`` and override what differs, or from this class.
@@ -109,6 +93,8 @@ class Objective(nn.Module):
     shuffles_sequences: ClassVar[bool] = True
     # Whether micro-batches would change the losses, beside rounding
     needs_whole_minibatches: ClassVar[bool] = False
+    # Whether the policy may learn from data of older policies
+    corrects_for_staleness: ClassVar[bool] = False
     # By what a rollout's advantages are divided: the standard deviation of the population (0) or the sample (1), and this
     degrees_of_freedom: ClassVar[int] = 0
     epsilon: ClassVar[float] = 1e-8

@@ -16,10 +16,11 @@ from sb3_ppg import losses
 from sb3_ppg.actions import features, from_buffer, n_features
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.checks import is_count, is_within
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.objectives.base import MOST, Coefficients, RolloutEnd, require_architecture, require_number
+from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
@@ -51,6 +52,7 @@ class DelayedCriticObjective(PaperObjective):
         name = type(self).__name__
         require_architecture(model, self, "shared", "values come from the policy's network")
         require(model, model.n_value_epochs is None, "n_value_epochs", f"{name} has joint epochs only; use None")
+        require(model, model.replay.capacity == 1, "replay_kwargs", f"{name} holds values as they were collected; use None")
         require(model, model.n_aux_epochs > 0, "n_aux_epochs", f"{name} learns values in the auxiliary phase; use at least 1")
 
     def value_error(self, batch: Any, values: th.Tensor, coefficients: Coefficients) -> Losses:

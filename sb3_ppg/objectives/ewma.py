@@ -6,7 +6,7 @@ Authors' code: https://github.com/openai/ppo-ewma.
 """
 
 import math
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch as th
@@ -37,6 +37,8 @@ class DecoupledObjective(PaperObjective):
     :param importance_limit: the largest importance weight π / π_behaviour
     :raises ArgumentError: for a limit below one
     """
+
+    corrects_for_staleness: ClassVar[bool] = True
 
     def __init__(self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0) -> None:
         super().__init__(policy)
@@ -151,12 +153,12 @@ class EWMAObjective(DecoupledObjective):
 
     def check(self, model: PhasicModel) -> None:
         super().check(model)
-        require(
-            model,
-            not model.recompute_advantages or self.advantage_decay == 0,
-            "recompute_advantages",
-            "the average of the advantages' moments would count a rollout several times; use False, or `advantage_decay`=0",
-        )
+        for name, is_on in (
+            ("recompute_advantages", model.recompute_advantages),
+            ("replay_kwargs", model.replay.capacity > 1),
+        ):
+            remedy = "the average of the advantages' moments would count a rollout several times; use `advantage_decay`=0"
+            require(model, not is_on or self.advantage_decay == 0, name, remedy)
 
     def has_plausible_state(self) -> bool:
         moments_are = self.advantage_weight >= 0 and self.advantage_variance >= 0 and self.advantage_mean.abs() <= 1e30

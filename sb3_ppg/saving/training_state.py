@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg.arguments import check_room
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
+from sb3_ppg.buffers.replay import END, KINDS, Kind, Rollout, RolloutReplay
 from sb3_ppg.checks import is_count, is_within
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
@@ -46,7 +47,8 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
 def write_training_state(model: PhasicModel, path: Path) -> None:
     """As ``save_training_state``, into a file that may end up half-written."""
     check_state_is_finite(model)
-    arrays = {**_rollouts(model.aux_buffer), **generators.array_states(), **_normalization(model.get_vec_normalize_env())}
+    arrays = {**_rollouts(model.aux_buffer), **_replayed(model.replay), **_normalization(model.get_vec_normalize_env())}
+    arrays |= generators.array_states()
     description = {
         "format": FORMAT,
         "version": STATE_FORMAT_VERSION,
@@ -75,7 +77,7 @@ def check_state_is_finite(model: PhasicModel) -> None:
         for index, state in parameters.get("state", {}).items() if "optim" in name else ():
             tensors = {key: value for key, value in state.items() if isinstance(value, th.Tensor)}
             numbers |= {f"{key} of parameter {index} in the {name}": value for key, value in tensors.items()}
-    numbers |= _rollouts(model.aux_buffer) | _normalization(model.get_vec_normalize_env())
+    numbers |= _rollouts(model.aux_buffer) | _replayed(model.replay) | _normalization(model.get_vec_normalize_env())
     reward_normalizer = getattr(model.rollout_buffer, "reward_normalizer", None)
     if reward_normalizer is not None:
         numbers["the reward normaliser's variance"] = np.asarray(reward_normalizer.return_rms.var)
@@ -97,9 +99,11 @@ def _identity(model: PhasicModel) -> dict[str, Any]:
     }
 
 
-def _phase(model: PhasicModel) -> dict[str, int]:
-    """Where it is, if the stored rollouts do not tell: some may be of former phases."""
-    return {} if model.aux_buffer.capacity is None else {"n_new_rollouts": model.aux_buffer.n_new}
+def _phase(model: PhasicModel) -> dict[str, Any]:
+    """Where it is, if the stored rollouts do not tell: some may be of former phases, or replayed."""
+    n_new = {} if model.aux_buffer.capacity is None else {"n_new_rollouts": model.aux_buffer.n_new}
+    uses = [[rollout.uses[kind] for kind in KINDS] for rollout in model.replay.rollouts]
+    return {**n_new, **({"replay_uses": uses} if model.replay.capacity > 1 else {})}
 
 
 def _rollouts(buffer: AuxBuffer) -> dict[str, np.ndarray]:
@@ -110,6 +114,14 @@ def _rollouts(buffer: AuxBuffer) -> dict[str, np.ndarray]:
         arrays |= {f"context/{index}/{name}": array for name, array in buffer.context[index].items()}
         arrays[f"value_targets/{index}"] = buffer.value_targets[index]
     return arrays
+
+
+def _replayed(replay: RolloutReplay) -> dict[str, np.ndarray]:
+    return {
+        f"replay/{index}/{name}": array
+        for index, rollout in enumerate(replay.rollouts[: replay.n_stored])
+        for name, array in rollout.arrays().items()
+    }
 
 
 def _normalization(normalizer: VecNormalize | None) -> dict[str, np.ndarray]:
@@ -130,12 +142,14 @@ class TrainingState(NamedTuple):
     What a file holds, once all of it has been read and checked.
 
     :param aux_buffer: the rollouts of the phase
+    :param replayed: those of the replay
     :param normalization: statistics of ``VecNormalize``, and the mean, variance and count that they are to have
     :param python: the state of Python's generator
     :param arrays: those of NumPy's and torch's
     """
 
     aux_buffer: AuxBuffer
+    replayed: list[Rollout]
     normalization: list[tuple[RunningMeanStd, np.ndarray, np.ndarray, float]]
     python: list[Any]
     arrays: dict[str, np.ndarray]
@@ -143,6 +157,7 @@ class TrainingState(NamedTuple):
     def apply(self, model: PhasicModel) -> None:
         """It cannot fail: everything was checked."""
         model.aux_buffer = self.aux_buffer
+        model.replay.rollouts = self.replayed
         for rms, mean, var, count in self.normalization:
             rms.mean, rms.var, rms.count = mean, var, count
         generators.restore(self.python, self.arrays)
@@ -170,13 +185,15 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
 
 def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
     rollouts = _rollout_specifications(model)
+    some_rollout = model.some_rollout() if model._n_replayed_rollouts else None
+    replayed = _replay_specifications(model._n_replayed_rollouts, some_rollout)
     normalization = _normalization(model.get_vec_normalize_env())
     others = {
         name: (array.shape, array.dtype)
         for name, array in {**generators.array_states(), **normalization}.items()
         if not generators.is_cuda_state(name)  # the machine may have other devices
     }
-    expected = {name: specification for part in [*rollouts, others] for name, specification in part.items()}
+    expected = {name: specification for part in [*rollouts, *replayed, others] for name, specification in part.items()}
     _check_size(file, expected)
     reader = NpzReader(file)
     description = parse_json(reader.bytes("description", LARGEST_DESCRIPTION), "has a description that")
@@ -195,7 +212,12 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
     for index, specifications in enumerate(rollouts):  # one after the other: only a disk may have room for all
         _keep_rollout(model, aux_buffer, index, {name: reader.array(name, *one) for name, one in specifications.items()})
     aux_buffer.n_new = n_new
-    return TrainingState(aux_buffer, _checked_normalization(model, arrays), python, arrays)
+    contents = ({name: reader.array(name, *one) for name, one in specifications.items()} for specifications in replayed)
+    old = [
+        _checked_rollout(model, some_rollout, f"replay/{index}/", uses, arrays)
+        for index, (uses, arrays) in enumerate(zip(_checked_uses(model, description), contents, strict=True))
+    ]
+    return TrainingState(aux_buffer, old, _checked_normalization(model, arrays), python, arrays)
 
 
 def _rollout_specifications(model: PhasicModel) -> list[dict[str, Specification]]:
@@ -208,6 +230,14 @@ def _rollout_specifications(model: PhasicModel) -> list[dict[str, Specification]
         | {f"observations/{index}/{key}": ((*sizes, *shapes[key]), arrays[key].dtype) for key in shapes}
         | {f"context/{index}/{name}": (array.shape, array.dtype) for name, array in context.items()}
         for index in range(model._n_stored_rollouts)
+    ]
+
+
+def _replay_specifications(n_rollouts: int, some_rollout: Rollout | None) -> list[dict[str, Specification]]:
+    """Likewise, of those that the replay has."""
+    arrays = {} if some_rollout is None else some_rollout.arrays()
+    return [
+        {f"replay/{index}/{name}": (array.shape, array.dtype) for name, array in arrays.items()} for index in range(n_rollouts)
     ]
 
 
@@ -270,6 +300,39 @@ def _keep_rollout(model: PhasicModel, aux_buffer: AuxBuffer, index: int, arrays:
         _require(bool(np.isfinite(array).all()), f"{name} of rollout {index}")
     _require(model.is_kept_context(context), f"context/{index}")
     aux_buffer.keep(observations if isinstance(space, spaces.Dict) else observations[""], context, value_targets)
+
+
+def _checked_uses(model: PhasicModel, description: dict[str, Any]) -> list[dict[Kind, int]]:
+    """How many epochs have gone through each rollout of the replay."""
+    uses = description.get("replay_uses", [])
+    is_possible = isinstance(uses, list) and len(uses) == model._n_replayed_rollouts <= model.replay.capacity
+    if not is_possible or not all(
+        isinstance(one, list) and len(one) == len(KINDS) and all(is_count(number, at_least=0) for number in one)
+        for one in uses
+    ):
+        raise ValueError(f"its replay_uses, {uses!r:.100}, cannot be")
+    return [dict(zip(KINDS, one, strict=True)) for one in uses]
+
+
+def _checked_rollout(
+    model: PhasicModel, some_rollout: Rollout | None, prefix: str, uses: dict[Kind, int], arrays: dict[str, np.ndarray]
+) -> Rollout:
+    """
+    :param some_rollout: of the model
+    :param prefix: of the names in the file
+    :param uses: of the rollout
+    :param arrays: of the rollout, by their names in the file
+    :raises ValueError: if a number in it is none that this model can have collected
+    """
+    assert some_rollout is not None
+    arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    for name, array in arrays.items():
+        part, _, key = name.partition("/")
+        space = {"actions": model.action_space, "observations": model.observation_space}.get(part.removeprefix(END))
+        space = space[key] if isinstance(space, spaces.Dict) else space
+        _require(bool(np.isfinite(array).all()) and (space is None or is_within(space, array)), f"{prefix}{name}")
+    _require(bool(np.isin(arrays["episode_starts"], (0, 1)).all()) and model.is_context(arrays), f"{prefix}episode_starts")
+    return some_rollout.with_arrays(arrays, uses)
 
 
 def _checked_normalization(

@@ -80,6 +80,18 @@ SETTINGS = {
     ),
     "masks": lambda: (masked(), dict(algorithm=MaskablePPG)),
     "a queue of rollouts": lambda: (discrete(), dict(aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True)),
+    "late rollouts, LSTMs, two kinds of epochs": lambda: (
+        VecNormalize(discrete()),
+        dict(
+            algorithm=RecurrentPPG,
+            policy="MlpLstmPolicy",
+            batch_size=8,
+            objective="ewma",
+            n_value_epochs=1,
+            replay_kwargs=dict(policy_rollouts=2, value_rollouts=3, policy_uses=3, staleness=1),
+            policy_kwargs=dict(lstm_hidden_size=4),
+        ),
+    ),
     **{name: partial(of_the_family, name) for name, member in FAMILY.items() if member.preset},
 }
 

@@ -1,0 +1,266 @@
+"""Rollouts that are used again: which ones, how often, with what advantages."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
+from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
+from sb3_ppg.family import with_preset
+from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
+from tests.helpers import VECTOR, MaskedEnv, RandomEnv, learn_and_log
+
+SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=4, n_aux_epochs=1, seed=0, device="cpu")
+
+
+def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IMAGES, **kwargs) -> RolloutReplay:
+    """After so many rollouts, without an epoch."""
+    replay, buffer = RolloutReplay(**kwargs), make_rollout_buffer(space, cls)
+    for number in range(n_collected):
+        replay.add(fill(buffer, number), None)
+    return replay
+
+
+def numbers(rollouts) -> list[int]:
+    """Of rollouts: ``fill`` writes a hundred times the number in the first reward."""
+    return [int(rollout.buffer.rewards[0, 0]) // 100 for rollout in rollouts]
+
+
+def test_epochs_draw_from_the_last_rollouts():
+    replay = replay_of(5, policy_rollouts=2, value_rollouts=3)
+    assert replay.capacity == 3 and numbers(replay.rollouts) == [2, 3, 4]
+    assert numbers(replay.due("policy")) == [3, 4] and numbers(replay.due("value")) == [2, 3, 4]
+    assert numbers(replay.older()) == [2, 3]
+    alone = replay_of(5)
+    assert numbers(alone.rollouts) == numbers(alone.due("policy")) == numbers(alone.due("value")) == [4]
+    assert alone.older() == []
+
+
+def test_a_rollout_is_used_so_often_and_no_more():
+    """Two epochs after each rollout, three uses at most: both in its own update, the last in the next one."""
+    replay, buffer = RolloutReplay(policy_rollouts=4, policy_uses=3, value_uses=1), make_rollout_buffer()
+    used = []
+    for number in range(5):
+        replay.add(fill(buffer, number), None)
+        for _ in range(2):
+            used.append(numbers(replay.due("policy")))
+            for _ in replay.epoch("policy", 15):
+                pass
+    assert used == [[0], [0], [0, 1], [1], [1, 2], [2], [2, 3], [3], [3, 4], [4]]
+    assert all(rollout.uses["value"] == 0 for rollout in replay.rollouts)
+    replay.epoch("value", 15)
+    assert replay.due("value") == [] and numbers(replay.due("policy")) == [4]
+
+
+def test_late_rollouts():
+    replay = replay_of(2, policy_rollouts=2, staleness=2)
+    assert replay.due("policy") == [] and replay.older() == [] and replay.capacity == 4
+    replay = replay_of(6, policy_rollouts=2, staleness=2)
+    assert numbers(replay.rollouts) == [2, 3, 4, 5] and numbers(replay.due("policy")) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("space", "cls"),
+    [(IMAGES, None), (DICT, None), (IMAGES, ReusingRolloutBuffer)],
+    ids=["images", "dict", "a buffer that reuses its memory"],
+)
+def test_minibatches_have_equally_many_of_each_and_an_epoch_has_all(space, cls):
+    replay = replay_of(4, cls, space, policy_rollouts=3)
+    batches = list(mixed_minibatches(replay.due("policy"), 10))  # 3 of each
+    assert [len(batch.returns) for batch in batches] == [9] * 5
+    for batch in batches:
+        assert [int((batch.returns // 100 == number).sum()) for number in (1, 2, 3)] == [3, 3, 3]
+    places = np.concatenate([batch.returns for batch in batches])
+    everything = [100 * r + 10 * env + step for r in (1, 2, 3) for env in range(N_ENVS) for step in range(N_STEPS)]
+    assert sorted(places) == everything and list(places) != everything
+    if space is DICT:
+        np.testing.assert_array_equal(np.concatenate([batch.observations["vector"][:, 0] for batch in batches]), places)
+
+
+MIXED = spaces.Dict({"a/b": VECTOR, "c": spaces.Discrete(3)})
+KINDS = {
+    "vectors": (PPG, "MlpPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
+    "Dict": (
+        PPG,
+        "MultiInputPolicy",
+        lambda: RandomEnv(MIXED, spaces.Box(-1, 1, (2,))),
+        {},
+    ),
+    "LSTM": (RecurrentPPG, "MlpLstmPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {"lstm_hidden_size": 4}),
+    "masks": (MaskablePPG, "MlpPolicy", MaskedEnv, {}),
+}
+
+
+def make(kind: str = "vectors", **kwargs) -> PPG:
+    cls, policy, env, policy_kwargs = KINDS[kind]
+    settings = {**SMALL, "objective": "decoupled", "policy_kwargs": policy_kwargs, **kwargs}
+    return cls(policy, make_vec_env(env, 2, seed=0), **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_rollout_is_no_replay(kind):
+    models = [make(kind, n_epochs=2, replay_kwargs=kwargs).learn(5 * 16) for kwargs in (None, dict(policy_rollouts=1))]
+    first, second = (model.policy.parameters_to_vector() for model in models)
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_older_rollouts_are_brought_up_to_date_before_an_update(kind, monkeypatch):
+    """Their advantages are those of the present value function; log-probabilities, values and rewards stay."""
+    model = make(kind, replay_kwargs=dict(policy_rollouts=3), normalize_advantage=False)
+    seen, original = [], model.replay.epoch
+
+    def watched(*args):
+        for rollout in model.replay.due("policy")[:-1]:
+            before = {name: array.copy() for name, array in rollout.arrays().items()}
+            targets = rollout.buffer.returns.copy()
+            model.bring_up_to_date(rollout.buffer, rollout.end)
+            np.testing.assert_allclose(rollout.buffer.returns, targets, rtol=1e-5, atol=1e-6)
+            assert all(np.array_equal(before[name], array) for name, array in rollout.arrays().items())
+            seen.append(rollout)
+        return original(*args)
+
+    monkeypatch.setattr(model.replay, "epoch", watched)
+    model.learn(4 * 16)
+    assert len(seen) == 1 + 2 + 2
+    first = model.replay.rollouts[0].buffer
+    assert not np.allclose(first.returns, first.values + first.advantages)  # V at collection is not V now
+
+
+def test_without_learning_old_data_is_as_good_as_new():
+    """With a learning rate of zero all policies are one: importance weights are one, the clip does nothing."""
+    env = make_vec_env(KINDS["vectors"][2], 2, seed=0)
+    kwargs = dict(SMALL, learning_rate=0.0, objective="decoupled", replay_kwargs=dict(policy_rollouts=3))
+    logged = learn_and_log(PPG("MlpPolicy", env, **kwargs), 5 * 16)
+    assert logged["train/approx_kl"] == pytest.approx(0, abs=1e-6) and logged["train/clip_fraction"] == 0
+    assert logged["train/importance_clip_fraction"] == 0 and logged["train/older_rollouts"] == 2
+
+
+def test_the_auxiliary_phase_sees_each_sample_of_the_phase_once_an_epoch(monkeypatch):
+    model = make(replay_kwargs=dict(policy_rollouts=3, staleness=1))
+    collected, phases, auxiliary_phase = [], [], model._auxiliary_phase
+
+    class Collected(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            collected.append(model.rollout_buffer.observations.swapaxes(0, 1).copy())
+
+    def watched():
+        phases.append(list(model.aux_buffer.observations))
+        auxiliary_phase()
+
+    monkeypatch.setattr(model, "_auxiliary_phase", watched)
+    model.learn(8 * 16, callback=Collected())
+    assert [len(phase) for phase in phases] == [4, 4]
+    np.testing.assert_array_equal([*phases[0], *phases[1]], collected)
+
+
+def test_nothing_is_learned_before_there_is_something_old_enough():
+    model = make(n_aux_epochs=0, replay_kwargs=dict(staleness=2))
+    before = model.policy.parameters_to_vector()
+    model.learn(2 * 16)
+    np.testing.assert_array_equal(model.policy.parameters_to_vector(), before)
+    assert model._n_updates == 0
+    model.learn(16, reset_num_timesteps=False)
+    assert model._n_updates == 1 and not np.array_equal(model.policy.parameters_to_vector(), before)
+
+
+def test_clipping_against_old_policies_is_warned_about():
+    with pytest.warns(UserWarning, match="does not correct.*'decoupled' or 'ewma'"):
+        make(objective="ppg", replay_kwargs=dict(policy_rollouts=2)).learn(16)
+
+
+class OtherAdvantages(RolloutBuffer):
+    def compute_returns_and_advantage(self, last_values, dones):
+        super().compute_returns_and_advantage(last_values, dones)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(replay_kwargs=3), "use a dictionary with policy_rollouts, value_rollouts"),
+        (dict(replay_kwargs=dict(rollouts=3)), "use a dictionary with policy_rollouts, value_rollouts"),
+        (dict(replay_kwargs=dict(policy_rollouts=0)), "`policy_rollouts`=0 of the replay"),
+        (dict(replay_kwargs=dict(policy_rollouts=None)), "`policy_rollouts`=None of the replay"),
+        (dict(replay_kwargs=dict(policy_uses=1.5)), "`policy_uses`=1.5 of the replay"),
+        (dict(replay_kwargs=dict(staleness=-1)), "`staleness`=-1 of the replay"),
+        (dict(replay_kwargs=dict(value_rollouts=2)), "without `n_value_epochs`"),
+        (dict(replay_kwargs=dict(policy_rollouts=9)), "`batch_size`=8 cannot work.*last 9 rollouts"),
+        (dict(replay_kwargs=dict(policy_rollouts=2), rollout_buffer_class=OtherAdvantages), "OtherAdvantages has a way"),
+        (
+            dict(replay_kwargs=dict(policy_rollouts=2), objective="ewma", objective_kwargs=dict(advantage_decay=0.5)),
+            "would count a rollout several times",
+        ),
+        (with_preset("dna", dict(replay_kwargs=dict(policy_rollouts=2))), "has value targets of its own.*use None"),
+        (with_preset("dcpg", dict(replay_kwargs=dict(policy_rollouts=2))), "holds values as they were collected"),
+        (with_preset("idaac", dict(replay_kwargs=dict(policy_rollouts=2))), "levels of older frames are forgotten"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        make(**arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_read_again(kind, tmp_path):
+    model = make(kind, replay_kwargs=dict(policy_rollouts=3, policy_uses=2)).learn(5 * 16)
+    model.save(tmp_path / "model.zip")
+    model.save_aux_buffer(tmp_path / "state.npz")
+    other = type(model).load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    other.load_aux_buffer(tmp_path / "state.npz")
+    assert len(other.replay.rollouts) == 3
+    for one, same in zip(model.replay.rollouts, other.replay.rollouts, strict=True):
+        assert one.uses == same.uses
+        ours, theirs = one.arrays(), same.arrays()
+        assert ours.keys() == theirs.keys() and {"rewards", "episode_starts", "end dones"} <= ours.keys()
+        for name, array in ours.items():
+            assert array.dtype == theirs[name].dtype
+            np.testing.assert_array_equal(array, theirs[name])
+    model.bring_up_to_date(one.buffer, one.end)
+    other.bring_up_to_date(same.buffer, same.end)
+    np.testing.assert_array_equal(one.buffer.advantages, same.buffer.advantages)
+
+
+def test_a_file_with_rollouts_that_cannot_be_is_refused(tmp_path):
+    model = make("masks", replay_kwargs=dict(policy_rollouts=2)).learn(3 * 16)
+    model.save_aux_buffer(tmp_path / "state.npz")
+    with np.load(tmp_path / "state.npz") as file:
+        arrays = dict(file)
+
+    def refused(message: str, **changes: np.ndarray) -> None:
+        np.savez(tmp_path / "changed.npz", **{**arrays, **changes})
+        before = list(model.replay.rollouts)
+        with pytest.raises(ModelFormatError, match=message):
+            model.load_aux_buffer(tmp_path / "changed.npz")
+        assert model.replay.rollouts == before
+
+    for name, value in (("actions", 7), ("log_probs", np.nan), ("episode_starts", 0.5), ("end observations", np.inf)):
+        changed = arrays[f"replay/1/{name}"].copy()
+        changed.flat[0] = value
+        refused(f"replay/1/{name} has numbers that cannot be", **{f"replay/1/{name}": changed})
+    nothing = np.zeros_like(arrays["replay/0/action_masks"])
+    refused("numbers that cannot be", **{"replay/0/action_masks": nothing})
+    for uses in (b"[[1, 0], [1]]", b"[[1, 0]]", b"[[1, 0], [-1, 0]]", b"7"):
+        text = arrays["description"].tobytes()
+        start = text.index(b'"replay_uses": ') + len(b'"replay_uses": ')
+        end = text.index(b"]]", start) + 2
+        refused("replay_uses", description=np.frombuffer(text[:start] + uses + text[end:], dtype=np.uint8))
+    refused("damaged, or no auxiliary buffer", **{"replay/0/rewards": arrays["replay/0/rewards"][:-1]})
+
+
+def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
+    model = make(replay_kwargs=dict(policy_rollouts=3)).learn(4 * 16)
+    model.save(tmp_path / "model.zip")
+    other = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    assert other._n_replayed_rollouts == 3
+    other.learn(16, reset_num_timesteps=False)
+    assert len(other.replay.rollouts) == 1
+    other.save_aux_buffer(tmp_path / "state.npz")  # what there is now
+    other.load_aux_buffer(tmp_path / "state.npz")
+    assert all(th.isfinite(parameter).all() for parameter in other.policy.parameters())
