@@ -91,7 +91,12 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
         "use a finite number of at least 0, a schedule that starts with one, or None for that of the policy phase",
     ),
     (
-        ("normalize_advantage", "normalize_value_targets", "recompute_advantages", "use_sde"),
+        ("normalize_value_targets",),
+        lambda value: value == "running" or isinstance(value, (bool, np.bool_)),
+        'use True, False, or "running"',
+    ),
+    (
+        ("normalize_advantage", "recompute_advantages", "use_sde"),
         lambda value: isinstance(value, (bool, np.bool_)),
         "use True or False",
     ),

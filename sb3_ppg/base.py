@@ -232,9 +232,14 @@ class PhasicAlgorithm(PhasicModel):
         n_rollouts = max(self.aux_buffer.capacity or self.n_policy_iterations, self.replay.capacity)
         check_room(self, n_rollouts - len(self.aux_buffer))
         if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
+            whole = (
+                f"{self.n_policy_iterations} rollouts of a phase"
+                if self.aux_buffer.capacity is None
+                else f"{self.aux_buffer.capacity} rollouts that are kept"
+            )
             warnings.warn(
-                f"This model was saved after {self._n_stored_rollouts} of the {self.n_policy_iterations} rollouts of a phase, "
-                "without those rollouts: the phase starts over",
+                f"This model was saved after {self._n_stored_rollouts} of the {whole}, without those rollouts: the phase "
+                "starts over",
                 stacklevel=4,
             )
             self._n_stored_rollouts = len(self.aux_buffer)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.base import PhasicAlgorithm
@@ -25,7 +24,6 @@ class PhasicEpochs(PhasicAlgorithm):
     """``PhasicAlgorithm`` with what its phases are made of."""
 
     value_optimizer: th.optim.Optimizer
-    clip_range_vf: float | Schedule | None
     max_grad_norm: float | None  # type: ignore[assignment]
     _n_epochs_of_update: int = 0
     _fitting_micro_batch_size: tuple[int | None] | None = None  # once it is known

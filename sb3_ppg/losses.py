@@ -28,6 +28,19 @@ def _check_same_shape(**tensors: th.Tensor) -> None:
         raise ValueError(f"These tensors must have the same shape: {shapes}")
 
 
+def weighted_mean(numbers: th.Tensor, weights: th.Tensor | None) -> th.Tensor:
+    """
+    :param numbers: of each sample, shape (B,)
+    :param weights: of each sample, shape (B,), or None if all count alike. They are not divided by their sum, as in DI-engine:
+        with weights of mean one a loss keeps its size
+    :return: E[w x], scalar
+    """
+    if weights is None:
+        return numbers.mean()
+    _check_same_shape(numbers=numbers, weights=weights)
+    return (weights * numbers).mean()
+
+
 # ---- policy phase ----
 
 
@@ -37,6 +50,7 @@ def policy_gradient_loss(
     advantages: th.Tensor,
     clip_range: float | None,
     dual_clip: float | None = None,
+    weights: th.Tensor | None = None,
 ) -> th.Tensor:
     """
     The clipped surrogate objective, as a loss (section 2.1, "L^clip"):
@@ -55,6 +69,7 @@ def policy_gradient_loss(
     :param advantages: A, in the units of the (normalised) reward, shape (B,)
     :param clip_range: ε, or None for no clipping
     :param dual_clip: c, above one, or None for no dual clipping
+    :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
     _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages)
@@ -64,7 +79,7 @@ def policy_gradient_loss(
         objective = th.min(objective, th.clamp(ratio, 1 - clip_range, 1 + clip_range) * advantages)
     if dual_clip is not None:
         objective = th.where(advantages < 0, th.max(objective, dual_clip * advantages), objective)
-    return -objective.mean()
+    return -weighted_mean(objective, weights)
 
 
 def decoupled_policy_gradient_loss(
@@ -74,6 +89,7 @@ def decoupled_policy_gradient_loss(
     advantages: th.Tensor,
     clip_range: float | None,
     importance_limit: float,
+    weights: th.Tensor | None = None,
 ) -> th.Tensor:
     """
     The clipped surrogate objective, decoupled: the clip keeps π near a *proximal* policy, while importance weights correct for
@@ -92,6 +108,7 @@ def decoupled_policy_gradient_loss(
     :param advantages: A, shape (B,)
     :param clip_range: ε, or None for no clipping; from one on there is no lower bound
     :param importance_limit: the largest importance weight, at least one
+    :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
     _check_same_shape(
@@ -106,7 +123,7 @@ def decoupled_policy_gradient_loss(
         lowest = math.log1p(-clip_range) if clip_range < 1 else -math.inf
         log_ratio = th.clamp(log_prob - proximal_log_prob, lowest, math.log1p(clip_range))
         loss = th.max(loss, -advantages * th.exp(log_ratio + proximal_log_prob - behavior))
-    return loss.mean()
+    return weighted_mean(loss, weights)
 
 
 def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
@@ -123,19 +140,20 @@ def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
     return 0.5 * (log_prob - old_log_prob).square().mean()
 
 
-def entropy_loss(entropy: th.Tensor | None, log_prob: th.Tensor) -> th.Tensor:
+def entropy_loss(entropy: th.Tensor | None, log_prob: th.Tensor, weights: th.Tensor | None = None) -> th.Tensor:
     """
     The negated entropy bonus, -E[H(π(.|s))].
 
     :param entropy: H(π(.|s)) in nats, shape (B,), or None where it has no closed form (squashed gSDE): then the
         one-sample estimate -log π(a|s) is taken, as SB3's PPO does
     :param log_prob: log π(a|s), shape (B,)
+    :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar, in nats
     """
     if entropy is None:
-        return log_prob.mean()
+        return weighted_mean(log_prob, weights)
     _check_same_shape(entropy=entropy, log_prob=log_prob)
-    return -entropy.mean()
+    return -weighted_mean(entropy, weights)
 
 
 def value_loss(
@@ -143,6 +161,7 @@ def value_loss(
     targets: th.Tensor,
     old_values: th.Tensor | None = None,
     clip_range_vf: float | None = None,
+    weights: th.Tensor | None = None,
 ) -> th.Tensor:
     """
     Mean squared error E[(V(s) - V_targ)²] of the policy phase (section 2.1, "L^value"; the 1/2 is SB3's ``vf_coef``).
@@ -153,6 +172,7 @@ def value_loss(
     :param targets: V_targ, shape (B,)
     :param old_values: V(s) as predicted during the rollout, shape (B,); needed for clipping only
     :param clip_range_vf: in the units of the (normalised) return, or None for no clipping
+    :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
     _check_same_shape(values=values, targets=targets)
@@ -161,10 +181,16 @@ def value_loss(
             raise ValueError("`clip_range_vf` needs `old_values`")
         _check_same_shape(values=values, old_values=old_values)
         values = old_values + th.clamp(values - old_values, -clip_range_vf, clip_range_vf)
-    return F.mse_loss(values, targets)
+    return F.mse_loss(values, targets) if weights is None else weighted_mean((values - targets).square(), weights)
 
 
-def clipped_value_loss(values: th.Tensor, targets: th.Tensor, old_values: th.Tensor, clip_range: float) -> th.Tensor:
+def clipped_value_loss(
+    values: th.Tensor,
+    targets: th.Tensor,
+    old_values: th.Tensor,
+    clip_range: float,
+    weights: th.Tensor | None = None,
+) -> th.Tensor:
     """
     The larger of the squared errors with and without clipping, as in OpenAI's baselines:
 
@@ -179,11 +205,12 @@ def clipped_value_loss(values: th.Tensor, targets: th.Tensor, old_values: th.Ten
     :param targets: V_targ, shape (B,)
     :param old_values: V_old(s) as predicted during the rollout, shape (B,)
     :param clip_range: ε, in the units of the values
+    :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
     _check_same_shape(values=values, targets=targets, old_values=old_values)
     clipped = old_values + th.clamp(values - old_values, -clip_range, clip_range)
-    return th.max((values - targets).square(), (clipped - targets).square()).mean()
+    return weighted_mean(th.max((values - targets).square(), (clipped - targets).square()), weights)
 
 
 def approximate_kl(log_ratio: th.Tensor) -> th.Tensor:
@@ -212,15 +239,16 @@ def clip_fraction(log_ratio: th.Tensor, clip_range: float) -> th.Tensor:
 # ---- auxiliary phase ----
 
 
-def auxiliary_value_loss(values: th.Tensor, targets: th.Tensor) -> th.Tensor:
+def auxiliary_value_loss(values: th.Tensor, targets: th.Tensor, weights: th.Tensor | None = None) -> th.Tensor:
     """
     1/2 E[(V(s) - V_targ)²], for the auxiliary and for the true value head (section 2.2, "L^aux" and "L^value").
 
     :param values: prediction of one of the two heads, shape (B,)
     :param targets: V_targ as computed when the rollout was collected, shape (B,)
+    :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
-    return 0.5 * value_loss(values, targets)
+    return 0.5 * value_loss(values, targets, weights=weights)
 
 
 def joint_loss(aux_value_loss: th.Tensor, clone_loss: th.Tensor, true_value_loss: th.Tensor, beta_clone: float) -> th.Tensor:

@@ -47,11 +47,13 @@ class PhasicModel(OnPolicyAlgorithm):
     aux_batch_size: int | None
     kl_coef: float
     clip_range: float | Schedule | None
+    clip_range_vf: float | Schedule | None
     normalize_advantage: bool
-    normalize_value_targets: bool
+    normalize_value_targets: Any  # see `PPG`
     objective: Any  # see `PPG`
     recompute_advantages: bool
     replay_kwargs: dict[str, Any] | None
+    aux_buffer_kwargs: dict[str, Any] | None
     micro_batch_size: Any  # see `PPG`
     mixed_precision: MixedPrecision | None
     _n_aux_phases: int

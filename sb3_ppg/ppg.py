@@ -99,7 +99,8 @@ class PPG(PhasicEpochs):
     :param normalize_value_targets: Whether both value heads work in standard deviations of the value targets (if these exceed
         one), as in Pop-Art (https://arxiv.org/abs/1602.07714), and both phases measure value errors in that unit. Then
         β_clone, ``vf_coef`` and ``max_grad_norm`` weigh the same however large the rewards: with raw rewards of CartPole, the
-        paper's losses as they are wash the policy away. False: the paper's losses, made for normalised rewards
+        paper's losses as they are wash the policy away. "running": of the targets of all rollouts so far, as DI-engine's value
+        normalisation, instead of the latest ``n_policy_iterations``. False: the paper's losses, made for normalised rewards
     :param recompute_advantages: Whether each epoch on a rollout but the first begins with advantages and value targets by the
         present value function, as in PPOxFamily's course. The policy that clipping refers to stays, and what was added to
         rewards at time limits
@@ -167,7 +168,7 @@ class PPG(PhasicEpochs):
         aux_batch_size: int | None = None,
         beta_clone: float = 1.0,
         kl_coef: float = 0.0,
-        normalize_value_targets: bool = True,
+        normalize_value_targets: bool | Literal["running"] = True,
         recompute_advantages: bool = False,
         replay_kwargs: dict[str, Any] | None = None,
         micro_batch_size: int | Literal["auto"] | None = "auto",
@@ -293,7 +294,8 @@ class PPG(PhasicEpochs):
             buffer.advantages = criterion.normalized_advantages(buffer.advantages, self.device)
         if self.normalize_value_targets and self.n_aux_epochs > 0:
             n_rollouts = 1 + self._n_updates // self.n_epochs  # which `learn` does not reset
-            weight = 1 / min(n_rollouts, self.n_policy_iterations)  # at first, of all rollouts alike
+            n_averaged = n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
+            weight = 1 / min(n_rollouts, n_averaged)  # at first, of all rollouts alike
             optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
             change_value_units(self.policy, optimizers, buffer.returns, weight)
         self.replay.add(buffer, end)

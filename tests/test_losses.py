@@ -206,3 +206,22 @@ def test_unknown_distributions_are_refused_by_name():
         losses.distribution_parameters(Unknown())
     with pytest.raises(NotImplementedError, match="Unknown"):
         losses.kl_divergence(Unknown(), th.zeros(1, 1))
+
+
+def test_weights_of_samples():
+    """They multiply each sample's term, and are not divided by their sum."""
+    weights = th.tensor([2.0, 0.5])
+    ones, zeros = th.ones(2), th.zeros(2)
+    advantages = th.tensor([1.0, -4.0])
+    assert losses.policy_gradient_loss(zeros, zeros, advantages, 0.2, weights=weights).item() == -(2 * 1 - 0.5 * 4) / 2
+    decoupled = losses.decoupled_policy_gradient_loss(zeros, zeros, zeros, advantages, 0.2, 100.0, weights)
+    assert decoupled.item() == -(2 * 1 - 0.5 * 4) / 2
+    assert losses.entropy_loss(th.tensor([1.0, 3.0]), zeros, weights).item() == -(2 * 1 + 0.5 * 3) / 2
+    assert losses.entropy_loss(None, th.tensor([-1.0, -4.0]), weights).item() == -(2 * 1 + 0.5 * 4) / 2
+    targets = th.tensor([2.0, 4.0])  # errors of 1 and 9
+    assert losses.value_loss(ones, targets, weights=weights).item() == (2 * 1 + 0.5 * 9) / 2
+    assert losses.auxiliary_value_loss(ones, targets, weights).item() == (2 * 1 + 0.5 * 9) / 4
+    clipped = losses.clipped_value_loss(ones, targets, zeros, 0.5, weights)  # V_clip is .5: 2.25 and 12.25
+    assert clipped.item() == (2 * 2.25 + 0.5 * 12.25) / 2
+    with pytest.raises(ValueError, match="must have the same shape"):
+        losses.value_loss(ones, targets, weights=weights[:, None])

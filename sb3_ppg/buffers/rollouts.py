@@ -2,7 +2,7 @@
 
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,20 +53,24 @@ def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str
         at_once = max(1, int(GATHERED_BYTES / minibatch_bytes))
     samples: Iterator[Any] = rollout_buffer.get(at_once * batch_size)
     if extras:
-        samples = _with_extras(rollout_buffer, np.random.permutation(n_samples), at_once * batch_size, extras)
+        samples = _with_extras(rollout_buffer, at_once * batch_size, extras)
     for some in samples:
         yield from split(some, batch_size)
 
 
-def _with_extras(
-    rollout_buffer: RolloutBuffer, order: np.ndarray, batch_size: int, extras: dict[str, np.ndarray]
-) -> Iterator[Any]:
-    order_by_environment(rollout_buffer)
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
-        samples = rollout_buffer._get_samples(indices)
+def _with_extras(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str, np.ndarray]) -> Iterator[Any]:
+    with_indices = getattr(rollout_buffer, "with_indices", partial(_with_indices, rollout_buffer))  # that of sequences
+    for indices, samples in with_indices(batch_size):
         parts = {name: rollout_buffer.to_torch(array[indices]) for name, array in extras.items()}
         yield _extended(type(samples).__name__, samples._fields)(*samples, extras=parts)
+
+
+def _with_indices(rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
+    order_by_environment(rollout_buffer)
+    order = np.random.permutation(rollout_buffer.buffer_size * rollout_buffer.n_envs)
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
+        yield indices, rollout_buffer._get_samples(indices)
 
 
 def in_order(rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[Any]:

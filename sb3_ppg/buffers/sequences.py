@@ -62,6 +62,13 @@ class SequenceRolloutBuffer(RolloutBuffer):
         :param batch_size: the most samples in a minibatch. None: everything
         :return: minibatches, of shuffled sequences
         """
+        return (samples for _, samples in self._sequences(batch_size, np.random.permutation))
+
+    def with_indices(self, batch_size: int | None = None) -> Iterator[tuple[np.ndarray, SequenceSamples]]:
+        """
+        :param batch_size: the most samples in a minibatch. None: everything
+        :return: as ``get``, with the places of the samples, environment by environment
+        """
         return self._sequences(batch_size, np.random.permutation)
 
     def in_order(self, batch_size: int | None = None) -> Iterator[SequenceSamples]:
@@ -69,9 +76,11 @@ class SequenceRolloutBuffer(RolloutBuffer):
         :param batch_size: the most samples at a time. None: everything
         :return: all sequences, environment by environment
         """
-        return self._sequences(batch_size, np.arange)
+        return (samples for _, samples in self._sequences(batch_size, np.arange))
 
-    def _sequences(self, batch_size: int | None, order: Callable[[int], np.ndarray]) -> Iterator[SequenceSamples]:
+    def _sequences(
+        self, batch_size: int | None, order: Callable[[int], np.ndarray]
+    ) -> Iterator[tuple[np.ndarray, SequenceSamples]]:
         assert self.full, "Rollout buffer must be full before sampling from it"
         order_by_environment(self, (*FLATTENED, "lstm_states", "episode_starts"))
         n_samples = self.buffer_size * self.n_envs
@@ -82,11 +91,8 @@ class SequenceRolloutBuffer(RolloutBuffer):
         for start in range(0, len(firsts), n_sequences):
             some = firsts[start : start + n_sequences]
             indices = (some[:, None] + np.arange(length)).ravel()
-            yield SequenceSamples(
-                *self._get_samples(indices),
-                lstm_states=self.to_torch(self.lstm_states[some]),
-                episode_starts=self.to_torch(self.episode_starts[indices].ravel()),
-            )
+            memory = self.to_torch(self.lstm_states[some]), self.to_torch(self.episode_starts[indices].ravel())
+            yield indices, SequenceSamples(*self._get_samples(indices), *memory)
 
 
 class SequenceDictRolloutBuffer(SequenceRolloutBuffer, DictRolloutBuffer):  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """What a stranger's description of a model may claim, and what a model that was made of it has to do."""
 
 import math
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -110,8 +111,19 @@ def check_rollout_size(model: PPG) -> None:
         raise ModelFormatError(
             f"n_steps={model.n_steps} with n_envs={model.n_envs} claims {claimed + masks:.1e} bytes of memory for a rollout"
         )
-    if not is_count(model.n_policy_iterations) or n_bytes * n_samples * model.n_policy_iterations > MAX_PHASE_BYTES:
-        raise ModelFormatError(f"n_policy_iterations={model.n_policy_iterations!r} claims too much memory for a phase")
+    for name, kept in (("n_policy_iterations", model.n_policy_iterations), *_others_kept(model)):
+        if not is_count(kept) or n_bytes * n_samples * kept > MAX_PHASE_BYTES:
+            raise ModelFormatError(f"{name}={kept!r} claims too much memory for a phase")
+
+
+def _others_kept(model: PPG) -> Iterator[tuple[str, Any]]:
+    """How many rollouts a model keeps beside those of a phase."""
+    for kwargs, names in (
+        (model.aux_buffer_kwargs, ("capacity",)),
+        (model.replay_kwargs, ("policy_rollouts", "value_rollouts", "staleness")),
+    ):
+        given = kwargs if isinstance(kwargs, dict) else {}
+        yield from ((name, given[name]) for name in names if given.get(name))
 
 
 PER_TENSOR = 1000  # what a tensor costs besides its numbers

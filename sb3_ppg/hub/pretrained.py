@@ -59,9 +59,9 @@ PARTS = {
     *("optimizers", "vec_normalize"),
 }
 
-# Arguments of the algorithm that belong to a machine or a run, not to the model
+# Arguments of the algorithm that belong to a machine or a run, not to the model; of ``aux_buffer_kwargs`` all but the capacity
 NOT_SHARED = {
-    *("policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "aux_buffer_kwargs"),
+    *("policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size"),
     "_init_setup_model",
 }
 COUNTERS = [
@@ -288,6 +288,8 @@ def _arguments(cls: type[PPG]) -> list[str]:
 def _argument(model: PPG, name: str) -> Any:
     if not hasattr(model, name):
         raise ModelFormatError(f"{type(model).__name__} has no attribute {name!r}, which would say what its argument was")
+    if name == "aux_buffer_kwargs":
+        return {key: value for key, value in (model.aux_buffer_kwargs or {}).items() if key == "capacity"} or None
     return getattr(model, name)
 
 
@@ -376,6 +378,8 @@ def _build(
     arguments = {name: decoder.decode(value, name) for name, value in description["arguments"].items()}
     if unknown := arguments.keys() - set(_arguments(cls)):
         raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
+    if not (arguments.get("aux_buffer_kwargs") or {}).keys() <= {"capacity"}:
+        raise ModelFormatError("aux_buffer_kwargs: where rollouts are kept is not the file's choice")
     arguments["policy_kwargs"] = policy_kwargs(arguments.get("policy_kwargs", {}), own_objects, compile_mode)
     model = cls(policy_class, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     described_spaces = exactly(description["spaces"], {"observation", "action"}, "spaces")
@@ -397,8 +401,9 @@ def _build(
     model.seed = seed
     check_auxiliary_batches(model, description["n_envs"])
     counters = exactly(description["counters"], set(COUNTERS), "counters")
-    if isinstance(counters["_n_stored_rollouts"], int) and counters["_n_stored_rollouts"] > model.n_policy_iterations:
-        raise ModelFormatError(f"_n_stored_rollouts: a phase has {model.n_policy_iterations} rollouts")
+    most = max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
+    if isinstance(counters["_n_stored_rollouts"], int) and counters["_n_stored_rollouts"] > most:
+        raise ModelFormatError(f"_n_stored_rollouts: {most} rollouts are stored at most")
     for name in COUNTERS:
         setattr(model, name, _progress(counters, name) if name == "_current_progress_remaining" else _count(counters, name))
     return model

@@ -84,7 +84,7 @@ class Objective(nn.Module):
     """
 
     # What the auxiliary phase needs of a rollout beside observations and value targets: attributes of the rollout buffer
-    kept: ClassVar[tuple[str, ...]] = ()
+    kept: tuple[str, ...] = ()
     # Whether the value function's epochs come before the policy's, where they are not joint
     values_first: ClassVar[bool] = True
     # Of the value function's epochs, in samples, where they are not joint. None: as the policy's
@@ -179,7 +179,7 @@ class Objective(nn.Module):
         What the policy phase's losses need of each sample beside what rollout buffers give.
 
         :param policy: as it is before the update
-        :param rollout_buffer: as collected, see ``buffers.rollouts.order_by_environment``. Not one of sequences, for LSTMs
+        :param rollout_buffer: as collected, or ordered by environment, see ``buffers.rollouts.by_environment``
         :param end: what follows it
         :return: by name, (n_envs * n_steps, ...), environment by environment: a minibatch has its part in ``batch.extras``
         """

@@ -89,7 +89,7 @@ class DynamicsObjective(DelayedCriticObjective):
     :param hidden_size: of its two hidden layers
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("actions",)
+    kept: tuple[str, ...] = ("actions",)
     needs_whole_minibatches: ClassVar[bool] = True
 
     def __init__(

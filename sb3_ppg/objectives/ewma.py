@@ -19,7 +19,7 @@ from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_number
-from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.objectives.paper import PaperObjective, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
 from sb3_ppg.training.processes import moments, n_processes
@@ -35,13 +35,16 @@ class DecoupledObjective(PaperObjective):
 
     :param policy: in training
     :param importance_limit: the largest importance weight π / π_behaviour
+    :param value_clip: see ``PaperObjective``
     :raises ArgumentError: for a limit below one
     """
 
     corrects_for_staleness: ClassVar[bool] = True
 
-    def __init__(self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0) -> None:
-        super().__init__(policy)
+    def __init__(
+        self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0, value_clip: float | None = None
+    ) -> None:
+        super().__init__(policy, value_clip=value_clip)
         require_number("importance_limit", importance_limit, 1, MOST)
         self.importance_limit = importance_limit
         if policy.use_sde:
@@ -70,6 +73,7 @@ class DecoupledObjective(PaperObjective):
         self.proximal.update_parameters(policy)  # the first is copied
 
     def check(self, model: PhasicModel) -> None:
+        super().check(model)
         for progress in (1.0, 0.0):
             clip_range = model.clip_range(progress) if callable(model.clip_range) else model.clip_range
             remedy = "the logarithm of 1 - `clip_range` is the lower bound of the clip here; use less than 1, or None"
@@ -100,8 +104,9 @@ class DecoupledObjective(PaperObjective):
             batch.advantages,
             coefficients.clip_range,
             self.importance_limit,
+            weights_of(batch),
         )
-        of_policy = self.with_entropy_and_penalty(surrogate, log_prob, proximal_log_prob, entropy, coefficients)
+        of_policy = self.with_entropy_and_penalty(surrogate, batch, log_prob, proximal_log_prob, entropy, coefficients)
         log_weight = log_prob.detach() - batch.old_log_prob
         at_limit = (log_weight > math.log(self.importance_limit)).to(log_weight.dtype).mean()
         return of_policy._replace(terms={**of_policy.terms, "importance_clip_fraction": at_limit})
@@ -120,6 +125,7 @@ class EWMAObjective(DecoupledObjective):
     :param advantage_decay: of the average of the advantages' moments by which they are normalised, for each rollout. 0: each
         rollout by its own
     :param importance_limit: see ``DecoupledObjective``
+    :param value_clip: see ``PaperObjective``
     :raises ArgumentError: for numbers that cannot work
     """
 
@@ -134,6 +140,7 @@ class EWMAObjective(DecoupledObjective):
         decay: float | None = None,
         advantage_decay: float = 0.0,
         importance_limit: float = 100.0,
+        value_clip: float | None = None,
     ) -> None:
         if center_of_mass is not None and decay is not None:
             raise ArgumentError(f"`decay`={decay!r} and `center_of_mass`={center_of_mass!r} say the same: use one of them")
@@ -147,7 +154,7 @@ class EWMAObjective(DecoupledObjective):
                 raise ArgumentError(f"`{name}`={value!r} cannot work: use a number in [0, 1)")
         self.decay = float(decay)
         self.advantage_decay = advantage_decay
-        super().__init__(policy, importance_limit)
+        super().__init__(policy, importance_limit, value_clip)
         for name in ("advantage_weight", "advantage_mean", "advantage_variance"):
             self.register_buffer(name, th.zeros((), dtype=th.float64))
 

@@ -6,7 +6,9 @@ import torch as th
 
 from sb3_ppg import losses
 from sb3_ppg.actions import from_buffer
+from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, Objective, require_number
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Losses
@@ -16,16 +18,31 @@ class PaperObjective(Objective):
     """
     L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase.
 
+    Where ``extras`` has "weights", they weigh each sample's terms in the policy phase, and what is kept as "weights" those of
+    the value losses in the auxiliary phase; the KL terms hold the policy on all samples alike.
+
     :param policy: in training
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
+    :param value_clip: ε of ``losses.clipped_value_loss`` for the value losses of both phases, in the unit of the value heads,
+        against the values at collection. None: no clipping, as in the paper
     :raises ArgumentError: for a number that cannot work
     """
 
-    def __init__(self, policy: PhasicActorCriticPolicy, dual_clip: float | None = None) -> None:
+    def __init__(
+        self, policy: PhasicActorCriticPolicy, dual_clip: float | None = None, value_clip: float | None = None
+    ) -> None:
         super().__init__(policy)
         if dual_clip is not None:
             require_number("dual_clip", dual_clip, 1, MOST)
+        if value_clip is not None:
+            require_number("value_clip", value_clip, 0, MOST)
+            self.kept = (*self.kept, "values")
         self.dual_clip = dual_clip
+        self.value_clip = value_clip
+
+    def check(self, model: PhasicModel) -> None:
+        remedy = "`value_clip` of the objective clips, too; use one of them"
+        require(model, model.clip_range_vf is None or self.value_clip is None, "clip_range_vf", remedy)
 
     def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         observations, *context = inputs
@@ -64,13 +81,14 @@ class PaperObjective(Objective):
         :return: their sum, and each term
         """
         surrogate = losses.policy_gradient_loss(
-            log_prob, batch.old_log_prob, batch.advantages, coefficients.clip_range, self.dual_clip
+            log_prob, batch.old_log_prob, batch.advantages, coefficients.clip_range, self.dual_clip, weights_of(batch)
         )
-        return self.with_entropy_and_penalty(surrogate, log_prob, batch.old_log_prob, entropy, coefficients)
+        return self.with_entropy_and_penalty(surrogate, batch, log_prob, batch.old_log_prob, entropy, coefficients)
 
     def with_entropy_and_penalty(
         self,
         surrogate: th.Tensor,
+        batch: Any,
         log_prob: th.Tensor,
         proximal_log_prob: th.Tensor,
         entropy: th.Tensor | None,
@@ -78,13 +96,15 @@ class PaperObjective(Objective):
     ) -> Losses:
         """
         :param surrogate: the loss on the advantages, scalar
+        :param batch: B samples of a rollout
         :param log_prob: log π(a|s), (B,)
         :param proximal_log_prob: under the policy that clip and penalty refer to, (B,)
         :param entropy: H(π(.|s)), (B,), or None where it has no closed form
         :param coefficients: of the terms
         :return: the surrogate with the entropy bonus, and with the KL penalty if there is one
         """
-        terms = {"policy_gradient_loss": surrogate, "entropy_loss": losses.entropy_loss(entropy, log_prob)}
+        entropy_loss = losses.entropy_loss(entropy, log_prob, weights_of(batch))
+        terms = {"policy_gradient_loss": surrogate, "entropy_loss": entropy_loss}
         total = surrogate + coefficients.ent_coef * terms["entropy_loss"]
         if coefficients.kl_coef > 0:
             terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
@@ -100,8 +120,12 @@ class PaperObjective(Objective):
         :param coefficients: of the terms
         :return: the weighted term, and the term
         """
-        unit = coefficients.value_unit
-        loss = losses.value_loss(values / unit, batch.returns / unit, batch.old_values / unit, coefficients.clip_range_vf)
+        unit, weights = coefficients.value_unit, weights_of(batch)
+        in_units = (values / unit, batch.returns / unit, batch.old_values / unit)
+        if self.value_clip is None:
+            loss = losses.value_loss(*in_units, coefficients.clip_range_vf, weights)
+        else:
+            loss = losses.clipped_value_loss(*in_units, self.value_clip, weights)
         return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
 
     def auxiliary_losses(
@@ -126,11 +150,34 @@ class PaperObjective(Objective):
         :return: their sum, and each term
         """
         unit = coefficients.value_unit
-        targets = batch.value_targets / unit
         terms = {
             "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
-            "aux_value_loss": losses.auxiliary_value_loss(evaluation.aux_values / unit, targets),
-            "value_loss": losses.auxiliary_value_loss(evaluation.values / unit, targets),
+            "aux_value_loss": self.auxiliary_value_error(batch, evaluation.aux_values / unit, unit),
+            "value_loss": self.auxiliary_value_error(batch, evaluation.values / unit, unit),
         }
         total = losses.joint_loss(terms["aux_value_loss"], terms["kl"], terms["value_loss"], coefficients.beta_clone)
         return Losses(total, terms)
+
+    def auxiliary_value_error(self, batch: AuxiliaryBatch, values: th.Tensor, unit: float) -> th.Tensor:
+        """
+        L^aux or L^value of the auxiliary phase.
+
+        :param batch: B samples of the phase
+        :param values: of one of the two heads, in value units, (B,)
+        :param unit: the value unit
+        :return: scalar
+        """
+        targets, weights = batch.value_targets / unit, weights_of(batch)
+        if self.value_clip is None:
+            return losses.auxiliary_value_loss(values, targets, weights)
+        old_values = batch.context["values"].flatten() / unit
+        return 0.5 * losses.clipped_value_loss(values, targets, old_values, self.value_clip, weights)
+
+
+def weights_of(batch: Any) -> th.Tensor | None:
+    """
+    :param batch: of either phase
+    :return: the samples' weights in the losses, (B,); None if there are none
+    """
+    beside = batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
+    return beside["weights"].flatten() if "weights" in beside else None

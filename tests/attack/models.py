@@ -76,10 +76,12 @@ def _models() -> Iterator[tuple[str, PPG, Callable[[], VecEnv]]]:
     arguments["rollout_buffer_kwargs"] = dict(reward_normalizer=RewardNormalizer())
     yield "rewards", PPG("MlpPolicy", make(), **SMALL, **arguments, policy_kwargs=kwargs), make
     make = _random(BOX, spaces.Discrete(3))
-    for name in ("ppg_ewma", "ddcpg", "idaac", "dna"):
+    for name in ("ppg_ewma", "ppg_replay", "ddcpg", "idaac", "dna"):
         arguments = {**SMALL, "policy_kwargs": tiny}
         if name in ("ddcpg", "idaac"):
             arguments["objective_kwargs"] = dict(hidden_size=4)
+        if name == "ddcpg":
+            arguments["aux_buffer_kwargs"] = dict(capacity=3)
         if name == "idaac":
             arguments["n_aux_epochs"] = 0
         yield name, PPG("MlpPolicy", make(), **with_preset(name, arguments)), make
@@ -110,7 +112,8 @@ def _use(model: PPG) -> None:
     observations: Any = space.sample() if env is None else env.reset()
     model.predict(observations)
     epochs = max(model.n_epochs, model.n_value_epochs or 0, model.n_aux_epochs)
-    fits = model.n_policy_iterations <= 10**6  # else this machine may not have the memory of a phase, which `learn` says
+    kept = max(model.n_policy_iterations, model.aux_buffer.capacity or 0, model.replay.capacity)
+    fits = kept <= 10**6  # else this machine may not have the memory of a phase, which `learn` says
     short = model.n_steps * model.n_envs <= TRAINABLE_SAMPLES and epochs <= TRAINABLE_EPOCHS
     if env is not None and fits and short:
         model.learn(max(LITTLE, model.n_steps * model.n_envs), reset_num_timesteps=False)

@@ -57,7 +57,8 @@ def _models() -> Iterator[tuple[str, Callable[[], VecEnv], PPG]]:
     kwargs = dict(tiny, lstm_hidden_size=4)
     yield "lstm", make_env, RecurrentPPG("MlpLstmPolicy", make_env(), **small, policy_kwargs=kwargs)
     make_env = partial(DummyVecEnv, [partial(MaskedEnv, BOX, "MultiDiscrete")] * 2)
-    yield "masks", make_env, MaskablePPG("MlpPolicy", make_env(), **small, policy_kwargs=tiny)
+    replay = dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2))
+    yield "masks", make_env, MaskablePPG("MlpPolicy", make_env(), **small, **replay, policy_kwargs=tiny)
 
 
 def _bases() -> dict[str, Base]:

@@ -28,6 +28,7 @@ from sb3_ppg import (
     RewardNormalizer,
 )
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.family import with_preset
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, _arguments
 from tests.helpers import MASKED_ACTIONS, MaskedEnv, RandomEnv, image_space
@@ -92,6 +93,8 @@ MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
         spaces.Box(-1, 1, (2,), np.float32),
         dict(algorithm=RecurrentPPG, use_sde=True, policy_kwargs=dict(lstm_hidden_size=4, shared_lstm=True)),
     ),
+    "a queue of rollouts": ("MlpPolicy", BOX, spaces.Discrete(3), dict(aux_buffer_kwargs=dict(capacity=3))),
+    "replay": ("MlpPolicy", BOX, spaces.Discrete(3), with_preset("ppg_replay", {})),
     "masks": ("MlpPolicy", BOX, MASKED_ACTIONS["Discrete"][0], dict(algorithm=MaskablePPG)),
     "masks, multi-binary": ("MultiInputPolicy", DICT, MASKED_ACTIONS["MultiBinary"][0], dict(algorithm=MaskablePPG)),
 }
@@ -146,7 +149,7 @@ def test_everything_that_a_zip_holds_is_kept_or_known_not_to_matter(name):
     arguments = in_a_zip & set(_arguments(algorithm))
     made_again = {"lr_schedule", "aux_lr_schedule", "value_optimizer", "aux_optimizer", "policy_class", "observation_space"}
     of_a_run = {"verbose", "start_time", "tensorboard_log", "_last_obs", "_last_episode_starts", "_last_original_obs"}
-    of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise", "aux_buffer_kwargs"}
+    of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise", "_n_replayed_rollouts"}
     assert in_a_zip == arguments | set(COUNTERS) | made_again | of_a_run | {"action_space", "n_envs"}
 
 

@@ -381,6 +381,11 @@ NONSENSE = [
     ("beta_clone", 1e300),
     ("n_epochs", 10**9),
     ("n_policy_iterations", 10**15),
+    ("aux_buffer_kwargs", {"capacity": 10**15}),
+    ("aux_buffer_kwargs", {"storage": "mmap", "path": "/tmp"}),
+    ("replay_kwargs", {"policy_rollouts": 10**15}),
+    ("replay_kwargs", {"staleness": 10**15}),
+    ("replay_kwargs", {"policy_rollouts": "3"}),
     ("seed", -1),
     ("seed", "x"),
     ("policy_kwargs", {"activation_fn": {"$class": "torch.optim.adam.Adam"}}),
@@ -392,7 +397,8 @@ NONSENSE = [
 @pytest.mark.parametrize(("argument", "value"), NONSENSE)
 def test_arguments_that_nobody_means(copied, argument, value):
     change(copied, put("arguments", argument, value=value))
-    refused(copied, f"{argument}|a schedule is made of|unexpected keyword argument")
+    names = f"{argument}|capacity|policy_rollouts|staleness"
+    refused(copied, f"{names}|a schedule is made of|unexpected keyword argument")
 
 
 # ---- messages ----

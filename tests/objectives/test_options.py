@@ -1,0 +1,175 @@
+"""Options of the losses, off by default: weights of samples, a clipped value loss, running statistics of value targets."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.buffers.rollouts import by_environment
+from sb3_ppg.objectives import Coefficients, DecoupledObjective, PaperObjective
+from tests.helpers import VECTOR, MaskedEnv, RandomEnv
+
+COEFFICIENTS = Coefficients(0.2, None, 2.0, 0.0, 0.5, 0.0, 1.0)  # in value units of 2
+KINDS = {
+    "vectors": (PPG, "MlpPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
+    "LSTM": (RecurrentPPG, "MlpLstmPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {"lstm_hidden_size": 4}),
+    "masks": (MaskablePPG, "MlpPolicy", MaskedEnv, {}),
+}
+
+
+def make(kind: str = "vectors", **kwargs) -> PPG:
+    cls, policy, env, policy_kwargs = KINDS[kind]
+    settings = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+    return cls(policy, make_vec_env(env, 2, seed=0), **{**settings, "policy_kwargs": policy_kwargs, **kwargs})
+
+
+# ---- weights ----
+
+
+class Weighted(PaperObjective):
+    """Each sample weighs as much as the argument says, in both phases."""
+
+    def __init__(self, policy, weight: float):
+        super().__init__(policy)
+        self.weight = weight
+
+    def extras(self, policy, rollout_buffer, end):
+        n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
+        return {"weights": np.full(n_samples, self.weight, dtype=np.float32)}
+
+    def kept_of(self, rollout_buffer, end):
+        sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
+        return {**super().kept_of(rollout_buffer, end), "weights": np.full(sizes, self.weight, dtype=np.float32)}
+
+
+class WeightedDecoupled(Weighted, DecoupledObjective):
+    """Likewise."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("objective", [Weighted, WeightedDecoupled])
+@pytest.mark.parametrize("n_value_epochs", [None, 1], ids=["joint", "apart"])
+def test_samples_that_weigh_nothing_teach_nothing(kind, objective, n_value_epochs):
+    kwargs = dict(objective=objective, n_value_epochs=n_value_epochs, beta_clone=0.0, normalize_value_targets=False)
+    model = make(kind, objective_kwargs=dict(weight=0.0), **kwargs)
+    before = model.policy.parameters_to_vector()
+    model.learn(2 * 16)
+    assert model._n_aux_phases == 1
+    np.testing.assert_array_equal(model.policy.parameters_to_vector(), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_that_weigh_one_teach_as_they_do_without_weights(kind):
+    model = make(kind, objective=Weighted, objective_kwargs=dict(weight=1.0)).learn(4 * 16)
+    other = make(kind).learn(4 * 16)
+    np.testing.assert_allclose(model.policy.parameters_to_vector(), other.policy.parameters_to_vector(), rtol=1e-4, atol=1e-5)
+
+
+class Watching(PaperObjective):
+    """Takes each sample's return along, and compares it with what the minibatch has."""
+
+    n_seen = 0
+
+    def extras(self, policy, rollout_buffer, end):
+        return {"returns": by_environment(rollout_buffer, rollout_buffer.returns).reshape(-1)}
+
+    def value_error(self, batch, values, coefficients):
+        np.testing.assert_array_equal(batch.extras["returns"], batch.returns)
+        self.n_seen += len(batch.returns)
+        return super().value_error(batch, values, coefficients)
+
+
+@pytest.mark.parametrize("replay_kwargs", [None, dict(policy_rollouts=2)], ids=["the latest rollout", "two rollouts"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:.*does not correct")
+def test_extras_belong_to_their_samples(kind, replay_kwargs):
+    model = make(kind, objective=Watching, n_epochs=2, replay_kwargs=replay_kwargs).learn(3 * 16)
+    assert model.criterion.n_seen == 2 * (3 if replay_kwargs is None else 5) * 16
+
+
+# ---- clipped value loss ----
+
+
+@pytest.fixture
+def clipped() -> PaperObjective:
+    return make(objective_kwargs=dict(value_clip=0.5)).criterion
+
+
+def test_the_value_loss_of_the_policy_phase_is_clipped_against_the_values_at_collection(clipped):
+    """In units of 2: V 1, 2; V_old 0, 2; targets 2, 3. V_clip is .5, 2: errors 1, 1 and 2.25, 1, the larger ones 2.25, 1."""
+    batch = SimpleNamespace(returns=th.tensor([4.0, 6.0]), old_values=th.tensor([0.0, 4.0]))
+    losses = clipped.value_error(batch, th.tensor([2.0, 4.0]), COEFFICIENTS)
+    assert losses.terms["value_loss"].item() == 1.625 and losses.total.item() == 0.5 * 1.625
+
+
+def test_so_are_those_of_the_auxiliary_phase(clipped):
+    context = {"values": th.tensor([[0.0], [4.0]])}
+    batch = AuxiliaryBatch(th.zeros(2, 3), context, th.tensor([4.0, 6.0]), th.zeros(2, 1))
+    assert clipped.auxiliary_value_error(batch, th.tensor([1.0, 2.0]), 2.0).item() == 1.625 / 2
+    weighted = batch._replace(context={**context, "weights": th.tensor([0.0, 3.0])})
+    assert clipped.auxiliary_value_error(weighted, th.tensor([1.0, 2.0]), 2.0).item() == 3 * 1.0 / 2 / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("objective", ["ppg", "decoupled", "ewma"])
+def test_values_at_collection_come_along(kind, objective, tmp_path):
+    model = make(kind, objective=objective, objective_kwargs=dict(value_clip=0.1)).learn(3 * 16)
+    assert model.aux_buffer.context[0]["values"].shape == (2, 8, 1)
+    np.testing.assert_array_equal(
+        model.aux_buffer.context[0]["values"], by_environment(model.rollout_buffer, model.rollout_buffer.values)
+    )
+    model.save(tmp_path / "model.zip")
+    model.save_aux_buffer(tmp_path / "state.npz")
+    other = type(model).load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    other.load_aux_buffer(tmp_path / "state.npz")
+    np.testing.assert_array_equal(other.aux_buffer.context[0]["values"], model.aux_buffer.context[0]["values"])
+
+
+def test_a_clip_that_cannot_work_is_refused():
+    with pytest.raises(ArgumentError, match="`value_clip`=-1 cannot work"):
+        make(objective_kwargs=dict(value_clip=-1))
+    with pytest.raises(ArgumentError, match=r"`clip_range_vf`=.* cannot work: `value_clip` of the objective clips, too"):
+        make(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2)
+
+
+# ---- running statistics ----
+
+
+class Returns(BaseCallback):
+    """Value targets of all rollouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rollouts: list[np.ndarray] = []
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.rollouts.append(self.model.rollout_buffer.returns.copy())
+
+
+@pytest.mark.parametrize("kind", ["running", True])
+def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(kind):
+    """Of rollouts of one size: that of all samples together; with True the older ones count less and less."""
+    env = make_vec_env("Pendulum-v1", 4, seed=0)
+    model = PPG("MlpPolicy", env, n_steps=32, n_policy_iterations=2, seed=0, device="cpu", normalize_value_targets=kind)
+    seen = Returns()
+    model.learn(5 * 128, callback=seen)
+    unit, expected = model.policy.value_unit, np.std(seen.rollouts)
+    assert unit > 1
+    assert unit == pytest.approx(expected, rel=1e-4) if kind == "running" else abs(unit / expected - 1) > 0.001
+    model.learn(128, callback=seen, reset_num_timesteps=True)
+    if kind == "running":
+        assert model.policy.value_unit == pytest.approx(np.std(seen.rollouts), rel=1e-4)
+
+
+def test_another_word_is_refused():
+    with pytest.raises(ArgumentError, match='use True, False, or "running"'):
+        make(normalize_value_targets="always")
