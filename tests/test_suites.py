@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from stable_baselines3 import PPO
 
+from benchmarks import family
 from benchmarks.suites import contestants, queue, training
 from benchmarks.suites import report as suites_report
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
@@ -130,3 +131,25 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
     score = (4.1 - ASTERIX.low) / (ASTERIX.high - ASTERIX.low)
     assert f"| PPG | 4.0, 4.1, 4.2 | {score:.2f} (" in text and "| 1.00 (1.00 to 1.00) | 7 |" in text
     assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
+
+
+def test_the_familys_tables_are_made_of_the_same_rows(tmp_path, monkeypatch):
+    """Three seeds of two members on one task; what nobody has run yet is empty."""
+    results = Results(tmp_path)
+    task = family.BY_NAME["LunarLander-v3"]  # 0 at -180, 1 at 200
+    for name, value in (("PPG", 10.0), ("PPO", -85.0), ("PPG, decoupled", 105.0)):
+        for seed in range(3):
+            one = Training(task, name, seed, 500_000)
+            results.add(one, outcome_of(one, value))
+    assert all(name in CONTESTANTS for comparison in family.COMPARISONS for name in comparison.contestants)
+    assert all(env_id in family.BY_NAME for comparison in family.COMPARISONS for env_id in comparison.tasks)
+    small = family.Comparison("Two", "", ["PPG", "PPO"], {"LunarLander-v3": 500_000, "Hopper-v5": 1})
+    np.testing.assert_allclose(family.scores_of(family.table_of(results, small))["PPO"], np.full((3, 1), 0.25))
+    monkeypatch.setattr(family, "COMPARISONS", [small, family.COMPARISONS[1]])
+    monkeypatch.setattr(family, "SPEED", tmp_path / "speed.csv")
+    pd.DataFrame(dict(contestant=["ppg", "ppg_ewma"] * 3, seconds=[2.0, 3.0] * 3)).to_csv(family.SPEED, index=False)
+    text = family.markdown(results)
+    assert "| PPO | -85.0, -85.0, -85.0 | 0.25 (0.25 to 0.25) | 0.00 (0.00 to 0.00) |" in text and "Hopper" not in text
+    assert family.time_ratios() == {"PPG": "1.00", "ppg_ewma": "1.50"}
+    family.plot(results, tmp_path / "family.png")
+    assert (tmp_path / "family.png").stat().st_size > 10_000
