@@ -191,13 +191,13 @@ def plot(results: Results, picture: Path) -> None:
 
 
 def one_phase(zoo_name: str) -> Measure:
-    """Seconds of training, rollouts included, in MinAtar's Breakout, 16 rollouts of 4,096 samples."""
+    """Seconds of training, rollouts included, in MinAtar's Breakout, a phase of 4 rollouts of 4,096 samples."""
     th.set_num_threads(1)
     preset = with_preset(
         zoo_name,
         dict(
             n_epochs=4,
-            n_policy_iterations=16,
+            n_policy_iterations=4,
             aux_batch_size=512,
             policy_kwargs=dict(architecture="detached", features_extractor_class=MinAtarCNN, net_arch=[]),
         ),
@@ -211,7 +211,7 @@ def one_phase(zoo_name: str) -> Measure:
 
     def measure() -> dict[str, float]:
         start = time.process_time()
-        model.learn(16 * 4096, reset_num_timesteps=False)
+        model.learn(4 * 4096, reset_num_timesteps=False)
         return {"seconds": time.process_time() - start}
 
     return measure

@@ -76,7 +76,7 @@ class PPG(PhasicEpochs):
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
     :param target_kl: Stop the policy phase's epochs when the approximate KL divergence from the policy that collected the
-        rollout exceeds 1.5 times this, in nats. None: never
+        rollout (or that the objective clips against) exceeds 1.5 times this, in nats. None: never
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation, ``architecture`` among them, see
@@ -93,7 +93,7 @@ class PPG(PhasicEpochs):
     :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, nothing is stored
     :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples: a multiple of ``n_steps``, as minibatches
         are made of whole sequences, one environment's part of one rollout each, which are spread evenly over the minibatches.
-        None: a sixteenth of the stored sequences, rounded up
+        None: a sixteenth of the stored sequences, rounded up. (DNA's, without memory, are of single samples, of any number)
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which stands in for clipping in the paper's KL variant
     :param normalize_value_targets: Whether both value heads work in standard deviations of the value targets (if these exceed
@@ -113,7 +113,8 @@ class PPG(PhasicEpochs):
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
         float32. It is about twice as fast where the processor multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix
         products in TensorFloat-32, on NVIDIA GPUs. None: float32
-    :param objective: What the epochs minimise: "ppg", the paper's, or a class derived from ``sb3_ppg.objectives.Objective``
+    :param objective: What the epochs minimise: "ppg", the paper's; "decoupled", "ewma", "dcpg", "ddcpg", "daac", "idaac" or
+        "dna", those of its relatives; or a class derived from ``sb3_ppg.objectives.Objective``
     :param objective_kwargs: Keyword arguments to pass to the objective on creation
     :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation: ``dict(storage="mmap",
         path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``

@@ -40,7 +40,7 @@ class AuxiliaryBatch(NamedTuple):
 
 class AuxBuffer:
     """
-    Observations and value targets of the rollouts since the last auxiliary phase.
+    Observations and value targets of the rollouts since the last auxiliary phase, or, with ``capacity``, of the latest ones.
 
     A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples, or, with ``sequence_length``, equal
     parts of that. Sequences are numbered rollout by rollout, then environment by environment, then by time.

@@ -73,12 +73,11 @@ class DistillationObjective(PaperObjective):
         name = type(self).__name__
         require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
-        self.gamma = model.gamma
 
     def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
         buffer = rollout_buffer
         steps = (buffer.rewards, buffer.values, buffer.episode_starts)
-        return buffer.values + gae(*steps, end.values, end.dones, self.gamma, self.td_lambda)
+        return buffer.values + gae(*steps, end.values, end.dones, buffer.gamma, self.td_lambda)
 
     def is_due(self, n_samples: int) -> bool:
         return n_samples > self.delay
