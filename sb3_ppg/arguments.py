@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
-from sb3_ppg.buffers.replay import RolloutReplay
+from sb3_ppg.buffers.replay import COLLECTED, COMPUTED, RolloutReplay
 from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.checks import is_count, is_number, is_number_or_schedule
 from sb3_ppg.errors import ArgumentError, nearest
@@ -19,6 +19,7 @@ from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
 from sb3_ppg.training.memory import looks_at_the_batch
+from sb3_ppg.training.system_memory import available_memory
 
 REPLAY_ARGUMENTS = tuple(inspect.signature(RolloutReplay).parameters)
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
@@ -299,13 +300,42 @@ def check_replay(model: PhasicModel) -> None:
         "batch_size",
         f"minibatches have equally many samples of each of the last {most} rollouts; use at least that",
     )
+    arrays = {name for name, value in vars(model.rollout_buffer).items() if isinstance(value, np.ndarray)}
+    own = sorted(arrays - {*COLLECTED, *COMPUTED})
+    require(
+        model,
+        model.replay.capacity == 1 or not own,
+        "replay_kwargs",
+        f"{type(model.rollout_buffer).__name__} has arrays of its own, {', '.join(own)}, which are not replayed; use None",
+    )
+
+
+def warn_of_missing_rollouts(model: PhasicModel) -> None:
+    """
+    :param model: before ``learn``; perhaps from a file, without the rollouts that it had
+    """
+    if model.n_aux_epochs > 0 and model._n_stored_rollouts > len(model.aux_buffer):
+        kept = model.aux_buffer.capacity
+        whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
+        warnings.warn(
+            f"This model was saved after {model._n_stored_rollouts} of the {whole}, without those rollouts: the phase starts "
+            "over",
+            stacklevel=5,
+        )
+    if model._n_replayed_rollouts > model.replay.n_stored:
+        warnings.warn(
+            f"This model was saved without the {model._n_replayed_rollouts} rollouts that its policy phase would have learned "
+            "from again: it goes on with new ones",
+            stacklevel=5,
+        )
 
 
 def warn_of_stale_data(model: PhasicModel) -> None:
     """
     :param model: before ``learn``
     """
-    if model.replay.capacity > 1 and not model.criterion.corrects_for_staleness:
+    is_old = model.replay.n_rollouts["policy"] > 1 or model.replay.staleness > 0
+    if is_old and not model.criterion.corrects_for_staleness:
         warnings.warn(
             f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
             f"`objective`={model.objective!r} does not correct: its clip range would hold the policy near those. Use "
@@ -333,6 +363,22 @@ def check_room(model: PhasicModel, n_rollouts: int) -> None:
         f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: reduce "
         f"`n_policy_iterations`={model.n_policy_iterations}, `n_steps`={model.n_steps} or the number of environments "
         f"({model.n_envs}), or {remedy}"
+    )
+
+
+def check_room_for_replay(model: PhasicModel) -> None:
+    """
+    :param model: before a rollout
+    :raises ArgumentError: if the machine cannot hold the observations of those that are used again
+    """
+    needed = (model.replay.capacity - len(model.replay.rollouts)) * n_bytes(model.rollout_buffer.observations)
+    available = available_memory()
+    require(
+        model,
+        model.replay.capacity == 1 or needed <= available,
+        "replay_kwargs",
+        f"the observations of {model.replay.capacity} rollouts take {needed:,} more bytes, but only {available:,} are "
+        "available in memory; use fewer, or smaller ones",
     )
 
 

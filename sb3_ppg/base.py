@@ -3,7 +3,6 @@
 import copy
 import io
 import time
-import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,8 +26,10 @@ from sb3_ppg.arguments import (
     check_policy,
     check_replay,
     check_room,
+    check_room_for_replay,
     require,
     tell_of_phases,
+    warn_of_missing_rollouts,
     warn_of_stale_data,
 )
 from sb3_ppg.buffers.replay import Rollout, full_like
@@ -229,21 +230,10 @@ class PhasicAlgorithm(PhasicModel):
         if self.env is None:
             raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
         self.check_arguments()
-        n_rollouts = max(self.aux_buffer.capacity or self.n_policy_iterations, self.replay.capacity)
-        check_room(self, n_rollouts - len(self.aux_buffer))
-        if self.n_aux_epochs > 0 and self._n_stored_rollouts > len(self.aux_buffer):
-            whole = (
-                f"{self.n_policy_iterations} rollouts of a phase"
-                if self.aux_buffer.capacity is None
-                else f"{self.aux_buffer.capacity} rollouts that are kept"
-            )
-            warnings.warn(
-                f"This model was saved after {self._n_stored_rollouts} of the {whole}, without those rollouts: the phase "
-                "starts over",
-                stacklevel=4,
-            )
-            self._n_stored_rollouts = len(self.aux_buffer)
-        self._n_replayed_rollouts = self.replay.n_stored
+        check_room(self, (self.aux_buffer.capacity or self.n_policy_iterations) - len(self.aux_buffer))
+        check_room_for_replay(self)
+        warn_of_missing_rollouts(self)
+        self._n_stored_rollouts, self._n_replayed_rollouts = len(self.aux_buffer), self.replay.n_stored
         tell_of_phases(self, total_timesteps)
         warn_of_stale_data(self)
         settings = {name: getattr(self, name) for name in self.common_settings}

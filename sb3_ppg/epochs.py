@@ -9,7 +9,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.base import PhasicAlgorithm
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.replay import Kind, Rollout
+from sb3_ppg.buffers.replay import KINDS, Kind, Rollout
 from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.objectives import Coefficients
 from sb3_ppg.training.diagnostics import auxiliary_outcome, policy_phase_summary
@@ -50,8 +50,12 @@ class PhasicEpochs(PhasicAlgorithm):
             self._n_epochs_of_update += 1
             yield self.replay.epoch(kind, batch_size)
 
+    def _older_rollouts(self) -> list[Rollout]:
+        """That epochs of this update may use."""
+        return self.replay.older(("policy",) if self.n_value_epochs is None else KINDS)
+
     def _bring_older_rollouts_up_to_date(self) -> None:
-        older = self.replay.older()
+        older = self._older_rollouts()
         for rollout in older:
             self._bring_up_to_date(rollout)
         if self.replay.capacity > 1:

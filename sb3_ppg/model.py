@@ -57,6 +57,7 @@ class PhasicModel(OnPolicyAlgorithm):
     micro_batch_size: Any  # see `PPG`
     mixed_precision: MixedPrecision | None
     _n_aux_phases: int
+    _n_rollouts: int  # that have been learned from, over all calls of `learn`
     _n_replayed_rollouts: int  # as many as the replay holds, likewise
     _n_stored_rollouts: int  # as many as the auxiliary buffer holds, except in a model loaded without that buffer
     _checkpoint: list[Any] | None = None  # of PhasicCheckpointCallback, the latest: its run, and when it was written

@@ -24,6 +24,7 @@ from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.epochs import PhasicEpochs
+from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.objectives import Coefficients, Objective, make_objective
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import (
@@ -100,7 +101,8 @@ class PPG(PhasicEpochs):
         one), as in Pop-Art (https://arxiv.org/abs/1602.07714), and both phases measure value errors in that unit. Then
         β_clone, ``vf_coef`` and ``max_grad_norm`` weigh the same however large the rewards: with raw rewards of CartPole, the
         paper's losses as they are wash the policy away. "running": of the targets of all rollouts so far, as DI-engine's value
-        normalisation, instead of the latest ``n_policy_iterations``. False: the paper's losses, made for normalised rewards
+        normalisation, instead of the latest ``n_policy_iterations``. False: the paper's losses, made for normalised rewards.
+        Without an auxiliary phase it has no effect
     :param recompute_advantages: Whether each epoch on a rollout but the first begins with advantages and value targets by the
         present value function, as in PPOxFamily's course. The policy that clipping refers to stays, and what was added to
         rewards at time limits
@@ -228,6 +230,7 @@ class PPG(PhasicEpochs):
         self._n_aux_phases = 0
         self._n_stored_rollouts = 0
         self._n_replayed_rollouts = 0
+        self._n_rollouts = 0
         if self.env is not None:
             self.check_arguments()
             warn_of_truncated_minibatches(self)
@@ -270,8 +273,13 @@ class PPG(PhasicEpochs):
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
         start = time.perf_counter()
-        self._policy_phase()
-        self._n_replayed_rollouts = self.replay.n_stored
+        try:
+            self._policy_phase()
+        except NonFiniteError:
+            self.replay.forget_latest()
+            raise
+        finally:
+            self._n_replayed_rollouts = self.replay.n_stored
         if self.n_aux_epochs > 0:
             self.aux_buffer.add(self.rollout_buffer, self.kept_context())
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
@@ -282,6 +290,7 @@ class PPG(PhasicEpochs):
                 finally:  # after an error, too, the next phase waits for new rollouts
                     self.aux_buffer.end_phase()
             self._n_stored_rollouts = len(self.aux_buffer)
+        self.replay.keep_latest()
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
     def _policy_phase(self) -> None:
@@ -293,16 +302,16 @@ class PPG(PhasicEpochs):
         buffer.returns = criterion.value_targets(buffer, end)
         if self.normalize_advantage:
             buffer.advantages = criterion.normalized_advantages(buffer.advantages, self.device)
+        self._n_rollouts = 1 + max(self._n_rollouts, self._n_updates // self.n_epochs)  # files of before have the latter only
         if self.normalize_value_targets and self.n_aux_epochs > 0:
-            n_rollouts = 1 + self._n_updates // self.n_epochs  # which `learn` does not reset
-            n_averaged = n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
-            weight = 1 / min(n_rollouts, n_averaged)  # at first, of all rollouts alike
+            n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
+            weight = 1 / min(self._n_rollouts, n_averaged)  # at first, of all rollouts alike
             optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
             change_value_units(self.policy, optimizers, buffer.returns, weight)
         self.replay.add(buffer, end)
         self._bring_older_rollouts_up_to_date()
         criterion.before_policy_phase(self.policy)
-        for rollout in [*self.replay.older(), self.replay.rollouts[-1]]:
+        for rollout in [*self._older_rollouts(), self.replay.rollouts[-1]]:
             rollout.extras = criterion.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
         self._n_epochs_of_update = 0
         coefficients = self._coefficients()

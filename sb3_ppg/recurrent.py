@@ -1,5 +1,6 @@
 """RecurrentPPG: Phasic Policy Gradient with LSTMs. What differs from ``ppg``."""
 
+import math
 import warnings
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, longest_equal_part
 from sb3_ppg.lstm import (
     RecurrentMultiInputPhasicActorCriticPolicy,
@@ -89,14 +91,16 @@ class RecurrentPPG(PPG):
     def check_arguments(self) -> None:
         super().check_arguments()
         require(self, isinstance(self.recompute_states, bool), "recompute_states", "use True or False")
-        length = longest_equal_part(self.n_steps, self.batch_size)
-        require(
-            self,
-            2 * length >= min(self.n_steps, self.batch_size),
-            "batch_size",
-            f"sequences are equal parts of `n_steps`={self.n_steps} steps, and here of {length} at most; use a divisor or a "
-            "multiple of it",
-        )
+        n_rollouts = max(RolloutReplay(**(self.replay_kwargs or {})).n_rollouts.values())  # that share a minibatch
+        for size in (math.ceil(self.batch_size / n) for n in range(1, n_rollouts + 1)):
+            length = longest_equal_part(self.n_steps, size)
+            require(
+                self,
+                2 * length >= min(self.n_steps, size),
+                "batch_size",
+                f"sequences are equal parts of `n_steps`={self.n_steps} steps, and here of {length} at most; use a divisor or "
+                "a multiple of it",
+            )
 
     def _excluded_save_params(self) -> list[str]:
         return [

@@ -384,7 +384,7 @@ def test_small_or_constant_value_targets_stay_in_their_units():
     collect(model)
     list(model.rollout_buffer.get(16))
     for targets in (np.zeros((16, 1)), np.full((16, 1), 7.0), 0.01 * np.random.default_rng(0).random((16, 1))):
-        model._n_updates = 0
+        model._n_updates = model._n_rollouts = 0
         model.rollout_buffer.returns = targets.astype(np.float32)
         before = weights(model)
         model._policy_phase()

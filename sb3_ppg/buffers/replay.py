@@ -1,6 +1,7 @@
 """Rollouts that the epochs of the policy phase use again."""
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,12 @@ from sb3_ppg.errors import ArgumentError
 
 Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
 KINDS: tuple[Kind, ...] = ("policy", "value")
-# What is computed anew before an older rollout is used
-RECOMPUTED = ("advantages", "returns")
+# The arrays of rollout buffers: what is collected, and what is computed anew before an older rollout is used
+COLLECTED = (
+    *("observations", "actions", "rewards", "episode_starts", "values", "log_probs"),
+    *("action_masks", "lstm_states"),
+)
+COMPUTED = ("advantages", "returns")
 END = "end "  # before the names of what follows a rollout, among its arrays
 
 
@@ -43,7 +48,7 @@ class Rollout:
         :return: by name, all that cannot be computed from other things; what is in a dictionary under "name/key"
         """
         end = {} if self.end is None else {f"{END}{name}": value for name, value in self.end._asdict().items()}
-        parts = {name: value for name, value in {**vars(self.buffer), **end}.items() if name not in RECOMPUTED}
+        parts = {**{name: getattr(self.buffer, name, None) for name in COLLECTED}, **end}
         flat = {
             **parts,
             **{f"{name}/{key}": one for name, part in parts.items() if isinstance(part, dict) for key, one in part.items()},
@@ -73,7 +78,8 @@ class RolloutReplay:
     The latest rollouts, in the order in which they were collected. An epoch goes through all samples of those that are due:
     the last ``n``, but for those that as many epochs of its kind as may have used already.
 
-    Arrays are kept by reference, as in ``AuxBuffer``: observations that wait for the auxiliary phase are there once.
+    Arrays are kept by reference, as in ``AuxBuffer``: observations that wait for the auxiliary phase are there once. Where
+    value losses are clipped, it is against the values at collection.
 
     :param policy_rollouts: how many of the latest rollouts the policy's epochs (or joint ones) draw from
     :param value_rollouts: likewise for epochs on the value function alone. None: as the policy's
@@ -121,14 +127,24 @@ class RolloutReplay:
         """
         if self.capacity > 1:
             next(in_order(rollout_buffer, 1))  # orders its samples by environment
-            rollout_buffer = copy.deepcopy(rollout_buffer) if reuses_memory(rollout_buffer) else copy.copy(rollout_buffer)
         self.rollouts = [*self.rollouts, Rollout(rollout_buffer, end)][-self.capacity :]
 
-    def older(self) -> list[Rollout]:
+    def keep_latest(self) -> None:
+        """The next rollout is about to be collected, with the same buffer object: let the latest one have one of its own."""
+        if self.capacity > 1:
+            buffer = self.rollouts[-1].buffer
+            self.rollouts[-1].buffer = copy.deepcopy(buffer) if reuses_memory(buffer) else copy.copy(buffer)
+
+    def forget_latest(self) -> None:
+        """It cannot be learned from."""
+        self.rollouts = self.rollouts[:-1]
+
+    def older(self, kinds: Sequence[Kind] = KINDS) -> list[Rollout]:
         """
+        :param kinds: of the epochs that take place
         :return: those before the latest one that some epoch can still use
         """
-        due = [id(rollout) for kind in KINDS for rollout in self.due(kind)]
+        due = [id(rollout) for kind in kinds for rollout in self.due(kind)]
         return [rollout for rollout in self.rollouts[:-1] if id(rollout) in due]
 
     def due(self, kind: Kind) -> list[Rollout]:
@@ -170,9 +186,12 @@ def mixed_minibatches(rollouts: Sequence[Rollout], batch_size: int) -> Iterator[
     One epoch: all samples of some rollouts, shuffled, in minibatches that have equally many of each.
 
     :param rollouts: of one size
-    :param batch_size: in samples, not less than there are rollouts
+    :param batch_size: about so many samples, not less than there are rollouts: parts of equal size, rounded up
     :return: see ``minibatches``
     """
-    parts = [minibatches(rollout.buffer, batch_size // len(rollouts), rollout.extras) for rollout in rollouts]
+    n_samples = rollouts[0].buffer.buffer_size * rollouts[0].buffer.n_envs
+    n_minibatches = math.ceil(len(rollouts) * n_samples / batch_size)
+    size = batch_size if len(rollouts) == 1 else math.ceil(n_samples / n_minibatches)
+    parts = [minibatches(rollout.buffer, size, rollout.extras) for rollout in rollouts]
     for some in zip(*parts, strict=True):
         yield some[0] if len(some) == 1 else tree_map(lambda *tensors: th.cat(tensors), *some)

@@ -113,7 +113,7 @@ def check_rollout_size(model: PPG) -> None:
         )
     for name, kept in (("n_policy_iterations", model.n_policy_iterations), *_others_kept(model)):
         if not is_count(kept) or n_bytes * n_samples * kept > MAX_PHASE_BYTES:
-            raise ModelFormatError(f"{name}={kept!r} claims too much memory for a phase")
+            raise ModelFormatError(f"{name}={kept!r} is no number of rollouts, or claims too much memory for them")
 
 
 def _others_kept(model: PPG) -> Iterator[tuple[str, Any]]:

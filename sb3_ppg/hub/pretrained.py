@@ -68,6 +68,7 @@ COUNTERS = [
     *("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_current_progress_remaining", "_episode_num"),
     *("_n_updates", "_n_aux_phases", "_n_stored_rollouts"),
 ]
+LATER_COUNTERS = ["_n_rollouts", "_n_replayed_rollouts"]  # 0 in the first files
 NETWORKS = ("policy", "criterion")  # attributes whose weights are shared: the policy, and what its objective owns
 VEC_NORMALIZE = ["training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys"]
 
@@ -99,7 +100,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
             "action": encoder.encode(model.action_space, "action_space"),
         },
         "n_envs": model.n_envs,
-        "counters": {name: encoder.encode(getattr(model, name), name) for name in COUNTERS},
+        "counters": {name: encoder.encode(getattr(model, name), name) for name in (*COUNTERS, *LATER_COUNTERS)},
         "optimizers": {name: describe_optimizer(recursive_getattr(model, name), encoder, name) for name in _optimizers(model)},
         "vec_normalize": _describe_vec_normalize(model.get_vec_normalize_env(), encoder),
     }
@@ -400,11 +401,14 @@ def _build(
         model._setup_model()
     model.seed = seed
     check_auxiliary_batches(model, description["n_envs"])
-    counters = exactly(description["counters"], set(COUNTERS), "counters")
+    counters = {**dict.fromkeys(LATER_COUNTERS, 0), **description["counters"]}
+    exactly(counters, {*COUNTERS, *LATER_COUNTERS}, "counters")
     most = max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
     if isinstance(counters["_n_stored_rollouts"], int) and counters["_n_stored_rollouts"] > most:
         raise ModelFormatError(f"_n_stored_rollouts: {most} rollouts are stored at most")
-    for name in COUNTERS:
+    if _count(counters, "_n_replayed_rollouts") > model.replay.capacity:
+        raise ModelFormatError(f"_n_replayed_rollouts: {model.replay.capacity} rollouts are replayed at most")
+    for name in (*COUNTERS, *LATER_COUNTERS):
         setattr(model, name, _progress(counters, name) if name == "_current_progress_remaining" else _count(counters, name))
     return model
 

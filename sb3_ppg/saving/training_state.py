@@ -305,7 +305,12 @@ def _keep_rollout(model: PhasicModel, aux_buffer: AuxBuffer, index: int, arrays:
 def _checked_uses(model: PhasicModel, description: dict[str, Any]) -> list[dict[Kind, int]]:
     """How many epochs have gone through each rollout of the replay."""
     uses = description.get("replay_uses", [])
-    is_possible = isinstance(uses, list) and len(uses) == model._n_replayed_rollouts <= model.replay.capacity
+    if model._n_replayed_rollouts > model.replay.capacity:
+        raise ModelFormatError(
+            f"has {model._n_replayed_rollouts} rollouts that the policy phase is to learn from again, this model keeps "
+            f"{model.replay.capacity}: use the `replay_kwargs` of its training"
+        )
+    is_possible = isinstance(uses, list) and len(uses) == model._n_replayed_rollouts
     if not is_possible or not all(
         isinstance(one, list) and len(one) == len(KINDS) and all(is_count(number, at_least=0) for number in one)
         for one in uses

@@ -8,9 +8,10 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, NonFiniteLossError, RecurrentPPG, hub
 from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
 from sb3_ppg.family import with_preset
+from sb3_ppg.training.optimization import Losses
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
 from tests.helpers import VECTOR, MaskedEnv, RandomEnv, learn_and_log
 
@@ -22,6 +23,7 @@ def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IM
     replay, buffer = RolloutReplay(**kwargs), make_rollout_buffer(space, cls)
     for number in range(n_collected):
         replay.add(fill(buffer, number), None)
+        replay.keep_latest()
     return replay
 
 
@@ -50,6 +52,7 @@ def test_a_rollout_is_used_so_often_and_no_more():
             used.append(numbers(replay.due("policy")))
             for _ in replay.epoch("policy", 15):
                 pass
+        replay.keep_latest()
     assert used == [[0], [0], [0, 1], [1], [1, 2], [2], [2, 3], [3], [3, 4], [4]]
     assert all(rollout.uses["value"] == 0 for rollout in replay.rollouts)
     replay.epoch("value", 15)
@@ -72,6 +75,8 @@ def test_minibatches_have_equally_many_of_each_and_an_epoch_has_all(space, cls):
     replay = replay_of(4, cls, space, policy_rollouts=3)
     batches = list(mixed_minibatches(replay.due("policy"), 10))  # 3 of each
     assert [len(batch.returns) for batch in batches] == [9] * 5
+    assert [len(batch.returns) for batch in mixed_minibatches(replay.due("policy"), 16)] == [15] * 3
+    assert [len(batch.returns) for batch in mixed_minibatches(replay.due("policy"), 11)] == [9] * 5  # no small rest
     for batch in batches:
         assert [int((batch.returns // 100 == number).sum()) for number in (1, 2, 3)] == [3, 3, 3]
     places = np.concatenate([batch.returns for batch in batches])
@@ -259,8 +264,83 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
     model.save(tmp_path / "model.zip")
     other = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
     assert other._n_replayed_rollouts == 3
-    other.learn(16, reset_num_timesteps=False)
+    with pytest.warns(UserWarning, match="saved without the 3 rollouts that its policy phase would have learned from again"):
+        other.learn(16, reset_num_timesteps=False)
     assert len(other.replay.rollouts) == 1
     other.save_aux_buffer(tmp_path / "state.npz")  # what there is now
     other.load_aux_buffer(tmp_path / "state.npz")
     assert all(th.isfinite(parameter).all() for parameter in other.policy.parameters())
+
+
+def test_the_rollouts_of_a_shared_model_are_read_from_the_other_file(tmp_path):
+    model = make(replay_kwargs=dict(policy_rollouts=3)).learn(3 * 16)
+    model.save_aux_buffer(tmp_path / "state.npz")
+    hub.save_pretrained(model, tmp_path / "shared")
+    other = hub.from_pretrained(tmp_path / "shared", env=model.get_env(), device="cpu")
+    other.load_aux_buffer(tmp_path / "state.npz")
+    assert len(other.replay.rollouts) == 3
+
+
+def test_a_smaller_replay_than_that_of_the_file_is_named(tmp_path):
+    model = make(replay_kwargs=dict(policy_rollouts=3)).learn(3 * 16)
+    model.save(tmp_path / "model.zip")
+    model.save_aux_buffer(tmp_path / "state.npz")
+    smaller = dict(replay_kwargs=dict(policy_rollouts=2))
+    other = PPG.load(tmp_path / "model.zip", model.get_env(), "cpu", custom_objects=smaller)
+    with pytest.raises(ModelFormatError, match=r"has 3 rollouts .* this model keeps 2: use the `replay_kwargs` of its"):
+        other.load_aux_buffer(tmp_path / "state.npz")
+
+
+def test_a_rollout_that_cannot_be_learned_from_is_forgotten(tmp_path):
+    """What is saved after the error can be read, and the next call of `learn` goes on."""
+    model = make(replay_kwargs=dict(policy_rollouts=3)).learn(16)
+    original, model.criterion.surrogate = model.criterion.surrogate, lambda *_: Losses(th.tensor(np.nan), {})
+    with pytest.raises(NonFiniteLossError):
+        model.learn(16, reset_num_timesteps=False)
+    assert len(model.replay.rollouts) == model._n_replayed_rollouts == 1
+    model.save(tmp_path / "model.zip")
+    model.save_aux_buffer(tmp_path / "state.npz")
+    PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu").load_aux_buffer(tmp_path / "state.npz")
+    model.criterion.surrogate = original
+    model.learn(16, reset_num_timesteps=False)
+    assert len(model.replay.rollouts) == 2
+
+
+def test_only_what_epochs_use_is_brought_up_to_date(monkeypatch):
+    model = make(replay_kwargs=dict(policy_rollouts=4, policy_uses=1))
+    calls, original = [], model.bring_up_to_date
+    monkeypatch.setattr(model, "bring_up_to_date", lambda *args: calls.append(original(*args)))
+    model.learn(5 * 16)
+    assert calls == []
+
+
+def test_the_auxiliary_phase_has_the_latest_targets_as_without_a_replay():
+    model = make(n_epochs=2, recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2)).learn(3 * 16)
+    for kept, rollout in zip(model.aux_buffer.value_targets[-1:], model.replay.rollouts[-1:], strict=True):
+        np.testing.assert_array_equal(kept.ravel(), rollout.buffer.returns.ravel())
+    assert model.rollout_buffer is not model.replay.rollouts[-1].buffer
+
+
+def test_there_has_to_be_room(monkeypatch):
+    monkeypatch.setattr("sb3_ppg.arguments.available_memory", lambda: 10)
+    with pytest.raises(ArgumentError, match=r"`replay_kwargs`=.*observations of 2 rollouts take .* only 10 are available"):
+        make(n_aux_epochs=0, replay_kwargs=dict(policy_rollouts=2)).learn(16)
+
+
+class WithArrays(RolloutBuffer):
+    """One that keeps something more."""
+
+    def reset(self):
+        super().reset()
+        self.marks = np.zeros((self.buffer_size, self.n_envs))
+
+
+def test_buffers_with_arrays_of_their_own_are_refused():
+    with pytest.raises(ArgumentError, match="WithArrays has arrays of its own, marks"):
+        make(replay_kwargs=dict(policy_rollouts=2), rollout_buffer_class=WithArrays)
+    make(rollout_buffer_class=WithArrays).learn(16)
+
+
+def test_sequences_of_single_steps_are_refused():
+    with pytest.raises(ArgumentError, match="`batch_size`=31 cannot work: sequences are equal parts"):
+        make("LSTM", n_steps=31, batch_size=31, replay_kwargs=dict(policy_rollouts=2))

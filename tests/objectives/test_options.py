@@ -155,11 +155,15 @@ class Returns(BaseCallback):
         self.rollouts.append(self.model.rollout_buffer.returns.copy())
 
 
+@pytest.mark.parametrize("others", [{}, dict(target_kl=1e-9, n_epochs=4), dict(replay_kwargs=dict(staleness=2))])
 @pytest.mark.parametrize("kind", ["running", True])
-def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(kind):
+@pytest.mark.filterwarnings("ignore:.*does not correct")
+def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(kind, others):
     """Of rollouts of one size: that of all samples together; with True the older ones count less and less."""
     env = make_vec_env("Pendulum-v1", 4, seed=0)
-    model = PPG("MlpPolicy", env, n_steps=32, n_policy_iterations=2, seed=0, device="cpu", normalize_value_targets=kind)
+    model = PPG(
+        "MlpPolicy", env, n_steps=32, n_policy_iterations=2, seed=0, device="cpu", normalize_value_targets=kind, **others
+    )
     seen = Returns()
     model.learn(5 * 128, callback=seen)
     unit, expected = model.policy.value_unit, np.std(seen.rollouts)
