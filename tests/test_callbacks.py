@@ -194,6 +194,7 @@ def test_callbacks_find_the_locals_of_ppo(env):
         assert {name for name in theirs.keys() & mine.keys() if theirs[name] is not mine[name]} <= {"self"}
 
 
+@pytest.mark.slow
 def test_a_rollout_asks_the_workers_for_nothing_but_steps():
     model = make(make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv))
     asked: list[str] = []

@@ -22,6 +22,8 @@ from torch import nn
 from sb3_ppg import PPG, MlpPolicy, NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer, RewardNormalizer
 from tests.helpers import RandomEnv, learn_and_log
 
+pytestmark = pytest.mark.slow
+
 SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
 PHASE = 32  # steps of one environment
 

@@ -13,6 +13,7 @@ def code_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_a_new_objective_as_the_page_shows_it(tmp_path):
     (code,) = code_blocks("extending.md")
     assert len(code.splitlines()) < 60

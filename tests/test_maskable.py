@@ -208,6 +208,7 @@ def test_without_masking():
         th.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_masks_by_a_wrapper_in_other_processes_under_normalisation():
     def make_env():
         return ActionMasker(RandomEnv(VECTOR, spaces.Discrete(5)), lambda env: np.arange(5) < 2)

@@ -14,6 +14,8 @@ from benchmarks.suites.report import interquartile_means, report
 from benchmarks.suites.training import Outcome, curve, train
 from sb3_ppg import PPG
 
+pytestmark = pytest.mark.slow
+
 ASTERIX = next(task for task in TASKS if task.env_id == "MinAtar/Asterix-v1")
 TINY = dict(n_envs=2, n_steps=16, batch_size=32, n_epochs=1)
 

@@ -15,6 +15,8 @@ from sb3_ppg.buffers.rollouts import by_environment
 from sb3_ppg.objectives import Coefficients, DecoupledObjective, PaperObjective
 from tests.helpers import VECTOR, MaskedEnv, RandomEnv
 
+pytestmark = pytest.mark.slow
+
 COEFFICIENTS = Coefficients(0.2, None, 2.0, 0.0, 0.5, 0.0, 1.0)  # in value units of 2
 KINDS = {
     "vectors": (PPG, "MlpPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
