@@ -179,9 +179,14 @@ def draw_lateness(axes: Axes, results: Results, env_id: str, n_timesteps: int) -
 def plot(results: Results, picture: Path) -> None:
     """The scores of the family; late data on two tasks."""
     late = COMPARISONS[1]
-    figure, (scores, *others) = plt.subplots(1, 1 + len(late.tasks), figsize=(16, 5), layout="constrained")
+    table = table_of(results, late)
+    tasks = {
+        env_id: n for env_id, n in late.tasks.items() if any(len(row[env_id]) for name, row in table.items() if "late" in name)
+    }
+    figure, all_axes = plt.subplots(1, 1 + len(tasks), figsize=(6 + 5 * len(tasks), 5), layout="constrained", squeeze=False)
+    scores, *others = all_axes[0]
     draw_scores(scores, scores_of(table_of(results, COMPARISONS[0])))
-    for axes, (env_id, n_timesteps) in zip(others, late.tasks.items(), strict=True):
+    for axes, (env_id, n_timesteps) in zip(others, tasks.items(), strict=True):
         draw_lateness(axes, results, env_id, n_timesteps)
     figure.savefig(picture, dpi=90)
     plt.close(figure)
