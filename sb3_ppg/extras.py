@@ -11,7 +11,7 @@ from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
 # The modules that come with extras, as errors name them
 EXTRAS = {
     **dict.fromkeys(("huggingface_hub", "safetensors"), "hub"),
-    **dict.fromkeys(("rl_zoo3", "pygame"), "zoo"),
+    **dict.fromkeys(("rl_zoo3", "pygame", "yaml"), "zoo"),
     **dict.fromkeys(("seaborn", "scipy", "rliable"), "plots"),
     **dict.fromkeys(("ale_py", "cv2", "OpenCV"), "atari"),
     **dict.fromkeys(("mujoco", "imageio"), "mujoco"),

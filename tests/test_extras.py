@@ -64,6 +64,15 @@ def test_a_missing_extra_is_one_line_of_the_zoos_commands(tmp_path):
         assert error.startswith(f"sb3-ppg {line.split()[0]}: ") and error.endswith(f'pip install "sb3-ppg[{extra}]"'), error
 
 
+def test_the_zoos_own_extra_is_named_where_there_is_nothing_of_it(tmp_path):
+    """As after ``pip install .``: neither RL Zoo nor what it needs."""
+    blocked = "sys.modules.update(dict.fromkeys(('yaml', 'rl_zoo3', 'pygame')))\n"
+    code = f"import sys\n{blocked}{COMMANDS}\nattempt(command, 'train --env CartPole-v1')\nattempt(command, 'report')\n"
+    code += "from sb3_ppg import zoo\nattempt(lambda: zoo.register())\nattempt(lambda: zoo.patched())\n"
+    said = errors(code, tmp_path)
+    assert len(said) == 4 and all(error.endswith('pip install "sb3-ppg[zoo]"') for error in said), said
+
+
 def test_a_missing_extra_is_one_line_in_python(tmp_path):
     environments = {
         "HalfCheetah-v5": "mujoco",

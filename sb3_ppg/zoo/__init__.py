@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from sb3_ppg.extras import missing_extras_named
+
 if TYPE_CHECKING:
     from sb3_ppg.zoo.registration import ALGOS, patched, register
 
@@ -12,6 +14,6 @@ def __getattr__(name: str) -> Any:
     """The Zoo is imported when it is needed: the launcher lists its scripts without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sb3_ppg.zoo import registration
-
+    with missing_extras_named():
+        from sb3_ppg.zoo import registration
     return getattr(registration, name)
