@@ -116,9 +116,14 @@ def table_of(results: Results, comparison: Comparison) -> dict[str, dict[str, np
     }
 
 
+def scored_tasks(table: dict[str, dict[str, np.ndarray]]) -> list[str]:
+    """Those on which all contestants were trained."""
+    return [env_id for env_id in next(iter(table.values())) if all(len(row[env_id]) for row in table.values())]
+
+
 def scores_of(table: dict[str, dict[str, np.ndarray]]) -> Scores:
-    """Of the tasks on which all contestants were trained, and the seeds that all of these have."""
-    tasks = [env_id for env_id in next(iter(table.values())) if all(len(row[env_id]) for row in table.values())]
+    """On those tasks; of the seeds that a contestant has on all of them."""
+    tasks = scored_tasks(table)
     if not tasks:
         return {}
     scores = {}
@@ -149,7 +154,8 @@ def markdown(results: Results) -> str:
         better = improvements({name: own for name, own in scores.items() if name != first}, scores[first]) if scores else {}
         tasks = [env_id for env_id in comparison.tasks if any(len(row[env_id]) for row in table.values())]
         timed = any(name in times for name in table if name != first)
-        lines += ["", f"## {comparison.title}", "", comparison.about, ""]
+        scored = f"Scores are of {' and '.join(scored_tasks(table)) or 'no task yet'}, where all were trained."
+        lines += ["", f"## {comparison.title}", "", f"{comparison.about} {scored}", ""]
         titles = [f"{env_id}, {comparison.tasks[env_id]:,} steps [{BY_NAME[env_id].high:g}]" for env_id in tasks]
         lines.append(f"| | {' | '.join(titles)} | score | better than {first} |" + (" time |" if timed else ""))
         lines.append("|---" * (len(tasks) + 3 + timed) + "|")
@@ -163,15 +169,16 @@ def markdown(results: Results) -> str:
 def draw_lateness(axes: Axes, results: Results, env_id: str, n_timesteps: int) -> None:
     """Returns against how late data are, with the decoupled objective and without."""
     task = BY_NAME[env_id]
-    for label, name in (("decoupled", "PPG, decoupled"), ("as it is", "PPG")):
+    for color, label, name in (("tab:blue", "decoupled", "PPG, decoupled"), ("tab:orange", "as it is", "PPG")):
         found = {late: returns_of(results, f"{name}, {late} late" if late else name, task, n_timesteps) for late in LATENESS}
         found = {late: values for late, values in found.items() if len(values)}
         if found:
             means = [values.mean() for values in found.values()]
-            (line,) = axes.plot(list(found), means, label=label)
+            axes.plot(list(found), means, color=color, label=label)
             for late, values in found.items():
-                axes.plot([late] * len(values), values, "o", color=line.get_color(), alpha=0.4)
+                axes.plot([late] * len(values), values, "o", color=color, alpha=0.4)
             axes.legend()
+    axes.set_xticks(LATENESS)
     axes.set(title=f"{env_id}: late data", xlabel="rollouts late", ylabel="return")
     axes.grid(alpha=0.3)
 

@@ -1,11 +1,11 @@
 """What the extras of this package bring, and how to say that one is missing."""
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+import gymnasium
 from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
 
 # The modules that come with extras, as errors name them
@@ -20,8 +20,13 @@ EXTRAS = {
     "minigrid": "minigrid",
     "minatar": "minatar",
 }
-# Environments that Gymnasium knows once a module of an extra is imported: patterns of their names
-ENVIRONMENTS = {"ale_py": r"\bALE\b|NoFrameskip-v", "minigrid": r"\b(MiniGrid|BabyAI)-"}
+# Environments that Gymnasium does not know without a module of an extra: patterns of their names, and what registers them
+ENVIRONMENTS = {"ale_py": r"\bALE\b|NoFrameskip-v", "minigrid": r"\b(MiniGrid|BabyAI)-", "minatar": r"\bMinAtar\b"}
+REGISTRATION = {
+    "ale_py": "import ale_py",
+    "minigrid": "import minigrid",
+    "minatar": "from minatar.gym import register_envs; register_envs()",
+}
 
 
 class MissingExtraError(ImportError):
@@ -61,9 +66,9 @@ def missing_extras_named() -> Iterator[None]:
         yield
     except UnregisteredEnv as error:
         module = module_of(str(error))
-        if module is None or sys.modules.get(module) is not None:
+        if module is None or any(re.search(ENVIRONMENTS[module], name) for name in gymnasium.registry):
             raise
-        remedy = f"first `import {module}`, which registers such" if is_installed(module) else pip_install(module)
+        remedy = f"first `{REGISTRATION[module]}`, which registers such" if is_installed(module) else pip_install(module)
         raise MissingExtraError(f"{_first_sentence(error)}: {remedy}") from error
     except (ImportError, DependencyNotInstalled, AssertionError) as error:
         module = _missing_module(error)

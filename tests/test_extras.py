@@ -79,6 +79,7 @@ def test_a_missing_extra_is_one_line_in_python(tmp_path):
         "LunarLander-v3": "box2d",
         "ALE/Pong-v5": "atari",
         "BabyAI-OpenDoor-v0": "minigrid",
+        "MinAtar/Asterix-v1": "minatar",
     }
     lines = [f"attempt(PPG, 'MlpPolicy', {env_id!r})" for env_id in environments]
     lines.append("attempt(PPG('MlpPolicy', 'CartPole-v1', tensorboard_log='tb').learn, 10)")
@@ -89,10 +90,15 @@ def test_a_missing_extra_is_one_line_in_python(tmp_path):
         assert error.endswith(f': pip install "sb3-ppg[{extra}]"'), error
 
 
-def test_an_environment_whose_module_was_not_imported_says_so(monkeypatch):
-    monkeypatch.delitem(sys.modules, "minigrid", raising=False)
-    with pytest.raises(MissingExtraError, match="first `import minigrid`"), missing_extras_named():
-        raise gymnasium.error.NameNotFound("Environment `MiniGrid-Nowhere` doesn't exist.")
+@pytest.mark.parametrize(
+    ("env_id", "statement"), [("MiniGrid-Empty-5x5-v0", "import minigrid"), ("MinAtar/Asterix-v1", "from minatar.gym")]
+)
+def test_an_environment_that_is_not_registered_says_what_registers_it(env_id, statement, monkeypatch):
+    others = {name: spec for name, spec in gymnasium.registry.items() if "Min" not in name and "BabyAI" not in name}
+    monkeypatch.setattr(gymnasium, "registry", others)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", others)
+    with pytest.raises(MissingExtraError, match=f"first `{statement}"):
+        PPG("MlpPolicy", env_id)
 
 
 @pytest.mark.parametrize(

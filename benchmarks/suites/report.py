@@ -194,6 +194,7 @@ def plot(comparison: Comparison, picture: Path) -> None:
                 if len(part) > 0:
                     draw_curves(axes, part, against, name)
             axes.set(title=task.env_id, xlabel="environment steps" if against == "steps" else "seconds of one core")
+            axes.set(ylabel="return")
             axes.grid(alpha=0.3)
             if axes.has_data():
                 axes.legend(loc="upper left")

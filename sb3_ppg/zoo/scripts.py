@@ -76,17 +76,23 @@ def plot_train() -> None:
 
 
 def _plot_with_the_name(algo: str, *args: Any, label: str, **kwargs: Any) -> None:
-    plt.plot(*args, label=f"{algo.upper()} {label}", **kwargs)
+    _plot(*args, label=f"{algo.upper()} {label}", **kwargs)
+
+
+def _plot(x: np.ndarray, *args: Any, **kwargs: Any) -> None:
+    """A curve of a single point as a dot: there is no line to see."""
+    plt.plot(x, *args, **(dict(marker="o") if np.size(x) == 1 else {}), **kwargs)
 
 
 def all_plots() -> None:
     """
-    It takes trainings that go on from another's model (``-i``) for further seeds, leaves out those with a single evaluation,
-    and says 0.0 where there is no evaluation.
+    It takes trainings that go on from another's model (``-i``) for further seeds, leaves out those with a single evaluation
+    or draws nothing of it, and says 0.0 where there is no evaluation.
     """
     script = importlib.import_module("rl_zoo3.plots.all_plots")
     with Patches() as patches:
         patches.replace(script, "os", _with(os, listdir=_Seeds()))
+        patches.replace(script, "plt", _with(plt, plot=_plot))
         patches.replace(script, "np", _with(np, squeeze=lambda values: np.atleast_1d(np.squeeze(values))))
         tables = _with(script.pytablewriter, MarkdownTableWriter=_table_writer(script.pytablewriter.MarkdownTableWriter))
         patches.replace(script, "pytablewriter", tables)
@@ -129,20 +135,33 @@ def _goes_on_from(run: Path) -> str:
 
 
 def plot_from_file() -> None:
-    """The last evaluations of a single run are saved as a number, at which this script then fails."""
+    """
+    It fails at the last evaluations of a single run, which are saved as a number, and at an environment on which not all were
+    evaluated; it draws nothing of a single evaluation, and its title is that of other environments.
+    """
     script = importlib.import_module("rl_zoo3.plots.plot_from_file")
     with Patches() as patches:
         patches.replace(script, "pickle", SimpleNamespace(load=_load_results))
+        patches.replace(script, "plt", _with(plt, plot=_plot, title=_title))
         script.plot_from_file()
 
 
 def _load_results(file: BinaryIO) -> dict[str, dict[str, Any]]:
     results = pickle.load(file)
-    for env, algorithms in results.items():
-        if env != "results_table":
-            for curves in algorithms.values():
-                curves["last_evals"] = np.atleast_1d(curves["last_evals"])
+    tables = {env: curves for env, curves in results.items() if env != "results_table"}
+    everyone = set().union(*tables.values())
+    for env, algorithms in tables.items():
+        for curves in algorithms.values():
+            curves["last_evals"] = np.atleast_1d(curves["last_evals"])
+        if missing := everyone - set(algorithms):
+            print(f"Left out: {env}, where there is no evaluation of {', '.join(sorted(missing))}")
+            del results[env]
     return results
+
+
+def _title(text: str, **kwargs: Any) -> None:
+    if text != "PyBullet envs":
+        plt.title(text, **kwargs)
 
 
 def _with(module: ModuleType, **others: Any) -> SimpleNamespace:

@@ -206,6 +206,8 @@ def compared(tmp_path) -> Path:
 def test_all_plots_counts_seeds_and_invents_no_numbers(compared, command):
     envs = "CartPole-v1 Acrobot-v1 Pendulum-v1"
     output = command(f"all_plots -a ppg -e {envs} -f logs -o all -print --no-display", compared)
+    (single,) = plt.figure("Results Pendulum-v1").gca().lines
+    assert single.get_marker() == "o"  # the line through one evaluation cannot be seen
     plt.close("all")
     results = pickle.loads((compared / "all.pkl").read_bytes())
     rows = dict(results["results_table"]["value_matrix"][1:])
@@ -213,6 +215,10 @@ def test_all_plots_counts_seeds_and_invents_no_numbers(compared, command):
     assert "no evaluation" in output and "0.0" not in output
     assert output.count("Left out: logs/ppg/CartPole-v1_3, which went on from logs/ppg/CartPole-v1_1/CartPole-v1.zip") == 1
     assert "CartPole-v1-PPG-logs: 2" in output
+    drawn = command("plot_from_file -i all -o bars.png --format png --keep-envs Pendulum-v1", compared)
+    assert "Left out: Acrobot-v1, where there is no evaluation of PPG-logs" in drawn
+    assert plt.figure("Sensitivity plot").gca().get_title() == "Sensitivity plot"
+    plt.close("all")
 
 
 def test_a_search_has_three_phases_in_each_trial_and_the_same_ranges_in_all():
