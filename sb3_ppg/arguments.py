@@ -19,6 +19,7 @@ from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
 from sb3_ppg.training.memory import looks_at_the_batch
+from sb3_ppg.training.processes import n_processes, n_processes_here
 from sb3_ppg.training.system_memory import available_memory
 
 REPLAY_ARGUMENTS = tuple(inspect.signature(RolloutReplay).parameters)
@@ -231,7 +232,8 @@ def tell_of_phases(model: PhasicModel, total_timesteps: int) -> None:
     """
     if model.n_aux_epochs == 0:
         return
-    per_rollout = model.n_steps * model.n_envs
+    n_envs = model.n_envs * n_processes()
+    per_rollout = model.n_steps * n_envs
     phase = per_rollout * model.n_policy_iterations
     n_phases = (math.ceil(total_timesteps / per_rollout) + model.aux_buffer.n_new) // model.n_policy_iterations
     if model.verbose >= 1:
@@ -239,7 +241,7 @@ def tell_of_phases(model: PhasicModel, total_timesteps: int) -> None:
     if n_phases == 0 and model.aux_buffer.n_new == 0:
         warnings.warn(
             f"A budget of {total_timesteps:,} steps ends before the first auxiliary phase, so there is nothing but PPO's "
-            f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {model.n_envs} * "
+            f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {n_envs} * "
             f"{model.n_policy_iterations} = {phase:,} steps. Use smaller ones, so that at least three phases fit, or "
             "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",
             stacklevel=5,
@@ -352,7 +354,7 @@ def check_room(model: PhasicModel, n_rollouts: int) -> None:
     """
     if model.n_aux_epochs == 0:
         return
-    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.kept_context()))
+    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.kept_context())) * n_processes_here()
     available = model.aux_buffer.available_bytes()
     if needed <= available:
         return
@@ -371,7 +373,8 @@ def check_room_for_replay(model: PhasicModel) -> None:
     :param model: before a rollout
     :raises ArgumentError: if the machine cannot hold the observations of those that are used again
     """
-    needed = (model.replay.capacity - len(model.replay.rollouts)) * n_bytes(model.rollout_buffer.observations)
+    n_rollouts = model.replay.capacity - len(model.replay.rollouts)
+    needed = n_rollouts * n_bytes(model.rollout_buffer.observations) * n_processes_here()
     available = available_memory()
     require(
         model,

@@ -2,16 +2,18 @@
 
 import copy
 import io
+import signal
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import MaybeCallback, TensorDict
 from stable_baselines3.common.utils import obs_as_tensor
@@ -34,18 +36,23 @@ from sb3_ppg.arguments import (
 )
 from sb3_ppg.buffers.replay import Rollout, full_like
 from sb3_ppg.buffers.rollouts import as_stored, by_step, in_order, one_observation
-from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, WorkerError
+from sb3_ppg.callbacks import every, quiet
+from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, ProcessGroupError, WorkerError
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives import Objective, RolloutEnd
 from sb3_ppg.policies import MixedPrecision, MlpPolicy
+from sb3_ppg.saving.checkpoints import PhasicCheckpointCallback
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.model_file import checked_model_file, marked, unmark
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
 from sb3_ppg.saving.untrusted import generators_kept
+from sb3_ppg.several_processes import share_state, shared_settings, warn_of_missing_group
+from sb3_ppg.training.exchange import RolloutExchange
 from sb3_ppg.training.memory import has_convolutions, keep_freed_memory
 from sb3_ppg.training.optimization import tensor_float_32, unvalidated_distributions
-from sb3_ppg.training.processes import synchronize_processes
+from sb3_ppg.training.preemption import ending_between_iterations
+from sb3_ppg.training.processes import agreed, leave_after, n_processes, rank, require_equal, separate_generators
 from sb3_ppg.training.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
 
 
@@ -59,9 +66,9 @@ class PhasicAlgorithm(PhasicModel):
     criterion: Objective
     rollout_end: RolloutEnd | None = None  # of the latest rollout
     mixed_precision: MixedPrecision | None
+    asked_to_end: int | None = None  # the signal that this process has got
+    end_signal: int | None = None  # after which all end when this iteration is over
     _training_callback: BaseCallback | None = None  # while `learn` runs
-    # Arguments that several processes have to agree on, for their gradients to meet
-    common_settings: ClassVar[tuple[str, ...]] = ()
 
     # ---- rollouts ----
 
@@ -84,14 +91,36 @@ class PhasicAlgorithm(PhasicModel):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """
-        As in SB3, with the same locals for callbacks.
+        As in SB3, with the same locals for callbacks. Where one of several processes stops, all do.
 
         :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
+        :raises ProcessGroupError: if another process has failed
         """
-        assert self._last_obs is not None
+        if n_processes() == 1:  # there is nobody to tell
+            self.end_signal = self.asked_to_end
+        if self.end_signal is not None:
+            return False
         start = time.perf_counter()
         self._training_callback = callback
-        checked = CheckedSteps(env, self._last_obs)
+        exchange = RolloutExchange(self, env)
+        with agreed() as agreement:
+            end = self._take_steps(env, callback, rollout_buffer, n_rollout_steps)
+            agreement.says = exchange.report(goes_on=end is not None)
+        if not exchange.hear(agreement.heard) or end is None:
+            return False
+        self._finish_rollout(rollout_buffer, *end)
+        callback.on_rollout_end()
+        self.logger.record("time/rollout_seconds", time.perf_counter() - start)
+        return True
+
+    def _take_steps(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> tuple[Any, th.Tensor, np.ndarray] | None:
+        """
+        :return: the observations that follow the last step, (n_envs, ...); V of them, (n_envs, 1); whether they begin an
+            episode, (n_envs,). None if a callback has stopped the training
+        """
+        checked = CheckedSteps(env, self._last_obs)  # type: ignore[arg-type]
         self.policy.set_training_mode(False)
         self.criterion.before_rollout(self._last_episode_starts)  # type: ignore[arg-type]
         n_steps = 0
@@ -107,11 +136,11 @@ class PhasicAlgorithm(PhasicModel):
                 actions = actions.cpu().numpy()
                 clipped_actions = for_environments(self.policy, actions)
                 new_obs, rewards, dones, infos = checked.step(clipped_actions)
-                self.num_timesteps += env.num_envs
+                self.num_timesteps += env.num_envs * n_processes()
 
                 callback.update_locals(locals())
                 if not callback.on_step():
-                    return False
+                    return None
 
                 self._update_info_buffer(infos, dones)
                 n_steps += 1
@@ -123,11 +152,8 @@ class PhasicAlgorithm(PhasicModel):
                 self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
             with th.no_grad():
                 values = self.next_values(obs_as_tensor(new_obs, self.device), dones)  # type: ignore[arg-type]
-        self._finish_rollout(rollout_buffer, new_obs, values, dones)
         callback.update_locals(locals())
-        callback.on_rollout_end()
-        self.logger.record("time/rollout_seconds", time.perf_counter() - start)
-        return True
+        return new_obs, values, dones
 
     def _finish_rollout(
         self, rollout_buffer: RolloutBuffer, last_observations: Any, last_values: th.Tensor, dones: np.ndarray
@@ -203,30 +229,67 @@ class PhasicAlgorithm(PhasicModel):
             the training has ended
         :raises WorkerError: if the process of an environment has died; likewise
         """
-        self._prepare_to_learn(total_timesteps)
         try:
+            with agreed():
+                self._prepare_to_learn(total_timesteps)
+            self._share_the_start(total_timesteps, reset_num_timesteps)
             with (
                 missing_extras_named(),
                 tensor_float_32(self.mixed_precision == "tf32"),
                 workers_watched(self.env),
                 statistics_guarded(self.env),
+                ending_between_iterations(self, self._signals_to_end(callback)),
             ):
                 name = tb_log_name or type(self).__name__
                 super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
                 if log_interval is not None and self.logger.name_to_value:
                     self.dump_logs()  # SB3 writes before each update: what the last one has recorded
                 return self
-        except (NonFiniteError, WorkerError) as error:
-            if isinstance(error, NonFiniteEnvironmentError):
+        except BaseException as error:
+            leave_after(error)
+            if isinstance(error, (NonFiniteEnvironmentError, ProcessGroupError)):
                 self._last_obs = None  # the environments have moved on: they start anew
-            if self._training_callback is not None:
+            if isinstance(error, (NonFiniteError, WorkerError, ProcessGroupError)) and self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
             raise
         finally:
             self._training_callback = None
 
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        """As in SB3. Of several processes the first one alone writes logs, evaluates, and shows a progress bar."""
+        if rank() > 0:
+            callback, progress_bar = quiet(callback), False
+            if not self._custom_logger:
+                self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
+        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+
+    def _signals_to_end(self, callback: MaybeCallback) -> list[int]:
+        """SIGTERM where checkpoints are saved; Ctrl-C where other processes would be in the midst of something."""
+        saves = any(isinstance(one, PhasicCheckpointCallback) for one in every(callback))
+        return [*([signal.SIGTERM] if saves else []), *([signal.SIGINT] if n_processes() > 1 else [])]
+
+    def _share_the_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
+        """All processes begin with the same settings and the state of the first one, but draw other actions."""
+        warn_of_missing_group()
+        if n_processes() == 1:
+            return
+        require_equal(
+            {**shared_settings(self), "total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
+        )
+        share_state(self)
+        separate_generators()
+
     def _prepare_to_learn(self, total_timesteps: int) -> None:
-        """Check what can be checked before the first step, and let all processes start alike."""
+        """Check what can be checked before the first step."""
+        if rank() > 0:
+            self.verbose = 0
         if self.env is None:
             raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
         self.check_arguments()
@@ -236,8 +299,6 @@ class PhasicAlgorithm(PhasicModel):
         self._n_stored_rollouts, self._n_replayed_rollouts = len(self.aux_buffer), self.replay.n_stored
         tell_of_phases(self, total_timesteps)
         warn_of_stale_data(self)
-        settings = {name: getattr(self, name) for name in self.common_settings}
-        synchronize_processes([self.policy, self.criterion], {"total_timesteps": total_timesteps, **settings}, self.seed)
         if has_convolutions(self.policy) and self.device.type == "cpu":
             keep_freed_memory()
 
@@ -269,13 +330,25 @@ class PhasicAlgorithm(PhasicModel):
     def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
 
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        As in SB3. Several processes have one seed: their environments are numbered on, as if all were in one; weights are
+        initialised alike; when they learn they draw from generators of their own.
+
+        :param seed: the same in all
+        """
+        super().set_random_seed(seed)
+        if seed is not None and self.env is not None and rank() > 0:
+            self.env.seed(seed + rank() * self.n_envs)
+
     # ---- files ----
 
     def save(
         self, path: str | Path | io.BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
     ) -> None:
         """
-        As in SB3. A file takes the place of the one before it when it is complete. ``save_aux_buffer`` saves the rest.
+        As in SB3. A file takes the place of the one before it when it is complete. ``save_aux_buffer`` saves the rest. Of
+        several processes, whose models are the same, the first one writes the file.
 
         :param path: of the zip file (".zip" is added to a name without suffix), or a stream
         :param exclude: names of attributes that are not saved
@@ -285,6 +358,8 @@ class PhasicAlgorithm(PhasicModel):
         with marked(self):
             if not isinstance(path, (str, Path)):
                 super().save(path, exclude, include)
+                return
+            if rank() > 0:
                 return
             path = Path(path)
             with atomic_write(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
@@ -351,7 +426,16 @@ class PhasicAlgorithm(PhasicModel):
         load_training_state(self, Path(path))
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "aux_buffer", "replay", "criterion", "rollout_end", "_training_callback"]
+        return [
+            *super()._excluded_save_params(),
+            "aux_buffer",
+            "replay",
+            "criterion",
+            "rollout_end",
+            "_training_callback",
+            "asked_to_end",
+            "end_signal",
+        ]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         # Most objectives have nothing to save

@@ -3,7 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    EvalCallback,
+    EventCallback,
+    ProgressBarCallback,
+)
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+LOUD = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 
 
 class PhasicCallback(BaseCallback):
@@ -38,7 +48,7 @@ class AuxiliaryPhaseEvents:
     """
 
     def __init__(self, callback: BaseCallback | None, n_samples: int, n_aux_epochs: int):
-        self.callbacks = [] if callback is None else list(_with_children(callback))
+        self.callbacks = list(every(callback))
         self.locals: dict[str, Any] = dict(n_samples=n_samples, n_aux_epochs=n_aux_epochs, epoch=0)
 
     def start(self) -> None:
@@ -72,11 +82,29 @@ class AuxiliaryPhaseEvents:
                 callback.pbar.set_description(text)
 
 
-def _with_children(callback: BaseCallback) -> Iterator[BaseCallback]:
-    """A callback and all that it calls."""
-    yield callback
-    children = callback.callbacks if isinstance(callback, CallbackList) else []
+def every(callback: MaybeCallback) -> Iterator[BaseCallback]:
+    """
+    :param callback: as ``learn`` takes it
+    :return: it, and all that it calls
+    """
+    children = callback if isinstance(callback, list) else []
+    if isinstance(callback, BaseCallback):
+        yield callback
+    if isinstance(callback, CallbackList):
+        children = callback.callbacks
     if isinstance(callback, EventCallback) and callback.callback is not None:
         children = [callback.callback]
     for child in children:
-        yield from _with_children(child)
+        yield from every(child)
+
+
+def quiet(callback: MaybeCallback) -> MaybeCallback:
+    """
+    :param callback: as ``learn`` takes it
+    :return: the same without those of SB3 that evaluate, write files or draw, which are for one of several processes
+    """
+    if isinstance(callback, CallbackList):
+        callback = callback.callbacks
+    if isinstance(callback, list):
+        callback = CallbackList([one for one in callback if not isinstance(one, LOUD)])
+    return None if isinstance(callback, LOUD) else callback

@@ -28,6 +28,10 @@ class WorkerError(RuntimeError):
     """The process of an environment has died."""
 
 
+class ProcessGroupError(RuntimeError):
+    """Of several processes that train together another one has failed, has ended, or does not fit. Its message says which."""
+
+
 MAX_MESSAGE = 2000  # characters
 
 

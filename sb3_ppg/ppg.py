@@ -33,6 +33,7 @@ from sb3_ppg.training.optimization import (
     Losses,
     mean_losses,
 )
+from sb3_ppg.training.processes import average_batch_statistics, n_processes, rank
 from sb3_ppg.training.value_units import change_value_units
 
 
@@ -49,9 +50,10 @@ class PPG(PhasicEpochs):
 
     What is stored when ``learn()`` ends within a phase stays for the next call of ``learn()``.
 
-    Several processes (``torchrun``, with the process group initialised before) train one policy: each collects with its own
-    environments and seed, with the same settings; gradients, advantage moments and losses are averaged. ``batch_size``,
-    ``aux_batch_size`` and ``total_timesteps`` count one process's samples.
+    Several processes (``torchrun``, and ``process_group`` around the training) train one policy: each collects with its own
+    environments, with the same settings; gradients, advantage moments and losses are averaged. The number of environments,
+    ``n_steps``, ``batch_size`` and ``aux_batch_size`` are those of one process; ``total_timesteps`` and all that is logged
+    are of all together.
 
     PPO's arguments come first, in PPO's order; PPG's own follow, by keyword only.
 
@@ -128,11 +130,6 @@ class PPG(PhasicEpochs):
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
     }
-    common_settings: ClassVar[tuple[str, ...]] = (
-        *("n_envs", "n_steps", "batch_size", "n_epochs", "n_value_epochs", "n_policy_iterations", "n_aux_epochs"),
-        *("aux_batch_size", "normalize_advantage", "normalize_value_targets", "target_kl", "kl_coef", "recompute_advantages"),
-        *("objective", "objective_kwargs", "replay_kwargs"),
-    )
 
     @arguments_explained
     def __init__(
@@ -198,7 +195,7 @@ class PPG(PhasicEpochs):
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
-            verbose=verbose,
+            verbose=verbose if rank() == 0 else 0,
             device=device,
             seed=seed,
             _init_setup_model=False,
@@ -285,12 +282,13 @@ class PPG(PhasicEpochs):
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
             if self.aux_buffer.n_new >= self.n_policy_iterations:
                 try:
-                    if self.criterion.is_due(self.num_timesteps - self.n_steps * self.n_envs):
+                    if self.criterion.is_due(self.num_timesteps - self.n_steps * self.n_envs * n_processes()):
                         self._auxiliary_phase()
                 finally:  # after an error, too, the next phase waits for new rollouts
                     self.aux_buffer.end_phase()
             self._n_stored_rollouts = len(self.aux_buffer)
         self.replay.keep_latest()
+        average_batch_statistics([self.policy, self.criterion])
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
     def _policy_phase(self) -> None:

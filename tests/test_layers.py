@@ -16,7 +16,7 @@ LAYERS = [
     ["buffers"],
     ["model"],
     ["saving", "arguments"],
-    ["objectives"],
+    ["objectives", "several_processes"],
     ["base"],
     ["epochs"],
     ["ppg"],

@@ -11,9 +11,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.saving.files import atomic_writes
+from sb3_ppg.saving.files import atomic_write, atomic_writes
 from sb3_ppg.saving.model_file import checkpoint_of
-from sb3_ppg.saving.training_state import write_training_state
+from sb3_ppg.saving.training_state import file_of_process, write_training_state
+from sb3_ppg.training.processes import agreed, from_first, has_left, n_processes, rank
 
 SUFFIX = ".aux_buffer.npz"
 
@@ -42,25 +43,42 @@ class PhasicCheckpointCallback(BaseCallback):
     Both files take their places when both are complete, the model's last: where it is, the checkpoint is complete. A state
     with a number that is NaN or infinite is not written, the checkpoint before it stays.
 
+    Several processes each write a file with the state of their own part, "...aux_buffer.0_of_2.npz" and so on, in one folder;
+    then the first one writes the model.
+
+    While it is there, SIGTERM, by which schedulers of clusters announce the end, ends ``learn`` when the present iteration is
+    over and its checkpoint is saved, with ``SystemExit``.
+
     :param save_freq: in iterations
     :param save_path: the folder; made if it is not there
     :param name_prefix: of the files
     :param keep: how many checkpoints of this run, the latest; None: all. A training that goes on from a checkpoint is the same
         run; what other runs wrote into the folder is left alone
+    :param keep_buffers: of how many of these the auxiliary buffers, which are large, are kept, too; None: of all
     :param verbose: 2: say when a checkpoint is saved
     :raises ArgumentError: for numbers that cannot work
     """
 
     def __init__(
-        self, save_freq: int, save_path: str | Path, name_prefix: str = "ppg_model", keep: int | None = None, verbose: int = 0
+        self,
+        save_freq: int,
+        save_path: str | Path,
+        name_prefix: str = "ppg_model",
+        keep: int | None = None,
+        verbose: int = 0,
+        *,
+        keep_buffers: int | None = None,
     ):
         super().__init__(verbose)
-        if save_freq < 1 or (keep is not None and keep < 1):
-            raise ArgumentError(f"`{save_freq=}`, `{keep=}` cannot work: use integers of at least 1, or None to keep all")
+        if save_freq < 1 or any(number is not None and number < 1 for number in (keep, keep_buffers)):
+            raise ArgumentError(
+                f"`{save_freq=}`, `{keep=}`, `{keep_buffers=}` cannot work: use integers of at least 1, or None to keep all"
+            )
         self.save_freq = save_freq
         self.save_path = Path(save_path)
         self.name_prefix = name_prefix
         self.keep = keep
+        self.keep_buffers = keep_buffers
         self.model: PhasicModel
         self._n_rollouts = 0
         self._saved_at: int | None = None
@@ -73,8 +91,8 @@ class PhasicCheckpointCallback(BaseCallback):
         if self.num_timesteps > 0 and self.model._checkpoint is not None:
             self._run = self.model._checkpoint[0]
         else:
-            self._run = uuid.uuid4().hex
-        there = [] if self.keep is None else _checkpoints(self.save_path, self.name_prefix)
+            self._run = from_first(uuid.uuid4().hex)
+        there = [] if self.keep is None and self.keep_buffers is None else _checkpoints(self.save_path, self.name_prefix)
         self._saved = [one.path for one in there if one.run == self._run]
 
     def _on_step(self) -> bool:
@@ -91,10 +109,10 @@ class PhasicCheckpointCallback(BaseCallback):
 
     def save(self) -> None:
         """A checkpoint of now, unless there is one. Where a number is not finite it is not written, and a warning says so."""
-        if self._saved_at == self.num_timesteps:
+        if self._saved_at == self.num_timesteps or has_left():
             return
         path = self.save_path / f"{self.name_prefix}_{self.num_timesteps}_steps.zip"
-        before, self.model._checkpoint = self.model._checkpoint, [self._run, time.time_ns()]
+        before, self.model._checkpoint = self.model._checkpoint, [self._run, from_first(time.time_ns())]
         try:
             self._write(path)
         except NonFiniteError as error:
@@ -108,16 +126,27 @@ class PhasicCheckpointCallback(BaseCallback):
         self._remove_old()
 
     def _write(self, path: Path) -> None:
-        with atomic_writes([aux_buffer_path(path), path]) as (state, zipped):
-            write_training_state(self.model, state)
-            with zipped.open("wb") as file:
-                self.model.save(file)
+        own = file_of_process(aux_buffer_path(path))
+        with agreed():
+            with atomic_writes([own, path] if n_processes() == 1 else [own]) as (state, *zipped):
+                write_training_state(self.model, state)
+                for file in zipped:
+                    self._write_model(file)
+        if n_processes() > 1 and rank() == 0:  # all have theirs
+            with atomic_write(path) as temporary:
+                self._write_model(temporary)
+
+    def _write_model(self, path: Path) -> None:
+        with path.open("wb") as file:
+            self.model.save(file)
 
     def _remove_old(self) -> None:
         for old in self._saved[: -self.keep] if self.keep is not None else []:
             old.unlink(missing_ok=True)  # the model first: what has none is no checkpoint
-            aux_buffer_path(old).unlink(missing_ok=True)
+            file_of_process(aux_buffer_path(old)).unlink(missing_ok=True)
             self._saved.remove(old)
+        for old in self._saved[: -self.keep_buffers] if self.keep_buffers is not None else []:
+            file_of_process(aux_buffer_path(old)).unlink(missing_ok=True)
 
 
 def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> Path:

@@ -2,8 +2,10 @@
 
 import io
 import os
+import platform
 import re
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,7 +53,7 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
         _remove_leftovers(path)
-    temporaries = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
+    temporaries = [path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.tmp") for path in paths]
     try:
         yield temporaries
         for temporary in temporaries:
@@ -79,9 +81,14 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def _machine() -> str:
+    """Which of several on a network, where the numbers of processes are each one's own."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
 def _remove_leftovers(path: Path) -> None:
-    """Of processes that were killed while they wrote this file."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.(\d+)\.tmp")
+    """Of processes of this machine that were killed while they wrote this file."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.{_machine()}-(\d+)\.tmp")
     for leftover in path.parent.iterdir():
         match = name.fullmatch(leftover.name)
         if match and not psutil.pid_exists(int(match[1])):

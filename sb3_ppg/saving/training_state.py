@@ -1,7 +1,9 @@
 """What of a training in progress is not in the model's zip file: written, read as the file of a stranger, put in place."""
 
+import glob
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,6 +23,7 @@ from sb3_ppg.saving import generators
 from sb3_ppg.saving.files import atomic_write, opened
 from sb3_ppg.saving.npz import NpzReader
 from sb3_ppg.saving.untrusted import parse_json
+from sb3_ppg.training.processes import n_processes, rank
 from sb3_ppg.training.watched_vec_env import statistics
 
 FORMAT = "sb3_ppg auxiliary buffer"
@@ -29,6 +32,14 @@ LARGEST_DESCRIPTION = 2**16  # bytes; the state of Python's generator takes most
 BYTES_PER_MEMBER = 2**12  # at most, beside an array's content: headers and names
 SPARE_MEMBERS = 2**8  # states of GPUs, for instance
 Specification = tuple[tuple[int, ...], np.dtype]  # shape and type of an array
+
+
+def file_of_process(path: Path) -> Path:
+    """
+    :param path: of a file that a single process would have
+    :return: this process's own: "model.aux_buffer.npz" is "model.aux_buffer.0_of_2.npz" for the first one of two
+    """
+    return path if n_processes() == 1 else path.with_name(f"{path.stem}.{rank()}_of_{n_processes()}{path.suffix}")
 
 
 # ---- writing ----
@@ -40,7 +51,7 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
     :param path: of the file, NumPy's npz: arrays and a text in JSON, no pickle
     :raises NonFiniteError: if a number of the training's state is NaN or infinite; no file is written then
     """
-    with atomic_write(path) as temporary:
+    with atomic_write(file_of_process(path)) as temporary:
         write_training_state(model, temporary)
 
 
@@ -96,6 +107,7 @@ def _identity(model: PhasicModel) -> dict[str, Any]:
         "num_timesteps": int(model.num_timesteps),
         "n_aux_phases": model._n_aux_phases,
         "n_stored_rollouts": model._n_stored_rollouts,
+        **({} if n_processes() == 1 else {"process": [rank(), n_processes()]}),
     }
 
 
@@ -144,23 +156,25 @@ class TrainingState(NamedTuple):
     :param aux_buffer: the rollouts of the phase
     :param replayed: those of the replay
     :param normalization: statistics of ``VecNormalize``, and the mean, variance and count that they are to have
-    :param python: the state of Python's generator
+    :param python: the state of Python's generator. None: all generators stay as they are
     :param arrays: those of NumPy's and torch's
     """
 
     aux_buffer: AuxBuffer
     replayed: list[Rollout]
     normalization: list[tuple[RunningMeanStd, np.ndarray, np.ndarray, float]]
-    python: list[Any]
+    python: list[Any] | None
     arrays: dict[str, np.ndarray]
 
     def apply(self, model: PhasicModel) -> None:
         """It cannot fail: everything was checked."""
         model.aux_buffer = self.aux_buffer
         model.replay.rollouts = self.replayed
+        model._n_stored_rollouts, model._n_replayed_rollouts = len(self.aux_buffer), len(self.replayed)
         for rms, mean, var, count in self.normalization:
             rms.mean, rms.var, rms.count = mean, var, count
-        generators.restore(self.python, self.arrays)
+        if self.python is not None:
+            generators.restore(self.python, self.arrays)
 
 
 def load_training_state(model: PhasicModel, path: Path) -> None:
@@ -171,15 +185,21 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
     :raises ArgumentError: if the machine cannot hold the rollouts
     :raises ModelFormatError: if the file is damaged, too new, or another model's
     """
-    with opened(path) as file:
+    own, of_others = file_of_process(path), _files_of_other_groups(path)
+    is_other_group = not own.exists() and bool(of_others)
+    if is_other_group:
+        own = of_others[0]
+        warnings.warn(f"{own.name} is from another number of processes: the phase starts anew", stacklevel=3)
+    read = _read_of_another_group if is_other_group else _read
+    with opened(own) as file:
         try:
-            state = _read(model, file)
+            state = read(model, file)
         except (ArgumentError, MemoryError):
             raise
         except ModelFormatError as error:
-            raise ModelFormatError(f"{path} {error}") from error
+            raise ModelFormatError(f"{own} {error}") from error
         except Exception as error:  # whatever zipfile, zlib, json and NumPy make of a wrong byte
-            raise ModelFormatError(f"{path} is damaged, or no auxiliary buffer of this model: {error}") from error
+            raise ModelFormatError(f"{own} is damaged, or no auxiliary buffer of this model: {error}") from error
     state.apply(model)
 
 
@@ -218,6 +238,25 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
         for index, (uses, arrays) in enumerate(zip(_checked_uses(model, description), contents, strict=True))
     ]
     return TrainingState(aux_buffer, old, _checked_normalization(model, arrays), python, arrays)
+
+
+def _files_of_other_groups(path: Path) -> list[Path]:
+    """Of their first processes."""
+    several = path.parent.glob(f"{glob.escape(path.stem)}.0_of_*{path.suffix}")
+    return sorted(one for one in (path, *several) if one.exists() and one != file_of_process(path))
+
+
+def _read_of_another_group(model: PhasicModel, file: BinaryIO) -> TrainingState:
+    """What all of its processes had in common: the statistics of ``VecNormalize``."""
+    reader = NpzReader(file)
+    description = parse_json(reader.bytes("description", LARGEST_DESCRIPTION), "has a description that")
+    _check_format(description)
+    common = {name: _identity(model)[name] for name in ("algorithm", "num_timesteps", "n_aux_phases")}
+    _check_values(description, {**common, "checkpoint": model._checkpoint})
+    arrays = {
+        name: reader.array(name, one.shape, one.dtype) for name, one in _normalization(model.get_vec_normalize_env()).items()
+    }
+    return TrainingState(model.aux_buffer.emptied(), [], _checked_normalization(model, arrays), None, {})
 
 
 def _rollout_specifications(model: PhasicModel) -> list[dict[str, Specification]]:
@@ -259,6 +298,17 @@ def _check_description(model: PhasicModel, description: Any) -> list[Any]:
     :return: the state of Python's generator, unchecked
     :raises ModelFormatError: if the file is another model's, too new, or says too much or too little
     """
+    _check_format(description)
+    wanted = _identity(model)
+    if "checkpoint" in description:  # which the first files did not have
+        wanted["checkpoint"] = model._checkpoint
+    if strange := description.keys() ^ {"format", "version", "python", *wanted, *_phase(model)}:
+        raise ModelFormatError(f"is damaged: its description has too much or too little, {min(strange)!r:.100}")
+    _check_values(description, wanted)
+    return description["python"]
+
+
+def _check_format(description: Any) -> None:
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ModelFormatError("is no auxiliary buffer of sb3_ppg")
     if description.get("version") != STATE_FORMAT_VERSION:
@@ -266,18 +316,15 @@ def _check_description(model: PhasicModel, description: Any) -> list[Any]:
             f"has version {description.get('version')!r:.100} of its format, this sb3_ppg reads "
             f"{STATE_FORMAT_VERSION}: use the one that wrote it"
         )
-    wanted = _identity(model)
-    if "checkpoint" in description:  # which the first files did not have
-        wanted["checkpoint"] = model._checkpoint
-    if strange := description.keys() ^ {"format", "version", "python", *wanted, *_phase(model)}:
-        raise ModelFormatError(f"is damaged: its description has too much or too little, {min(strange)!r:.100}")
+
+
+def _check_values(description: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
-        found = description[name]
+        found = description.get(name)
         if type(found) is not type(value) or found != value:
             raise ModelFormatError(
                 f"does not belong to this model: its {name.replace('_', ' ')} is {found!r:.100}, the model's {value!r}"
             )
-    return description["python"]
 
 
 def _keep_rollout(model: PhasicModel, aux_buffer: AuxBuffer, index: int, arrays: dict[str, np.ndarray]) -> None:

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
-from stable_baselines3.common.utils import explained_variance
 
 from sb3_ppg import losses
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Epoch, mean_losses, unvalidated_distributions
-from sb3_ppg.training.processes import average_over_processes
+from sb3_ppg.training.processes import average_over_processes, moments
 
 
 def policy_phase_summary(
@@ -31,10 +31,23 @@ def policy_phase_summary(
     summary = {**(mean_losses(value_history) if value_history else {}), **mean_losses(history)}
     summary["loss"] = float(history[-1].losses["loss"][-1])
     summary |= policy_change([epoch.log_ratio for epoch in history], clip_range)
-    summary["explained_variance"] = explained_variance(rollout_buffer.values.flatten(), rollout_buffer.returns.flatten())
+    summary["explained_variance"] = explained_variance(rollout_buffer.values, rollout_buffer.returns, policy.device)
     if hasattr(policy, "log_std"):
         summary["std"] = th.exp(policy.log_std).mean().item()
     return summary
+
+
+def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th.device) -> float:
+    """
+    As SB3's, over all processes.
+
+    :param values: V, of any shape
+    :param value_targets: likewise
+    :param device: of the process group's backend
+    :return: 1 - Var(V_targ - V) / Var(V_targ); NaN where the targets are all the same
+    """
+    (_, of_targets), (_, of_errors) = (moments(array, device) for array in (value_targets, value_targets - values))
+    return 1 - (of_errors / of_targets) ** 2 if of_targets > 0 else float("nan")
 
 
 def policy_change(log_ratios: list[th.Tensor], clip_range: float | None) -> dict[str, float]:
@@ -73,7 +86,10 @@ def auxiliary_outcome(
             kls.append(kl_to_recorded(evaluation.distribution, recorded))
             errors.append(value_targets - th.stack([evaluation.values, evaluation.aux_values]))
             targets.append(value_targets)
-    unexplained = th.cat(errors, dim=1).var(dim=1) / th.cat(targets).var()
-    numbers = th.stack([th.cat(kls).mean(), *(1 - unexplained)])
-    average_over_processes([numbers])
+    columns = th.cat([th.cat(errors, dim=1), th.cat(targets).unsqueeze(0)])
+    centers = columns.mean(dim=1, keepdim=True)
+    average_over_processes([centers])
+    kl, variances = th.cat(kls).mean(), (columns - centers).square().mean(dim=1)
+    average_over_processes([kl, variances])
+    numbers = th.stack([kl, *(1 - variances[:2] / variances[2])])
     return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers.tolist(), strict=True))

@@ -1,17 +1,59 @@
 """
-Training with several processes: those of ``torch.distributed``, when its process group is initialised. Each collects with
-its own environments, of the same number and with the same settings, so averages over processes are averages over samples.
+Training with several processes, those of ``torch.distributed``'s process group: what each has to do where all do it. Each
+collects with its own environments, of the same number and with the same settings, so averages over processes are averages
+over samples. Without a group there is one process, and nothing here costs anything.
 """
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch as th
 import torch.distributed as dist
+from stable_baselines3.common.utils import set_random_seed
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
+
+FIRST_ERROR = "sb3_ppg/first_error"  # where processes look for it that are cut off
+_board: dist.Store | None = None  # for messages to those that cannot be reached by the group any more
+_left_as: int | None = None  # what `rank` was in a group that was left after an error
+
+
+def n_processes() -> int:
+    """How many train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of them this is, from 0: the first one prints, logs, evaluates and saves."""
+    return dist.get_rank() if dist.is_initialized() else _left_as or 0
+
+
+def n_processes_here() -> int:
+    """How many of them share this machine's memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", n_processes())) if n_processes() > 1 else 1
+
+
+def has_left() -> bool:
+    """Whether an error has ended the group: nobody can say what the others do now."""
+    return _left_as is not None
+
+
+def use_board(store: dist.Store | None) -> None:
+    """
+    :param store: of the group, which outlives it
+    """
+    global _board, _left_as
+    _board, _left_as = store, None
+
+
+# ---- numbers ----
 
 
 @th.no_grad()
@@ -24,35 +66,11 @@ def average_over_processes(tensors: list[th.Tensor]) -> None:
     if not dist.is_initialized():
         return
     flat = th.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
+    with _connected():
+        dist.all_reduce(flat)
     flat /= dist.get_world_size()
     for tensor, average in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(average.view_as(tensor))
-
-
-@th.no_grad()
-def synchronize_processes(networks: Sequence[nn.Module], settings: dict[str, Any], seed: int | None) -> None:
-    """
-    Give every process the parameters and buffers of the first one.
-
-    :param networks: of the same architecture everywhere
-    :param settings: what has to be the same in every process
-    :param seed: what has to be another one in each
-    :raises ArgumentError: in every process, if settings differ or seeds do not
-    """
-    if not dist.is_initialized():
-        return
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (settings, seed))
-    for name in settings:
-        values = [theirs[name] for theirs, _ in everyone]
-        if len(set(map(repr, values))) > 1:
-            raise ArgumentError(f"`{name}`={values} differs between the processes: use one value")
-    seeds = [seed for _, seed in everyone if seed is not None]
-    if len(set(seeds)) < len(seeds):
-        raise ArgumentError(f"`seed`={seeds}: processes with the same seed collect the same samples; use seed + rank")
-    for tensor in (tensor for network in networks for tensor in (*network.parameters(), *network.buffers())):
-        dist.broadcast(tensor, src=0)
 
 
 def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float, float]:
@@ -65,7 +83,10 @@ def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float,
     """
 
     def mean(array: np.ndarray) -> float:
-        average = th.tensor([array.mean(dtype=np.float64)], dtype=th.float64, device=device)
+        own = float(array.mean(dtype=np.float64))
+        if not dist.is_initialized():
+            return own
+        average = th.tensor([own], dtype=th.float64, device=device)
         average_over_processes([average])
         return average.item()
 
@@ -73,6 +94,160 @@ def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float,
     return center, mean(np.square(values - center)) ** 0.5
 
 
-def n_processes() -> int:
-    """How many train together."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
+    """
+    Batch normalisation keeps running means and variances, each process those of its own batches: all take the averages.
+
+    :param networks: the same everywhere
+    """
+    layers = [layer for network in networks for layer in network.modules() if isinstance(layer, _NormBase)]
+    buffers = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var) if buffer is not None]
+    if buffers:
+        average_over_processes(buffers)
+
+
+# ---- objects ----
+
+
+def gathered(value: Any) -> list[Any]:
+    """
+    :param value: of this process; it is pickled
+    :return: those of all, in their order
+    """
+    if not dist.is_initialized():
+        return [value]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    with _connected():
+        dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def from_first(value: Any) -> Any:
+    """
+    :param value: of this process; it is pickled
+    :return: that of the first one
+    """
+    return gathered(value if rank() == 0 else None)[0]
+
+
+def require_equal(settings: Mapping[str, Any]) -> None:
+    """
+    :param settings: by their names, what has to be the same in every process
+    :raises ArgumentError: in every process, if something differs
+    """
+    everyone = gathered({name: described(value) for name, value in settings.items()})
+    for name, first in everyone[0].items():
+        values = [theirs.get(name) for theirs in everyone]
+        if any(value != first for value in values):
+            shown = [f"{value:.200}" for value in values]
+            raise _told(ArgumentError(f"`{name}` differs between the processes, {', '.join(shown)}: use one value"))
+
+
+def described(value: Any) -> str:
+    """
+    :param value: any
+    :return: the same text for equal values in different processes: schedules by what they say, classes by their names
+    """
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {described(one)}' for key, one in sorted(value.items(), key=str))}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(described, value))}]"
+    if callable(value):
+        try:
+            return f"a schedule from {value(1.0)} by {value(0.5)} to {value(0.0)}"
+        except Exception:
+            return getattr(value, "__qualname__", type(value).__qualname__)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def separate_generators() -> None:
+    """Processes whose generators are in the same state would draw the same actions: then each gets a seed of its own."""
+    states = gathered(sha256(th.get_rng_state().numpy().tobytes()).digest())
+    if len(set(states)) < len(states):
+        set_random_seed((int.from_bytes(states[rank()][:4], "little") + rank()) % 2**32)
+
+
+# ---- errors ----
+
+
+class Agreement:
+    """
+    What the processes say to each other at the end of a block.
+
+    :ivar says: what this one does
+    :ivar heard: afterwards, what all have said, in their order
+    """
+
+    says: Any = None
+    heard: Sequence[Any] = ()
+
+
+@contextmanager
+def agreed() -> Iterator[Agreement]:
+    """
+    A block that all processes go through, without waiting for each other in it. An error in any ends it in all.
+
+    :raises ProcessGroupError: in those that were without, with the first error's message
+    """
+    agreement = Agreement()
+    try:
+        yield agreement
+    except Exception as error:
+        if getattr(error, "is_told", False):  # by a block within
+            raise
+        gathered((_message(error), None))
+        _told(error)
+        raise
+    reports = gathered((None, agreement.says))
+    for number, (message, _) in enumerate(reports):
+        if message is not None:
+            raise _told(ProcessGroupError(f"process {number} of {len(reports)}: {message}"))
+    agreement.heard = [says for _, says in reports]
+
+
+def leave_after(error: BaseException) -> None:
+    """
+    An error that the others do not know of, outside of ``agreed``: they hear of it, and stop waiting for this process.
+
+    :param error: which ends this process's training
+    """
+    global _left_as
+    is_everybodys = getattr(error, "is_told", False) or isinstance(error, NonFiniteLossError)
+    if not dist.is_initialized() or is_everybodys:
+        return
+    if _board is not None and not isinstance(error, ProcessGroupError):
+        _board.compare_set(FIRST_ERROR, "", f"process {rank()} of {n_processes()}: {_message(error)}")
+    _left_as = dist.get_rank()
+    dist.destroy_process_group()
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """
+    :raises ProcessGroupError: if another process has ended
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessGroupError(_first_error() or f"another process does not answer any more: {error}") from error
+
+
+def _first_error() -> str | None:
+    try:
+        if _board is not None and _board.check([FIRST_ERROR]):
+            return _board.get(FIRST_ERROR).decode()
+    except RuntimeError:
+        pass  # whoever kept it has ended, too
+    return None
+
+
+def _message(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _told(error: Exception) -> Exception:
+    """All processes know of it."""
+    vars(error)["is_told"] = True
+    return error

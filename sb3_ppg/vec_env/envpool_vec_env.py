@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.training.processes import rank
 
 # What Procgen links to on Python 3.11, in an order in which it can be loaded
 QT_LIBRARIES = [
@@ -36,7 +37,7 @@ class EnvPoolVecEnv(VecEnv):
 
     :param env_id: EnvPool's name of the environment
     :param num_envs: how many
-    :param seed: of all together; different seeds give different environments
+    :param seed: of all together; different seeds give different environments, as do several processes with the same one
     :param treat_truncation_as_termination: whether episodes that were cut off count as ended, without bootstrapping, as in the
         authors' Procgen
     :param render_mode: "rgb_array" for videos, where EnvPool can
@@ -62,7 +63,7 @@ class EnvPoolVecEnv(VecEnv):
         self.options = options
         self.treat_truncation_as_termination = treat_truncation_as_termination
         self.all_infos = all_infos
-        self._seed = seed
+        self._seed = seed + rank() * num_envs
         self._pool = self._make_pool(num_envs)
         self._start = time.time()
         with warnings.catch_warnings():

@@ -1,12 +1,13 @@
 """``python -m sb3_ppg SCRIPT ...`` and ``sb3-ppg SCRIPT ...``: RL Zoo's scripts, with PPG."""
 
 import importlib
+import os
 import runpy
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
+from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError
 from sb3_ppg.extras import missing_extras_named
 
 ALGO = ["--algo", "ppg"]
@@ -79,6 +80,15 @@ SCRIPTS = {
 
 def main() -> None:
     """Run the script that the command line names, with our defaults unless it says otherwise."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's agent hears of errors
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        record(_main)()
+    else:
+        _main()
+
+
+def _main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(usage())
@@ -88,8 +98,9 @@ def main() -> None:
         try:
             with missing_extras_named():
                 run(name, SCRIPTS[name], arguments)
-        except (ArgumentError, HubError, ModelFormatError) as error:
-            sys.exit(f"sb3-ppg {name}: {error}")
+        except (ArgumentError, HubError, ModelFormatError, ProcessGroupError) as error:
+            is_said_by_the_first = getattr(error, "is_told", False) and os.environ.get("RANK", "0") != "0"
+            sys.exit(1 if is_said_by_the_first else f"sb3-ppg {name}: {error}")
         except ImportError as error:
             if "pip install" not in str(error):
                 raise
@@ -105,13 +116,20 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
     """
     # Our defaults come first: where an option is given twice, the last one counts
     sys.argv[1:] = [*script.defaults, *arguments]
+    from sb3_ppg.training.process_group import n_started, process_group
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.command_line import check_command_line
+    from sb3_ppg.zoo.distributed import train_together
+    from sb3_ppg.zoo.interrupted import go_on_when_interrupted
     from sb3_ppg.zoo.resume import take_continue
 
-    with patched() as patches:
+    if name != "train" and n_started() > 1:
+        raise ArgumentError(f"{name} is for one process: start it without torchrun")
+    with process_group(), patched() as patches:
         if name == "train":
             sys.argv[1:] = take_continue(sys.argv[1:], patches)
+            train_together(sys.argv[1:], patches)
+            go_on_when_interrupted(patches)
         if not {"-h", "--help"} & set(arguments):
             check_command_line(script.names, sys.argv[1:])
         if script.function is None:

@@ -10,6 +10,8 @@ import gymnasium as gym
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
+from sb3_ppg.training.processes import rank
+
 ALL_GAMES = """
     Bigfish Bossfight Caveflyer Chaser Climber Coinrun Dodgeball Fruitbot Heist Jumper Leaper Maze Miner Ninja Plunder
     Starpilot"""
@@ -61,7 +63,9 @@ def _train_in_envpool() -> None:
         # With wrappers of single environments, single environments
         if self.env_name.gym_id in ENV_IDS and self.env_wrapper is None:
             options = self.eval_env_kwargs if eval_env else self.env_kwargs
-            monitor_file = None if eval_env or no_log else os.path.join(self.save_path, "0")
+            monitor_file = (
+                None if eval_env or no_log else os.path.join(self.save_path, str(vars(self).get("first_monitor", 0) + rank()))
+            )
             self.vec_env_class = partial(_envpool, self.env_name.gym_id, self.seed, options, monitor_file)  # type: ignore[assignment]
         return original(self, n_envs, eval_env, no_log)
 

@@ -81,7 +81,7 @@ def _plot_with_the_name(algo: str, *args: Any, label: str, **kwargs: Any) -> Non
 
 def _plot(x: np.ndarray, *args: Any, **kwargs: Any) -> None:
     """A curve of a single point as a dot: there is no line to see."""
-    plt.plot(x, *args, **(dict(marker="o") if np.size(x) == 1 else {}), **kwargs)
+    plt.plot(x, *args, marker="o" if np.size(x) == 1 else None, **kwargs)
 
 
 def all_plots() -> None:

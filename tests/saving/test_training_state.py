@@ -254,10 +254,14 @@ def test_a_file_appears_when_it_is_complete(tmp_path):
 def test_leftovers_of_processes_that_were_killed_are_removed(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    (tmp_path / f".model.zip.{dead.pid}.tmp").write_text("half")
-    (tmp_path / f".model.zip.{os.getppid()}.tmp").write_text("somebody is writing this")
+    with atomic_write(tmp_path / "model.zip") as temporary:
+        of_this_machine, ending = temporary.name.split(str(os.getpid()))
+        temporary.write_text("")
+    living, elsewhere = f"{of_this_machine}{os.getppid()}{ending}", f".model.zip.00000000-{dead.pid}.tmp"
+    for name in (living, elsewhere, f"{of_this_machine}{dead.pid}{ending}"):
+        (tmp_path / name).write_text("half, or somebody is writing it")
     small().save(tmp_path / "model")
-    assert {path.name for path in tmp_path.iterdir()} == {"model.zip", f".model.zip.{os.getppid()}.tmp"}
+    assert {path.name for path in tmp_path.iterdir()} == {"model.zip", living, elsewhere}
 
 
 def fill_the_disk(folder: Path, results) -> None:

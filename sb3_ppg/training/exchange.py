@@ -1,0 +1,117 @@
+"""What several processes tell each other after a rollout, for all to go on alike: counters, episodes, statistics."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ppg.training.processes import n_processes
+from sb3_ppg.training.watched_vec_env import normalizers, statistics
+
+Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
+
+
+class Report(NamedTuple):
+    """
+    Of one process, after a rollout.
+
+    :param goes_on: whether its callbacks want to
+    :param asked_to_end: the signal that asks it to end, if one has come
+    :param num_timesteps: how many it has counted
+    :param episodes: that have ended, as ``Monitor`` describes them
+    :param successes: of those whose environment says so
+    :param moments: of what each statistics of ``VecNormalize`` has seen
+    """
+
+    goes_on: bool
+    asked_to_end: int | None
+    num_timesteps: int
+    episodes: list[dict[str, Any]]
+    successes: list[bool]
+    moments: list[Moments]
+
+
+class Collecting(Protocol):
+    """What is asked of an algorithm that collects rollouts."""
+
+    num_timesteps: int
+    asked_to_end: int | None
+    end_signal: int | None
+    ep_info_buffer: Any
+    ep_success_buffer: Any
+    _stats_window_size: int
+
+
+class RolloutExchange:
+    """
+    One rollout of several processes. (A single one has nobody to tell: all stays as it is.)
+
+    :param model: before the rollout
+    :param env: its environments
+    """
+
+    def __init__(self, model: Collecting, env: VecEnv):
+        self.model = model
+        self.before = [list(buffer) for buffer in (model.ep_info_buffer, model.ep_success_buffer)]
+        self.running = [] if n_processes() == 1 else [rms for one in normalizers(env) for rms in statistics(one).values()]
+        self.moments_before: list[Moments] = [_moments(rms) for rms in self.running]
+        if n_processes() > 1:  # for a while without a limit, to know what is new
+            model.ep_info_buffer, model.ep_success_buffer = map(deque, self.before)
+
+    def report(self, goes_on: bool) -> Report:
+        """
+        :param goes_on: whether this process's callbacks want to
+        """
+        model = self.model
+        buffers = (model.ep_info_buffer, model.ep_success_buffer)
+        episodes, successes = (list(buffer)[len(old) :] for buffer, old in zip(buffers, self.before, strict=True))
+        moments = [without(_moments(rms), old) for rms, old in zip(self.running, self.moments_before, strict=True)]
+        return Report(goes_on, model.asked_to_end, model.num_timesteps, episodes, successes, moments)
+
+    def hear(self, reports: Sequence[Report]) -> bool:
+        """
+        :param reports: of all processes, in their order
+        :return: whether all want to go on
+        """
+        model = self.model
+        model.num_timesteps = max(report.num_timesteps for report in reports)  # one that stops has taken fewer steps
+        model.end_signal = next((report.asked_to_end for report in reports if report.asked_to_end is not None), None)
+        if len(reports) > 1:
+            episodes, successes = self.before
+            episodes += [episode for report in reports for episode in report.episodes]
+            successes += [success for report in reports for success in report.successes]
+            model.ep_info_buffer = deque(episodes, model._stats_window_size)
+            model.ep_success_buffer = deque(successes, model._stats_window_size)
+            self._merge([report.moments for report in reports])
+        return all(report.goes_on for report in reports)
+
+    def _merge(self, everyones: Sequence[list[Moments]]) -> None:
+        """``VecNormalize`` has been updated by each process with its own samples: from here on with those of all."""
+        for index, (rms, before) in enumerate(zip(self.running, self.moments_before, strict=True)):
+            rms.mean, rms.var, rms.count = before
+            for moments in everyones:
+                mean, var, count = moments[index]
+                if count > 0:
+                    rms.update_from_moments(mean, var, count)
+
+
+def _moments(rms: RunningMeanStd) -> Moments:
+    return rms.mean, rms.var, rms.count  # an update replaces them
+
+
+def without(whole: Moments, part: Moments) -> Moments:
+    """
+    :param whole: moments of some samples
+    :param part: of those that came first
+    :return: of the others; the inverse of ``RunningMeanStd.update_from_moments``
+    """
+    (mean, var, count), (first_mean, first_var, first_count) = whole, part
+    n = count - first_count
+    if n <= 0:
+        return mean, var, 0
+    rest = mean + (mean - first_mean) * (first_count / n)
+    squares = var * count - first_var * first_count - np.square(rest - first_mean) * (first_count * n / count)
+    return rest, np.maximum(squares / n, 0.0), n

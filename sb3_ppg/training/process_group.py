@@ -1,0 +1,154 @@
+"""One training in several processes, as PyTorch's ``torchrun`` starts them: how they find each other, and how they part."""
+
+import ctypes
+import gc
+import json
+import os
+import platform
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+import torch as th
+import torch.distributed as dist
+
+from sb3_ppg.errors import ArgumentError, ProcessGroupError
+from sb3_ppg.training import processes
+
+MEETING = "sb3_ppg/meeting"
+PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")
+BETWEEN_LOOKS, GRACE = 0.05, 2  # seconds: who waits for the first process hears of who it has waited for
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+def n_started() -> int:
+    """How many processes ``torchrun``, or whoever sets its environment variables, has started; 0: this one was not."""
+    is_one = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    return int(os.environ["WORLD_SIZE"]) if is_one else 0
+
+
+@contextmanager
+def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[None]:
+    """
+    Train with all processes that ``torchrun`` has started::
+
+        with process_group():
+            model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 8), seed=0).learn(100_000)
+            model.save("ppg_cartpole")
+
+    CPUs talk by gloo, NVIDIA GPUs by NCCL; ``device="auto"`` is the GPU of the process's number on its node. Without
+    ``torchrun``, or within a group that is there, nothing happens. See docs/distributed.md.
+
+    :param timeout: in seconds, for how long a process waits for another one that is still there
+    :param start_timeout: likewise, for all to come
+    :raises ProcessGroupError: if some do not come
+    :raises ArgumentError: if they have different versions of Python or of the packages that matter
+    """
+    if n_started() == 0 or dist.is_initialized():
+        yield
+        return
+    number, size = int(os.environ["RANK"]), n_started()
+    end_with_the_agent()
+    store = _meeting(number, size, start_timeout)
+    backend = None
+    if th.cuda.is_available():
+        th.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % th.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(
+        backend or "gloo",
+        store=dist.PrefixStore("group", store),
+        rank=number,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+    )
+    processes.use_board(store)
+    try:
+        yield
+    except BaseException as error:
+        processes.leave_after(error)
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        gc.collect()  # the group's threads end with its last reference; at the interpreter's exit they would abort it
+
+
+def end_with_the_agent() -> None:
+    """
+    Whoever kills torchrun's agent means its processes, too, which would otherwise train on, unseen. (On Linux.)
+    """
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _meeting(number: int, size: int, timeout: float) -> dist.Store:
+    """
+    All processes of this attempt come together in a part of the store that no other attempt knows: torchrun's agent keeps one
+    store for all, and its number of restarts is each node's own.
+
+    :param number: of this process
+    :param size: how many there are
+    :param timeout: in seconds
+    :return: that part
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        store, _, _ = next(dist.rendezvous("env://", number, size, timeout=timedelta(seconds=timeout)))
+    except (RuntimeError, OSError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ProcessGroupError(f"process {number} of {size} has not met the others at {place}: {error}") from error
+    own, verdict = _preside(store, size, deadline) if number == 0 else _arrive(store, number, deadline)
+    if verdict["missing"]:
+        raise ProcessGroupError(f"of {size} processes, these have not come: {verdict['missing']}")
+    if verdict["different"]:
+        raise ArgumentError(verdict["different"])
+    return own
+
+
+def _preside(store: dist.Store, size: int, deadline: float) -> tuple[dist.Store, dict[str, Any]]:
+    """The first process waits for the others, and says what is wrong with them."""
+    token = uuid.uuid4().hex
+    own = dist.PrefixStore(token, store)
+    store.set(MEETING, token)
+    missing = set(range(1, size))
+    while missing and time.monotonic() < deadline:
+        missing = {other for other in missing if not own.check([f"arrival/{other}"])}
+        time.sleep(BETWEEN_LOOKS if missing else 0)
+    arrivals = {other: json.loads(own.get(f"arrival/{other}")) for other in range(1, size) if other not in missing}
+    different = [
+        f"process {other} has {name} {arrival['versions'].get(name)}, process 0 has {mine}: use one version"
+        for other, arrival in arrivals.items()
+        for name, mine in versions().items()
+        if arrival["versions"].get(name) != mine
+    ]
+    names = [arrival["name"] for arrival in arrivals.values()]
+    verdict = {"names": names, "missing": sorted(missing), "different": "; ".join(different)}
+    own.set("verdict", json.dumps(verdict))
+    return own, verdict
+
+
+def _arrive(store: dist.Store, number: int, deadline: float) -> tuple[dist.Store, dict[str, Any]]:
+    """Any other process. The meeting that it finds may be that of an attempt that is over: there it is not expected."""
+    name, found = uuid.uuid4().hex, None
+    while time.monotonic() < deadline + GRACE:
+        if store.check([MEETING]) and store.get(MEETING) != found:
+            found = store.get(MEETING)
+            own = dist.PrefixStore(found.decode(), store)
+            own.set(f"arrival/{number}", json.dumps({"name": name, "versions": versions()}))
+        if found is not None and own.check(["verdict"]):
+            verdict = json.loads(own.get("verdict"))
+            if name in verdict["names"]:
+                return own, verdict
+        time.sleep(BETWEEN_LOOKS)
+    raise ProcessGroupError(f"process {number} has waited for process 0, which has not come")
+
+
+def versions() -> dict[str, str]:
+    """Of what has to be the same in all processes."""
+    return {"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
