@@ -15,6 +15,7 @@ from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
 from sb3_ppg.saving.checkpoints import PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 from sb3_ppg.torch_layers import ImpalaCNN, MinAtarCNN
+from sb3_ppg.training.process_group import process_group
 
 __version__ = version("sb3-ppg")
 
@@ -38,4 +39,5 @@ __all__ = [
     "__version__",
     "aux_buffer_path",
     "latest_checkpoint",
+    "process_group",
 ]

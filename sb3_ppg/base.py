@@ -52,7 +52,15 @@ from sb3_ppg.training.exchange import RolloutExchange
 from sb3_ppg.training.memory import has_convolutions, keep_freed_memory
 from sb3_ppg.training.optimization import tensor_float_32, unvalidated_distributions
 from sb3_ppg.training.preemption import ending_between_iterations
-from sb3_ppg.training.processes import agreed, leave_after, n_processes, rank, require_equal, separate_generators
+from sb3_ppg.training.processes import (
+    agreed,
+    is_everybodys,
+    leave_after,
+    n_processes,
+    rank,
+    require_equal,
+    separate_generators,
+)
 from sb3_ppg.training.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
 
 
@@ -67,6 +75,7 @@ class PhasicAlgorithm(PhasicModel):
     rollout_end: RolloutEnd | None = None  # of the latest rollout
     mixed_precision: MixedPrecision | None
     asked_to_end: int | None = None  # the signal that this process has got
+    _exchange: RolloutExchange | None = None  # with other processes, while `learn` runs
     end_signal: int | None = None  # after which all end when this iteration is over
     _training_callback: BaseCallback | None = None  # while `learn` runs
 
@@ -102,10 +111,15 @@ class PhasicAlgorithm(PhasicModel):
             return False
         start = time.perf_counter()
         self._training_callback = callback
-        exchange = RolloutExchange(self, env)
-        with agreed() as agreement:
-            end = self._take_steps(env, callback, rollout_buffer, n_rollout_steps)
-            agreement.says = exchange.report(goes_on=end is not None)
+        exchange = self._exchange or RolloutExchange(self)
+        exchange.begin()
+        try:
+            with agreed() as agreement:
+                end = self._take_steps(env, callback, rollout_buffer, n_rollout_steps)
+                agreement.says = exchange.report(goes_on=end is not None)
+        except Exception:
+            exchange.forget()
+            raise
         if not exchange.hear(agreement.heard) or end is None:
             return False
         self._finish_rollout(rollout_buffer, *end)
@@ -249,11 +263,12 @@ class PhasicAlgorithm(PhasicModel):
             leave_after(error)
             if isinstance(error, (NonFiniteEnvironmentError, ProcessGroupError)):
                 self._last_obs = None  # the environments have moved on: they start anew
-            if isinstance(error, (NonFiniteError, WorkerError, ProcessGroupError)) and self._training_callback is not None:
+            is_expected = isinstance(error, (NonFiniteError, WorkerError, ProcessGroupError)) or is_everybodys(error)
+            if is_expected and isinstance(error, Exception) and self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
             raise
         finally:
-            self._training_callback = None
+            self._training_callback = self._exchange = None
 
     def _setup_learn(
         self,
@@ -285,6 +300,7 @@ class PhasicAlgorithm(PhasicModel):
         )
         share_state(self)
         separate_generators()
+        self._exchange = RolloutExchange(self)
 
     def _prepare_to_learn(self, total_timesteps: int) -> None:
         """Check what can be checked before the first step."""
@@ -433,6 +449,7 @@ class PhasicAlgorithm(PhasicModel):
             "criterion",
             "rollout_end",
             "_training_callback",
+            "_exchange",
             "asked_to_end",
             "end_signal",
         ]

@@ -109,9 +109,9 @@ class PhasicCheckpointCallback(BaseCallback):
 
     def save(self) -> None:
         """A checkpoint of now, unless there is one. Where a number is not finite it is not written, and a warning says so."""
-        if self._saved_at == self.num_timesteps or has_left():
+        if self._saved_at == self.model.num_timesteps or has_left():
             return
-        path = self.save_path / f"{self.name_prefix}_{self.num_timesteps}_steps.zip"
+        path = self.save_path / f"{self.name_prefix}_{self.model.num_timesteps}_steps.zip"
         before, self.model._checkpoint = self.model._checkpoint, [self._run, from_first(time.time_ns())]
         try:
             self._write(path)
@@ -119,7 +119,7 @@ class PhasicCheckpointCallback(BaseCallback):
             self.model._checkpoint = before
             warnings.warn(f"{path} is not written: {error}. The checkpoint before it stays the latest", stacklevel=2)
             return
-        self._saved_at = self.num_timesteps
+        self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
             print(f"Saving model checkpoint to {path}")
         self._saved = [*(one for one in self._saved if one != path), path]
@@ -132,9 +132,11 @@ class PhasicCheckpointCallback(BaseCallback):
                 write_training_state(self.model, state)
                 for file in zipped:
                     self._write_model(file)
-        if n_processes() > 1 and rank() == 0:  # all have theirs
-            with atomic_write(path) as temporary:
-                self._write_model(temporary)
+        if n_processes() > 1:  # all have theirs
+            with agreed():
+                if rank() == 0:
+                    with atomic_write(path) as temporary:
+                        self._write_model(temporary)
 
     def _write_model(self, path: Path) -> None:
         with path.open("wb") as file:

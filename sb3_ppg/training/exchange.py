@@ -44,20 +44,27 @@ class Collecting(Protocol):
     ep_success_buffer: Any
     _stats_window_size: int
 
+    def get_env(self) -> VecEnv | None: ...
+
 
 class RolloutExchange:
     """
-    One rollout of several processes. (A single one has nobody to tell: all stays as it is.)
+    Of the rollouts of a training. (A single process has nobody to tell: all stays as it is.)
 
-    :param model: before the rollout
-    :param env: its environments
+    :param model: before its environments are reset, with the same statistics in all processes
     """
 
-    def __init__(self, model: Collecting, env: VecEnv):
+    def __init__(self, model: Collecting):
         self.model = model
+        several = n_processes() > 1
+        self.running = [rms for one in normalizers(model.get_env()) for rms in statistics(one).values()] if several else []
+        self.merged = [_moments(rms) for rms in self.running]
+
+    def begin(self) -> None:
+        """A rollout begins."""
+        model = self.model
+        self.n_timesteps_before = model.num_timesteps
         self.before = [list(buffer) for buffer in (model.ep_info_buffer, model.ep_success_buffer)]
-        self.running = [] if n_processes() == 1 else [rms for one in normalizers(env) for rms in statistics(one).values()]
-        self.moments_before: list[Moments] = [_moments(rms) for rms in self.running]
         if n_processes() > 1:  # for a while without a limit, to know what is new
             model.ep_info_buffer, model.ep_success_buffer = map(deque, self.before)
 
@@ -68,7 +75,7 @@ class RolloutExchange:
         model = self.model
         buffers = (model.ep_info_buffer, model.ep_success_buffer)
         episodes, successes = (list(buffer)[len(old) :] for buffer, old in zip(buffers, self.before, strict=True))
-        moments = [without(_moments(rms), old) for rms, old in zip(self.running, self.moments_before, strict=True)]
+        moments = [without(_moments(rms), old) for rms, old in zip(self.running, self.merged, strict=True)]
         return Report(goes_on, model.asked_to_end, model.num_timesteps, episodes, successes, moments)
 
     def hear(self, reports: Sequence[Report]) -> bool:
@@ -83,19 +90,30 @@ class RolloutExchange:
             episodes, successes = self.before
             episodes += [episode for report in reports for episode in report.episodes]
             successes += [success for report in reports for success in report.successes]
-            model.ep_info_buffer = deque(episodes, model._stats_window_size)
-            model.ep_success_buffer = deque(successes, model._stats_window_size)
+            self._remember(episodes, successes)
             self._merge([report.moments for report in reports])
         return all(report.goes_on for report in reports)
 
+    def forget(self) -> None:
+        """A process has failed: all are where they were before, with what belongs to all."""
+        if n_processes() > 1:
+            self.model.num_timesteps = self.n_timesteps_before
+            self._remember(*self.before)
+            self._merge([])
+
+    def _remember(self, episodes: list[dict[str, Any]], successes: list[bool]) -> None:
+        window = self.model._stats_window_size
+        self.model.ep_info_buffer, self.model.ep_success_buffer = deque(episodes, window), deque(successes, window)
+
     def _merge(self, everyones: Sequence[list[Moments]]) -> None:
         """``VecNormalize`` has been updated by each process with its own samples: from here on with those of all."""
-        for index, (rms, before) in enumerate(zip(self.running, self.moments_before, strict=True)):
+        for index, (rms, before) in enumerate(zip(self.running, self.merged, strict=True)):
             rms.mean, rms.var, rms.count = before
             for moments in everyones:
                 mean, var, count = moments[index]
                 if count > 0:
                     rms.update_from_moments(mean, var, count)
+        self.merged = [_moments(rms) for rms in self.running]
 
 
 def _moments(rms: RunningMeanStd) -> Moments:

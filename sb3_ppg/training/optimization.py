@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import approximate_kl
-from sb3_ppg.training.processes import average_over_processes, n_processes
+from sb3_ppg.training.processes import average_gradients, average_over_processes, n_processes
 
 ADVICE = (
     "The weights are those from before that epoch. Normalise observations and rewards (VecNormalize), or use a smaller "
@@ -169,9 +169,9 @@ def _gradient(
     parameters = _parameters(optimizer)
     _forget_gradients(parameters)
     losses, values = accumulate_gradient(minibatch, loss_fn, micro_batch_size)
-    parts = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if n_processes() > 1:
-        average_over_processes([values, *parts])
+        average_gradients(parameters, values)
+    parts = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return _Gradient(losses, values, gradient_norm(parts), parts)
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -98,17 +99,42 @@ def _meeting(number: int, size: int, timeout: float) -> dist.Store:
     :return: that part
     """
     deadline = time.monotonic() + timeout
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_host = number == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        store, _, _ = next(dist.rendezvous("env://", number, size, timeout=timedelta(seconds=timeout)))
-    except (RuntimeError, OSError) as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise ProcessGroupError(f"process {number} of {size} has not met the others at {place}: {error}") from error
-    own, verdict = _preside(store, size, deadline) if number == 0 else _arrive(store, number, deadline)
+        store = _store(host, port, is_host, timeout)
+        own, verdict = _preside(store, size, deadline) if number == 0 else _arrive(store, number, deadline)
+    except RuntimeError as error:
+        raise ProcessGroupError(f"process {number} of {size} has not met the others at {host}:{port}: {error}") from error
     if verdict["missing"]:
         raise ProcessGroupError(f"of {size} processes, these have not come: {verdict['missing']}")
     if verdict["different"]:
         raise ArgumentError(verdict["different"])
     return own
+
+
+def _store(host: str, port: int, is_host: bool, timeout: float) -> dist.Store:
+    """
+    :raises RuntimeError: if it cannot be reached within so many seconds: torch itself waits for ever where something else has
+        taken the port, and does not answer
+    """
+    made: list[Any] = []
+
+    def make() -> None:
+        patience = timedelta(seconds=timeout)
+        try:
+            made.append(dist.TCPStore(host, port, None, is_host, patience, wait_for_workers=False, multi_tenant=True))
+        except RuntimeError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    thread.join(timeout + GRACE)
+    if not made:
+        raise RuntimeError("what listens there is no torch.distributed, or of another job")
+    if isinstance(made[0], RuntimeError):
+        raise made[0]
+    return made[0]
 
 
 def _preside(store: dist.Store, size: int, deadline: float) -> tuple[dist.Store, dict[str, Any]]:
@@ -130,6 +156,10 @@ def _preside(store: dist.Store, size: int, deadline: float) -> tuple[dist.Store,
     names = [arrival["name"] for arrival in arrivals.values()]
     verdict = {"names": names, "missing": sorted(missing), "different": "; ".join(different)}
     own.set("verdict", json.dumps(verdict))
+    if verdict["missing"] or verdict["different"]:  # the store may end with this process: the others read first
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end and not own.check([f"read/{other}" for other in arrivals]):
+            time.sleep(BETWEEN_LOOKS)
     return own, verdict
 
 
@@ -144,6 +174,7 @@ def _arrive(store: dist.Store, number: int, deadline: float) -> tuple[dist.Store
         if found is not None and own.check(["verdict"]):
             verdict = json.loads(own.get("verdict"))
             if name in verdict["names"]:
+                own.set(f"read/{number}", "")
                 return own, verdict
         time.sleep(BETWEEN_LOOKS)
     raise ProcessGroupError(f"process {number} has waited for process 0, which has not come")

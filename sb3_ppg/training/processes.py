@@ -73,6 +73,32 @@ def average_over_processes(tensors: list[th.Tensor]) -> None:
         tensor.copy_(average.view_as(tensor))
 
 
+@th.no_grad()
+def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> None:
+    """
+    As ``average_over_processes``, with one copy instead of two: gradients become views of what was transferred.
+
+    :param parameters: whose gradients are replaced, of the same shapes and memory formats in every process
+    :param values: further numbers to average in the same transfer, of any shape
+    """
+    owners = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients: list[th.Tensor] = [_dense(parameter.grad) for parameter in owners]  # type: ignore[arg-type]
+    flat = th.cat([values.flatten(), *(gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients)])
+    with _connected():
+        dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    averages = flat.split([values.numel(), *(gradient.numel() for gradient in gradients)])
+    values.copy_(averages[0].view_as(values))
+    for parameter, gradient, average in zip(owners, gradients, averages[1:], strict=True):
+        parameter.grad = average.as_strided(gradient.shape, gradient.stride())
+
+
+def _dense(tensor: th.Tensor) -> th.Tensor:
+    """Without gaps in memory, in whatever order of dimensions."""
+    is_dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=th.channels_last))
+    return tensor if is_dense else tensor.contiguous()
+
+
 def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float, float]:
     """
     Mean and standard deviation (of the population), over all processes.
@@ -207,6 +233,14 @@ def agreed() -> Iterator[Agreement]:
     agreement.heard = [says for _, says in reports]
 
 
+def is_everybodys(error: BaseException) -> bool:
+    """
+    :param error: of this process
+    :return: whether all have it, or another one that says so
+    """
+    return getattr(error, "is_told", False) or isinstance(error, NonFiniteLossError)
+
+
 def leave_after(error: BaseException) -> None:
     """
     An error that the others do not know of, outside of ``agreed``: they hear of it, and stop waiting for this process.
@@ -214,8 +248,7 @@ def leave_after(error: BaseException) -> None:
     :param error: which ends this process's training
     """
     global _left_as
-    is_everybodys = getattr(error, "is_told", False) or isinstance(error, NonFiniteLossError)
-    if not dist.is_initialized() or is_everybodys:
+    if not dist.is_initialized() or is_everybodys(error):
         return
     if _board is not None and not isinstance(error, ProcessGroupError):
         _board.compare_set(FIRST_ERROR, "", f"process {rank()} of {n_processes()}: {_message(error)}")

@@ -3,7 +3,6 @@
 import os
 from contextlib import redirect_stdout
 from functools import wraps
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -74,12 +73,10 @@ def _check_the_folder(patches: Patches) -> None:
         """
         :raises ProcessGroupError: if a process cannot write there, for instance because it does not see the same disk
         """
-        if rank() == 0:
-            original(self)
         with agreed():
-            if not Path(self.params_path).is_dir() and rank() > 0:
+            if rank() == 0:
                 original(self)
-            with TemporaryFile(dir=self.params_path):
-                pass
+        with agreed(), TemporaryFile(dir=self.params_path):
+            pass
 
     patches.replace(ExperimentManager, "create_log_folder", create_log_folder)

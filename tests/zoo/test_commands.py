@@ -140,7 +140,7 @@ def test_record_training_without_a_system_ffmpeg(trained, run_folder):
     assert "Error" not in output
     parts = [path.name for path in (trained / "films").glob("*-step-0-to-step-20.mp4")]
     assert sorted(name.split("-ppg-")[0] for name in parts) == [
-        *("best-model", "checkpoint-1000", "checkpoint-2000", "final-model")
+        *("best-model", "checkpoint-1024", "checkpoint-2048", "final-model")
     ]
     assert n_frames(trained / "films" / "training.mp4") == sum(n_frames(trained / "films" / name) for name in parts)
     assert (trained / "films" / "training.gif").read_bytes().startswith(b"GIF8")
@@ -441,13 +441,13 @@ def test_failed_trainings_do_not_hide_the_one_that_has_a_model(trained, run_fold
     stopped, failed = runs / "CartPole-v1_2", runs / "CartPole-v1_7"
     for folder in (stopped, failed):
         shutil.copytree(run_folder / "CartPole-v1", folder / "CartPole-v1")
-    shutil.copy(run_folder / "rl_model_1000_steps.zip", stopped / "rl_model_1500_steps.zip")  # but no last model
+    shutil.copy(run_folder / "rl_model_1024_steps.zip", stopped / "rl_model_1500_steps.zip")  # but no last model
 
     enjoy = "enjoy --env CartPole-v1 --no-render -n 10"
     assert "Loading logs/ppg/CartPole-v1_1/CartPole-v1.zip" in command(enjoy, tmp_path)
     assert "Loading logs/ppg/CartPole-v1_1/best_model.zip" in command(f"{enjoy} --load-best", tmp_path)
     assert "Loading logs/ppg/CartPole-v1_2/rl_model_1500" in command(f"{enjoy} --load-checkpoint 1500", tmp_path)
-    assert "Loading logs/ppg/CartPole-v1_1/rl_model_1000" in command(f"{enjoy} --load-checkpoint 1000", tmp_path)
+    assert "Loading logs/ppg/CartPole-v1_1/rl_model_1024" in command(f"{enjoy} --load-checkpoint 1024", tmp_path)
     assert "Loading logs/ppg/CartPole-v1_2/rl_model_1500" in command(f"{enjoy} --load-last-checkpoint", tmp_path)
     assert "Model:          logs/ppg/CartPole-v1_1/CartPole-v1.zip" in command("report --episodes 2", tmp_path)
     with patched():  # as `record_training` and `benchmark` ask
@@ -653,8 +653,7 @@ def test_scripts_of_the_readme(which, trained, tmp_path):
     (tmp_path / "mine.py").write_text(script)
     arguments = ["--algo", "ppg", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1"]
     if which == 1:
-        shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "trained" / "ppg" / "CartPole-v1_1")
-        arguments = ["--log-dir", "trained", "-n", "200", "--no-hub", "--num-threads", "1"]
+        shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "logs" / "ppg" / "CartPole-v1_1")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "mine.py", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True

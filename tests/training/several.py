@@ -1,0 +1,51 @@
+"""Tests that need several processes, as ``torchrun`` starts them."""
+
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch as th
+import torch.multiprocessing as mp
+
+from sb3_ppg.training.process_group import process_group
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def pretend_to_be(rank: int, size: int, port: int) -> None:
+    """The variables that ``torchrun`` sets."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def work(rank: int, size: int, port: int, folder: Path, task: Callable, arguments: tuple) -> None:
+    pretend_to_be(rank, size, port)
+    th.set_num_threads(1)
+    os.chdir(folder)
+    try:
+        with process_group(timeout=20, start_timeout=20):
+            result = task(*arguments)
+    except BaseException:
+        result = traceback.format_exc()
+    (folder / f"result_{rank}").write_bytes(pickle.dumps(result))
+
+
+def in_processes(task: Callable, folder: Path, *arguments: Any, size: int = 2) -> list[Any]:
+    """
+    :param task: a function of a module, called in each process within the group
+    :param folder: in which they are
+    :return: what it returned in each, or the text of its error
+    """
+    mp.start_processes(work, (size, free_port(), folder, task, arguments), nprocs=size, start_method="forkserver")
+    results = [pickle.loads((folder / f"result_{rank}").read_bytes()) for rank in range(size)]
+    for result in results:
+        assert not (isinstance(result, str) and result.startswith("Traceback")), result
+    return results

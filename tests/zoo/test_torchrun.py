@@ -1,0 +1,225 @@
+"""RL Zoo's ``train`` in several processes, by ``torchrun`` itself: agents, workers, kills."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stable_baselines3.common.monitor import load_results
+
+from sb3_ppg.training.processes import rank
+from sb3_ppg.zoo import launcher
+from sb3_ppg.zoo.interrupted import MARKER, Marker, interrupted_run
+from tests.helpers import ROOT
+from tests.training.several import free_port, in_processes
+
+pytestmark = pytest.mark.slow
+TRAIN = ["-m", "sb3_ppg", "train", "--env", "CartPole-v1", "--seed", "3"]
+SMALL = ["-params", "n_envs:2", "n_steps:16", "batch_size:16", "n_policy_iterations:3", "aux_batch_size:16"]
+# An environment whose process kills itself once, in a run of two, after so many steps
+DEADLY = """
+import os, signal
+import gymnasium as gym
+
+class Deadly(gym.Wrapper):
+    def step(self, action):
+        mark, rank, (victim, n) = "died", os.environ.get("RANK", "0"), os.environ["DEADLY"].split(":")
+        self.n = getattr(self, "n", 0) + 1
+        if rank == victim and self.n == int(n) and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.env.step(action)
+
+gym.register("Deadly-v0", lambda **kwargs: Deadly(gym.make("CartPole-v1", **kwargs)), max_episode_steps=500)
+"""
+
+
+def start(arguments: list[str], cwd: Path, *options: str, n: int = 2, **environment: str) -> subprocess.Popen:
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", **environment}
+    rendezvous = () if "--rdzv-endpoint" in options else ("--master-port", str(free_port()))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n), *rendezvous, *options, *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def torchrun(*arguments, **options) -> tuple[int, str]:
+    agent = start(*arguments, **options)
+    output, _ = agent.communicate(timeout=150)
+    return agent.returncode, output
+
+
+def test_two_processes_are_one_training(tmp_path):
+    """One folder, one evaluation, one log; monitor files of all environments; steps are those of all."""
+    options = [
+        "-n",
+        "384",
+        "--eval-freq",
+        "192",
+        "--eval-episodes",
+        "1",
+        "--save-freq",
+        "128",
+        "-f",
+        "logs",
+        "--log-interval",
+        "1",
+    ]
+    code, output = torchrun([*TRAIN, *options, *SMALL], tmp_path)
+    assert code == 0, output
+    (run,) = (tmp_path / "logs" / "ppg").iterdir()
+    rollout = 16 * 2 * 2
+    assert output.count("Seed: 3") == 1 and output.count("Saving to ") == 1
+    assert [int(n) for n in re.findall(r"total_timesteps +\| (\d+)", output)][-2:] == [384, 384]
+    assert list(np.load(run / "evaluations.npz")["timesteps"]) == [192, 384]
+    assert {path.name for path in run.glob("*.monitor.csv")} == {f"{number}.monitor.csv" for number in range(4)}
+    checkpoints = {path.name for path in run.glob("rl_model_*")}
+    assert {name for name in checkpoints if name.endswith(".zip")} == {f"rl_model_{n}_steps.zip" for n in (128, 256, 384)}
+    assert {name.split(".", 1)[1] for name in checkpoints if "384" in name} == {
+        "zip", "aux_buffer.0_of_2.npz", "aux_buffer.1_of_2.npz"
+    }  # fmt: skip
+    assert not (run / "unfinished.json").exists() and rollout * 6 == 384
+    episodes = load_results(str(run))
+    assert len(set(episodes.head(4)["r"])) > 1
+
+
+def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
+    """By ``--max-restarts``, without a change to the command line; with all that lies in the folder."""
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    train = [
+        "-m",
+        "sb3_ppg",
+        "train",
+        "--env",
+        "Deadly-v0",
+        "--gym-packages",
+        "deadly",
+        "--eval-freq",
+        "64",
+        "--eval-episodes",
+        "1",
+    ]
+    train += ["--save-freq", "64", "-conf", "mine.yml"]
+    (tmp_path / "mine.yml").write_text(
+        "Deadly-v0:\n  n_timesteps: 1024\n  policy: MlpPolicy\n  n_envs: 2\n  n_steps: 16\n  batch_size: 16\n"
+        "  n_policy_iterations: 3\n  normalize: true\n"
+    )
+    code, output = torchrun(train, tmp_path, "--max-restarts", "1", DEADLY="1:100")
+    assert code == 0, output
+    (run,) = (tmp_path / "logs" / "ppg").iterdir()
+    (steps,) = re.findall(r"Going on after (\d+) steps", output)
+    assert 64 <= int(steps) <= 100 * 4 and int(steps) % 64 == 0
+    evaluated = np.load(run / "evaluations.npz")["timesteps"]
+    assert list(evaluated) == list(range(64, 1025, 64))  # those of before the kill, too, and none twice
+    assert (run / "Deadly-v0" / "vecnormalize.pkl").exists() and (run / "Deadly-v0.zip").exists()
+    assert len(list(run.glob("*.monitor.csv"))) == 8 and not (run / "unfinished.json").exists()
+
+
+def test_the_same_command_goes_on_after_the_agent_was_killed(tmp_path):
+    train = [*TRAIN, "-n", "1000000", "--save-freq", "64", "--eval-freq", "-1", *SMALL]
+    agent = start(train, tmp_path)
+    run = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    wait_for(lambda: len(list(run.glob("rl_model_*.zip"))) > 2)
+    workers = subprocess.check_output(["pgrep", "-P", str(agent.pid)], text=True).split()
+    agent.kill()
+    agent.communicate()
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 5)  # they do not train on, unseen
+    again = start(train, tmp_path)
+    before = len(list(run.glob("rl_model_*.zip")))
+    wait_for(lambda: len(list(run.glob("rl_model_*.zip"))) > before)
+    again.send_signal(signal.SIGTERM)
+    assert f"Going on with {run.relative_to(tmp_path)}, from rl_model_" in again.communicate(timeout=60)[0]
+    assert (run / "unfinished.json").exists()  # as a scheduler has ended it
+
+
+def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_path):
+    runs, command = tmp_path / "logs" / "ppg", {"arguments": ["-n", "100"], "hyperparameters": {"gamma": 0.9}}
+    for number in (1, 2, 10):
+        (runs / f"CartPole-v1_{number}").mkdir(parents=True)
+    assert interrupted_run(runs, "CartPole-v1", command) is None
+    marker = Marker(runs / "CartPole-v1_2")
+    marker.take(command, seed=5)
+    assert interrupted_run(runs, "CartPole-v1", command) is None  # it is at work
+    marker._file.close()
+    assert interrupted_run(runs, "CartPole-v1", command) == (runs / "CartPole-v1_2", 5, None)
+    (runs / "CartPole-v1_2" / "rl_model_64_steps.zip").write_bytes(b"")
+    assert interrupted_run(runs, "CartPole-v1", command).checkpoint.name == "rl_model_64_steps.zip"
+    for other in ({**command, "arguments": ["-n", "200"]}, {**command, "hyperparameters": {"gamma": 0.99}}):
+        assert interrupted_run(runs, "CartPole-v1", other) is None
+    for bad in ("", "[]", "{", '{"command": 1, "seed": "x"}'):
+        (runs / "CartPole-v1_10" / MARKER).write_text(bad)
+        assert interrupted_run(runs, "CartPole-v1", command).folder.name == "CartPole-v1_2"
+    marker.remove()
+    assert interrupted_run(runs, "CartPole-v1", command) is None
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_nodes_may_come_and_go(tmp_path):
+    """Two agents as two nodes; one is killed, and the other goes on alone, with the steps of before."""
+    port, train = free_port(), [*TRAIN, "-n", "1000000", "--save-freq", "64", "--eval-freq", "-1", *SMALL]
+    elastic = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--max-restarts", "3"]
+    elastic += [
+        "--rdzv-conf",
+        "last_call_timeout=3,timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3",
+        "--rdzv-id",
+        "one",
+    ]
+    first = start(train, tmp_path, *elastic, n=1)
+    time.sleep(1)  # it hosts the rendezvous
+    second = start(train, tmp_path, *elastic, n=1)
+    run = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    wait_for(lambda: any(run.glob("rl_model_*.aux_buffer.1_of_2.npz")))
+    second.kill()
+    second.communicate()
+    wait_for(lambda: any(run.glob("rl_model_*_steps.aux_buffer.npz")))
+    first.send_signal(signal.SIGTERM)
+    output, _ = first.communicate(timeout=60)
+    assert "from another number of processes: the phase starts anew" in output
+    assert int(re.findall(r"Going on after (\d+) steps", output)[-1]) > 0
+    assert len(list((tmp_path / "logs" / "ppg").iterdir())) == 1
+
+
+def refused() -> list[str]:
+    """What ``sb3-ppg`` says to each command in this process of two, and its exit status."""
+    said = []
+    for line in (
+        "train --env CartPole-v1 -optimize",
+        "train --env CartPole-v1 --algo ppo",
+        "train --env CartPole-v1 -f /proc/nowhere",
+        f"train --env CartPole-v1 --seed {rank()}",
+        "enjoy --env CartPole-v1",
+    ):
+        sys.argv = ["sb3-ppg", *line.split()]
+        try:
+            launcher.main()
+        except SystemExit as end:
+            said.append(str(end.code))
+        except OSError as error:
+            said.append(type(error).__name__)
+    return said
+
+
+def test_what_several_cannot_do_is_said_once(tmp_path):
+    first, second = in_processes(refused, tmp_path)
+    for text, message in zip(
+        first,
+        (
+            "sb3-ppg train: a search for hyperparameters is for one process",
+            "sb3-ppg train: ppo trains in one process; under torchrun use one of ppg",
+            "FileNotFoundError",  # of the folder
+            "sb3-ppg train: `command` differs between the processes",
+            "sb3-ppg enjoy: enjoy is for one process: start it without torchrun",
+        ),
+        strict=True,
+    ):
+        assert text.startswith(message), first
+    assert second[3] == "1"  # the first process has said it
