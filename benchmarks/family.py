@@ -74,7 +74,7 @@ COMPARISONS = [
         "The family",
         "Each member's preset (`sb3_ppg/family.py`) on top of PPG's entry for the task; nothing is tuned for it.",
         ["PPG", "PPO", *RELATIVES],
-        {**LUNAR_LANDER, **MINATAR, "StarpilotEasy-v0": 100_000},
+        {**LUNAR_LANDER, **MINATAR, "StarpilotEasy-v0": 200_000},
     ),
     Comparison(
         "Late data",
@@ -266,7 +266,7 @@ def main() -> None:
     else:
         chosen = [training for comparison in COMPARISONS for training in comparison.trainings()]
         missing = list({(one.hash(), one.seed): one for one in chosen if not results.has(one)}.values())
-        missing.sort(key=lambda one: one.seed)
+        missing.sort(key=lambda one: (one.task.suite == "procgen", one.seed))  # what takes longest at the end
         if args.command == "list":
             for one in missing:
                 print(one.hash(), one.task.env_id, one.contestant, one.n_timesteps, one.seed)

@@ -1,0 +1,137 @@
+"""
+Thirty kills in one training: of one process, of all, of torchrun's agent, at random moments, starting up included. The agent
+restarts processes (``--max-restarts``), and a loop around it starts the same command again. Counted: what was lost at each,
+and whether the training reaches its budget and the return of one that nobody disturbed.
+
+Writes results/faults.csv and faults.md. A quarter of an hour on two cores.
+
+    python -m benchmarks.faults [--kills 30]
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+KINDS = ("one process", "all processes", "the agent")
+COMMAND = [
+    *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "100"),
+    *("-m", "sb3_ppg", "train", "--env", "CartPole-v1", "-n", "200000", "--seed", "1"),
+    *("--save-freq", "4000", "--eval-freq", "20000", "--eval-episodes", "20"),
+]
+
+
+class Watched:
+    """
+    The command, and how far it has come, by what it prints.
+
+    :param folder: in which it runs
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.n_steps = self.n_starts = 0
+        self.going_on: list[int] = []
+        self.start()
+
+    def start(self) -> None:
+        """Also again."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.agent = subprocess.Popen(
+            COMMAND, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.n_starts += 1
+        threading.Thread(target=self._read, args=(self.agent,), daemon=True).start()
+
+    def _read(self, agent: subprocess.Popen) -> None:
+        assert agent.stdout is not None
+        for line in agent.stdout:
+            if match := re.search(r"total_timesteps +\| (\d+)", line):
+                self.n_steps = int(match[1])
+            elif match := re.search(r"Going on after (\d+) steps", line):
+                self.going_on.append(int(match[1]))
+
+    def kill(self, kind: str) -> None:
+        workers = [one for one in psutil.Process(self.agent.pid).children() if one.is_running()]
+        by_kind: dict[str, list[Any]] = {"one process": workers[-1:], "all processes": workers, "the agent": [self.agent]}
+        for victim in by_kind[kind]:
+            victim.send_signal(signal.SIGKILL)
+
+
+def disturb(folder: Path, n_kills: int) -> tuple[pd.DataFrame, int]:
+    """
+    :return: a row for each kill: its kind, the steps that were logged, those from which the training went on; the starts of
+        the command
+    """
+    choice, training = random.Random(0), Watched(folder)
+    rows: list[dict[str, Any]] = []
+    while len(rows) < n_kills:
+        time.sleep(choice.uniform(2, 20))
+        kind = KINDS[len(rows) % len(KINDS)]
+        before, n_before = training.n_steps, len(training.going_on)
+        training.kill(kind)
+        if kind == "the agent":
+            training.agent.wait()
+            training.start()
+        rows.append({"kind": kind, "steps": before, "resumed": n_before})
+        print(rows[-1], training.n_steps, flush=True)
+    assert training.agent.wait(timeout=600) == 0
+    table = pd.DataFrame(rows)
+    table["resumed"] = [training.going_on[n] if n < len(training.going_on) else 0 for n in table["resumed"]]
+    return table, training.n_starts
+
+
+def last_return(folder: Path) -> tuple[int, float]:
+    """Steps of the last evaluation, and its mean."""
+    (run,) = (folder / "logs" / "ppg").iterdir()
+    with np.load(run / "evaluations.npz") as kept:
+        return int(kept["timesteps"][-1]), float(kept["results"][-1].mean())
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", default=30, type=int)
+    args = parser.parse_args()
+    with TemporaryDirectory() as name:
+        disturbed, calm = Path(name) / "disturbed", Path(name) / "calm"
+        for folder in (disturbed, calm):
+            folder.mkdir()
+        rows, n_starts = disturb(disturbed, args.kills)
+        subprocess.run(COMMAND, cwd=calm, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
+        ends = [last_return(folder) for folder in (disturbed, calm)]
+        n_runs = len(list((disturbed / "logs" / "ppg").iterdir()))
+        shutil.rmtree(disturbed)
+    rows.to_csv(RESULTS / "faults.csv", index=False)
+    lost = (rows["steps"] - rows["resumed"]).clip(lower=0)
+    (steps, reached), (calm_steps, calm_return) = ends
+    lines = [
+        "# Kills",
+        "",
+        f"`python -m benchmarks.faults`: CartPole-v1, 200,000 steps in two processes, {len(rows)} times SIGKILL at random "
+        f"moments, in turn to {', '.join(KINDS)}; a checkpoint every 4,096 steps.",
+        "",
+        f"- Lost at a kill: {lost.median():,.0f} steps in the median, {lost.max():,.0f} at most, by what was logged.",
+        f"- The command was started {n_starts} times, and trained in {n_runs} folder.",
+        f"- Last evaluation: {reached:.0f} after {steps:,} steps; without kills {calm_return:.0f} after {calm_steps:,}.",
+    ]
+    (RESULTS / "faults.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

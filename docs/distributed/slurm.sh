@@ -1,0 +1,27 @@
+#!/bin/bash
+# Two nodes, four processes on each: sbatch slurm.sh
+#SBATCH --job-name=ppg
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --time=04:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=TERM@120
+# With GPUs: #SBATCH --gpus-per-node=4
+
+# Slurm sends SIGTERM two minutes before the time is over, and when it needs the nodes for others: torchrun passes it on, the
+# iteration is ended and its checkpoint saved. Time that is over does not requeue by itself: the exit status says it was cut
+PROCESSES=4
+export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / PROCESSES))
+FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$PROCESSES" --max-restarts 3 \
+    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$FIRST_NODE:29500" \
+    -m sb3_ppg train --env Pendulum-v1 -n 1000000 --save-freq 20000 -f "$HOME/ppg" &
+wait $!
+STATUS=$?
+if [ "$STATUS" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$STATUS"
