@@ -47,7 +47,7 @@ from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.model_file import checked_model_file, marked, unmark
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
 from sb3_ppg.saving.untrusted import generators_kept
-from sb3_ppg.several_processes import share_state, shared_settings, warn_of_missing_group
+from sb3_ppg.several_processes import check_group, share_state, shared_settings
 from sb3_ppg.training.exchange import RolloutExchange
 from sb3_ppg.training.memory import has_convolutions, keep_freed_memory
 from sb3_ppg.training.optimization import tensor_float_32, unvalidated_distributions
@@ -243,6 +243,7 @@ class PhasicAlgorithm(PhasicModel):
             the training has ended
         :raises WorkerError: if the process of an environment has died; likewise
         """
+        check_group()
         try:
             with agreed():
                 self._prepare_to_learn(total_timesteps)
@@ -292,7 +293,6 @@ class PhasicAlgorithm(PhasicModel):
 
     def _share_the_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """All processes begin with the same settings and the state of the first one, but draw other actions."""
-        warn_of_missing_group()
         if n_processes() == 1:
             return
         require_equal(

@@ -6,9 +6,10 @@ from typing import Any
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_ppg.arguments import argument_names
+from sb3_ppg.errors import ProcessGroupError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.training.process_group import n_started
-from sb3_ppg.training.processes import from_first, n_processes, rank
+from sb3_ppg.training.processes import from_first, has_left, n_processes, rank
 from sb3_ppg.training.watched_vec_env import normalizers, statistics
 
 # Arguments that may be each process's own
@@ -61,8 +62,14 @@ def _running_statistics(model: PhasicModel) -> list[RunningMeanStd]:
     return found if of_rewards is None else [*found, of_rewards.return_rms]
 
 
-def warn_of_missing_group() -> None:
-    """Under ``torchrun``, but each process on its own: surely not what is meant."""
+def check_group() -> None:
+    """
+    Warn under ``torchrun`` if each process is on its own, which is surely not what is meant.
+
+    :raises ProcessGroupError: if there was a group, but an error has ended it
+    """
+    if has_left():
+        raise ProcessGroupError("an error has ended the group of processes: leave `process_group()`, and start all again")
     if n_processes() == 1 and n_started() > 1:
         warnings.warn(
             f"This is one of {n_started()} processes, but it trains alone: put `with sb3_ppg.process_group():` around the "

@@ -252,6 +252,9 @@ def end_in_one(action, at_the_end: bool, error: str | None) -> tuple[float, int,
     except (KeyError, NonFiniteError, WorkerError, ProcessGroupError, SystemExit) as caught:
         message = f"{type(caught).__name__}: {caught}"
     seconds, n_timesteps = time.perf_counter() - start, model.num_timesteps
+    if at_the_end:  # nobody knows where the others are
+        with pytest.raises(ProcessGroupError, match="an error has ended the group"):
+            model.learn(PHASE)
     if action in (spoil, stop):  # the group goes on
         model.learn(2 * PHASE, callback=None)
         hashes = gathered(th.nn.utils.parameters_to_vector(model.policy.parameters()).sum().item())

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from stable_baselines3.common.monitor import load_results
 
+from sb3_ppg import PPG
 from sb3_ppg.training.processes import rank
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.interrupted import MARKER, Marker, interrupted_run
@@ -223,3 +225,40 @@ def test_what_several_cannot_do_is_said_once(tmp_path):
     ):
         assert text.startswith(message), first
     assert second[3] == "1"  # the first process has said it
+
+
+def test_the_lines_of_the_page(tmp_path):
+    """In Python, two processes; the scripts for clusters are what their programs can read."""
+    page = (ROOT / "docs" / "distributed.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "script.py").write_text(code.replace("100_000", "4096"))
+    code, output = torchrun([str(tmp_path / "script.py")], tmp_path)
+    assert code == 0, output
+    model = PPG.load(tmp_path / "ppg_cartpole.zip")
+    assert model.num_timesteps == 4096 and model.n_envs == 4 and model._n_updates == 2 * 256 * 4 // 64
+
+    scripts = ROOT / "docs" / "distributed"
+    subprocess.run(["bash", "-n", str(scripts / "slurm.sh")], check=True)
+    job = yaml.safe_load((scripts / "pytorchjob.yml").read_text())["spec"]
+    (container,) = job["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    for command in ([*container["command"], *container["args"]], (scripts / "slurm.sh").read_text().split()):
+        train = command[command.index("-m") :]
+        assert train[1:3] == ["sb3_ppg", "train"] and {"--save-freq", "--env", "-n", "-f"} <= set(train)
+
+
+def test_one_process_goes_on_when_a_scheduler_has_ended_it(tmp_path):
+    command = [sys.executable, *TRAIN, "-n", "1000000", "--save-freq", "640", "--eval-freq", "-1", *SMALL]
+    run = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    said = []
+    for _ in range(2):
+        before = len(list(run.glob("rl_model_*.zip")))
+        options = dict(cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True)
+        training = subprocess.Popen(command, **options, stderr=subprocess.STDOUT)
+        wait_for(lambda before=before: len(list(run.glob("rl_model_*.zip"))) > before + 1)
+        training.terminate()
+        said.append(training.communicate(timeout=60)[0])
+        assert training.returncode == 128 + signal.SIGTERM
+    assert "Going on" not in said[0]
+    (steps,) = re.findall(r"Going on after (\d+) steps", said[1])
+    assert int(steps) % 32 == 0 and (run / f"rl_model_{steps}_steps.zip").exists()
+    assert len(list(run.glob("*.aux_buffer.npz"))) == 1 and len(list(run.parent.iterdir())) == 1
