@@ -63,11 +63,12 @@ def gymnasium(env_id: str, **options: Any) -> Callable[[int, int], VecEnv]:
 
 MLP = dict(policy="MlpPolicy", n_epochs=4)
 NATURE = dict(policy="CnnPolicy", policy_kwargs=dict(architecture="detached"))
-IMPALA = dict(policy="CnnPolicy", policy_kwargs=dict(architecture="detached", features_extractor_class=ImpalaCNN))
+HALF = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(8, 16, 16)))
+IMPALA = dict(policy="CnnPolicy", policy_kwargs=dict(architecture="detached", **HALF))
 TASKS = {
     "MLP, CartPole in EnvPool": Task(envpool("CartPole-v1"), 64, 256, MLP),
-    "NatureCNN, Pong in EnvPool": Task(envpool("Pong-v5"), 16, 32, NATURE),
-    "ImpalaCNN, StarPilot in EnvPool": Task(envpool("StarpilotEasy-v0"), 16, 32, IMPALA),
+    "NatureCNN, Pong in EnvPool": Task(envpool("Pong-v5"), 16, 16, NATURE),
+    "ImpalaCNN of half width, StarPilot in EnvPool": Task(envpool("StarpilotEasy-v0"), 16, 16, IMPALA),
     "MLP, CartPole": Task(gymnasium("CartPole-v1"), 8, 256, MLP),
     "MLP, CartPole, SubprocVecEnv": Task(gymnasium("CartPole-v1", vec_env_cls=SubprocVecEnv), 8, 256, MLP),
     "MLP, HalfCheetah": Task(gymnasium("HalfCheetah-v5"), 8, 256, MLP),

@@ -7,7 +7,7 @@ over samples. Without a group there is one process, and nothing here costs anyth
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Any
 
@@ -153,7 +153,12 @@ def from_first(value: Any) -> Any:
     :param value: of this process; it is pickled
     :return: that of the first one
     """
-    return gathered(value if rank() == 0 else None)[0]
+    if not dist.is_initialized():
+        return value
+    values = [value if rank() == 0 else None]
+    with _connected():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def require_equal(settings: Mapping[str, Any]) -> None:
@@ -251,7 +256,8 @@ def leave_after(error: BaseException) -> None:
     if not dist.is_initialized() or is_everybodys(error):
         return
     if _board is not None and not isinstance(error, ProcessGroupError):
-        _board.compare_set(FIRST_ERROR, "", f"process {rank()} of {n_processes()}: {_message(error)}")
+        with suppress(RuntimeError):  # whoever keeps it may have ended, too
+            _board.compare_set(FIRST_ERROR, "", f"process {rank()} of {n_processes()}: {_message(error)}")
     _left_as = dist.get_rank()
     dist.destroy_process_group()
 
@@ -268,11 +274,9 @@ def _connected() -> Iterator[None]:
 
 
 def _first_error() -> str | None:
-    try:
+    with suppress(RuntimeError):
         if _board is not None and _board.check([FIRST_ERROR]):
             return _board.get(FIRST_ERROR).decode()
-    except RuntimeError:
-        pass  # whoever kept it has ended, too
     return None
 
 

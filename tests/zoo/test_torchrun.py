@@ -166,27 +166,25 @@ def wait_for(condition, seconds: float = 60) -> None:
 
 
 def test_nodes_may_come_and_go(tmp_path):
-    """Two agents as two nodes; one is killed, and the other goes on alone, with the steps of before."""
+    """Two agents as two nodes: one begins alone, another joins and is killed; steps and statistics go on."""
     port, train = free_port(), [*TRAIN, "-n", "1000000", "--save-freq", "64", "--eval-freq", "-1", *SMALL]
     elastic = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--max-restarts", "3"]
-    elastic += [
-        "--rdzv-conf",
-        "last_call_timeout=3,timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3",
-        "--rdzv-id",
-        "one",
-    ]
+    timeouts = "last_call_timeout=1,timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
+    elastic += ["--rdzv-conf", timeouts, "--rdzv-id", "one", "--monitor-interval", "0.5"]
     first = start(train, tmp_path, *elastic, n=1)
-    time.sleep(1)  # it hosts the rendezvous
-    second = start(train, tmp_path, *elastic, n=1)
     run = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    wait_for(lambda: any(run.glob("rl_model_*_steps.aux_buffer.npz")))
+    second = start(train, tmp_path, *elastic, n=1)
     wait_for(lambda: any(run.glob("rl_model_*.aux_buffer.1_of_2.npz")))
     second.kill()
     second.communicate()
-    wait_for(lambda: any(run.glob("rl_model_*_steps.aux_buffer.npz")))
+    n_together = max(int(path.name.split("_")[2]) for path in run.glob("rl_model_*.zip"))
+    wait_for(lambda: any(int(path.name.split("_")[2]) > n_together for path in run.glob("rl_model_*.aux_buffer.npz")))
     first.send_signal(signal.SIGTERM)
     output, _ = first.communicate(timeout=60)
-    assert "from another number of processes: the phase starts anew" in output
-    assert int(re.findall(r"Going on after (\d+) steps", output)[-1]) > 0
+    steps = [int(one) for one in re.findall(r"Going on after (\d+) steps", output)]
+    assert len(steps) == 2 and 0 < steps[0] < steps[1] <= n_together
+    assert output.count("from another number of processes: the phase starts anew") >= 2
     assert len(list((tmp_path / "logs" / "ppg").iterdir())) == 1
 
 
