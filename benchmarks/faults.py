@@ -30,8 +30,8 @@ RESULTS = Path(__file__).parent / "results"
 KINDS = ("one process", "all processes", "the agent")
 COMMAND = [
     *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "100"),
-    *("-m", "sb3_ppg", "train", "--env", "CartPole-v1", "-n", "200000", "--seed", "1"),
-    *("--save-freq", "4000", "--eval-freq", "20000", "--eval-episodes", "20"),
+    *("-m", "sb3_ppg", "train", "--env", "CartPole-v1", "-n", "1000000", "--seed", "1"),
+    *("--save-freq", "4000", "--eval-freq", "50000", "--eval-episodes", "20"),
 ]
 
 
@@ -66,7 +66,9 @@ class Watched:
                 self.going_on.append(int(match[1]))
 
     def kill(self, kind: str) -> None:
-        workers = [one for one in psutil.Process(self.agent.pid).children() if one.is_running()]
+        workers: list[psutil.Process] = []
+        while not workers:  # the agent may be about to start them
+            workers = [one for one in psutil.Process(self.agent.pid).children() if "sb3_ppg" in one.cmdline()]
         by_kind: dict[str, list[Any]] = {"one process": workers[-1:], "all processes": workers, "the agent": [self.agent]}
         for victim in by_kind[kind]:
             victim.send_signal(signal.SIGKILL)
@@ -81,6 +83,7 @@ def disturb(folder: Path, n_kills: int) -> tuple[pd.DataFrame, int]:
     rows: list[dict[str, Any]] = []
     while len(rows) < n_kills:
         time.sleep(choice.uniform(2, 20))
+        assert training.agent.poll() is None, "the training is over before all kills are made"
         kind = KINDS[len(rows) % len(KINDS)]
         before, n_before = training.n_steps, len(training.going_on)
         training.kill(kind)
@@ -122,7 +125,7 @@ def main() -> None:
     lines = [
         "# Kills",
         "",
-        f"`python -m benchmarks.faults`: CartPole-v1, 200,000 steps in two processes, {len(rows)} times SIGKILL at random "
+        f"`python -m benchmarks.faults`: CartPole-v1, 1,000,000 steps in two processes, {len(rows)} times SIGKILL at random "
         f"moments, in turn to {', '.join(KINDS)}; a checkpoint every 4,096 steps.",
         "",
         f"- Lost at a kill: {lost.median():,.0f} steps in the median, {lost.max():,.0f} at most, by what was logged.",

@@ -158,7 +158,7 @@ def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_p
     assert interrupted_run(runs, "CartPole-v1", command) is None
 
 
-def wait_for(condition, seconds: float = 60) -> None:
+def wait_for(condition, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -233,7 +233,7 @@ def test_the_lines_of_the_page(tmp_path):
     code, output = torchrun([str(tmp_path / "script.py")], tmp_path)
     assert code == 0, output
     model = PPG.load(tmp_path / "ppg_cartpole.zip")
-    assert model.num_timesteps == 4096 and model.n_envs == 4 and model._n_updates == 2 * 256 * 4 // 64
+    assert model.num_timesteps == 4096 and model.n_envs == 4 and model._n_updates == 2
 
     scripts = ROOT / "docs" / "distributed"
     subprocess.run(["bash", "-n", str(scripts / "slurm.sh")], check=True)
