@@ -82,7 +82,7 @@ def disturb(folder: Path, n_kills: int) -> tuple[pd.DataFrame, int]:
     choice, training = random.Random(0), Watched(folder)
     rows: list[dict[str, Any]] = []
     while len(rows) < n_kills:
-        time.sleep(choice.uniform(2, 20))
+        time.sleep(choice.uniform(2, 14))
         assert training.agent.poll() is None, "the training is over before all kills are made"
         kind = KINDS[len(rows) % len(KINDS)]
         before, n_before = training.n_steps, len(training.going_on)

@@ -13,7 +13,7 @@ from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving.files import atomic_write, atomic_writes
 from sb3_ppg.saving.model_file import checkpoint_of
-from sb3_ppg.saving.training_state import file_of_process, write_training_state
+from sb3_ppg.saving.training_state import file_of_process, files_of_processes, write_training_state
 from sb3_ppg.training.processes import agreed, from_first, has_left, n_processes, rank
 
 SUFFIX = ".aux_buffer.npz"
@@ -145,10 +145,15 @@ class PhasicCheckpointCallback(BaseCallback):
     def _remove_old(self) -> None:
         for old in self._saved[: -self.keep] if self.keep is not None else []:
             old.unlink(missing_ok=True)  # the model first: what has none is no checkpoint
-            file_of_process(aux_buffer_path(old)).unlink(missing_ok=True)
+            self._remove_buffers(old)
             self._saved.remove(old)
         for old in self._saved[: -self.keep_buffers] if self.keep_buffers is not None else []:
-            file_of_process(aux_buffer_path(old)).unlink(missing_ok=True)
+            self._remove_buffers(old)
+
+    def _remove_buffers(self, path: Path) -> None:
+        """Of all processes, those of another number that the training once had included."""
+        for file in files_of_processes(aux_buffer_path(path)):
+            file.unlink(missing_ok=True)
 
 
 def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> Path:

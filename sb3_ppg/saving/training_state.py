@@ -42,6 +42,15 @@ def file_of_process(path: Path) -> Path:
     return path if n_processes() == 1 else path.with_name(f"{path.stem}.{rank()}_of_{n_processes()}{path.suffix}")
 
 
+def files_of_processes(path: Path) -> list[Path]:
+    """
+    :param path: of a file that a single process would have
+    :return: those of all processes that are there, of whatever number of processes
+    """
+    several = path.parent.glob(f"{glob.escape(path.stem)}.*_of_*{path.suffix}")
+    return sorted(one for one in (path, *several) if one.exists())
+
+
 # ---- writing ----
 
 
@@ -185,10 +194,10 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
     :raises ArgumentError: if the machine cannot hold the rollouts
     :raises ModelFormatError: if the file is damaged, too new, or another model's
     """
-    own, of_others = file_of_process(path), _files_of_other_groups(path)
-    is_other_group = not own.exists() and bool(of_others)
+    own, there = file_of_process(path), files_of_processes(path)
+    is_other_group = bool(there) and own not in there
     if is_other_group:
-        own = of_others[0]
+        own = there[0]
         warnings.warn(f"{own.name} is from another number of processes: the phase starts anew", stacklevel=3)
     read = _read_of_another_group if is_other_group else _read
     with opened(own) as file:
@@ -238,12 +247,6 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
         for index, (uses, arrays) in enumerate(zip(_checked_uses(model, description), contents, strict=True))
     ]
     return TrainingState(aux_buffer, old, _checked_normalization(model, arrays), python, arrays)
-
-
-def _files_of_other_groups(path: Path) -> list[Path]:
-    """Of their first processes."""
-    several = path.parent.glob(f"{glob.escape(path.stem)}.0_of_*{path.suffix}")
-    return sorted(one for one in (path, *several) if one.exists() and one != file_of_process(path))
 
 
 def _read_of_another_group(model: PhasicModel, file: BinaryIO) -> TrainingState:

@@ -9,7 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 
 from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.saving.training_state import file_of_process
+from sb3_ppg.saving.training_state import file_of_process, files_of_processes
 from sb3_ppg.training.processes import agreed, rank
 from sb3_ppg.zoo.patches import Patches
 
@@ -62,7 +62,7 @@ def register_resume() -> None:
     def load_with_buffer(self: ExperimentManager, *args: Any) -> Any:
         model = load(self, *args)
         path = aux_buffer_path(self.trained_agent)
-        if isinstance(model, PPG) and any(path.parent.glob(f"{path.stem}*{path.suffix}")):
+        if isinstance(model, PPG) and files_of_processes(path):
             print(f"Loading {file_of_process(path)}")
             model.load_aux_buffer(path)
         return model

@@ -121,6 +121,7 @@ def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
 
 
 def test_the_same_command_goes_on_after_the_agent_was_killed(tmp_path):
+    """In one process now, which a scheduler ends: SIGTERM, between two iterations."""
     train = [*TRAIN, "-n", "1000000", "--save-freq", "64", "--eval-freq", "-1", *SMALL]
     agent = start(train, tmp_path)
     run = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
@@ -129,12 +130,18 @@ def test_the_same_command_goes_on_after_the_agent_was_killed(tmp_path):
     agent.kill()
     agent.communicate()
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 5)  # they do not train on, unseen
-    again = start(train, tmp_path)
     before = len(list(run.glob("rl_model_*.zip")))
+    options = dict(cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True)
+    again = subprocess.Popen([sys.executable, *train], **options, stderr=subprocess.STDOUT)
     wait_for(lambda: len(list(run.glob("rl_model_*.zip"))) > before)
-    again.send_signal(signal.SIGTERM)
-    assert f"Going on with {run.relative_to(tmp_path)}, from rl_model_" in again.communicate(timeout=60)[0]
-    assert (run / "unfinished.json").exists()  # as a scheduler has ended it
+    again.terminate()
+    output, _ = again.communicate(timeout=60)
+    assert again.returncode == 128 + signal.SIGTERM
+    assert f"Going on with {run.relative_to(tmp_path)}, from rl_model_" in output and "the phase starts anew" in output
+    assert (run / "unfinished.json").exists() and len(list(run.parent.iterdir())) == 1
+    steps = max(int(path.name.split("_")[2]) for path in run.glob("rl_model_*.zip"))
+    # The end of its iteration was saved, and what belonged to the two processes is gone
+    assert [path.name for path in run.glob("*.npz")] == [f"rl_model_{steps}_steps.aux_buffer.npz"]
 
 
 def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_path):
@@ -242,21 +249,3 @@ def test_the_lines_of_the_page(tmp_path):
     for command in ([*container["command"], *container["args"]], (scripts / "slurm.sh").read_text().split()):
         train = command[command.index("-m") :]
         assert train[1:3] == ["sb3_ppg", "train"] and {"--save-freq", "--env", "-n", "-f"} <= set(train)
-
-
-def test_one_process_goes_on_when_a_scheduler_has_ended_it(tmp_path):
-    command = [sys.executable, *TRAIN, "-n", "1000000", "--save-freq", "640", "--eval-freq", "-1", *SMALL]
-    run = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
-    said = []
-    for _ in range(2):
-        before = len(list(run.glob("rl_model_*.zip")))
-        options = dict(cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True)
-        training = subprocess.Popen(command, **options, stderr=subprocess.STDOUT)
-        wait_for(lambda before=before: len(list(run.glob("rl_model_*.zip"))) > before + 1)
-        training.terminate()
-        said.append(training.communicate(timeout=60)[0])
-        assert training.returncode == 128 + signal.SIGTERM
-    assert "Going on" not in said[0]
-    (steps,) = re.findall(r"Going on after (\d+) steps", said[1])
-    assert int(steps) % 32 == 0 and (run / f"rl_model_{steps}_steps.zip").exists()
-    assert len(list(run.glob("*.aux_buffer.npz"))) == 1 and len(list(run.parent.iterdir())) == 1
