@@ -54,6 +54,7 @@ from sb3_ppg.training.optimization import tensor_float_32, unvalidated_distribut
 from sb3_ppg.training.preemption import ending_between_iterations
 from sb3_ppg.training.processes import (
     agreed,
+    gathered,
     is_everybodys,
     leave_after,
     n_processes,
@@ -74,9 +75,8 @@ class PhasicAlgorithm(PhasicModel):
     criterion: Objective
     rollout_end: RolloutEnd | None = None  # of the latest rollout
     mixed_precision: MixedPrecision | None
-    asked_to_end: int | None = None  # the signal that this process has got
+    received_signal: int | None = None  # which asks this process to end, see `ending_between_iterations`
     _exchange: RolloutExchange | None = None  # with other processes, while `learn` runs
-    end_signal: int | None = None  # after which all end when this iteration is over
     _training_callback: BaseCallback | None = None  # while `learn` runs
 
     # ---- rollouts ----
@@ -105,21 +105,15 @@ class PhasicAlgorithm(PhasicModel):
         :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
         :raises ProcessGroupError: if another process has failed
         """
-        if n_processes() == 1:  # there is nobody to tell
-            self.end_signal = self.asked_to_end
-        if self.end_signal is not None:
+        if self.agreed_end() is not None:
             return False
         start = time.perf_counter()
         self._training_callback = callback
         exchange = self._exchange or RolloutExchange(self)
         exchange.begin()
-        try:
-            with agreed() as agreement:
-                end = self._take_steps(env, callback, rollout_buffer, n_rollout_steps)
-                agreement.says = exchange.report(goes_on=end is not None)
-        except Exception:
-            exchange.forget()
-            raise
+        with agreed() as agreement:
+            end = self._take_steps(env, callback, rollout_buffer, n_rollout_steps)
+            agreement.says = exchange.report(goes_on=end is not None)
         if not exchange.hear(agreement.heard) or end is None:
             return False
         self._finish_rollout(rollout_buffer, *end)
@@ -242,12 +236,14 @@ class PhasicAlgorithm(PhasicModel):
         :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite; callbacks are told that
             the training has ended
         :raises WorkerError: if the process of an environment has died; likewise
+        :raises ProcessGroupError: if another of several processes has failed; likewise
+        :raises SystemExit: after SIGTERM, when the iteration is over, if a ``PhasicCheckpointCallback`` has saved it
         """
         check_group()
         try:
             with agreed():
                 self._prepare_to_learn(total_timesteps)
-            self._share_the_start(total_timesteps, reset_num_timesteps)
+            self._share_the_start(callback, total_timesteps=total_timesteps, reset_num_timesteps=reset_num_timesteps)
             with (
                 missing_extras_named(),
                 tensor_float_32(self.mixed_precision == "tf32"),
@@ -262,9 +258,13 @@ class PhasicAlgorithm(PhasicModel):
                 return self
         except BaseException as error:
             leave_after(error)
+            if self._exchange is not None:
+                self._exchange.forget()
             if isinstance(error, (NonFiniteEnvironmentError, ProcessGroupError)):
                 self._last_obs = None  # the environments have moved on: they start anew
-            is_expected = isinstance(error, (NonFiniteError, WorkerError, ProcessGroupError)) or is_everybodys(error)
+            is_expected = isinstance(error, (NonFiniteError, WorkerError, ProcessGroupError)) or (
+                n_processes() > 1 and is_everybodys(error)
+            )
             if is_expected and isinstance(error, Exception) and self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
             raise
@@ -291,13 +291,20 @@ class PhasicAlgorithm(PhasicModel):
         saves = any(isinstance(one, PhasicCheckpointCallback) for one in every(callback))
         return [*([signal.SIGTERM] if saves else []), *([signal.SIGINT] if n_processes() > 1 else [])]
 
-    def _share_the_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
+    def agreed_end(self) -> int | None:
+        """
+        Between two iterations.
+
+        :return: the signal that asks a process to end, if one has received any; the same in all
+        """
+        return next((number for number in gathered(self.received_signal) if number is not None), None)
+
+    def _share_the_start(self, callback: MaybeCallback, **arguments: Any) -> None:
         """All processes begin with the same settings and the state of the first one, but draw other actions."""
         if n_processes() == 1:
             return
-        require_equal(
-            {**shared_settings(self), "total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
-        )
+        checkpoints = [one.settings() for one in every(callback) if isinstance(one, PhasicCheckpointCallback)]
+        require_equal({**shared_settings(self), **arguments, "PhasicCheckpointCallback": checkpoints})
         share_state(self)
         separate_generators()
         self._exchange = RolloutExchange(self)
@@ -450,8 +457,7 @@ class PhasicAlgorithm(PhasicModel):
             "rollout_end",
             "_training_callback",
             "_exchange",
-            "asked_to_end",
-            "end_signal",
+            "received_signal",
         ]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -106,5 +106,5 @@ def quiet(callback: MaybeCallback) -> MaybeCallback:
     if isinstance(callback, CallbackList):
         callback = callback.callbacks
     if isinstance(callback, list):
-        callback = CallbackList([one for one in callback if not isinstance(one, LOUD)])
-    return None if isinstance(callback, LOUD) else callback
+        return CallbackList([one for one in map(quiet, callback) if isinstance(one, BaseCallback)])
+    return None if any(isinstance(one, LOUD) for one in every(callback)) else callback

@@ -10,9 +10,10 @@
 #SBATCH --signal=TERM@120
 # With GPUs: #SBATCH --gpus-per-node=4
 
-# Slurm sends SIGTERM two minutes before the time is over, and when it needs the nodes for others: torchrun passes it on, the
-# iteration is ended and its checkpoint saved. Time that is over does not requeue by itself: the exit status says it was cut
+# Slurm sends SIGTERM before the time is over, and when it needs the nodes for others: torchrun passes it on and waits for 30
+# seconds, in which the iteration is ended and its checkpoint saved. Time that is over does not requeue by itself
 PROCESSES=4
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / PROCESSES))
 FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 

@@ -5,7 +5,7 @@ import time
 import uuid
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -13,8 +13,13 @@ from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving.files import atomic_write, atomic_writes
 from sb3_ppg.saving.model_file import checkpoint_of
-from sb3_ppg.saving.training_state import file_of_process, files_of_processes, write_training_state
-from sb3_ppg.training.processes import agreed, from_first, has_left, n_processes, rank
+from sb3_ppg.saving.training_state import (
+    check_state_is_finite,
+    file_of_process,
+    files_of_processes,
+    write_training_state,
+)
+from sb3_ppg.training.processes import agreed, from_first, gathered, has_left, n_processes, rank
 
 SUFFIX = ".aux_buffer.npz"
 
@@ -85,6 +90,10 @@ class PhasicCheckpointCallback(BaseCallback):
         self._run = uuid.uuid4().hex
         self._saved: list[Path] = []  # by this run, the oldest first
 
+    def settings(self) -> list[Any]:
+        """What has to be the same in several processes."""
+        return [self.save_freq, self.name_prefix, self.keep, self.keep_buffers]
+
     def _on_training_start(self) -> None:
         self._n_rollouts = 0
         self._saved_at = self.num_timesteps if self.num_timesteps > 0 else None
@@ -112,13 +121,11 @@ class PhasicCheckpointCallback(BaseCallback):
         if self._saved_at == self.model.num_timesteps or has_left():
             return
         path = self.save_path / f"{self.name_prefix}_{self.model.num_timesteps}_steps.zip"
-        before, self.model._checkpoint = self.model._checkpoint, [self._run, from_first(time.time_ns())]
-        try:
-            self._write(path)
-        except NonFiniteError as error:
-            self.model._checkpoint = before
+        if error := next(filter(None, gathered(_bad_number(self.model))), None):
             warnings.warn(f"{path} is not written: {error}. The checkpoint before it stays the latest", stacklevel=2)
             return
+        self.model._checkpoint = [self._run, from_first(time.time_ns())]
+        self._write(path)
         self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
             print(f"Saving model checkpoint to {path}")
@@ -154,6 +161,14 @@ class PhasicCheckpointCallback(BaseCallback):
         """Of all processes, those of another number that the training once had included."""
         for file in files_of_processes(aux_buffer_path(path)):
             file.unlink(missing_ok=True)
+
+
+def _bad_number(model: PhasicModel) -> str | None:
+    try:
+        check_state_is_finite(model)
+    except NonFiniteError as error:
+        return str(error)
+    return None
 
 
 def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> Path:

@@ -23,7 +23,7 @@ from sb3_ppg.saving import generators
 from sb3_ppg.saving.files import atomic_write, opened
 from sb3_ppg.saving.npz import NpzReader
 from sb3_ppg.saving.untrusted import parse_json
-from sb3_ppg.training.processes import n_processes, rank
+from sb3_ppg.training.processes import number_and_size
 from sb3_ppg.training.watched_vec_env import statistics
 
 FORMAT = "sb3_ppg auxiliary buffer"
@@ -39,7 +39,8 @@ def file_of_process(path: Path) -> Path:
     :param path: of a file that a single process would have
     :return: this process's own: "model.aux_buffer.npz" is "model.aux_buffer.0_of_2.npz" for the first one of two
     """
-    return path if n_processes() == 1 else path.with_name(f"{path.stem}.{rank()}_of_{n_processes()}{path.suffix}")
+    number, size = number_and_size()
+    return path if size == 1 else path.with_name(f"{path.stem}.{number}_of_{size}{path.suffix}")
 
 
 def files_of_processes(path: Path) -> list[Path]:
@@ -60,13 +61,13 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
     :param path: of the file, NumPy's npz: arrays and a text in JSON, no pickle
     :raises NonFiniteError: if a number of the training's state is NaN or infinite; no file is written then
     """
+    check_state_is_finite(model)
     with atomic_write(file_of_process(path)) as temporary:
         write_training_state(model, temporary)
 
 
 def write_training_state(model: PhasicModel, path: Path) -> None:
-    """As ``save_training_state``, into a file that may end up half-written."""
-    check_state_is_finite(model)
+    """As ``save_training_state``, unchecked, into a file that may end up half-written."""
     arrays = {**_rollouts(model.aux_buffer), **_replayed(model.replay), **_normalization(model.get_vec_normalize_env())}
     arrays |= generators.array_states()
     description = {
@@ -116,7 +117,7 @@ def _identity(model: PhasicModel) -> dict[str, Any]:
         "num_timesteps": int(model.num_timesteps),
         "n_aux_phases": model._n_aux_phases,
         "n_stored_rollouts": model._n_stored_rollouts,
-        **({} if n_processes() == 1 else {"process": [rank(), n_processes()]}),
+        **({} if number_and_size() == (0, 1) else {"process": list(number_and_size())}),
     }
 
 
@@ -195,7 +196,9 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
     :raises ModelFormatError: if the file is damaged, too new, or another model's
     """
     own, there = file_of_process(path), files_of_processes(path)
-    is_other_group = bool(there) and own not in there
+    _, size = number_and_size()
+    present = {path} if size == 1 else {one for one in there if one.stem.endswith(f"_of_{size}")}
+    is_other_group = bool(there) and not present & set(there)
     if is_other_group:
         own = there[0]
         warnings.warn(f"{own.name} is from another number of processes: the phase starts anew", stacklevel=3)

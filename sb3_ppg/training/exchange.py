@@ -19,7 +19,6 @@ class Report(NamedTuple):
     Of one process, after a rollout.
 
     :param goes_on: whether its callbacks want to
-    :param asked_to_end: the signal that asks it to end, if one has come
     :param num_timesteps: how many it has counted
     :param episodes: that have ended, as ``Monitor`` describes them
     :param successes: of those whose environment says so
@@ -27,7 +26,6 @@ class Report(NamedTuple):
     """
 
     goes_on: bool
-    asked_to_end: int | None
     num_timesteps: int
     episodes: list[dict[str, Any]]
     successes: list[bool]
@@ -38,8 +36,6 @@ class Collecting(Protocol):
     """What is asked of an algorithm that collects rollouts."""
 
     num_timesteps: int
-    asked_to_end: int | None
-    end_signal: int | None
     ep_info_buffer: Any
     ep_success_buffer: Any
     _stats_window_size: int
@@ -59,11 +55,12 @@ class RolloutExchange:
         several = n_processes() > 1
         self.running = [rms for one in normalizers(model.get_env()) for rms in statistics(one).values()] if several else []
         self.merged = [_moments(rms) for rms in self.running]
+        self.is_open = False
 
     def begin(self) -> None:
         """A rollout begins."""
         model = self.model
-        self.n_timesteps_before = model.num_timesteps
+        self.is_open, self.n_timesteps_before = True, model.num_timesteps
         self.before = [list(buffer) for buffer in (model.ep_info_buffer, model.ep_success_buffer)]
         if n_processes() > 1:  # for a while without a limit, to know what is new
             model.ep_info_buffer, model.ep_success_buffer = map(deque, self.before)
@@ -76,7 +73,7 @@ class RolloutExchange:
         buffers = (model.ep_info_buffer, model.ep_success_buffer)
         episodes, successes = (list(buffer)[len(old) :] for buffer, old in zip(buffers, self.before, strict=True))
         moments = [without(_moments(rms), old) for rms, old in zip(self.running, self.merged, strict=True)]
-        return Report(goes_on, model.asked_to_end, model.num_timesteps, episodes, successes, moments)
+        return Report(goes_on, model.num_timesteps, episodes, successes, moments)
 
     def hear(self, reports: Sequence[Report]) -> bool:
         """
@@ -85,18 +82,18 @@ class RolloutExchange:
         """
         model = self.model
         model.num_timesteps = max(report.num_timesteps for report in reports)  # one that stops has taken fewer steps
-        model.end_signal = next((report.asked_to_end for report in reports if report.asked_to_end is not None), None)
         if len(reports) > 1:
             episodes, successes = self.before
             episodes += [episode for report in reports for episode in report.episodes]
             successes += [success for report in reports for success in report.successes]
             self._remember(episodes, successes)
             self._merge([report.moments for report in reports])
+        self.is_open = False
         return all(report.goes_on for report in reports)
 
     def forget(self) -> None:
-        """A process has failed: all are where they were before, with what belongs to all."""
-        if n_processes() > 1:
+        """A process has failed in a rollout: all are where they were before, with what belongs to all."""
+        if self.is_open and n_processes() > 1:
             self.model.num_timesteps = self.n_timesteps_before
             self._remember(*self.before)
             self._merge([])

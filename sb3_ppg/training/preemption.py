@@ -11,26 +11,27 @@ from typing import Any, Protocol
 class Ending(Protocol):
     """What is asked of an algorithm that can end."""
 
-    asked_to_end: int | None
-    end_signal: int | None
+    received_signal: int | None
+
+    def agreed_end(self) -> int | None: ...
 
 
 @contextmanager
 def ending_between_iterations(model: Ending, signals: Iterable[int]) -> Iterator[None]:
     """
-    Meanwhile the first of these signals is a wish, ``model.asked_to_end``, a second one what it was before. A wish that all
-    processes have heard of is ``model.end_signal``, and the end of the block is as if the signal had come there.
+    Meanwhile the first of these signals is noted as ``model.received_signal``, and a second one does what it did before. The
+    end of the block is as if the first had come there, in all processes.
 
     :param model: which learns in the block
     :param signals: SIGTERM, for instance, by which schedulers of clusters announce the end
     :raises SystemExit: with 128 + the signal's number, as a shell sees a process that a signal has ended
     :raises KeyboardInterrupt: after SIGINT
     """
-    model.asked_to_end = model.end_signal = None
+    model.received_signal = None
     before: dict[int, Any] = {}
 
     def note(number: int, frame: FrameType | None) -> None:
-        model.asked_to_end = number
+        model.received_signal = number
         signal.signal(number, before[number])
 
     if threading.current_thread() is threading.main_thread():  # no other may
@@ -42,7 +43,7 @@ def ending_between_iterations(model: Ending, signals: Iterable[int]) -> Iterator
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if model.end_signal is not None:
-        end = KeyboardInterrupt() if model.end_signal == signal.SIGINT else SystemExit(128 + model.end_signal)
+    if (ending := model.agreed_end()) is not None:
+        end = KeyboardInterrupt() if ending == signal.SIGINT else SystemExit(128 + ending)
         vars(end)["is_told"] = True  # see `processes.agreed`
         raise end

@@ -43,8 +43,9 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
             model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 8), seed=0).learn(100_000)
             model.save("ppg_cartpole")
 
-    CPUs talk by gloo, NVIDIA GPUs by NCCL; ``device="auto"`` is the GPU of the process's number on its node. Without
-    ``torchrun``, or within a group that is there, nothing happens. See docs/distributed.md.
+    CPUs talk by gloo, NVIDIA GPUs by NCCL; ``device="auto"`` is the GPU of the process's number on its node. From then on this
+    process ends when the agent that has started it does. Without ``torchrun``, or within a group that is there, nothing
+    happens. See docs/distributed.md.
 
     :param timeout: in seconds, for how long a process waits for another one that is still there
     :param start_timeout: likewise, for all to come
@@ -77,6 +78,7 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        processes.use_board(None)
         gc.collect()  # the group's threads end with its last reference; at the interpreter's exit they would abort it
 
 

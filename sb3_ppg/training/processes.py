@@ -22,7 +22,7 @@ from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
 
 FIRST_ERROR = "sb3_ppg/first_error"  # where processes look for it that are cut off
 _board: dist.Store | None = None  # for messages to those that cannot be reached by the group any more
-_left_as: int | None = None  # what `rank` was in a group that was left after an error
+_left_as: tuple[int, int] | None = None  # number and size, in a group that an error has ended
 
 
 def n_processes() -> int:
@@ -32,7 +32,14 @@ def n_processes() -> int:
 
 def rank() -> int:
     """Which of them this is, from 0: the first one prints, logs, evaluates and saves."""
-    return dist.get_rank() if dist.is_initialized() else _left_as or 0
+    return number_and_size()[0]
+
+
+def number_and_size() -> tuple[int, int]:
+    """Which of how many this is, also after an error has ended the group: files of several stay several."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return _left_as or (0, 1)
 
 
 def n_processes_here() -> int:
@@ -258,7 +265,7 @@ def leave_after(error: BaseException) -> None:
     if _board is not None and not isinstance(error, ProcessGroupError):
         with suppress(RuntimeError):  # whoever keeps it may have ended, too
             _board.compare_set(FIRST_ERROR, "", f"process {rank()} of {n_processes()}: {_message(error)}")
-    _left_as = dist.get_rank()
+    _left_as = number_and_size()
     dist.destroy_process_group()
 
 

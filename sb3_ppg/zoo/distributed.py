@@ -25,8 +25,6 @@ def train_together(arguments: list[str], patches: Patches) -> None:
     if n_processes() == 1:
         return
     require_equal({"command": arguments})
-    if {"-optimize", "--optimize-hyperparameters"} & set(arguments):
-        raise ArgumentError("a search for hyperparameters is for one process: start several with one --storage instead")
     if rank() > 0:
         patches.enter_context(redirect_stdout(patches.enter_context(open(os.devnull, "w"))))
     for wrap in (_begin_alike, _write_as_the_first, _check_the_folder):
@@ -40,6 +38,8 @@ def _begin_alike(patches: Patches) -> None:
     @wraps(original)
     def init(self: ExperimentManager, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        if self.optimize_hyperparameters:
+            raise ArgumentError("a search for hyperparameters is for one process: start several with one --storage instead")
         if self.algo not in FAMILY:
             raise ArgumentError(f"{self.algo} trains in one process; under torchrun use one of {', '.join(FAMILY)}")
         self.seed, self.save_path = from_first((self.seed, self.save_path))

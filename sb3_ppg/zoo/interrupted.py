@@ -1,8 +1,12 @@
 """A training that was killed, or that a scheduler has ended, goes on when the same command is given again."""
 
 import json
+import os
+import pickle
 import re
 import sys
+import zipfile
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -13,6 +17,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.family import FAMILY
 from sb3_ppg.saving.checkpoints import latest_checkpoint
 from sb3_ppg.training.processes import from_first, rank
@@ -27,20 +32,6 @@ PREFIX = "rl_model"  # of the Zoo's checkpoints
 MARKER = "unfinished.json"
 
 
-class Interrupted(NamedTuple):
-    """
-    A training that did not come to its end.
-
-    :param folder: of the run
-    :param seed: with which it began
-    :param checkpoint: the latest, None: there is none yet
-    """
-
-    folder: Path
-    seed: int
-    checkpoint: Path | None
-
-
 class Marker:
     """
     Lies in the folder of a run from its beginning to its end, and belongs to the process that trains.
@@ -50,17 +41,41 @@ class Marker:
 
     def __init__(self, folder: Path):
         self.path = folder / MARKER
-        self._file: TextIO | None = None
+        self._file: TextIO | None = None  # locked: the system gives the lock back when the process ends, however it does
 
-    def take(self, command: dict[str, Any], seed: int) -> None:
+    def claim(self, command: dict[str, Any]) -> int | None:
+        """
+        :param command: as given to ``write``
+        :return: the seed, if this was the command and its process has ended; else None. Then the run is this process's
+        """
+        try:
+            file = self.path.open("r+")
+        except OSError:
+            return None
+        if _lock(file):
+            with suppress(ValueError):
+                content = json.load(file)
+                if isinstance(content, dict) and content.get("command") == command and type(content.get("seed")) is int:
+                    self._file = file
+                    return content["seed"]
+        file.close()
+        return None
+
+    def write(self, command: dict[str, Any], seed: int) -> None:
         """
         :param command: what has to be the same for the run to go on
         :param seed: of the run
+        :raises ArgumentError: if the run belongs to another process
         """
-        self._file = self.path.open("w")
-        _lock(self._file)
+        if self._file is None:
+            self._file = self.path.open("a+")
+            if not _lock(self._file) and fcntl is not None:
+                raise ArgumentError(f"another training has just begun in {self.path.parent}: start again")
+        self._file.seek(0)
+        self._file.truncate()
         json.dump({"command": command, "seed": seed}, self._file)
         self._file.flush()
+        os.fsync(self._file.fileno())
 
     def remove(self) -> None:
         """The training has come to its end."""
@@ -68,23 +83,9 @@ class Marker:
         if self._file is not None:
             self._file.close()
 
-    def seed_of(self, command: dict[str, Any]) -> int | None:
-        """
-        :param command: as given to ``take``
-        :return: the seed, if this was the command and its process has ended; else None
-        """
-        try:
-            content = json.loads(self.path.read_text())
-            with self.path.open("r+") as file:
-                is_over = _lock(file)
-        except (OSError, ValueError):
-            return None
-        is_same = isinstance(content, dict) and content.get("command") == command
-        return content["seed"] if is_over and is_same and type(content.get("seed")) is int else None
-
 
 def _lock(file: TextIO) -> bool:
-    """Whether nobody else has it: the system gives it back when a process ends, however it does."""
+    """Whether nobody else has it."""
     if fcntl is None:
         return False
     try:
@@ -92,6 +93,20 @@ def _lock(file: TextIO) -> bool:
     except OSError:
         return False
     return True
+
+
+class Interrupted(NamedTuple):
+    """
+    A training that did not come to its end, and is now this process's.
+
+    :param marker: in the folder of the run
+    :param seed: with which it began
+    :param checkpoint: the latest, None: there is none yet
+    """
+
+    marker: Marker
+    seed: int
+    checkpoint: Path | None
 
 
 def interrupted_run(runs: Path, env_name: str, command: dict[str, Any]) -> Interrupted | None:
@@ -102,16 +117,16 @@ def interrupted_run(runs: Path, env_name: str, command: dict[str, Any]) -> Inter
     :return: the latest one that did not come to its end, and whose process has
     """
     name = re.compile(rf"{re.escape(env_name)}_(\d+)(_.*)?")
-    numbers = {
-        path: int(match[1]) for path in (runs.iterdir() if runs.is_dir() else ()) if (match := name.fullmatch(path.name))
-    }
+    there = runs.iterdir() if runs.is_dir() else ()
+    numbers = {path: int(match[1]) for path in there if (match := name.fullmatch(path.name))}
     for folder in sorted(numbers, key=numbers.__getitem__, reverse=True):
-        seed = Marker(folder).seed_of(command)
+        marker = Marker(folder)
+        seed = marker.claim(command)
         if seed is not None:
             try:
-                return Interrupted(folder, seed, latest_checkpoint(folder, PREFIX))
+                return Interrupted(marker, seed, latest_checkpoint(folder, PREFIX))
             except FileNotFoundError:
-                return Interrupted(folder, seed, None)
+                return Interrupted(marker, seed, None)
     return None
 
 
@@ -140,7 +155,8 @@ def _note_the_command(read: Any) -> Any:
     def read_hyperparameters(self: ExperimentManager) -> Any:
         hyperparameters = read(self)
         saved = json.loads(json.dumps(hyperparameters[1], default=str))
-        vars(self)["command"] = {"arguments": sys.argv[1:], "hyperparameters": saved}
+        goes_on = getattr(self, "asked_to_continue", False)  # which the command line does not say any more
+        vars(self)["command"] = {"arguments": sys.argv[1:], "goes_on": goes_on, "hyperparameters": saved}
         return hyperparameters
 
     return read_hyperparameters
@@ -151,27 +167,37 @@ def _find_the_run(create: Any) -> Any:
         own, command = vars(self), vars(self)["command"]
         is_resumable = self.algo in FAMILY and self.save_freq > 0 and not self.optimize_hyperparameters
         is_first = is_resumable and rank() == 0
-        found = from_first(interrupted_run(Path(self.log_path), self.env_name, command) if is_first else None)
-        if found is not None:
-            _take_up(self, found)
+        found = interrupted_run(Path(self.log_path), self.env_name, command) if is_first else None
+        place = from_first(None if found is None else (found.marker.path.parent, found.seed, found.checkpoint))
+        if place is not None:
+            _take_up(self, *place)
         create(self)
         own["first_monitor"] = from_first(_next_monitor(Path(self.save_path)))
         if is_first:
-            own["marker"] = Marker(Path(self.save_path))
-            own["marker"].take(command, self.seed)
+            own["marker"] = Marker(Path(self.save_path)) if found is None else found.marker
+            own["marker"].write(command, self.seed)
 
     return create_log_folder
 
 
-def _take_up(self: ExperimentManager, run: Interrupted) -> None:
-    place = "which has no checkpoint yet" if run.checkpoint is None else f"from {run.checkpoint.name}"
-    print(f"Going on with {run.folder}, {place}")
-    self.seed, self.save_path = run.seed, str(run.folder)
-    self.params_path = f"{self.save_path}/{self.env_name}"
-    if run.checkpoint is not None:
-        self.trained_agent, self.continue_training = str(run.checkpoint), True
-        n_steps = int(run.checkpoint.name.split("_")[-2])
-        vars(self).update(continues=True, n_steps_before=n_steps)
+def _take_up(self: ExperimentManager, folder: Path, seed: int, checkpoint: Path | None) -> None:
+    place = "which has no checkpoint yet" if checkpoint is None else f"from {checkpoint.name}"
+    print(f"Going on with {folder}, {place} (to begin anew, remove {folder / MARKER})")
+    self.seed = self.args.seed = seed
+    self.save_path, self.params_path = str(folder), str(folder / self.env_name)
+    if checkpoint is not None:
+        self.trained_agent, self.continue_training = str(checkpoint), True
+        vars(self).update(continues=True, n_steps_before=int(checkpoint.name.split("_")[-2]))
+        _remove_if_broken(Path(self.params_path) / "vecnormalize.pkl")
+
+
+def _remove_if_broken(path: Path) -> None:
+    """The Zoo writes in place. What counts is in the checkpoint; this is the best model's, for `enjoy`."""
+    try:
+        if path.exists():
+            pickle.loads(path.read_bytes())
+    except Exception:
+        path.unlink(missing_ok=True)
 
 
 def _keep_evaluations(create: Any) -> Any:
@@ -188,9 +214,7 @@ def _keep_evaluations(create: Any) -> Any:
 
 
 def _remember(callback: EvalCallback, path: Path, n_steps: int) -> None:
-    if not path.exists():
-        return
-    with np.load(path) as kept:
+    with suppress(OSError, EOFError, ValueError, zipfile.BadZipFile), np.load(path) as kept:  # written in place, too
         n = int((kept["timesteps"] <= n_steps).sum())
         callback.evaluations_timesteps = kept["timesteps"][:n].tolist()
         callback.evaluations_results = kept["results"][:n].tolist()

@@ -4,13 +4,15 @@ from functools import partialmethod, wraps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
+from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path
+from sb3_ppg import PPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes
-from sb3_ppg.training.processes import agreed, rank
+from sb3_ppg.training.processes import agreed, n_processes, rank
 from sb3_ppg.zoo.patches import Patches
 
 CONTINUE = "--continue"
@@ -36,6 +38,7 @@ def take_continue(arguments: list[str], patches: Patches) -> list[str]:
         learn(self, model)
 
     patches.replace(ExperimentManager, "learn", go_on)
+    patches.replace(ExperimentManager, "asked_to_continue", True)
     return [argument for argument in arguments if argument != CONTINUE]
 
 
@@ -44,44 +47,62 @@ def register_resume() -> None:
     ``--save-freq`` saves checkpoints to go on from; ``--save-replay-buffer`` keeps the auxiliary buffers of all of them, and
     saves that of the last model; ``-i`` takes the auxiliary buffer that lies beside the model.
     """
-    save, load, learn = (
-        ExperimentManager.save_trained_model,
-        ExperimentManager._load_pretrained_agent,
-        ExperimentManager.learn,
-    )
+    for name, wrap in {
+        "save_trained_model": _save_with_buffer,
+        "_load_pretrained_agent": _load_with_buffer,
+        "learn": _learn_with_checkpoints,
+    }.items():
+        original = getattr(ExperimentManager, name)
+        setattr(ExperimentManager, name, wraps(original)(wrap(original)))
 
-    @wraps(save)
-    def save_with_buffer(self: ExperimentManager, model: Any) -> None:
+
+def _save_with_buffer(save: Any) -> Any:
+    def save_trained_model(self: ExperimentManager, model: Any) -> None:
         with agreed():
             if isinstance(model, PPG) and self.save_replay_buffer:
                 model.save_aux_buffer(aux_buffer_path(Path(self.save_path) / self.env_name))
         if rank() == 0:
             save(self, model)
 
-    @wraps(load)
-    def load_with_buffer(self: ExperimentManager, *args: Any) -> Any:
-        model = load(self, *args)
+    return save_trained_model
+
+
+def _load_with_buffer(load: Any) -> Any:
+    def load_pretrained_agent(self: ExperimentManager, hyperparameters: dict[str, Any], env: VecEnv) -> Any:
+        n_steps = vars(self).get("n_steps_before", 0)  # of this very run
+        if n_steps > 0:  # the model's own, with what they have come to know
+            hyperparameters = {name: value for name, value in hyperparameters.items() if name != "rollout_buffer_kwargs"}
+        model: Any = load(self, hyperparameters, env)
+        if n_steps > 0:  # not the episodes of the beginning again
+            seed = int(np.random.SeedSequence([self.seed, n_steps]).generate_state(1)[0] % 2**31)
+            model.env.seed(seed + rank() * model.n_envs)
         path = aux_buffer_path(self.trained_agent)
         if isinstance(model, PPG) and files_of_processes(path):
             print(f"Loading {file_of_process(path)}")
             model.load_aux_buffer(path)
         return model
 
-    @wraps(learn)
-    def learn_with_checkpoints(self: ExperimentManager, model: Any) -> None:
+    return load_pretrained_agent
+
+
+def _learn_with_checkpoints(learn: Any) -> Any:
+    def learn_on(self: ExperimentManager, model: Any) -> None:
         if not isinstance(model, PPG):
             learn(self, model)
             return
         n_kept = None if self.save_replay_buffer else 1
         self.callbacks = [_phasic(callback, model.n_steps, n_kept) for callback in self.callbacks]
+        if n_processes() > 1 and not self.show_progress:
+            self.callbacks.insert(0, PhasicCallback())  # the first one hears twice that the training has ended
         with Patches() as meanwhile:
             if vars(self).get("continues"):
+                if vars(self).get("n_steps_before", 0) >= self.n_timesteps:
+                    print("All its steps are taken: its model is saved")
+                    return
                 _count_on(self, model, meanwhile)
             learn(self, model)
 
-    ExperimentManager.save_trained_model = save_with_buffer  # type: ignore[method-assign]
-    ExperimentManager._load_pretrained_agent = load_with_buffer  # type: ignore[method-assign, assignment]
-    ExperimentManager.learn = learn_with_checkpoints  # type: ignore[method-assign]
+    return learn_on
 
 
 def _phasic(callback: BaseCallback, n_steps: int, n_kept: int | None) -> BaseCallback:

@@ -363,9 +363,11 @@ def differ_at_the_start() -> list[str]:
         dict(env="Acrobot-v1" if rank() else "CartPole-v1"),
         dict(seed=rank()),
         dict(env=VecNormalize(random_env(), norm_obs=bool(rank()))),
+        dict(save_freq=1 + rank()),
     ):
         try:
-            make(**changes).learn(10_000)
+            callback = PhasicCheckpointCallback(changes.pop("save_freq", 1), "checkpoints")
+            make(**changes).learn(10_000, callback=callback)
         except (ArgumentError, ProcessGroupError) as error:
             said.append(str(error))
     model = make()
@@ -380,7 +382,16 @@ def differ_at_the_start() -> list[str]:
 
 def test_processes_that_do_not_fit_say_so_in_all(tmp_path):
     first, second = in_processes(differ_at_the_start, tmp_path)
-    names = ["gamma", "learning_rate", "policy_kwargs", "env", "seed", "VecNormalize", "num_timesteps"]
+    names = [
+        "gamma",
+        "learning_rate",
+        "policy_kwargs",
+        "env",
+        "seed",
+        "VecNormalize",
+        "PhasicCheckpointCallback",
+        "num_timesteps",
+    ]
     assert [one.split("`")[1] for one in first] == names
     assert first == second
 
@@ -479,3 +490,26 @@ def test_a_scheduler_that_ends_a_training_can_start_it_again(tmp_path):
     assert steps > 0 and steps % 8 == 0 and aux_buffer_path(checkpoint).exists()
     again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert again.stdout.splitlines()[-1] == f"trained to {steps + 80}"
+
+
+def test_an_error_of_a_callback_leaves_the_checkpoint_between_iterations_the_latest(tmp_path):
+    """In one process."""
+
+    class Fails(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.n_calls < 20 or boom(self.model)
+
+    with pytest.raises(KeyError):
+        make().learn(1000, callback=[Fails(), PhasicCheckpointCallback(1, tmp_path)])
+    assert {path.name for path in tmp_path.glob("*.zip")} == {"ppg_model_16_steps.zip", "ppg_model_32_steps.zip"}
+
+
+def test_a_signal_in_the_last_update_is_not_lost(tmp_path):
+    class Update(PhasicCheckpointCallback):
+        def _on_training_end(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            super()._on_training_end()
+
+    with pytest.raises(SystemExit) as end:
+        make().learn(PHASE, callback=Update(1, tmp_path))
+    assert end.value.code == 143 and latest_checkpoint(tmp_path).name == f"ppg_model_{PHASE}_steps.zip"

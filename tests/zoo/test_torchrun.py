@@ -1,5 +1,6 @@
 """RL Zoo's ``train`` in several processes, by ``torchrun`` itself: agents, workers, kills."""
 
+import gc
 import os
 import re
 import signal
@@ -11,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.monitor import load_results
 
-from sb3_ppg import PPG
+from sb3_ppg import PPG, ArgumentError
 from sb3_ppg.training.processes import rank
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.interrupted import MARKER, Marker, interrupted_run
@@ -148,21 +150,56 @@ def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_p
     runs, command = tmp_path / "logs" / "ppg", {"arguments": ["-n", "100"], "hyperparameters": {"gamma": 0.9}}
     for number in (1, 2, 10):
         (runs / f"CartPole-v1_{number}").mkdir(parents=True)
-    assert interrupted_run(runs, "CartPole-v1", command) is None
+
+    def claimed(command):
+        found = interrupted_run(runs, "CartPole-v1", command)
+        if found is not None:
+            found.marker._file.close()
+        return found and (found.marker.path.parent.name, found.seed, found.checkpoint and found.checkpoint.name)
+
+    assert claimed(command) is None
     marker = Marker(runs / "CartPole-v1_2")
-    marker.take(command, seed=5)
-    assert interrupted_run(runs, "CartPole-v1", command) is None  # it is at work
+    marker.write(command, seed=5)
+    assert claimed(command) is None  # it is at work
+    with pytest.raises(ArgumentError, match="another training has just begun"):
+        Marker(runs / "CartPole-v1_2").write(command, seed=6)
     marker._file.close()
-    assert interrupted_run(runs, "CartPole-v1", command) == (runs / "CartPole-v1_2", 5, None)
+    assert claimed(command) == ("CartPole-v1_2", 5, None)
     (runs / "CartPole-v1_2" / "rl_model_64_steps.zip").write_bytes(b"")
-    assert interrupted_run(runs, "CartPole-v1", command).checkpoint.name == "rl_model_64_steps.zip"
+    first = interrupted_run(runs, "CartPole-v1", command)
+    assert first.checkpoint.name == "rl_model_64_steps.zip" and claimed(command) is None  # it is taken up once
+    first.marker._file.close()
     for other in ({**command, "arguments": ["-n", "200"]}, {**command, "hyperparameters": {"gamma": 0.99}}):
-        assert interrupted_run(runs, "CartPole-v1", other) is None
+        assert claimed(other) is None
     for bad in ("", "[]", "{", '{"command": 1, "seed": "x"}'):
         (runs / "CartPole-v1_10" / MARKER).write_text(bad)
-        assert interrupted_run(runs, "CartPole-v1", command).folder.name == "CartPole-v1_2"
+        assert claimed(command)[0] == "CartPole-v1_2"
     marker.remove()
-    assert interrupted_run(runs, "CartPole-v1", command) is None
+    assert claimed(command) is None
+
+
+def test_a_run_goes_on_whatever_the_kill_has_left(tmp_path, monkeypatch, capsys):
+    """After all steps, but before the last model; with files that the Zoo was writing."""
+    monkeypatch.chdir(tmp_path)
+    options = "-n 64 --save-freq 32 --eval-freq 32 --eval-episodes 1 -params n_envs:2 n_steps:16 batch_size:16 normalize:True"
+    command = ["sb3-ppg", *TRAIN[2:], *options.split()]
+    monkeypatch.setattr(sys, "argv", command.copy())
+
+    def kill(self, model):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ExperimentManager, "save_trained_model", kill)
+        launcher.main()
+    gc.collect()  # the lock of the one that was killed
+    run = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    for name in ("evaluations.npz", "CartPole-v1/vecnormalize.pkl"):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(whole[: len(whole) // 2])
+    monkeypatch.setattr(sys, "argv", command.copy())
+    launcher.main()
+    assert "All its steps are taken" in capsys.readouterr().out
+    assert PPG.load(run / "CartPole-v1.zip").num_timesteps == 64 and not (run / MARKER).exists()
 
 
 def wait_for(condition, seconds: float = 120) -> None:
@@ -178,10 +215,11 @@ def test_nodes_may_come_and_go(tmp_path):
     elastic = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--max-restarts", "3"]
     timeouts = "last_call_timeout=1,timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
     elastic += ["--rdzv-conf", timeouts, "--rdzv-id", "one", "--monitor-interval", "0.5"]
-    first = start(train, tmp_path, *elastic, n=1)
+    variables = dict(n=1, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # see the page
+    first = start(train, tmp_path, *elastic, **variables)
     run = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
     wait_for(lambda: any(run.glob("rl_model_*_steps.aux_buffer.npz")))
-    second = start(train, tmp_path, *elastic, n=1)
+    second = start(train, tmp_path, *elastic, **variables)
     wait_for(lambda: any(run.glob("rl_model_*.aux_buffer.1_of_2.npz")))
     second.kill()
     second.communicate()
