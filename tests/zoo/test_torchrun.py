@@ -44,16 +44,28 @@ gym.register("Deadly-v0", lambda **kwargs: Deadly(gym.make("CartPole-v1", **kwar
 
 
 def start(arguments: list[str], cwd: Path, *options: str, n: int = 2, **environment: str) -> subprocess.Popen:
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", **environment}
     rendezvous = () if "--rdzv-endpoint" in options else ("--master-port", str(free_port()))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n), *rendezvous, *options, *arguments]
-    return subprocess.Popen(command, cwd=cwd, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    agent = ["-m", "torch.distributed.run", "--nproc-per-node", str(n), *rendezvous, *options]
+    return program([*agent, *arguments], cwd, **environment)
+
+
+def program(arguments: list[str], cwd: Path, **environment: str) -> subprocess.Popen:
+    """Its output goes to a file: a pipe that nobody reads would stop it."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", **environment}
+    path = cwd / f"output_{len(list(cwd.glob('output_*')))}"
+    with path.open("w") as output:
+        started = subprocess.Popen([sys.executable, *arguments], cwd=cwd, env=variables, stdout=output, stderr=output)
+    vars(started)["output"] = path
+    return started
+
+
+def end_of(started: subprocess.Popen) -> tuple[int, str]:
+    code = started.wait(timeout=150)
+    return code, vars(started)["output"].read_text()
 
 
 def torchrun(*arguments, **options) -> tuple[int, str]:
-    agent = start(*arguments, **options)
-    output, _ = agent.communicate(timeout=150)
-    return agent.returncode, output
+    return end_of(start(*arguments, **options))
 
 
 def test_two_processes_are_one_training(tmp_path):
@@ -130,15 +142,14 @@ def test_the_same_command_goes_on_after_the_agent_was_killed(tmp_path):
     wait_for(lambda: len(list(run.glob("rl_model_*.zip"))) > 2)
     workers = subprocess.check_output(["pgrep", "-P", str(agent.pid)], text=True).split()
     agent.kill()
-    agent.communicate()
+    agent.wait()
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 5)  # they do not train on, unseen
     before = len(list(run.glob("rl_model_*.zip")))
-    options = dict(cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True)
-    again = subprocess.Popen([sys.executable, *train], **options, stderr=subprocess.STDOUT)
+    again = program(train, tmp_path)
     wait_for(lambda: len(list(run.glob("rl_model_*.zip"))) > before)
     again.terminate()
-    output, _ = again.communicate(timeout=60)
-    assert again.returncode == 128 + signal.SIGTERM
+    code, output = end_of(again)
+    assert code == 128 + signal.SIGTERM
     assert f"Going on with {run.relative_to(tmp_path)}, from rl_model_" in output and "the phase starts anew" in output
     assert (run / "unfinished.json").exists() and len(list(run.parent.iterdir())) == 1
     steps = max(int(path.name.split("_")[2]) for path in run.glob("rl_model_*.zip"))
@@ -222,11 +233,11 @@ def test_nodes_may_come_and_go(tmp_path):
     second = start(train, tmp_path, *elastic, **variables)
     wait_for(lambda: any(run.glob("rl_model_*.aux_buffer.1_of_2.npz")))
     second.kill()
-    second.communicate()
+    second.wait()
     n_together = max(int(path.name.split("_")[2]) for path in run.glob("rl_model_*.zip"))
     wait_for(lambda: any(int(path.name.split("_")[2]) > n_together for path in run.glob("rl_model_*.aux_buffer.npz")))
     first.send_signal(signal.SIGTERM)
-    output, _ = first.communicate(timeout=60)
+    _, output = end_of(first)
     steps = [int(one) for one in re.findall(r"Going on after (\d+) steps", output)]
     assert len(steps) == 2 and 0 < steps[0] < steps[1] <= n_together
     assert output.count("from another number of processes: the phase starts anew") >= 2
