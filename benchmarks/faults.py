@@ -12,7 +12,6 @@ import argparse
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -118,7 +117,6 @@ def main() -> None:
         subprocess.run(COMMAND, cwd=calm, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
         ends = [last_return(folder) for folder in (disturbed, calm)]
         n_runs = len(list((disturbed / "logs" / "ppg").iterdir()))
-        shutil.rmtree(disturbed)
     rows.to_csv(RESULTS / "faults.csv", index=False)
     lost = (rows["steps"] - rows["resumed"]).clip(lower=0)
     (steps, reached), (calm_steps, calm_return) = ends

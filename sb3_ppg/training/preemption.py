@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+from sb3_ppg.training.processes import told
+
 
 class Ending(Protocol):
     """What is asked of an algorithm that can end."""
@@ -44,6 +46,4 @@ def ending_between_iterations(model: Ending, signals: Iterable[int]) -> Iterator
         for number, handler in before.items():
             signal.signal(number, handler)
     if (ending := model.agreed_end()) is not None:
-        end = KeyboardInterrupt() if ending == signal.SIGINT else SystemExit(128 + ending)
-        vars(end)["is_told"] = True  # see `processes.agreed`
-        raise end
+        raise told(KeyboardInterrupt() if ending == signal.SIGINT else SystemExit(128 + ending))

@@ -58,12 +58,12 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
     number, size = int(os.environ["RANK"]), n_started()
     end_with_the_agent()
     store = _meeting(number, size, start_timeout)
-    backend = None
+    backend = "gloo"
     if th.cuda.is_available():
         th.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % th.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
-        backend or "gloo",
+        backend,
         store=dist.PrefixStore("group", store),
         rank=number,
         world_size=size,

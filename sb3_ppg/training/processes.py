@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
 
+Exc = TypeVar("Exc", bound=BaseException)
 FIRST_ERROR = "sb3_ppg/first_error"  # where processes look for it that are cut off
 _board: dist.Store | None = None  # for messages to those that cannot be reached by the group any more
 _left_as: tuple[int, int] | None = None  # number and size, in a group that an error has ended
@@ -72,11 +73,7 @@ def average_over_processes(tensors: list[th.Tensor]) -> None:
     """
     if not dist.is_initialized():
         return
-    flat = th.cat([tensor.flatten() for tensor in tensors])
-    with _connected():
-        dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for tensor, average in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+    for tensor, average in zip(tensors, _averages([tensor.flatten() for tensor in tensors]), strict=True):
         tensor.copy_(average.view_as(tensor))
 
 
@@ -90,14 +87,23 @@ def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> 
     """
     owners = [parameter for parameter in parameters if parameter.grad is not None]
     gradients: list[th.Tensor] = [_dense(parameter.grad) for parameter in owners]  # type: ignore[arg-type]
-    flat = th.cat([values.flatten(), *(gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients)])
+    in_memory = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
+    of_values, *averages = _averages([values.flatten(), *in_memory])
+    values.copy_(of_values.view_as(values))
+    for parameter, gradient, average in zip(owners, gradients, averages, strict=True):
+        parameter.grad = average.as_strided(gradient.shape, gradient.stride())
+
+
+def _averages(parts: list[th.Tensor]) -> tuple[th.Tensor, ...]:
+    """
+    :param parts: (N_i,), the same everywhere
+    :return: their averages over all processes, views of the one tensor that was transferred
+    """
+    flat = th.cat(parts)
     with _connected():
         dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    averages = flat.split([values.numel(), *(gradient.numel() for gradient in gradients)])
-    values.copy_(averages[0].view_as(values))
-    for parameter, gradient, average in zip(owners, gradients, averages[1:], strict=True):
-        parameter.grad = average.as_strided(gradient.shape, gradient.stride())
+    return flat.split([part.numel() for part in parts])
 
 
 def _dense(tensor: th.Tensor) -> th.Tensor:
@@ -178,7 +184,7 @@ def require_equal(settings: Mapping[str, Any]) -> None:
         values = [theirs.get(name) for theirs in everyone]
         if any(value != first for value in values):
             shown = [f"{value:.200}" for value in values]
-            raise _told(ArgumentError(f"`{name}` differs between the processes, {', '.join(shown)}: use one value"))
+            raise told(ArgumentError(f"`{name}` differs between the processes, {', '.join(shown)}: use one value"))
 
 
 def described(value: Any) -> str:
@@ -233,15 +239,15 @@ def agreed() -> Iterator[Agreement]:
     try:
         yield agreement
     except Exception as error:
-        if getattr(error, "is_told", False):  # by a block within
+        if is_told(error):  # by a block within
             raise
         gathered((_message(error), None))
-        _told(error)
+        told(error)
         raise
     reports = gathered((None, agreement.says))
     for number, (message, _) in enumerate(reports):
         if message is not None:
-            raise _told(ProcessGroupError(f"process {number} of {len(reports)}: {message}"))
+            raise told(ProcessGroupError(f"process {number} of {len(reports)}: {message}"))
     agreement.heard = [says for _, says in reports]
 
 
@@ -250,7 +256,15 @@ def is_everybodys(error: BaseException) -> bool:
     :param error: of this process
     :return: whether all have it, or another one that says so
     """
-    return getattr(error, "is_told", False) or isinstance(error, NonFiniteLossError)
+    return is_told(error) or isinstance(error, NonFiniteLossError)
+
+
+def is_told(error: BaseException) -> bool:
+    """
+    :param error: of this process
+    :return: whether ``told`` was called with it
+    """
+    return getattr(error, "is_told", False)
 
 
 def leave_after(error: BaseException) -> None:
@@ -291,7 +305,10 @@ def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _told(error: Exception) -> Exception:
-    """All processes know of it."""
+def told(error: Exc) -> Exc:
+    """
+    :param error: of which all processes know
+    :return: the same, for which ``is_told``
+    """
     vars(error)["is_told"] = True
     return error

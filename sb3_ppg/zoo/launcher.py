@@ -99,7 +99,9 @@ def _main() -> None:
             with missing_extras_named():
                 run(name, SCRIPTS[name], arguments)
         except (ArgumentError, HubError, ModelFormatError, ProcessGroupError) as error:
-            is_said_by_the_first = getattr(error, "is_told", False) and os.environ.get("RANK", "0") != "0"
+            from sb3_ppg.training.processes import is_told
+
+            is_said_by_the_first = is_told(error) and os.environ.get("RANK", "0") != "0"
             sys.exit(1 if is_said_by_the_first else f"sb3-ppg {name}: {error}")
         except ImportError as error:
             if "pip install" not in str(error):
