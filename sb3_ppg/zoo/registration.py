@@ -82,7 +82,7 @@ def patched() -> Iterator[Patches]:
     A context in which RL Zoo's scripts run as ``sb3-ppg`` runs them, after ``register()``: what is broken in them is repaired,
     the processes that they start know our algorithms, and a model of MaskablePPG that they load acts under the masks of the
     environment that was made for it. For that, functions of the Zoo, ``subprocess.call``, ``plt.show``, ``MaskablePPG.load``
-    and ``predict`` are others within the context, and ``PATH`` may have another folder. At its end everything is as before.
+    and ``predict`` are others within the context. At its end everything is as before.
 
     :return: which undoes them, and takes further ones
     """

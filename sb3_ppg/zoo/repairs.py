@@ -4,18 +4,13 @@ effect where that is not broken any more. All of it lasts as long as the launche
 """
 
 import importlib
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import imageio_ffmpeg
-import matplotlib
 import optuna
 import rl_zoo3.load_from_hub
 import rl_zoo3.utils
@@ -32,14 +27,6 @@ from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.command_line import check_path, runs_with_a_model
 from sb3_ppg.zoo.patches import Patches
 
-FONTS = """<?xml version="1.0"?>
-<fontconfig>
-<include ignore_missing="yes">/etc/fonts/fonts.conf</include>
-<dir>{fonts}</dir>
-<cachedir>{cache}</cachedir>
-</fontconfig>
-"""
-
 
 def apply(patches: Patches) -> None:
     """
@@ -55,7 +42,6 @@ def apply(patches: Patches) -> None:
     catch_missing_files_of_the_hub(patches)
     find_the_latest_model(patches)
     end_only_what_began(patches)
-    provide_ffmpeg(patches)
     save_plots_without_a_display(patches)
 
 
@@ -227,27 +213,6 @@ def end_only_what_began(patches: Patches) -> None:
 def _end_if_it_began(callback: BaseCallback) -> None:
     if callback.locals:  # which `on_training_start` sets
         type(callback).on_training_end(callback)
-
-
-def provide_ffmpeg(patches: Patches) -> None:
-    """
-    rl_zoo3 2.9.2: videos need an ``ffmpeg`` on the path, and a font. Where there is none, the program that comes with
-    imageio-ffmpeg, and matplotlib's font, in a folder that is removed at the end.
-    """
-    if shutil.which("ffmpeg") is not None:
-        return
-    folder = patches.enter_context(tempfile.TemporaryDirectory(prefix="sb3_ppg_ffmpeg_"))
-    program = Path(imageio_ffmpeg.get_ffmpeg_exe())
-    link = Path(folder) / f"ffmpeg{program.suffix if program.suffix == '.exe' else ''}"
-    try:
-        link.symlink_to(program)
-    except OSError:  # Windows without the right to
-        shutil.copy(program, link)
-    patches.set_environment_variable("PATH", os.pathsep.join(filter(None, [folder, os.environ.get("PATH")])))
-    if "FONTCONFIG_FILE" not in os.environ:
-        fonts = Path(folder) / "fonts.conf"
-        fonts.write_text(FONTS.format(fonts=Path(matplotlib.get_data_path()) / "fonts" / "ttf", cache=folder))
-        patches.set_environment_variable("FONTCONFIG_FILE", str(fonts))
 
 
 def save_plots_without_a_display(patches: Patches) -> None:

@@ -18,16 +18,19 @@ import yaml
 from matplotlib import pyplot as plt
 from rl_zoo3.utils import get_trained_models
 
+from sb3_ppg.zoo.ffmpeg import provide_ffmpeg
 from sb3_ppg.zoo.patches import Patches
 
 
 def record_training() -> None:
-    """With ``-o FOLDER`` it does not find its own videos again if the folder is relative."""
+    """With ``-o FOLDER`` it does not find its own videos again if the folder is relative; and it calls ``ffmpeg``."""
     options = ("-o", "--output-folder")
     for index, option in enumerate(sys.argv[:-1]):
         if option in options:
             sys.argv[index + 1] = os.path.abspath(sys.argv[index + 1])
-    runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
+    with Patches() as patches:
+        provide_ffmpeg(patches)
+        runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
 
 
 def benchmark() -> None:

@@ -38,6 +38,8 @@ from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, read_checked,
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.untrusted import parse_json
 from sb3_ppg.zoo import masks
+from sb3_ppg.zoo.ffmpeg import provide_ffmpeg
+from sb3_ppg.zoo.patches import Patches
 from sb3_ppg.zoo.procgen import ENV_IDS
 from sb3_ppg.zoo.report import add_gym_packages, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
@@ -97,7 +99,9 @@ def push() -> None:
     if args.eval_episodes < 1:
         parser.error(f"--eval-episodes {args.eval_episodes} cannot work: use at least 1")
     if args.algo not in zoo.ALGOS:
-        runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
+        with Patches() as patches:
+            provide_ffmpeg(patches)
+            runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
         return
 
     set_random_seed(args.seed)
