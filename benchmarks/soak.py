@@ -109,6 +109,7 @@ def resident_memory(case: str, n_phases: int, algorithm: str = "PPG") -> list[fl
     else:
         kwargs = dict(policy_kwargs=policy_kwargs, n_policy_iterations=N_POLICY_ITERATIONS, n_aux_epochs=1, **common)
         model = cls(policy, env, **kwargs)
+    gc.freeze()  # what is there is not gone through each time
     memory = _Memory()
     model.learn(n_phases * PHASE, callback=memory)
     return memory.resident

@@ -1,7 +1,6 @@
 """What several tests need."""
 
 import atexit
-import json
 import multiprocessing
 import os
 import signal
@@ -23,6 +22,7 @@ from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG
 from sb3_ppg.training.optimization import Losses
+from tests.fork_server import ask
 
 
 class RandomEnv(gym.Env):
@@ -126,10 +126,10 @@ def run(*arguments: str, cwd: Path | None = None, fails: bool = False, anew: boo
     ``python -m sb3_ppg ...`` as a user types it, in a process of its own.
 
     :param fails: whether it has to
-    :param anew: whether the process imports everything itself, as it also does with environment variables of its own
+    :param anew: whether the process imports everything itself
     :return: what it printed
     """
-    done = run_program("-m", "sb3_ppg", *arguments, cwd=cwd, anew=anew or bool(environment), **environment)
+    done = run_program("-m", "sb3_ppg", *arguments, cwd=cwd, anew=anew, **environment)
     output = done.stdout + done.stderr
     assert (done.returncode != 0) == fails, output
     return output
@@ -164,22 +164,22 @@ def run_program(
     request = dict(option=option, program=program, arguments=arguments, cwd=str(cwd or Path.cwd()), environment=variables)
     with NamedTemporaryFile("r") as stdout, NamedTemporaryFile("r") as stderr:
         streams = [os.devnull, stdout.name, stderr.name]
-        server = fork_server()
-        print(json.dumps({**request, "streams": streams, "time_limit": TIME_LIMIT}), file=server.stdin, flush=True)
-        status = int(server.stdout.readline())
+        status = ask(fork_server(), **request, streams=streams, time_limit=TIME_LIMIT)
         done = subprocess.CompletedProcess(command, status, stdout.read(), stderr.read())
     assert status != -signal.SIGALRM, f"It took more than {TIME_LIMIT} s: {done}"
     return done
 
 
 @cache
-def fork_server() -> subprocess.Popen[str]:
-    """That of this process, until it ends."""
+def fork_server() -> str:
+    """The name of this process's own, until it ends."""
+    name = f"sb3_ppg_tests_{os.getpid()}"
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-    program = [sys.executable, Path(__file__).with_name("fork_server.py")]
+    program = [sys.executable, Path(__file__).with_name("fork_server.py"), name]
     server = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
     atexit.register(server.communicate)  # the end of its input ends it
-    return server
+    assert server.stdout.readline() == "ready\n"
+    return name
 
 
 def run_in_a_new_process(function: Callable[..., None], *args: Any) -> Any:

@@ -61,3 +61,15 @@ def test_what_takes_too_long_is_ended(tmp_path, monkeypatch):
         run_program("-c", "import time; time.sleep(60)", cwd=tmp_path)
     monkeypatch.undo()
     assert run_program("-c", "print(1)", cwd=tmp_path).stdout == "1\n"
+
+
+def test_programs_that_a_program_calls(tmp_path):
+    called = "import sys; print('called', sys.argv); sys.exit(5)"
+    (tmp_path / "called.py").write_text(called)
+    calls = [
+        "import subprocess, sys; print('before', flush=True)",
+        "print(subprocess.call([sys.executable, '-m', 'called', '--option']), flush=True)",
+        "print(subprocess.call([sys.executable, '-c', 'print(1)']))",
+    ]
+    alone, forked = both("-c", "\n".join(calls), cwd=tmp_path)
+    assert forked == alone and forked[1].splitlines()[0] == "before" and "--option" in forked[1]

@@ -149,8 +149,8 @@ def go_on(folder: Path, setting: str, stops: list[int], n_threads: int, results)
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_training_that_was_stopped_ends_where_it_would_have_ended(setting, tmp_path):
-    """Stopped at each position of a phase (of 3), continued in a new process: equal, parameter for parameter."""
-    stops = [1, 2, 3, 5]
+    """Stopped at each position of a phase (of 3), in three phases, continued in a new process: parameter for parameter."""
+    stops = [1, 3, 5]
     expected = {}
     for stop in stops:
         model = make(setting).learn(N_ITERATIONS * ROLLOUT, callback=AtIteration(stop, reset_environments))
@@ -168,7 +168,7 @@ def test_a_training_that_was_stopped_ends_where_it_would_have_ended(setting, tmp
         assert resumed.keys() == expected[stop].keys()
         for name, value in expected[stop].items():
             assert th.equal(resumed[name], value), f"stopped at {stop}: {name}"
-    assert any(not th.equal(expected[1][name], expected[2][name]) for name in expected[1])
+    assert any(not th.equal(expected[1][name], expected[3][name]) for name in expected[1])
 
 
 # ---- killed ----

@@ -103,13 +103,13 @@ def test_the_model_loads_where_the_zoo_is_not_installed(run_folder):
 
 
 def test_enjoy(trained):
-    output = run("enjoy", "--env", "CartPole-v1", "--no-render", "-n", "600", cwd=trained, anew=True)
+    output = run("enjoy", "--env", "CartPole-v1", "--no-render", "-n", "600", cwd=trained)
     assert "Loading logs/ppg/CartPole-v1_1/CartPole-v1.zip" in output
     assert "Mean reward" in output or "Episode Reward" in output
 
 
 def test_report(trained):
-    output = run("report", "--env", "CartPole-v1", "--episodes", "5", cwd=trained, anew=True)
+    output = run("report", "--env", "CartPole-v1", "--episodes", "5", cwd=trained)
     folder = Path("logs/ppg/CartPole-v1_1")
     assert "Mean return over 5 episodes: " in output
     for line in (
@@ -153,7 +153,7 @@ def n_frames(video: Path) -> int:
 def test_benchmark(trained):
     logs = (trained / "logs").rename(trained / "elsewhere")
     options = ("--log-dir", "elsewhere", "--benchmark-dir", "benchmarked", "-n", "600", "--no-hub", "--num-threads", "1")
-    output = run("benchmark", *options, cwd=trained, anew=True)
+    output = run("benchmark", *options, cwd=trained)
     logs.rename(trained / "logs")
     assert "Evaluating ppg on CartPole-v1" in output and "Evaluating ppo on CartPole-v1" in output
     assert "elsewhere holds 2 agents. Each plays 600 steps (-n)" in output
@@ -164,7 +164,7 @@ def test_benchmark(trained):
 
 
 def test_plots_compare_ppg_with_ppo(trained):
-    run("plot_train", "-e", "CartPole-v1", "-f", "logs", "-w", "5", cwd=trained, anew=True)
+    run("plot_train", "-e", "CartPole-v1", "-f", "logs", "-w", "5", cwd=trained)
     options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "-f", "logs")
     output = run("all_plots", *options, "-o", "comparison", "--no-million", cwd=trained)
     assert "PPG" in output and "PPO" in output

@@ -44,7 +44,7 @@ def trained(tmp_path, monkeypatch) -> Path:
 
 def test_share_a_training_and_fetch_it(hub_server, trained):
     """The card's own commands, in an empty folder; what comes back is what was shared, and works with the other scripts."""
-    output = run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60", anew=True)
+    output = run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60")
     files = hub_server.files("me/ppg-CartPole-v1")
     expected = {DESCRIPTION, ARRAYS, CHECKSUMS, ZOO, "README.md", "replay.mp4", "learning_curve.png"}
     assert expected | {"logs/evaluations.npz", "logs/0.monitor.csv"} <= set(files)
@@ -58,7 +58,7 @@ def test_share_a_training_and_fetch_it(hub_server, trained):
     os.chdir(elsewhere)
     commands = [line.split("#")[0] for line in re.findall(r"^sb3-ppg .*", card, re.MULTILINE)]
     assert [command.split()[1] for command in commands] == ["load_from_hub", "enjoy"]
-    run(*commands[0].split()[1:], anew=True)
+    run(*commands[0].split()[1:])
     assert "Mean reward" in run(*commands[1].split()[1:], "--no-render")
     for snippet in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
         run_code(snippet)

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -281,13 +282,16 @@ def test_what_several_cannot_do_is_said_once(tmp_path):
     assert second[3] == "1"  # the first process has said it
 
 
+def run_script() -> None:
+    runpy.run_path("script.py")
+
+
 def test_the_lines_of_the_page(tmp_path):
     """In Python, two processes; the scripts for clusters are what their programs can read."""
     page = (ROOT / "docs" / "distributed.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "script.py").write_text(code.replace("100_000", "4096"))
-    code, output = torchrun([str(tmp_path / "script.py")], tmp_path)
-    assert code == 0, output
+    in_processes(run_script, tmp_path)
     model = PPG.load(tmp_path / "ppg_cartpole.zip")
     assert model.num_timesteps == 4096 and model.n_envs == 4 and model._n_updates == 2
 
