@@ -47,6 +47,11 @@ def hub_server(monkeypatch) -> Iterator[HubServer]:
         yield server
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first: at the end no process waits long for another one."""
+    items.sort(key=lambda item: "slow" not in item.keywords)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tests leave nothing behind but what others remove later, or SB3's logger leaves. (Workers' folders are in this one.)"""

@@ -44,7 +44,7 @@ def same_parameters(one: PPG, other: PPG) -> None:
                     assert th.equal(th.as_tensor(value), th.as_tensor(theirs["state"][index][key])), (name, index, key)
 
 
-def refused(folder: Path, complaint: str = "") -> None:
+def refused(folder: Path, complaint: str = ".") -> None:
     with pytest.raises(ModelFormatError, match=complaint):
         from_pretrained(folder, device="cpu")
 

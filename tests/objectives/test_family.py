@@ -331,7 +331,7 @@ def test_it_learns(name):
     settings |= dict(policy_kwargs=dict(net_arch=[64, 64]))
     env = make_vec_env("CartPole-v1", 8, seed=0)
     model = make(name, env, **settings, n_value_epochs=SMALL["n_value_epochs"] if name not in ("daac", "idaac", "dna") else 4)
-    model.learn(25_000)
+    model.learn(25_000 if name == "dna" else 16_000)  # 123 to 220 after 16,000 of DNA, over 180 of the others
     mean, _ = evaluate_policy(model, make_vec_env("CartPole-v1", 1, seed=100), n_eval_episodes=10)
     assert mean > 150  # 22 by chance
 

@@ -74,6 +74,7 @@ SETTINGS = {
         dict(
             algorithm=RecurrentPPG,
             policy="MultiInputLstmPolicy",
+            batch_size=8,
             recompute_states=True,
             policy_kwargs=dict(lstm_hidden_size=4, **SMALL_CNN),
         ),

@@ -42,7 +42,7 @@ from sb3_ppg.hub.pretrained import NOT_SHARED
 from sb3_ppg.zoo import launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
-from tests.helpers import ROOT, run
+from tests.helpers import ROOT, run, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -653,10 +653,7 @@ def test_scripts_of_the_readme(which, trained, tmp_path):
     arguments = ["--algo", "ppg", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1"]
     if which == 1:
         shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "logs" / "ppg" / "CartPole-v1_1")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "mine.py", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = run_program("-m", "mine", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     if which == 0:
         assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
