@@ -24,7 +24,7 @@ from tests.attack.models import UNCHANGED
 
 pytestmark = pytest.mark.slow
 
-PER_FAMILY = {"models": 8, "environments": 50, "states": 12}
+PER_FAMILY = {"models": 6, "environments": 50, "states": 10}
 
 
 @pytest.mark.parametrize("source", SOURCES)

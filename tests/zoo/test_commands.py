@@ -55,7 +55,6 @@ def trained(tmp_path_factory) -> Path:
     output = run(
         *("train", *options, "--save-freq", "1000", "--progress", "-params", "aux_learning_rate:'lin_0.002'"),
         cwd=folder,
-        anew=True,
     )
     assert "Loading hyperparameters from" in output and "100%" in output
     run("train", "--algo", "ppo", *options, cwd=folder)

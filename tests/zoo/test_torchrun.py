@@ -135,29 +135,6 @@ def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
     assert len(list(run.glob("*.monitor.csv"))) == 8 and not (run / "unfinished.json").exists()
 
 
-def test_the_same_command_goes_on_after_the_agent_was_killed(tmp_path):
-    """In one process now, which a scheduler ends: SIGTERM, between two iterations."""
-    train = [*TRAIN, "-n", "1000000", "--save-freq", "64", "--eval-freq", "-1", *SMALL]
-    agent = start(train, tmp_path)
-    run = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
-    wait_for(lambda: len(list(run.glob("rl_model_*.zip"))) > 2)
-    workers = subprocess.check_output(["pgrep", "-P", str(agent.pid)], text=True).split()
-    agent.kill()
-    agent.wait()
-    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 5)  # they do not train on, unseen
-    before = len(list(run.glob("rl_model_*.zip")))
-    again = program(train, tmp_path)
-    wait_for(lambda: len(list(run.glob("rl_model_*.zip"))) > before)
-    again.terminate()
-    code, output = end_of(again)
-    assert code == 128 + signal.SIGTERM
-    assert f"Going on with {run.relative_to(tmp_path)}, from rl_model_" in output and "the phase starts anew" in output
-    assert (run / "unfinished.json").exists() and len(list(run.parent.iterdir())) == 1
-    steps = max(int(path.name.split("_")[2]) for path in run.glob("rl_model_*.zip"))
-    # The end of its iteration was saved, and what belonged to the two processes is gone
-    assert [path.name for path in run.glob("*.npz")] == [f"rl_model_{steps}_steps.aux_buffer.npz"]
-
-
 def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_path):
     runs, command = tmp_path / "logs" / "ppg", {"arguments": ["-n", "100"], "hyperparameters": {"gamma": 0.9}}
     for number in (1, 2, 10):
@@ -222,7 +199,10 @@ def wait_for(condition, seconds: float = 120) -> None:
 
 
 def test_nodes_may_come_and_go(tmp_path):
-    """Two agents as two nodes: one begins alone, another joins and is killed; steps and statistics go on."""
+    """
+    Two agents as two nodes: one begins alone, another joins and is killed; steps and statistics go on. When the first is
+    killed, too, the same command goes on in one process, which a scheduler ends: SIGTERM, between two iterations.
+    """
     port, train = free_port(), [*TRAIN, "-n", "1000000", "--save-freq", "64", "--eval-freq", "-1", *SMALL]
     elastic = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--max-restarts", "3"]
     timeouts = "last_call_timeout=1,timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
@@ -233,16 +213,41 @@ def test_nodes_may_come_and_go(tmp_path):
     wait_for(lambda: any(run.glob("rl_model_*_steps.aux_buffer.npz")))
     second = start(train, tmp_path, *elastic, **variables)
     wait_for(lambda: any(run.glob("rl_model_*.aux_buffer.1_of_2.npz")))
-    second.kill()
-    second.wait()
-    n_together = max(int(path.name.split("_")[2]) for path in run.glob("rl_model_*.zip"))
-    wait_for(lambda: any(int(path.name.split("_")[2]) > n_together for path in run.glob("rl_model_*.aux_buffer.npz")))
-    first.send_signal(signal.SIGTERM)
-    _, output = end_of(first)
+    kill(second)
+    n_together = latest(run)
+    wait_for(lambda: any(steps_of(path) > n_together for path in run.glob("rl_model_*.aux_buffer.npz")))
+    _, output = kill(first)
     steps = [int(one) for one in re.findall(r"Going on after (\d+) steps", output)]
     assert len(steps) == 2 and 0 < steps[0] < steps[1] <= n_together
     assert output.count("from another number of processes: the phase starts anew") >= 2
-    assert len(list((tmp_path / "logs" / "ppg").iterdir())) == 1
+
+    before = latest(run)
+    again = program(train, tmp_path)
+    wait_for(lambda: latest(run) > before)
+    again.terminate()
+    code, output = end_of(again)
+    assert code == 128 + signal.SIGTERM
+    assert f"Going on with {run.relative_to(tmp_path)}, from rl_model_" in output
+    assert (run / "unfinished.json").exists() and len(list(run.parent.iterdir())) == 1
+    # The end of its iteration was saved, and what belonged to two processes is gone
+    assert [path.name for path in run.glob("*.npz")] == [f"rl_model_{latest(run)}_steps.aux_buffer.npz"]
+
+
+def kill(agent: subprocess.Popen) -> tuple[int, str]:
+    """Its workers do not train on, unseen."""
+    workers = subprocess.check_output(["pgrep", "-P", str(agent.pid)], text=True).split()
+    agent.kill()
+    ended = end_of(agent)
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 5)
+    return ended
+
+
+def steps_of(path: Path) -> int:
+    return int(path.name.split("_")[2])
+
+
+def latest(run: Path) -> int:
+    return max(steps_of(path) for path in run.glob("rl_model_*.zip"))
 
 
 def refused() -> list[str]:
