@@ -4,7 +4,7 @@ RUN := $(VENV)/bin/python
 # Small networks: more threads than this only wait for each other
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test quick attack lint format type check benchmark sb3-suite clean
+.PHONY: train test quick attack lint format type check docs benchmark sb3-suite clean
 
 # Builds .venv when it is missing or when what it depends on has changed
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -44,6 +44,10 @@ format: $(VENV)/.installed
 type: $(VENV)/.installed
 	$(RUN) -m mypy
 
+# The site, in docs/_build/html. Warnings are errors
+docs: $(VENV)/.installed
+	$(RUN) -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+
 check: lint type test
 
 # Speed and memory, as ratios measured in one run: benchmarks/results/speed.md and speed.png. Half an hour
@@ -55,4 +59,4 @@ sb3-suite: $(VENV)/.installed
 	benchmarks/sb3_suite/run.sh $(RUN)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) docs/_build docs/results .mypy_cache .pytest_cache .ruff_cache

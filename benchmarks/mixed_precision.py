@@ -96,6 +96,8 @@ def report(results: pd.DataFrame, curves: pd.DataFrame) -> None:
     :param curves: of all trainings
     """
     lines = [
+        "# float32 and bfloat16",
+        "",
         f"{GAME}, {N_STEPS:,} steps: mean return of {N_EPISODES} episodes on fresh levels.",
         "Written by `python -m benchmarks.mixed_precision`.",
         "",

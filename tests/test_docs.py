@@ -1,21 +1,76 @@
 """The documentation's code runs, and does what it says."""
 
+import importlib
+import inspect
+import pydoc
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+from tests.helpers import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "results" not in path.parts)]
+# Whose code other tests run: below, tests/zoo/test_commands.py and tests/zoo/test_torchrun.py
+ELSEWHERE = {DOCS / "extending.md", DOCS / "guides" / "zoo.md", DOCS / "distributed.md"}
+LEARN = re.compile(r"(?<=learn\()[\d_]+")
 
 
-def code_blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
+def code_blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [
+        pytest.param(page, number, id=f"{page.relative_to(ROOT)}-{number}")
+        for page in PAGES
+        if page not in ELSEWHERE
+        for number in range(len(code_blocks(page)))
+    ],
+)
+def test_code_of_a_page_runs(page, number, tmp_path, monkeypatch):
+    """With budgets of a rollout, or of a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    code = code_blocks(page)[number]
+    code = LEARN.sub(lambda budget: str(min(int(budget[0]), 1100 if "Checkpoint" in code else 1)), code)
+    names: dict = {}
+    exec(code, names)
+    assert "learn(" not in code or names["model"].num_timesteps >= 1
+
+
+PUBLIC = ("sb3_ppg", "sb3_ppg.objectives", "sb3_ppg.hub", "sb3_ppg.vec_env", "sb3_ppg.zoo")
+
+
+def test_the_reference_has_every_public_name():
+    pages = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    names = re.findall(r"^\.\. (?:autoclass|autofunction|autoexception|py:data):: (\S+)", pages, re.MULTILINE)
+    listed = [id(pydoc.locate(name)) for name in names]
+    for module in PUBLIC:
+        public = importlib.import_module(module)
+        missing = [name for name in public.__all__ if id(getattr(public, name)) not in listed]
+        assert missing == (["__version__"] if module == "sb3_ppg" else [])
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_nothing_public_is_undocumented(module):
+    public = importlib.import_module(module)
+    things = {name: getattr(public, name) for name in public.__all__}
+    for name, thing in things.items():
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert thing.__doc__, name
+        if inspect.isclass(thing):
+            for method, function in inspect.getmembers(thing, inspect.isroutine):
+                if not method.startswith("_") and str(getattr(function, "__module__", "")).startswith("sb3_ppg"):
+                    assert inspect.getdoc(function), f"{name}.{method}"
 
 
 @pytest.mark.slow
 def test_a_new_objective_as_the_page_shows_it(tmp_path):
-    (code,) = code_blocks("extending.md")
+    (code,) = code_blocks(DOCS / "extending.md")
     assert len(code.splitlines()) < 60
     names: dict = {}
     exec(code, names)  # ours

@@ -7,12 +7,11 @@ import tomllib
 import zipfile
 from ast import literal_eval
 from inspect import signature
-from typing import Any
 
 import pytest
 from stable_baselines3 import PPO
 
-from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg import PPG
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.slow
@@ -46,51 +45,43 @@ def check_links(metadata: str) -> None:
     pictures = "https://raw.githubusercontent.com/sb3-ppg/sb3_ppg/main/"
     inside = [target for target in targets if target.startswith((repository, pictures))]
     assert all(target.startswith(("https://", "#")) for target in targets)
-    assert all((ROOT / target.removeprefix(repository).removeprefix(pictures)).is_file() for target in inside)
+    assert all((ROOT / target.removeprefix(repository).removeprefix(pictures)).exists() for target in inside)
     assert {target.endswith(".png") for target in inside if target.startswith(pictures)} == {True} and len(inside) > 10
     assert f"Project-URL: Repository, {repository.removesuffix('/blob/main/')}" in metadata
     headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^##+ (.+)$", metadata, re.MULTILINE)}
     assert {target[1:] for target in targets if target.startswith("#")} <= {re.sub(r"[^\w-]", "", name) for name in headings}
 
 
-README = (ROOT / "README.md").read_text()
+DOCS = ROOT / "docs"
 
 
-def table_of(section: str) -> list[list[str]]:
-    """The rows of the first table of a section of the README, without its head."""
-    text = README.split(f"## {section}\n")[1].split("\n## ")[0]
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows[2:]]
+def table_of(page: str) -> list[list[str]]:
+    """The rows of the first table of a page, without its head."""
+    text = re.split(r"\n\n(?=\|)", (DOCS / page).read_text())[1].split("\n\n")[0]
+    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in text.splitlines()[2:]]
 
 
-def test_the_readme_names_the_defaults_that_are_not_ppos():
+def test_the_pages_name_the_defaults_that_are_not_ppos():
     ppo, ppg = (signature(algorithm).parameters for algorithm in (PPO, PPG))
     differing = {name for name in ppo if name in ppg and ppo[name].default != ppg[name].default}
-    rows = table_of("Coming from PPO")
+    rows = table_of("migration.md")
     assert {name for name, *_ in rows} == differing
     for name, of_ppo, of_ppg, _ in rows:
         assert (literal_eval(of_ppo), literal_eval(of_ppg)) == (ppo[name].default, ppg[name].default), name
     assert set(ppo) <= set(ppg)
 
 
-def test_the_readme_names_the_length_of_a_phase():
+def test_the_pages_name_the_length_of_a_phase():
     """By default, and of a script of PPO's that was only renamed."""
     ppo, ppg = (signature(algorithm).parameters for algorithm in (PPO, PPG))
-    n_rollouts = ppg["n_policy_iterations"].default
+    n_rollouts, page = ppg["n_policy_iterations"].default, (DOCS / "migration.md").read_text()
     for n_steps in (ppg["n_steps"].default, ppo["n_steps"].default):
-        assert f"{n_steps} x 1 x {n_rollouts} = {n_steps * n_rollouts:,}" in README.replace("`", "")
+        assert f"{n_steps} x 1 x {n_rollouts} = {n_steps * n_rollouts:,}" in page
 
 
-def test_the_readme_names_every_extra():
+def test_the_pages_name_every_extra():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {name for name, *_ in table_of("Install")} == extras.keys() - {"dev"}
-
-
-def test_the_snippet_with_the_papers_network_runs():
-    (snippet,) = (code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "import PPG, ImpalaCNN" in code)
-    names: dict[str, Any] = {}
-    exec(snippet, names)
-    assert isinstance(names["model"].policy.features_extractor, ImpalaCNN)
+    assert {name for name, *_ in table_of("install.md")} == extras.keys() - {"dev"}
 
 
 def test_importing_needs_no_extra():

@@ -85,7 +85,7 @@ class AuxBuffer:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.observations: list[Observations] = []  # a rollout each, (n_envs, n_steps, *observation shape)
+        self.observations: list[Observations] = []  # a rollout each, (n_envs, n_steps, and the shape of one)
         self.observations_on_device: list[PyTorchObs] | None = None  # likewise, once they are there
         self.context: list[dict[str, np.ndarray]] = []  # a rollout each, (n_envs, n_steps or 1, ...)
         self.value_targets: list[np.ndarray] = []  # a rollout each, (n_envs, n_steps)
@@ -148,7 +148,7 @@ class AuxBuffer:
         """
         Keep a rollout in arrays that nobody will change.
 
-        :param observations: (n_envs, n_steps, *observation shape)
+        :param observations: (n_envs, n_steps, and the shape of one)
         :param context: what the policy needs beside them, by name, (n_envs, n_steps or 1, ...)
         :param value_targets: (n_envs, n_steps)
         """

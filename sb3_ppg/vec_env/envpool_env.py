@@ -31,6 +31,11 @@ class EnvPoolEnv(gym.Env):
         self._first: Any = None  # the observation that an episode starts with
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """
+        :param seed: None: the sequence of episodes goes on
+        :param options: has no effect
+        :return: the first observation, and no information
+        """
         super().reset(seed=seed)
         if seed is not None:  # EnvPool only takes a seed when it is made
             self._venv.close()
@@ -40,6 +45,11 @@ class EnvPoolEnv(gym.Env):
         return first, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """
+        :param action: of the action space
+        :return: observation, reward, whether the episode has terminated, whether a time limit has ended it, EnvPool's
+            information
+        """
         observations, rewards, dones, infos = self._venv.step(np.asarray(action)[None])
         info = infos[0]
         if not dones[0]:
@@ -50,7 +60,9 @@ class EnvPoolEnv(gym.Env):
         return info.pop("terminal_observation"), float(rewards[0]), not truncated, truncated, info
 
     def render(self) -> Any:
+        """The present picture, or with ``render_mode="human"`` a window."""
         return self._venv.render(self.render_mode) if self.render_mode == "human" else self._venv.get_images()[0]
 
     def close(self) -> None:
+        """End EnvPool's threads."""
         self._venv.close()

@@ -644,10 +644,9 @@ def test_a_model_acts_under_the_masks_of_its_own_environment(tmp_path):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_scripts_of_the_readme(which, trained, tmp_path):
+def test_scripts_of_the_page(which, trained, tmp_path):
     """In a file of the user's own, which imports the Zoo's scripts."""
-    section = (ROOT / "README.md").read_text().split("## RL Zoo")[1].split("\n## ")[0]
-    script = section.split("```python")[1 + which].split("```")[0]
+    script = (ROOT / "docs" / "guides" / "zoo.md").read_text().split("```python")[1 + which].split("```")[0]
     (tmp_path / "mine.py").write_text(script)
     arguments = ["--algo", "ppg", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1"]
     if which == 1:

@@ -1,0 +1,107 @@
+"""Settings of Sphinx: ``make docs`` builds the site in ``docs/_build/html``, and takes warnings for errors."""
+
+import importlib.metadata
+import re
+import tempfile
+import zlib
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.util.logging import getLogger
+
+FILES_OF_THE_REPOSITORY = "https://github.com/sb3-ppg/sb3_ppg/blob/main"
+
+project = "sb3_ppg"
+author = "the sb3_ppg developers"
+release = version = importlib.metadata.version("sb3-ppg")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"sb3_ppg {release}"
+
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_preserve_defaults = True
+
+
+def inventory(project_name: str, names: dict[str, str]) -> str:
+    """
+    What Sphinx would fetch from another project's site: building these pages takes no network.
+
+    :param project_name: of the other project
+    :param names: of its classes and functions, with the page of each
+    :return: the path of a file in the format of Sphinx's inventories, version 2
+    """
+    lines = [f"{name} py:class 1 {page}#$ -" for name, page in names.items()]
+    header = ["# Sphinx inventory version 2", f"# Project: {project_name}", "# Version: ", "# compressed using zlib"]
+    path = Path(tempfile.mkdtemp(prefix="sb3_ppg_docs_")) / "objects.inv"
+    path.write_bytes("\n".join([*header, ""]).encode() + zlib.compress("\n".join([*lines, ""]).encode()))
+    return str(path)
+
+
+SB3 = {
+    "stable_baselines3.ppo.ppo.PPO": "modules/ppo.html",
+    "stable_baselines3.common.base_class.BaseAlgorithm": "modules/base.html",
+    "stable_baselines3.common.on_policy_algorithm.OnPolicyAlgorithm": "modules/base.html",
+    "stable_baselines3.common.callbacks.BaseCallback": "guide/callbacks.html",
+    "stable_baselines3.common.policies.ActorCriticPolicy": "guide/custom_policy.html",
+    "stable_baselines3.common.torch_layers.BaseFeaturesExtractor": "guide/custom_policy.html",
+    "stable_baselines3.common.vec_env.base_vec_env.VecEnv": "guide/vec_envs.html",
+    "stable_baselines3.common.vec_env.vec_normalize.VecNormalize": "guide/vec_envs.html",
+}
+CONTRIB = {
+    "sb3_contrib.ppo_recurrent.ppo_recurrent.RecurrentPPO": "modules/ppo_recurrent.html",
+    "sb3_contrib.ppo_mask.ppo_mask.MaskablePPO": "modules/ppo_mask.html",
+}
+GYMNASIUM = {"gymnasium.Env": "api/env/", "gymnasium.spaces.Space": "api/spaces/"}
+TORCH = {
+    "torch.Tensor": "tensors.html",
+    "torch.nn.Module": "generated/torch.nn.Module.html",
+    "torch.optim.Optimizer": "optim.html",
+    "torch.device": "tensor_attributes.html",
+}
+intersphinx_mapping = {
+    "sb3": ("https://stable-baselines3.readthedocs.io/en/master/", inventory("Stable-Baselines3", SB3)),
+    "sb3-contrib": ("https://sb3-contrib.readthedocs.io/en/master/", inventory("sb3-contrib", CONTRIB)),
+    "gymnasium": ("https://gymnasium.farama.org/", inventory("Gymnasium", GYMNASIUM)),
+    "torch": ("https://docs.pytorch.org/docs/stable/", inventory("PyTorch", TORCH)),
+}
+
+
+LINK = re.compile(r"(?<!!)(?P<text>\[[^\]]*\])\((?P<path>(?!https?:|#)[^)#]+)(?P<anchor>#[^)]*)?\)")
+
+
+def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
+    """Links that lead out of ``docs`` lead to the repository. What is not there is a warning."""
+    docs = Path(app.srcdir).resolve()
+
+    def link(match: re.Match[str]) -> str:
+        path = (docs / page).parent.joinpath(match["path"]).resolve()
+        if not path.exists():
+            getLogger(__name__).warning("no such file: %s", match["path"], location=page)
+        if path.is_relative_to(docs) and path.suffix == ".md":
+            return match[0]
+        return f"{match['text']}({FILES_OF_THE_REPOSITORY}/{path.relative_to(docs.parent)}{match['anchor'] or ''})"
+
+    source[0] = LINK.sub(link, source[0])
+
+
+def write_pages_of_results(app: Sphinx) -> None:
+    """One for each table in ``benchmarks/results``."""
+    folder = Path(app.srcdir) / "results"
+    folder.mkdir(exist_ok=True)
+    for table in Path(app.srcdir).parent.glob("benchmarks/results/*.md"):
+        page = f"```{{include}} ../../benchmarks/results/{table.name}\n:relative-images:\n```\n"
+        if not (folder / table.name).exists() or (folder / table.name).read_text() != page:
+            (folder / table.name).write_text(page)
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("builder-inited", write_pages_of_results)
+    app.connect("source-read", link_to_the_repository)
