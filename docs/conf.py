@@ -13,6 +13,7 @@ FILES_OF_THE_REPOSITORY = "https://github.com/sb3-ppg/sb3_ppg/blob/main"
 
 project = "sb3_ppg"
 author = "the sb3_ppg developers"
+project_copyright = f"2026, {author}"
 release = version = importlib.metadata.version("sb3-ppg")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
@@ -58,7 +59,7 @@ CONTRIB = {
     "sb3_contrib.ppo_recurrent.ppo_recurrent.RecurrentPPO": "modules/ppo_recurrent.html",
     "sb3_contrib.ppo_mask.ppo_mask.MaskablePPO": "modules/ppo_mask.html",
 }
-GYMNASIUM = {"gymnasium.Env": "api/env/", "gymnasium.spaces.Space": "api/spaces/"}
+GYMNASIUM = {"gymnasium.core.Env": "api/env/", "gymnasium.Env": "api/env/", "gymnasium.spaces.Space": "api/spaces/"}
 TORCH = {
     "torch.Tensor": "tensors.html",
     "torch.nn.Module": "generated/torch.nn.Module.html",
