@@ -55,6 +55,13 @@ def test_the_reference_has_every_public_name():
         assert missing == (["__version__"] if module == "sb3_ppg" else [])
 
 
+def test_the_tests_that_pages_name_are_there():
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    there = {*re.findall(r"^def (test_\w+)", tests, re.MULTILINE)}
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert len(named) > 30 and named <= there
+
+
 @pytest.mark.parametrize("module", PUBLIC)
 def test_nothing_public_is_undocumented(module):
     public = importlib.import_module(module)
