@@ -476,7 +476,7 @@ print("trained to", model.num_timesteps)
 """
 
 
-def test_a_scheduler_that_ends_a_training_can_start_it_again(tmp_path):
+def test_a_scheduler_that_ends_a_training_can_start_it_again(tmp_path, monkeypatch, capsys):
     """SIGTERM, in one process: the iteration is ended, the checkpoint saved, the exit status that of the signal."""
     command = [sys.executable, "-c", PREEMPTED]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -488,8 +488,9 @@ def test_a_scheduler_that_ends_a_training_can_start_it_again(tmp_path):
     (checkpoint,) = (tmp_path / "checkpoints").glob("*.zip")
     steps = int(checkpoint.name.split("_")[2])
     assert steps > 0 and steps % 8 == 0 and aux_buffer_path(checkpoint).exists()
-    again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert again.stdout.splitlines()[-1] == f"trained to {steps + 80}"
+    monkeypatch.chdir(tmp_path)
+    exec(PREEMPTED, {})
+    assert capsys.readouterr().out.splitlines()[-1] == f"trained to {steps + 80}"
 
 
 def test_an_error_of_a_callback_leaves_the_checkpoint_between_iterations_the_latest(tmp_path):

@@ -1,6 +1,8 @@
 """RL Zoo's ``train`` in several processes, by ``torchrun`` itself: agents, workers, kills."""
 
+import contextlib
 import gc
+import io
 import os
 import re
 import runpy
@@ -69,24 +71,18 @@ def torchrun(*arguments, **options) -> tuple[int, str]:
     return end_of(start(*arguments, **options))
 
 
+def launched(arguments: list[str]) -> str:
+    """What ``sb3-ppg`` prints, in this process of several."""
+    sys.argv = ["sb3-ppg", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        launcher.main()
+    return output.getvalue()
+
+
 def test_two_processes_are_one_training(tmp_path):
     """One folder, one evaluation, one log; monitor files of all environments; steps are those of all."""
-    options = [
-        "-n",
-        "384",
-        "--eval-freq",
-        "192",
-        "--eval-episodes",
-        "1",
-        "--save-freq",
-        "128",
-        "-f",
-        "logs",
-        "--log-interval",
-        "1",
-    ]
-    code, output = torchrun([*TRAIN, *options, *SMALL], tmp_path)
-    assert code == 0, output
+    options = "-n 384 --eval-freq 192 --eval-episodes 1 --save-freq 128 -f logs --log-interval 1"
+    output = "".join(in_processes(launched, tmp_path, [*TRAIN[2:], *options.split(), *SMALL]))
     (run,) = (tmp_path / "logs" / "ppg").iterdir()
     rollout = 16 * 2 * 2
     assert output.count("Seed: 3") == 1 and output.count("Saving to ") == 1
