@@ -220,6 +220,7 @@ def test_masks_by_a_wrapper_in_other_processes_under_normalisation():
     env.close()
 
 
+@pytest.mark.slow
 def test_masks_come_through_wrappers_of_other_processes():
     class OnlyTheFirst(VecEnvWrapper):
         def reset(self):

@@ -351,6 +351,7 @@ def test_recomputed_states_are_used():
     assert all(map(th.equal, weights[0], weights[2])) and not all(map(th.equal, weights[1], weights[3]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["dual", "detached", "shared"])
 @pytest.mark.parametrize(
     ("policy", "space"),
