@@ -1,5 +1,6 @@
 """A training that was killed, or that a scheduler has ended, goes on when the same command is given again."""
 
+import argparse
 import json
 import os
 import pickle
@@ -30,6 +31,8 @@ except ImportError:  # Windows: who is at work cannot be told there, so that a t
 
 PREFIX = "rl_model"  # of the Zoo's checkpoints
 MARKER = "unfinished.json"
+# What two commands may differ in and be the same: where the run lies, what is read from there, where its logs go
+ELSEWHERE = {"log_folder", "conf_file", "tensorboard_log", "command"}
 
 
 class Marker:
@@ -154,12 +157,22 @@ def go_on_when_interrupted(patches: Patches) -> None:
 def _note_the_command(read: Any) -> Any:
     def read_hyperparameters(self: ExperimentManager) -> Any:
         hyperparameters = read(self)
-        saved = json.loads(json.dumps(hyperparameters[1], default=str))
         goes_on = getattr(self, "asked_to_continue", False)  # which the command line does not say any more
-        vars(self)["command"] = {"arguments": sys.argv[1:], "goes_on": goes_on, "hyperparameters": saved}
+        command = {"arguments": _arguments(self.args), "goes_on": goes_on, "hyperparameters": hyperparameters[1]}
+        vars(self)["command"] = json.loads(json.dumps(command, default=str))
         return hyperparameters
 
     return read_hyperparameters
+
+
+def _arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for, however it was spelled, and wherever it is to be written."""
+    asked = {name: value for name, value in vars(args).items() if name not in ELSEWHERE}
+    if args.trained_agent:
+        asked["trained_agent"] = Path(args.trained_agent).absolute()
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--seed")  # the Zoo draws one where none is given
+    return asked | vars(parser.parse_known_args(sys.argv[1:])[0])
 
 
 def _find_the_run(create: Any) -> Any:

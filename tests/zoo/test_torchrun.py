@@ -181,7 +181,14 @@ def test_a_run_goes_on_whatever_the_kill_has_left(tmp_path, monkeypatch, capsys)
     for name in ("evaluations.npz", "CartPole-v1/vecnormalize.pkl"):
         whole = (run / name).read_bytes()
         (run / name).write_bytes(whole[: len(whole) // 2])
-    monkeypatch.setattr(sys, "argv", command.copy())
+    other_seed = [word.replace("3", "4") if word == "3" else word for word in command]
+    monkeypatch.setattr(sys, "argv", other_seed)
+    launcher.main()
+    assert "Going on" not in capsys.readouterr().out and (run.parent / "CartPole-v1_2").exists()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    spelled_otherwise = ["--n-timesteps=64", *TRAIN[3:], f"--log-folder={tmp_path / 'logs'}", *options.split()[2:]]
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "train", *spelled_otherwise])
     launcher.main()
     assert "All its steps are taken" in capsys.readouterr().out
     assert PPG.load(run / "CartPole-v1.zip").num_timesteps == 64 and not (run / MARKER).exists()
