@@ -15,6 +15,7 @@ EXTRAS = {
     **dict.fromkeys(("seaborn", "scipy", "rliable"), "plots"),
     **dict.fromkeys(("ale_py", "cv2", "OpenCV"), "atari"),
     **dict.fromkeys(("mujoco", "imageio"), "mujoco"),
+    **dict.fromkeys(("onnx", "onnxscript"), "export"),
     "tensorboard": "tensorboard",
     "Box2D": "box2d",
     "minigrid": "minigrid",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-LEFT_BY_OTHERS = ("pytest-of-", "SB3-", "torchinductor_", "torchelastic_", "pymp-", "sb3_ppg_tests_")
+LEFT_BY_OTHERS = ("pytest-of-", "SB3-", "torchinductor_", "torchelastic_", "pymp-", "sb3_ppg_tests_", ".ses")
 TEMPORARY = Path(tempfile.mkdtemp(prefix="sb3_ppg_tests_"))
 if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)  # after others have removed what they have there

@@ -42,7 +42,7 @@ def test_code_of_a_page_runs(page, number, tmp_path, monkeypatch):
     assert "learn(" not in code or names["model"].num_timesteps >= 1
 
 
-PUBLIC = ("sb3_ppg", "sb3_ppg.objectives", "sb3_ppg.hub", "sb3_ppg.vec_env", "sb3_ppg.zoo")
+PUBLIC = ("sb3_ppg", "sb3_ppg.objectives", "sb3_ppg.hub", "sb3_ppg.vec_env", "sb3_ppg.zoo", "sb3_ppg.export")
 
 
 def test_the_reference_has_every_public_name():

@@ -1,0 +1,210 @@
+"""A trained policy as a program that needs neither this package nor Python: ONNX, TorchScript."""
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+from torch.distributions import Distribution
+
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.extras import missing_extras_named
+from sb3_ppg.lstm import RecurrentPhasicActorCriticPolicy
+from sb3_ppg.masks import MaskablePhasicActorCriticPolicy
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.ppg import PPG
+
+__all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
+
+
+class DeterministicPolicy(nn.Module):
+    """
+    What ``model.predict(..., deterministic=True)`` computes, with tensors in and out. On the CPU, in float32, with weights
+    of its own: the model may train on. B is the number of environments.
+
+    ================== ================================= ==========================================================
+    of                 inputs, in this order             shape and type
+    ================== ================================= ==========================================================
+    all                ``observation``, or one for each  (B, ...) as in ``model.observation_space`` (images channel
+                       key of a Dict space, by its name  first), in its type, not normalised
+    ``MaskablePPG``    ``action_masks``                  (B, n), bool: True where an action is possible
+    ``RecurrentPPG``   ``hidden``, ``cell``              (n_layers, B, hidden size), float32; zeros at first
+    ``RecurrentPPG``   ``episode_start``                 (B,), bool: whether an episode begins
+    ================== ================================= ==========================================================
+
+    It returns ``action``, (B, ...) as the environment takes it; of ``RecurrentPPG`` also ``next_hidden`` and ``next_cell``.
+
+    :param model: a model of this package
+    :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
+    :raises ArgumentError: if the model is not one of this package
+    """
+
+    policy: Any  # of one of the classes of this package
+    low: th.Tensor  # of Box actions
+    high: th.Tensor
+
+    def __init__(self, model: PPG, vec_normalize: VecNormalize | None = None):
+        super().__init__()
+        if not isinstance(model, PPG):
+            raise ArgumentError(f"`model` is a {type(model).__name__}, not one of sb3_ppg's algorithms")
+        self.policy = _copied(model.policy)
+        self.observation_space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
+        self.action_space = model.action_space
+        self.input_names, self.output_names = list(self._observation_spaces()), ["action"]
+        if isinstance(self.policy, MaskablePhasicActorCriticPolicy):
+            self.input_names += ["action_masks"]
+        if isinstance(self.policy, RecurrentPhasicActorCriticPolicy):
+            self.input_names += ["hidden", "cell", "episode_start"]
+            self.output_names += ["next_hidden", "next_cell"]
+        self.normalizers = self._normalizers(vec_normalize or model.get_vec_normalize_env())
+        self.action_type = th.as_tensor(np.zeros((), self.action_space.dtype)).dtype
+        if isinstance(self.action_space, spaces.Box):
+            self.register_buffer("low", th.as_tensor(self.action_space.low))
+            self.register_buffer("high", th.as_tensor(self.action_space.high))
+        self.eval().requires_grad_(False)
+
+    def _observation_spaces(self) -> dict[str, spaces.Space]:
+        space = self.observation_space
+        return dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+
+    def _normalizers(self, vec_normalize: VecNormalize | None) -> nn.ModuleDict:
+        if vec_normalize is None or not vec_normalize.norm_obs:
+            return nn.ModuleDict()
+        statistics = vec_normalize.obs_rms
+        by_name = statistics if isinstance(statistics, dict) else {"observation": statistics}
+        return nn.ModuleDict(
+            {name: Normalizer(one, vec_normalize.epsilon, vec_normalize.clip_obs) for name, one in by_name.items()}
+        )
+
+    def forward(self, *inputs: th.Tensor) -> th.Tensor | tuple[th.Tensor, ...]:
+        given = dict(zip(self.input_names, inputs, strict=True))
+        parts = {name: given.pop(name) for name in self._observation_spaces()}
+        parts = {name: self.normalizers[name](part) if name in self.normalizers else part for name, part in parts.items()}
+        observation = parts if isinstance(self.observation_space, spaces.Dict) else parts["observation"]
+        if "hidden" in given:
+            latent, states = self._remember(observation, **given)
+        else:
+            latent, states = self.policy.evaluate_latent(observation), ()
+        action = self._action(latent, given.get("action_masks"))
+        return (action, *states) if states else action
+
+    def _remember(
+        self, observation: Any, hidden: th.Tensor, cell: th.Tensor, episode_start: th.Tensor
+    ) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
+        goes_on = (~episode_start)[:, None].float()
+        features = self.policy._policy_features(observation)
+        memory, states = self.policy.lstm_actor(features[None], (hidden * goes_on, cell * goes_on))
+        return self.policy.mlp_extractor.forward_actor(memory[0]), states
+
+    def _action(self, latent: th.Tensor, action_masks: th.Tensor | None) -> th.Tensor:
+        if action_masks is None:
+            distribution = self.policy._get_action_dist_from_latent(latent)
+        else:
+            with self.policy._masked_by(action_masks):
+                distribution = self.policy._get_action_dist_from_latent(latent)
+        action = distribution.mode().reshape(-1, *(self.action_space.shape or ()))
+        if self.policy.squash_output:
+            action = self.low + 0.5 * (action + 1) * (self.high - self.low)
+        elif isinstance(self.action_space, spaces.Box):
+            action = action.clamp(self.low, self.high)
+        return action.to(self.action_type)
+
+    def example_inputs(self, n_envs: int = 2) -> tuple[th.Tensor, ...]:
+        """
+        :param n_envs: B
+        :return: inputs of the right shapes and types: samples of the observation space, every action possible, new episodes
+        """
+        samples = {name: [space.sample() for _ in range(n_envs)] for name, space in self._observation_spaces().items()}
+        inputs = [th.as_tensor(np.stack(sample)) for sample in samples.values()]
+        if "action_masks" in self.input_names:
+            inputs.append(th.ones(n_envs, self.policy.action_net.out_features, dtype=th.bool))
+        if "hidden" in self.input_names:
+            hidden = th.zeros(self.policy.lstm_actor.num_layers, n_envs, self.policy.lstm_actor.hidden_size)
+            inputs += [hidden, hidden.clone(), th.ones(n_envs, dtype=th.bool)]  # not one tensor: that would be one input
+        return tuple(inputs)
+
+
+def _copied(policy: PhasicActorCriticPolicy) -> PhasicActorCriticPolicy:
+    """On the CPU, in float32, not compiled; without the optimizer, and without what was computed last, which has gradients."""
+    memo = {id(policy.action_dist): copy.copy(policy.action_dist), id(policy.optimizer): None}
+    copied = copy.deepcopy(policy, memo).cpu()
+    copied.mixed_precision = copied.compile_mode = None
+    return copied
+
+
+class Normalizer(nn.Module):
+    """
+    ``VecNormalize``'s arithmetic, in its float64.
+
+    :param statistics: of observations
+    :param epsilon: added to the variance
+    :param clip: of what comes out
+    """
+
+    mean: th.Tensor  # of the observations
+    std: th.Tensor
+
+    def __init__(self, statistics: RunningMeanStd, epsilon: float, clip: float):
+        super().__init__()
+        self.register_buffer("mean", th.as_tensor(statistics.mean))
+        self.register_buffer("std", th.as_tensor(np.sqrt(statistics.var + epsilon)))
+        self.clip = clip
+
+    def forward(self, observation: th.Tensor) -> th.Tensor:
+        return ((observation.double() - self.mean) / self.std).clamp(-self.clip, self.clip).float()
+
+
+def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:
+    """
+    Write what ``torch.jit.load`` reads, in Python or C++: inputs and outputs as ``DeterministicPolicy`` has them.
+
+    :param model: a model of this package
+    :param path: of the file
+    :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
+    """
+    policy = DeterministicPolicy(model, vec_normalize)
+    with th.no_grad(), _Unvalidated():
+        th.jit.trace(policy, policy.example_inputs()).save(str(path))
+
+
+def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:
+    """
+    Write an ONNX file, for any number of environments: inputs and outputs as ``DeterministicPolicy`` has them, by name.
+
+    :param model: a model of this package
+    :param path: of the file
+    :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
+    :raises MissingExtraError: without ``sb3-ppg[export]``
+    """
+    policy = DeterministicPolicy(model, vec_normalize)
+    axes = tuple({1 if name in ("hidden", "cell") else 0: "n_envs"} for name in policy.input_names)
+    with missing_extras_named(), th.no_grad(), _Unvalidated(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of its own ways
+        th.onnx.export(
+            policy,
+            policy.example_inputs(),
+            str(path),
+            input_names=policy.input_names,
+            output_names=policy.output_names,
+            dynamic_shapes=(axes,),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+class _Unvalidated:
+    """Without torch's checks of distributions, whose outcome depends on values and would become part of the program."""
+
+    def __enter__(self) -> None:
+        self.before = Distribution._validate_args
+        Distribution.set_default_validate_args(False)
+
+    def __exit__(self, *_: object) -> None:
+        Distribution.set_default_validate_args(self.before)

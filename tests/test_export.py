@@ -1,0 +1,153 @@
+"""What is exported acts as the model does."""
+
+import copy
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, RecurrentPPG, export
+from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, image_space
+
+BOX = spaces.Box(np.float32([-2, 0]), np.float32([1, 0.1]))
+DICT = spaces.Dict({"vector": VECTOR, "image": image_space(3, 36, 36)})
+SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=2, device="cpu")
+MODELS = {
+    "Discrete": (PPG, "MlpPolicy", VECTOR, spaces.Discrete(3), {}),
+    "Box": (PPG, "MlpPolicy", VECTOR, BOX, {}),
+    "gSDE": (PPG, "MlpPolicy", VECTOR, BOX, dict(use_sde=True, policy_kwargs=dict(squash_output=True))),
+    "MultiDiscrete": (PPG, "MlpPolicy", spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([3, 2]), {}),
+    "MultiBinary": (PPG, "MlpPolicy", spaces.Discrete(5), spaces.MultiBinary(3), {}),
+    "images": (PPG, "CnnPolicy", image_space(3, 36, 36), spaces.Discrete(3), dict(mixed_precision="bf16")),
+    "ImpalaCNN": (
+        PPG,
+        "CnnPolicy",
+        image_space(3, 64, 64),
+        spaces.Discrete(3),
+        dict(policy_kwargs=dict(features_extractor_class=ImpalaCNN, architecture="detached")),
+    ),
+    "Dict": (PPG, "MultiInputPolicy", DICT, spaces.Discrete(3), {}),
+    "LSTM": (RecurrentPPG, "MlpLstmPolicy", VECTOR, BOX, dict(policy_kwargs=dict(n_lstm_layers=2))),
+    "LSTM, Dict": (RecurrentPPG, "MultiInputLstmPolicy", DICT, spaces.Discrete(4), {}),
+}
+
+MASKED = [f"masked {actions}" for actions in MASKED_ACTIONS]
+
+
+def trained(name: str) -> PPG:
+    """For a phase, and one more rollout: its latest tensors have gradients. Its statistics are not those of a beginning."""
+    if name in MASKED:
+        actions = name.removeprefix("masked ")
+        model = MaskablePPG("MlpPolicy", make_vec_env(lambda: MaskedEnv(VECTOR, actions), 2, seed=0), seed=0, **SMALL)
+    else:
+        cls, policy, observation_space, action_space, arguments = copy.deepcopy(MODELS[name])
+        env = make_vec_env(lambda: RandomEnv(observation_space, action_space), 2, seed=0)
+        if isinstance(observation_space, spaces.Dict):
+            env = VecNormalize(env, norm_obs_keys=["vector"])
+        elif observation_space == VECTOR:
+            env = VecNormalize(env)
+        model = cls(policy, env, seed=0, **SMALL, **arguments)
+    return model.learn(48)
+
+
+class Program:
+    """An exported file, with arrays in and out."""
+
+    def __init__(self, model: PPG, path, kind: str):
+        self.names = export.DeterministicPolicy(model).input_names
+        if kind == "ONNX":
+            export.to_onnx(model, path)
+            self.session = onnxruntime.InferenceSession(path)
+            assert [one.name for one in self.session.get_inputs()] == self.names
+        else:
+            export.to_torchscript(model, path)
+            self.session, self.program = None, th.jit.load(path)
+
+    def __call__(self, **inputs: np.ndarray) -> list[np.ndarray]:
+        if self.session is not None:
+            return self.session.run(None, inputs)
+        outputs = self.program(*(th.as_tensor(inputs[name]) for name in self.names))
+        return [output.numpy() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+
+def observations(model: PPG, n: int) -> dict[str, np.ndarray]:
+    """As the environment gives them; far from the mean, too."""
+    space = model.observation_space
+    samples = [space.sample() for _ in range(n)]
+    if isinstance(space, spaces.Dict):
+        return {name: np.stack([sample[name] for sample in samples]) for name in space.spaces}
+    scale = 30 if space == VECTOR else 1
+    return {"observation": scale * np.stack(samples)}
+
+
+def predicted(model: PPG, inputs: dict[str, np.ndarray], **arguments):
+    observation = inputs if isinstance(model.observation_space, spaces.Dict) else inputs["observation"]
+    vec_normalize = model.get_vec_normalize_env()
+    if vec_normalize is not None:
+        observation = vec_normalize.normalize_obs(observation)
+    return model.predict(observation, **arguments, deterministic=True)
+
+
+def assert_same(model: PPG, action: np.ndarray, expected: np.ndarray) -> None:
+    assert action.shape == expected.shape and action.dtype == model.action_space.dtype
+    np.testing.assert_allclose(action, expected, rtol=1e-5, atol=1e-5)
+    assert all(model.action_space.contains(one) for one in action)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", ["ONNX", "TorchScript"])
+@pytest.mark.parametrize("name", [*MODELS, *MASKED])
+def test_an_exported_policy_acts_as_the_model(name, kind, tmp_path):
+    """For other numbers of environments than it was traced with, over episodes, under masks."""
+    model = trained(name)
+    if name == "images":
+        model.policy.mixed_precision = None  # the export is in float32
+    program = Program(model, tmp_path / "policy", kind)
+    for n in (1, 5):
+        if model.has_memory:
+            assert_same_over_episodes(model, program, n)
+            continue
+        inputs, masks = observations(model, n), {}
+        if isinstance(model, MaskablePPG):
+            masks = {"action_masks": np.stack([MaskedEnv.action_masks(model.env.envs[0].unwrapped) for _ in range(n)])}
+        expected, _ = predicted(model, inputs, **masks)
+        assert_same(model, program(**inputs, **masks)[0], expected)
+
+
+def assert_same_over_episodes(model: PPG, program: Program, n: int) -> None:
+    lstm = model.policy.lstm_actor
+    hidden = cell = np.zeros((lstm.num_layers, n, lstm.hidden_size), np.float32)
+    states, rng = None, np.random.default_rng(0)
+    for step in range(6):
+        starts = rng.random(n) < (1 if step == 0 else 0.3)
+        inputs = observations(model, n)
+        expected, states = predicted(model, inputs, state=states, episode_start=starts)
+        action, hidden, cell = program(**inputs, hidden=hidden, cell=cell, episode_start=starts)
+        assert_same(model, action, expected)
+        np.testing.assert_allclose(np.stack([hidden, cell]), np.stack(states), rtol=1e-5, atol=1e-5)
+
+
+def test_an_exported_policy_is_a_copy():
+    """The model trains on as it would have; its own precision and place are not changed."""
+    model, other = trained("images"), trained("images")
+    policy = export.DeterministicPolicy(model)
+    inputs = policy.example_inputs()
+    before = policy(*inputs)
+    assert model.policy.mixed_precision == "bf16" and model.policy.optimizer is not None
+    for one in (model, other):
+        set_random_seed(0)
+        one.learn(32)
+    np.testing.assert_array_equal(model.policy.parameters_to_vector(), other.policy.parameters_to_vector())
+    assert before.shape == (2,) and th.equal(policy(*inputs), before)
+
+
+def test_what_is_not_ours_is_refused():
+    with pytest.raises(ArgumentError, match="is a PPO, not one of sb3_ppg's algorithms"):
+        export.to_torchscript(PPO("MlpPolicy", "CartPole-v1"), "policy.pt")
