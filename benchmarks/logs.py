@@ -1,14 +1,21 @@
 """
 Ranges of each logged value in trainings that end well and in one that does not, for docs/logs.md: medians, and what nine rows
-in ten lie between. Prints a table in Markdown, and writes results/logs.csv. Three minutes.
+in ten lie between. Prints a table in Markdown, and writes results/logs.csv, logs_curves.csv and logs.png. Three minutes.
 
     python -m benchmarks.logs
 """
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
@@ -54,6 +61,15 @@ def sick() -> PPG:
 
 
 TRAININGS: dict[str, Callable[[], PPG]] = {"CartPole": cartpole, "Pendulum": pendulum, "sick": sick}
+# What the picture shows of a good and of a sick run, with the scale of the axis
+PICTURE = {
+    "rollout/ep_rew_mean": "linear",
+    "train/grad_norm": "log",
+    "train/value_loss": "log",
+    "aux/final_kl": "log",
+    "aux/explained_variance": "linear",
+    "aux/aux_explained_variance": "linear",
+}
 
 
 def logged(make: Callable[[], PPG]) -> pd.DataFrame:
@@ -68,16 +84,41 @@ def logged(make: Callable[[], PPG]) -> pd.DataFrame:
         return pd.read_csv(Path(folder) / "progress.csv")
 
 
+def plot(curves: pd.DataFrame, picture: Path) -> None:
+    """
+    :param curves: with columns "run", "steps", and those of the picture
+    :param picture: to write
+    """
+    figure, all_axes = plt.subplots(2, 3, figsize=(12, 6), sharex=True, layout="constrained")
+    for axes, (value, scale) in zip(all_axes.flat, PICTURE.items(), strict=True):
+        for name, rows in curves.groupby("run"):
+            shown = rows[["steps", value]].dropna()
+            axes.plot(shown["steps"], shown[value], color="tab:red" if name == "sick" else "tab:blue", label=name)
+        axes.set(title=value, yscale=scale)
+        axes.grid(alpha=0.3)
+        if value.endswith("explained_variance"):
+            axes.set_ylim(-1, 1)
+    all_axes[0, 0].legend()
+    for axes in all_axes[1]:
+        axes.set_xlabel("environment steps")
+    figure.savefig(picture, dpi=90)
+    plt.close(figure)
+
+
 def main() -> None:
     """Train, and summarise."""
     th.set_num_threads(1)
-    summaries = {}
+    summaries, curves = {}, []
     for name, make in TRAININGS.items():
         rows = logged(make)
+        curves.append(rows.assign(run=name, steps=rows["time/total_timesteps"])[["run", "steps", *PICTURE]])
         numbers = rows[[column for column in rows if column.startswith((*GROUPS, "rollout/ep_rew"))]]
         summaries[name] = numbers.quantile([0.05, 0.5, 0.95]).T
-    table = pd.concat(summaries, axis=1)
+    table = pd.concat(summaries, axis=1).sort_index()
     table.to_csv(RESULTS / "logs.csv", float_format="%.3g")
+    drawn = pd.concat([one for one in curves if one["run"].iloc[0] != "Pendulum"])  # the same task
+    drawn.to_csv(RESULTS / "logs_curves.csv", index=False, float_format="%.3g")
+    plot(drawn, RESULTS / "logs.png")
     print(f"| value | {' | '.join(summaries)} |\n|---|{'---|' * len(summaries)}")
     for value, row in table.iterrows():
         cells = [f"{row[name, 0.5]:.2g} ({row[name, 0.05]:.2g} to {row[name, 0.95]:.2g})" for name in summaries]

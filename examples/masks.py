@@ -1,0 +1,53 @@
+"""Invalid actions: a game of taking matches in which only as many can be taken as are left."""
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from sb3_contrib.common.maskable.evaluation import evaluate_policy
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_ppg import MaskablePPG
+
+MOST = 5  # matches in a move
+
+
+class Nim(gym.Env):
+    """Two players take 1 to 5 matches in turn; who takes the last one wins. The opponent moves at random."""
+
+    observation_space = spaces.MultiDiscrete([31])
+    action_space = spaces.Discrete(MOST)  # matches to take, less one
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        super().reset(seed=seed)
+        self.matches = int(self.np_random.integers(10, 31))
+        return np.array([self.matches]), {}
+
+    def action_masks(self) -> np.ndarray:
+        """What MaskablePPG asks the environment for: whether each action is possible."""
+        return np.arange(1, MOST + 1) <= self.matches
+
+    def step(self, action: int):
+        assert action < self.matches, "an invalid action"
+        self.matches -= int(action) + 1
+        has_won = self.matches == 0
+        if not has_won:
+            self.matches -= int(self.np_random.integers(1, min(MOST, self.matches) + 1))
+        return np.array([self.matches]), float(has_won), self.matches == 0, False, {}
+
+
+def main(total_timesteps: int = 50_000) -> None:
+    """Random moves win half of the games, perfect ones nearly all. A minute on two cores."""
+    env = make_vec_env(Nim, n_envs=8, seed=0)
+    model = MaskablePPG("MlpPolicy", env, n_steps=64, n_policy_iterations=8, batch_size=128, n_epochs=4, gamma=0.99, seed=0)
+    model.learn(total_timesteps)
+    mean, _ = evaluate_policy(model, make_vec_env(Nim, seed=1), n_eval_episodes=200, warn=False)
+    print(f"It wins {mean:.0%} of its games")
+
+    game = Nim()
+    observation, _ = game.reset(seed=0)
+    action, _ = model.predict(observation, action_masks=game.action_masks(), deterministic=True)
+    print(f"Of {observation[0]} matches it takes {int(action) + 1}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""An environment of your own, whose observations are a dictionary: a small image and a vector."""
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.env_checker import check_env
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb3_ppg import PPG
+
+SIZE, CELL = 36, 6  # pixels; SB3's network for images takes no smaller ones
+MOVES = CELL * np.array([(0, -1), (0, 1), (-1, 0), (1, 0)])
+
+
+class Compass(gym.Env):
+    """The image shows where the agent is; the vector says where the goal is. A step towards it is worth 1, one away -1."""
+
+    observation_space = spaces.Dict(
+        {"map": spaces.Box(0, 255, (SIZE, SIZE, 1), np.uint8), "goal": spaces.Box(0, 1, (2,), np.float32)}
+    )
+    action_space = spaces.Discrete(len(MOVES))
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        super().reset(seed=seed)
+        self.agent, self.goal = self.np_random.integers(0, SIZE // CELL, (2, 2)) * CELL
+        self.n_steps = 0
+        return self.observation(), {}
+
+    def step(self, action: int):
+        before = self.distance()
+        self.agent = np.clip(self.agent + MOVES[action], 0, SIZE - CELL)
+        self.n_steps += 1
+        return self.observation(), before - self.distance(), self.distance() == 0, self.n_steps >= 30, {}
+
+    def distance(self) -> float:
+        return float(np.abs(self.agent - self.goal).sum() / CELL)
+
+    def observation(self) -> dict[str, np.ndarray]:
+        picture = np.zeros((SIZE, SIZE, 1), np.uint8)
+        x, y = self.agent
+        picture[y : y + CELL, x : x + CELL] = 255
+        return {"map": picture, "goal": (self.goal / SIZE).astype(np.float32)}
+
+
+def main(total_timesteps: int = 50_000) -> None:
+    """The best there is returns 4, the mean distance; random actions return about 1. Two minutes on two cores."""
+    check_env(Compass())
+    env = make_vec_env(Compass, n_envs=8, seed=0)
+    model = PPG("MultiInputPolicy", env, n_steps=64, n_policy_iterations=8, batch_size=128, n_epochs=4, gamma=0.95, seed=0)
+    model.learn(total_timesteps)
+    mean, std = evaluate_policy(model, make_vec_env(Compass, seed=1), n_eval_episodes=100)
+    print(f"Return over 100 episodes: {mean:.1f} +- {std:.1f}")
+
+
+if __name__ == "__main__":
+    main()
