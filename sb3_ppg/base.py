@@ -361,8 +361,10 @@ class PhasicAlgorithm(PhasicModel):
         :param seed: the same in all
         """
         super().set_random_seed(seed)
-        if seed is not None and self.env is not None and rank() > 0:
-            self.env.seed(seed + rank() * self.n_envs)
+        if self.env is not None and rank() > 0:
+            first = getattr(self.env.unwrapped, "_seeds", [None])[0] if seed is None else seed  # None: that of `make_vec_env`
+            if first is not None:
+                self.env.seed(first + rank() * self.n_envs)
 
     # ---- files ----
 

@@ -23,7 +23,7 @@ LAYERS = [
     ["recurrent", "maskable"],
     ["family"],
     [""],  # the public names
-    ["hub", "vec_env"],
+    ["hub", "vec_env", "export"],
     ["zoo"],
     ["__main__"],
 ]

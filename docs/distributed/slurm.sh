@@ -22,7 +22,8 @@ srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$PROCESSES" --max-resta
     -m sb3_ppg train --env Pendulum-v1 -n 1000000 --save-freq 20000 -f "$HOME/ppg" &
 wait $!
 STATUS=$?
-if [ "$STATUS" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; then
+# A training that has begun and not ended goes on; a command that cannot work has left none
+if [ "$STATUS" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ] && compgen -G "$HOME/ppg/*/*/unfinished.json" > /dev/null; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$STATUS"

@@ -183,8 +183,15 @@ def require_equal(settings: Mapping[str, Any]) -> None:
     for name, first in everyone[0].items():
         values = [theirs.get(name) for theirs in everyone]
         if any(value != first for value in values):
-            shown = [f"{value:.200}" for value in values]
-            raise told(ArgumentError(f"`{name}` differs between the processes, {', '.join(shown)}: use one value"))
+            shown = ", ".join(_where_they_differ([str(value) for value in values]))
+            raise told(ArgumentError(f"`{name}` differs between the processes, {shown}: use one value"))
+
+
+def _where_they_differ(texts: list[str]) -> list[str]:
+    """A part of each, from shortly before the first difference."""
+    n_alike = next((n for n, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts)))
+    start = max(0, n_alike - 40)
+    return [f"{'...' * (start > 0)}{text[start : start + 200]}" for text in texts]
 
 
 def described(value: Any) -> str:

@@ -5,6 +5,7 @@ import glob
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.extras import is_installed, module_of, pip_install
@@ -40,6 +41,17 @@ def check_command_line(names: Mapping[str, list[str]], arguments: list[str]) -> 
         _check_config(path)
     for part in named.get("envs", []):
         _check_trainings(part, [Path(folder) / algo.lower() for folder in named["folder"] for algo in args.algos])
+    for folder in named.get("log", [])[-1:]:
+        _check_writable(Path(folder))
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ArgumentError(f"{folder} cannot be written to: {error}") from error
 
 
 def check_path(path: Path) -> None:

@@ -10,23 +10,22 @@ from rl_zoo3.exp_manager import ExperimentManager
 
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.family import FAMILY
-from sb3_ppg.training.processes import agreed, from_first, n_processes, rank, require_equal
+from sb3_ppg.training.processes import agreed, from_first, n_processes, rank
 from sb3_ppg.zoo.patches import Patches
 
 
-def train_together(arguments: list[str], patches: Patches) -> None:
+def train_together(patches: Patches) -> None:
     """
     Within a process group: the first process alone prints, evaluates and saves, into a folder that all know.
 
-    :param arguments: of the script ``train``
     :param patches: which undoes what makes it so
-    :raises ArgumentError: in all processes, if their commands differ, or cannot be carried out by several
+    :raises ArgumentError: in all processes, if their command cannot be carried out by several
     """
     if n_processes() == 1:
         return
-    require_equal({"command": arguments})
     if rank() > 0:
         patches.enter_context(redirect_stdout(patches.enter_context(open(os.devnull, "w"))))
+    print(f"{n_processes()} processes train one model")
     for wrap in (_begin_alike, _write_as_the_first, _check_the_folder):
         wrap(patches)
 
@@ -38,10 +37,8 @@ def _begin_alike(patches: Patches) -> None:
     @wraps(original)
     def init(self: ExperimentManager, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if self.optimize_hyperparameters:
-            raise ArgumentError("a search for hyperparameters is for one process: start several with one --storage instead")
-        if self.algo not in FAMILY:
-            raise ArgumentError(f"{self.algo} trains in one process; under torchrun use one of {', '.join(FAMILY)}")
+        with agreed():
+            _check(self)
         self.seed, self.save_path = from_first((self.seed, self.save_path))
         self.params_path = f"{self.save_path}/{self.env_name}"
         self.eval_freq, self.save_freq = (
@@ -51,6 +48,13 @@ def _begin_alike(patches: Patches) -> None:
             self.eval_freq, self.show_progress, self.tensorboard_log, self.verbose = -1, False, None, 0
 
     patches.replace(ExperimentManager, "__init__", init)
+
+
+def _check(self: ExperimentManager) -> None:
+    if self.optimize_hyperparameters:
+        raise ArgumentError("a search for hyperparameters is for one process: start several with one --storage instead")
+    if self.algo not in FAMILY:
+        raise ArgumentError(f"{self.algo} trains in one process; under torchrun use one of {', '.join(FAMILY)}")
 
 
 def _write_as_the_first(patches: Patches) -> None:

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.family import FAMILY
 from sb3_ppg.saving.checkpoints import latest_checkpoint
-from sb3_ppg.training.processes import from_first, rank
+from sb3_ppg.training.processes import from_first, n_processes, rank
 from sb3_ppg.zoo.patches import Patches
 
 try:
@@ -148,6 +148,7 @@ def go_on_when_interrupted(patches: Patches) -> None:
         "create_log_folder": _find_the_run,
         "create_callbacks": _keep_evaluations,
         "create_envs": _keep_monitor_files,
+        "learn": _say_how_it_ended,
         "save_trained_model": _finish,
     }.items():
         original = getattr(ExperimentManager, name)
@@ -195,7 +196,7 @@ def _find_the_run(create: Any) -> Any:
 
 def _take_up(self: ExperimentManager, folder: Path, seed: int, checkpoint: Path | None) -> None:
     place = "which has no checkpoint yet" if checkpoint is None else f"from {checkpoint.name}"
-    print(f"Going on with {folder}, {place} (to begin anew, remove {folder / MARKER})")
+    print(f"Going on with {folder}, seed {seed}, {place} (to begin anew, remove {folder / MARKER})")
     self.seed = self.args.seed = seed
     self.save_path, self.params_path = str(folder), str(folder / self.env_name)
     if checkpoint is not None:
@@ -221,6 +222,7 @@ def _keep_evaluations(create: Any) -> Any:
         n_steps = vars(self).get("n_steps_before", 0)
         for callback in self.callbacks:
             if isinstance(callback, EvalCallback) and n_steps > 0:
+                callback.n_calls = n_steps // (self.n_envs * n_processes())  # by which it counts to the next one
                 _remember(callback, Path(f"{callback.log_path}.npz"), n_steps)
 
     return create_callbacks
@@ -258,6 +260,18 @@ def _keep_monitor_files(create: Any) -> Any:
 def _next_monitor(folder: Path) -> int:
     numbers = [path.name.split(".")[0] for path in folder.glob("*.monitor.csv")]
     return max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
+
+
+def _say_how_it_ended(learn: Any) -> Any:
+    def learn_on(self: ExperimentManager, model: Any) -> None:
+        try:
+            learn(self, model)
+        except SystemExit:
+            goes_on = "goes" if self.algo in FAMILY and self.save_freq > 0 else "with --save-freq would have gone"
+            print(f"A signal has ended the training after {model.num_timesteps} steps; the same command {goes_on} on")
+            raise
+
+    return learn_on
 
 
 def _finish(save: Any) -> Any:

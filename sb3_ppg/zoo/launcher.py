@@ -25,7 +25,7 @@ class Script(NamedTuple):
     :param defaults: ours for its options
     :param names: which of its options name something that has to be there: "env", "run" (a training in a log folder), "model"
         and "config" (files to read), "archive" (one whose ending may be left out), "folder", "envs" (parts of the names of
-        trainings in the folders)
+        trainings in the folders); "log": a folder to write to
     """
 
     about: str
@@ -40,8 +40,13 @@ SCRIPTS = {
         "train an agent, or search for hyperparameters (-optimize)",
         "rl_zoo3.train",
         "train",
-        ALGO,
-        {"env": ["--env"], "model": ["-i", "--trained-agent"], "config": ["-conf", "--conf-file"]},
+        [*ALGO, "-f", "logs"],
+        {
+            "env": ["--env"],
+            "model": ["-i", "--trained-agent"],
+            "config": ["-conf", "--conf-file"],
+            "log": ["-f", "--log-folder"],
+        },
     ),
     "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", PLAY, RUN),
     "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, RUN),
@@ -101,8 +106,8 @@ def _main() -> None:
         except (ArgumentError, HubError, ModelFormatError, ProcessGroupError) as error:
             from sb3_ppg.training.processes import is_told
 
-            is_said_by_the_first = is_told(error) and os.environ.get("RANK", "0") != "0"
-            sys.exit(1 if is_said_by_the_first else f"sb3-ppg {name}: {error}")
+            is_said_by_another = is_told(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
+            sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}")
         except ImportError as error:
             if "pip install" not in str(error):
                 raise
@@ -118,22 +123,26 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
     """
     # Our defaults come first: where an option is given twice, the last one counts
     sys.argv[1:] = [*script.defaults, *arguments]
-    from sb3_ppg.training.process_group import n_started, process_group
+    from sb3_ppg.training.process_group import process_group
+    from sb3_ppg.training.processes import agreed, n_processes, require_equal
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.command_line import check_command_line
     from sb3_ppg.zoo.distributed import train_together
     from sb3_ppg.zoo.interrupted import go_on_when_interrupted
     from sb3_ppg.zoo.resume import take_continue
 
-    if name != "train" and n_started() > 1:
-        raise ArgumentError(f"{name} is for one process: start it without torchrun")
     with process_group(), patched() as patches:
+        require_equal({"command": [name, *arguments]})
+        with agreed():
+            if name != "train" and n_processes() > 1:
+                raise ArgumentError(f"{name} is for one process: start it without torchrun")
+            if name == "train":
+                sys.argv[1:] = take_continue(sys.argv[1:], patches)
+            if not {"-h", "--help"} & set(arguments):
+                check_command_line(script.names, sys.argv[1:])
         if name == "train":
-            sys.argv[1:] = take_continue(sys.argv[1:], patches)
-            train_together(sys.argv[1:], patches)
+            train_together(patches)
             go_on_when_interrupted(patches)
-        if not {"-h", "--help"} & set(arguments):
-            check_command_line(script.names, sys.argv[1:])
         if script.function is None:
             runpy.run_module(script.module, run_name="__main__", alter_sys=True)
         else:

@@ -78,7 +78,7 @@ def _load_with_buffer(load: Any) -> Any:
             model.env.seed(seed + rank() * model.n_envs)
         path = aux_buffer_path(self.trained_agent)
         if isinstance(model, PPG) and files_of_processes(path):
-            print(f"Loading {file_of_process(path)}")
+            print(f"Loading {next(file for file in (file_of_process(path), *files_of_processes(path)) if file.exists())}")
             model.load_aux_buffer(path)
         return model
 

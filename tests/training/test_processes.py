@@ -15,6 +15,8 @@ from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG, NonFiniteLossError, RewardNormalizer
 from sb3_ppg.family import FAMILY, with_preset
+from tests.helpers import collect as collect_rollout
+from tests.training.several import in_processes
 
 pytestmark = pytest.mark.slow
 
@@ -112,6 +114,18 @@ def nan(rank: int, rollouts) -> np.ndarray:
         train_on(model, rollouts, slice(2 * rank, 2 * rank + 2))
     np.testing.assert_array_equal(parameters(model), before)
     return before
+
+
+def first_observations() -> np.ndarray:
+    """Of environments that were seeded, for a model that was not."""
+    model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=5), n_steps=8, batch_size=8, device="cpu")
+    collect_rollout(model)
+    return model.rollout_buffer.observations[0]
+
+
+def test_environments_seeded_without_the_model_are_numbered_on(tmp_path):
+    all_at_once = make_vec_env("CartPole-v1", 4, seed=5).reset()
+    np.testing.assert_array_equal(np.concatenate(in_processes(first_observations, tmp_path)), all_at_once)
 
 
 def refuse(rank: int, _) -> np.ndarray:

@@ -18,7 +18,7 @@ import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.monitor import load_results
 
-from sb3_ppg import PPG, ArgumentError
+from sb3_ppg import PPG, ArgumentError, latest_checkpoint
 from sb3_ppg.training.processes import rank
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.interrupted import MARKER, Marker, interrupted_run
@@ -111,7 +111,7 @@ def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
         "--gym-packages",
         "deadly",
         "--eval-freq",
-        "64",
+        "96",
         "--eval-episodes",
         "1",
     ]
@@ -126,7 +126,7 @@ def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
     (steps,) = re.findall(r"Going on after (\d+) steps", output)
     assert 64 <= int(steps) <= 100 * 4 and int(steps) % 64 == 0
     evaluated = np.load(run / "evaluations.npz")["timesteps"]
-    assert list(evaluated) == list(range(64, 769, 64))  # those of before the kill, too, and none twice
+    assert list(evaluated) == list(range(96, 769, 96))  # those of before the kill, too, and none twice
     assert (run / "Deadly-v0" / "vecnormalize.pkl").exists() and (run / "Deadly-v0.zip").exists()
     assert len(list(run.glob("*.monitor.csv"))) == 8 and not (run / "unfinished.json").exists()
 
@@ -230,7 +230,8 @@ def test_nodes_may_come_and_go(tmp_path):
     again.terminate()
     code, output = end_of(again)
     assert code == 128 + signal.SIGTERM
-    assert f"Going on with {run.relative_to(tmp_path)}, from rl_model_" in output
+    assert f"Going on with {run.relative_to(tmp_path)}, seed 3, from rl_model_" in output
+    assert "A signal has ended the training after" in output and "the same command goes on" in output
     assert (run / "unfinished.json").exists() and len(list(run.parent.iterdir())) == 1
     # The end of its iteration was saved, and what belonged to two processes is gone
     assert [path.name for path in run.glob("*.npz")] == [f"rl_model_{latest(run)}_steps.aux_buffer.npz"]
@@ -260,16 +261,17 @@ def refused() -> list[str]:
         "train --env CartPole-v1 -optimize",
         "train --env CartPole-v1 --algo ppo",
         "train --env CartPole-v1 -f /proc/nowhere",
-        f"train --env CartPole-v1 --seed {rank()}",
+        f"train --env CartPole-v1 {'-params n_steps:16 ' * 20} --seed {rank()}",
         "enjoy --env CartPole-v1",
+        "train --env CartPole-v1" if rank() == 0 else "enjoy --env CartPole-v1",
+        "train --env CartPole-v1" if rank() == 0 else "train --env CartPole-v1 -f /proc/nowhere",
+        "train --env CartPol-v1",
     ):
         sys.argv = ["sb3-ppg", *line.split()]
         try:
             launcher.main()
         except SystemExit as end:
             said.append(str(end.code))
-        except OSError as error:
-            said.append(type(error).__name__)
     return said
 
 
@@ -280,14 +282,36 @@ def test_what_several_cannot_do_is_said_once(tmp_path):
         (
             "sb3-ppg train: a search for hyperparameters is for one process",
             "sb3-ppg train: ppo trains in one process; under torchrun use one of ppg",
-            "FileNotFoundError",  # of the folder
-            "sb3-ppg train: `command` differs between the processes",
+            "sb3-ppg train: /proc/nowhere cannot be written to: ",
+            "sb3-ppg train: `command` differs between the processes, ...",
             "sb3-ppg enjoy: enjoy is for one process: start it without torchrun",
+            "sb3-ppg train: `command` differs between the processes, ['train', ",
+            "sb3-ppg train: `command` differs between the processes, ['train', ",
+            "sb3-ppg train: there is no environment 'CartPol-v1'",
         ),
         strict=True,
     ):
         assert text.startswith(message), first
-    assert second[3] == "1"  # the first process has said it
+    assert "'--seed', '0']" in first[3] and "'--seed', '1']" in first[3]
+    assert second == ["1"] * len(first)  # the first process of the machine has said it
+
+
+def unwritable() -> str:
+    """A folder that one process cannot write to, in a command that is the same."""
+    os.chdir(f"process_{rank()}")
+    sys.argv = ["sb3-ppg", *"train --env CartPole-v1 -f logs".split()]
+    with pytest.raises(SystemExit) as end:
+        launcher.main()
+    return str(end.value.code)
+
+
+def test_a_folder_that_one_process_cannot_write_to_is_said_by_the_first(tmp_path):
+    for number in range(2):
+        (tmp_path / f"process_{number}").mkdir()
+    (tmp_path / "process_1" / "logs").write_text("a file")
+    first, second = in_processes(unwritable, tmp_path)
+    assert first.startswith("sb3-ppg train: process 1 of 2: ArgumentError: logs cannot be written to: "), first
+    assert second == "1"
 
 
 def run_script() -> None:
@@ -297,11 +321,17 @@ def run_script() -> None:
 def test_the_lines_of_the_page(tmp_path):
     """In Python, two processes; the scripts for clusters are what their programs can read."""
     page = (ROOT / "docs" / "distributed.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, resumable = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "script.py").write_text(code.replace("100_000", "4096"))
     in_processes(run_script, tmp_path)
     model = PPG.load(tmp_path / "ppg_cartpole.zip")
     assert model.num_timesteps == 4096 and model.n_envs == 4 and model._n_updates == 2
+
+    for budget in (4096, 8192):  # the second one goes on
+        (tmp_path / "script.py").write_text(resumable.replace("100_000", str(budget)))
+        in_processes(run_script, tmp_path)
+        model = PPG.load(latest_checkpoint(tmp_path / "checkpoints"))
+        assert model.num_timesteps == budget and model._n_updates == budget // 1024
 
     scripts = ROOT / "docs" / "distributed"
     subprocess.run(["bash", "-n", str(scripts / "slurm.sh")], check=True)
