@@ -4,7 +4,7 @@ RUN := $(VENV)/bin/python
 # Small networks: more threads than this only wait for each other
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test quick attack lint format type check docs benchmark sb3-suite clean
+.PHONY: train test quick attack lint format type check docs dist benchmark sb3-suite clean
 
 # Builds .venv when it is missing or when what it depends on has changed
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -50,6 +50,15 @@ docs: $(VENV)/.installed
 
 check: lint type test
 
+# What is uploaded: checked, then installed for each of these interpreters that is there, and tried out. The first one that
+# has no PyTorch in pip's cache takes gigabytes
+PYTHONS ?= python3.11 python3.12 python3.13
+dist: $(VENV)/.installed
+	rm -rf dist
+	$(RUN) -m build --no-isolation --outdir dist
+	$(RUN) -m twine check --strict dist/*
+	$(RUN) -m tests.release dist/*.whl $(PYTHONS)
+
 # Speed and memory, as ratios measured in one run: benchmarks/results/speed.md and speed.png. Half an hour
 benchmark: $(VENV)/.installed
 	$(RUN) -m benchmarks.speed
@@ -59,4 +68,4 @@ sb3-suite: $(VENV)/.installed
 	benchmarks/sb3_suite/run.sh $(RUN)
 
 clean:
-	rm -rf $(VENV) docs/_build docs/results .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) dist docs/_build docs/results .mypy_cache .pytest_cache .ruff_cache

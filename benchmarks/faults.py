@@ -25,6 +25,8 @@ import numpy as np
 import pandas as pd
 import psutil
 
+from sb3_ppg import PPG
+
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("one process", "all processes", "the agent")
 COMMAND = [
@@ -64,11 +66,12 @@ class Watched:
             elif match := re.search(r"Going on after (\d+) steps", line):
                 self.going_on.append(int(match[1]))
 
-    def kill(self, kind: str) -> None:
+    def kill(self, kind: str, choice: random.Random) -> None:
         workers: list[psutil.Process] = []
         while not workers:  # the agent may be about to start them
             workers = [one for one in psutil.Process(self.agent.pid).children() if "sb3_ppg" in one.cmdline()]
-        by_kind: dict[str, list[Any]] = {"one process": workers[-1:], "all processes": workers, "the agent": [self.agent]}
+        one = [choice.choice(workers)]
+        by_kind: dict[str, list[Any]] = {"one process": one, "all processes": workers, "the agent": [self.agent]}
         for victim in by_kind[kind]:
             victim.send_signal(signal.SIGKILL)
 
@@ -85,7 +88,7 @@ def disturb(folder: Path, n_kills: int) -> tuple[pd.DataFrame, int]:
         assert training.agent.poll() is None, "the training is over before all kills are made"
         kind = KINDS[len(rows) % len(KINDS)]
         before, n_before = training.n_steps, len(training.going_on)
-        training.kill(kind)
+        training.kill(kind, choice)
         if kind == "the agent":
             training.agent.wait()
             training.start()
@@ -97,11 +100,11 @@ def disturb(folder: Path, n_kills: int) -> tuple[pd.DataFrame, int]:
     return table, training.n_starts
 
 
-def last_return(folder: Path) -> tuple[int, float]:
-    """Steps of the last evaluation, and its mean."""
+def evaluations(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of all evaluations, and their means."""
     (run,) = (folder / "logs" / "ppg").iterdir()
     with np.load(run / "evaluations.npz") as kept:
-        return int(kept["timesteps"][-1]), float(kept["results"][-1].mean())
+        return kept["timesteps"], kept["results"].mean(axis=1)
 
 
 def main() -> None:
@@ -115,11 +118,12 @@ def main() -> None:
             folder.mkdir()
         rows, n_starts = disturb(disturbed, args.kills)
         subprocess.run(COMMAND, cwd=calm, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
-        ends = [last_return(folder) for folder in (disturbed, calm)]
+        evaluated, calm_evaluated = (evaluations(folder) for folder in (disturbed, calm))
         n_runs = len(list((disturbed / "logs" / "ppg").iterdir()))
+        n_steps = PPG.load(disturbed / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu").num_timesteps
     rows.to_csv(RESULTS / "faults.csv", index=False)
     lost = (rows["steps"] - rows["resumed"]).clip(lower=0)
-    (steps, reached), (calm_steps, calm_return) = ends
+    (steps, returns), (calm_steps, calm_returns) = evaluated, calm_evaluated
     lines = [
         "# Kills",
         "",
@@ -128,7 +132,10 @@ def main() -> None:
         "",
         f"- Lost at a kill: {lost.median():,.0f} steps in the median, {lost.max():,.0f} at most, by what was logged.",
         f"- The command was started {n_starts} times, and trained in {n_runs} folder.",
-        f"- Last evaluation: {reached:.0f} after {steps:,} steps; without kills {calm_return:.0f} after {calm_steps:,}.",
+        f"- It ended after {n_steps:,} steps.",
+        f"- It was evaluated {len(steps)} times, without kills {len(calm_steps)} times, "
+        f"{'at the same steps' if np.array_equal(steps, calm_steps) else f'at other steps: {steps}, {calm_steps}'}; "
+        f"last returns {returns[-1]:.0f} after {steps[-1]:,} steps, and {calm_returns[-1]:.0f} after {calm_steps[-1]:,}.",
     ]
     (RESULTS / "faults.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
