@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 import psutil
 
+from benchmarks.suites.training import processor
 from sb3_ppg import PPG
 
 RESULTS = Path(__file__).parent / "results"
@@ -128,7 +129,7 @@ def main() -> None:
         "# Kills",
         "",
         f"`python -m benchmarks.faults`: CartPole-v1, 1,000,000 steps in two processes, {len(rows)} times SIGKILL at random "
-        f"moments, in turn to {', '.join(KINDS)}; a checkpoint every 4,096 steps.",
+        f"moments, in turn to {', '.join(KINDS)}; a checkpoint every 4,096 steps. {processor()}.",
         "",
         f"- Lost at a kill: {lost.median():,.0f} steps in the median, {lost.max():,.0f} at most, by what was logged.",
         f"- The command was started {n_starts} times, and trained in {n_runs} folder.",

@@ -25,6 +25,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
+from benchmarks.suites.training import processor
 from sb3_ppg import PPG
 from sb3_ppg.torch_layers import ImpalaCNN
 from sb3_ppg.vec_env import EnvPoolVecEnv
@@ -86,7 +87,7 @@ def train(precision: str, seed: int) -> tuple[dict, pd.DataFrame]:
     test_env = VecMonitor(EnvPoolVecEnv(GAME, num_envs=20, seed=1000 + seed))
     returns, _ = evaluate_policy(model, test_env, N_EPISODES, deterministic=False, return_episode_rewards=True)
     row = dict(precision=precision, seed=seed, steps=model.num_timesteps, mean=round(float(np.mean(returns)), 2))
-    row |= dict(std=round(float(np.std(returns)), 2), seconds=round(seconds))
+    row |= dict(std=round(float(np.std(returns)), 2), seconds=round(seconds), machine=processor())
     return row, pd.DataFrame(curve.points).assign(precision=precision, seed=seed)
 
 
@@ -99,7 +100,7 @@ def report(results: pd.DataFrame, curves: pd.DataFrame) -> None:
         "# float32 and bfloat16",
         "",
         f"{GAME}, {N_STEPS:,} steps: mean return of {N_EPISODES} episodes on fresh levels.",
-        "Written by `python -m benchmarks.mixed_precision`.",
+        f"Written by `python -m benchmarks.mixed_precision`. {' and '.join(results['machine'].unique())}.",
         "",
         "| precision | seeds | returns | mean |",
         "| --- | --- | --- | --- |",

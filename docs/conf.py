@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import subprocess
 import tempfile
 import zlib
 from pathlib import Path
@@ -97,9 +98,18 @@ def write_pages_of_results(app: Sphinx) -> None:
     folder = Path(app.srcdir) / "results"
     folder.mkdir(exist_ok=True)
     for table in Path(app.srcdir).parent.glob("benchmarks/results/*.md"):
-        page = f"```{{include}} ../../benchmarks/results/{table.name}\n:relative-images:\n```\n"
+        page = f"```{{include}} ../../benchmarks/results/{table.name}\n:relative-images:\n```\n{origin(table)}"
         if not (folder / table.name).exists() or (folder / table.name).read_text() != page:
             (folder / table.name).write_text(page)
+
+
+def origin(table: Path) -> str:
+    """The commit that brought its figures, and where their raw rows are; outside of a repository only that."""
+    rows = sorted(table.parent.glob(f"{table.stem}*.csv")) or [table]
+    command = ["git", "log", "-1", "--format=%h, %cs", "--", *map(str, rows)]
+    commit = subprocess.run(command, cwd=table.parent, capture_output=True, text=True).stdout.strip()
+    links = ", ".join(f"[{path.name}]({FILES_OF_THE_REPOSITORY}/benchmarks/results/{path.name})" for path in rows)
+    return f"\nRaw figures: {links}{f' (commit {commit})' if commit else ''}.\n"
 
 
 def setup(app: Sphinx) -> None:

@@ -59,7 +59,9 @@ def try_out(wheel: Path, python: str) -> None:
         for program, *arguments in commands:
             output = run(str(programs / program), *arguments)
         assert "Mean return" in output, output  # of the report, the last one
-        version = run(str(programs / "python"), "-c", "import sys, sb3_ppg; print(sys.version.split()[0], sb3_ppg.__version__)")
+        version = run(
+            str(programs / "python"), "-c", "import sys, sb3_ppg; print(sys.version.split()[0], sb3_ppg.__version__)"
+        )
     print(f"{version.strip()}: installed in {installed:.0f} s, first steps in {time.monotonic() - begin - installed:.0f} s")
 
 
