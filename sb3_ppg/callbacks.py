@@ -21,6 +21,16 @@ class PhasicCallback(BaseCallback):
     A callback that is also told of the auxiliary phase. Derive from it and override what you need; SB3's own events
     (``_on_step``, ``_on_rollout_end``, ...) come as always.
 
+    Example::
+
+        from sb3_ppg import PPG, PhasicCallback
+
+        class KL(PhasicCallback):
+            def on_aux_epoch_end(self):
+                print(self.locals["epoch"], self.locals["losses"]["kl"])
+
+        PPG("MlpPolicy", "CartPole-v1", n_policy_iterations=2).learn(10_000, callback=KL())
+
     ``self.locals`` then has ``n_samples`` (of the phase), ``n_aux_epochs``, ``epoch`` (of those that are over, from 1) and
     ``losses`` (of the latest epoch: means by the names of ``aux/...``).
     """

@@ -164,6 +164,15 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
     """
     Write what ``torch.jit.load`` reads, in Python or C++: inputs and outputs as ``DeterministicPolicy`` has them.
 
+    Example::
+
+        import torch
+        from sb3_ppg import PPG
+        from sb3_ppg.export import to_torchscript
+
+        to_torchscript(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "policy.pt")
+        actions = torch.jit.load("policy.pt")(torch.zeros(8, 4))  # of eight environments
+
     :param model: a model of this package
     :param path: of the file
     :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
@@ -176,6 +185,17 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
 def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:
     """
     Write an ONNX file, for any number of environments: inputs and outputs as ``DeterministicPolicy`` has them, by name.
+
+    Example::
+
+        import numpy as np
+        import onnxruntime
+        from sb3_ppg import PPG
+        from sb3_ppg.export import to_onnx
+
+        to_onnx(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "policy.onnx")
+        policy = onnxruntime.InferenceSession("policy.onnx")
+        (actions,) = policy.run(None, {"observation": np.zeros((8, 4), np.float32)})  # of eight environments
 
     :param model: a model of this package
     :param path: of the file

@@ -57,6 +57,13 @@ class PPG(PhasicEpochs):
 
     PPO's arguments come first, in PPO's order; PPG's own follow, by keyword only.
 
+    Example::
+
+        from sb3_ppg import PPG
+
+        model = PPG("MlpPolicy", "CartPole-v1", n_policy_iterations=8, seed=0).learn(100_000)
+        action, _ = model.predict(model.get_env().reset(), deterministic=True)
+
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``PhasicActorCriticPolicy``
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: The learning rate of the policy phase, it can be a function

@@ -34,6 +34,12 @@ class RecurrentPPG(PPG):
     Minibatches are made of whole sequences: rollouts of ``n_steps``, or, in the policy phase, equal parts of them, if
     ``batch_size`` is smaller. Each starts from the LSTM states that were stored with it.
 
+    Example::
+
+        from sb3_ppg import RecurrentPPG
+
+        model = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=128, batch_size=128, n_policy_iterations=8).learn(100_000)
+
     The arguments are those of ``PPG``, and:
 
     :param policy: "MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy", or a subclass of

@@ -75,6 +75,32 @@ def test_nothing_public_is_undocumented(module):
                     assert inspect.getdoc(function), f"{name}.{method}"
 
 
+# What users begin with: its docstring has an example
+ENTRY_POINTS = {
+    "sb3_ppg": (
+        *("PPG", "RecurrentPPG", "MaskablePPG", "ImpalaCNN", "NormalizedRewardRolloutBuffer"),
+        *("PhasicCallback", "PhasicCheckpointCallback", "process_group"),
+    ),
+    "sb3_ppg.hub": ("save_pretrained", "push"),
+    "sb3_ppg.vec_env": ("EnvPoolVecEnv",),
+    "sb3_ppg.zoo": ("register",),
+    "sb3_ppg.export": ("to_onnx", "to_torchscript"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in ENTRY_POINTS.items() for name in names], ids=lambda name: name
+)
+def test_the_example_of_a_docstring_runs(module, name, hub_server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    docstring = inspect.getdoc(getattr(importlib.import_module(module), name))
+    (code,) = re.findall(r"::\n\n((?: {4}.*\n|\n)+)", docstring)
+    names: dict = {}
+    exec(LEARN.sub(lambda budget: str(min(int(budget[0]), 1)), inspect.cleandoc(code)), names)
+    assert "model" not in names or names["model"].num_timesteps >= ("learn(" in code)
+
+
 @pytest.mark.slow
 def test_a_new_objective_as_the_page_shows_it(tmp_path):
     (code,) = code_blocks(DOCS / "extending.md")

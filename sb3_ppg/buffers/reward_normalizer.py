@@ -69,8 +69,14 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
     """
     A rollout buffer that normalises a rollout's rewards before it computes advantages::
 
-        PPG(..., rollout_buffer_class=NormalizedRewardRolloutBuffer,
-            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()))
+        from sb3_ppg import PPG, NormalizedRewardRolloutBuffer, RewardNormalizer
+
+        model = PPG(
+            "MlpPolicy",
+            "CartPole-v1",
+            rollout_buffer_class=NormalizedRewardRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(gamma=0.99)),
+        )
 
     For a variant of PPG, derive from it and the variant's own: ``class Mine(NormalizedRewardRolloutBuffer,
     SequenceRolloutBuffer)`` for ``RecurrentPPG``, ``MaskableRolloutBuffer`` for ``MaskablePPG``.

@@ -78,6 +78,13 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     Write a model as plain data: predictions and the continued training of what is read again are the same, bit for bit.
     As in SB3's zip files, the rollouts of an incomplete phase are not in it.
 
+    Example::
+
+        from sb3_ppg import PPG, hub
+
+        hub.save_pretrained(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "my_model")
+        model = hub.from_pretrained("my_model", env="CartPole-v1").learn(10_000)
+
     :param model: what to write
     :param folder: made if it is not there; ``model.json``, ``model.safetensors`` and ``SHA256SUMS`` are written there, and
         take the place of those before when they are complete

@@ -47,6 +47,13 @@ def push(
     """
     Share a model on the Hugging Face Hub, with a model card. The repository is created if there is none.
 
+    Example::
+
+        from sb3_ppg import PPG, hub
+
+        hub.push(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "your_name/ppg-cartpole")
+        model = hub.load("your_name/ppg-cartpole", env="CartPole-v1")
+
     :param model: what to share
     :param repo_id: "user/name"
     :param env_id: the environment, for the card. None: what the model's environment says, if it has one

@@ -40,10 +40,16 @@ class PhasicCheckpointCallback(BaseCallback):
     ``<name_prefix>_<steps>_steps.aux_buffer.npz``, the rollouts of the phase, ``VecNormalize``'s statistics and the
     generators::
 
+        from stable_baselines3.common.env_util import make_vec_env
+        from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
+
+        env = make_vec_env("CartPole-v1", 8)
+        PPG("MlpPolicy", env).learn(10_000, callback=PhasicCheckpointCallback(4, "checkpoints"))
+
         checkpoint = latest_checkpoint("checkpoints")
         model = PPG.load(checkpoint, env=env)
         model.load_aux_buffer(aux_buffer_path(checkpoint))
-        model.learn(total_timesteps - model.num_timesteps, reset_num_timesteps=False)
+        model.learn(20_000 - model.num_timesteps, reset_num_timesteps=False)
 
     Both files take their places when both are complete, the model's last: where it is, the checkpoint is complete. A state
     with a number that is NaN or infinite is not written, the checkpoint before it stays.

@@ -39,6 +39,9 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
     """
     Train with all processes that ``torchrun`` has started::
 
+        from stable_baselines3.common.env_util import make_vec_env
+        from sb3_ppg import PPG, process_group
+
         with process_group():
             model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 8), seed=0).learn(100_000)
             model.save("ppg_cartpole")

@@ -27,7 +27,10 @@ class EnvPoolVecEnv(VecEnv):
     """
     Any EnvPool environment with Box, Discrete or (flat) Dict observations and Box or Discrete actions, as a ``VecEnv``::
 
-        PPG("CnnPolicy", EnvPoolVecEnv("CoinrunEasy-v0", num_envs=64, num_levels=200))
+        from sb3_ppg import PPG
+        from sb3_ppg.vec_env import EnvPoolVecEnv
+
+        model = PPG("CnnPolicy", EnvPoolVecEnv("CoinrunEasy-v0", num_envs=8, num_levels=200), n_policy_iterations=4)
 
     An environment that has finished is reset in the same step, as SB3 expects, while EnvPool itself does so in the next one:
     its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the

@@ -57,6 +57,14 @@ def register() -> None:
 
     Call it before a script is imported; a second call changes nothing. What is broken in the scripts stays broken, and the
     processes that some of them start do not know our algorithms: for that there is ``patched()``.
+
+    Example::
+
+        from sb3_ppg.zoo import register
+
+        register()
+        from rl_zoo3 import ALGOS
+        print(ALGOS["ppg"])
     """
     if ALGOS.keys() <= rl_zoo3.ALGOS.keys():
         return
