@@ -10,11 +10,13 @@ import pytest
 import torch as th
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 
-from sb3_ppg import PPG, NonFiniteLossError, RewardNormalizer
+from sb3_ppg import PPG, MaskablePPG, NonFiniteLossError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.family import FAMILY, with_preset
+from tests.helpers import MaskedEnv
 from tests.helpers import collect as collect_rollout
 from tests.training.several import in_processes
 
@@ -161,6 +163,62 @@ def test_two_processes_with_half_the_batch_are_one_with_the_whole(tmp_path):
     np.testing.assert_allclose(first[:-5], parameters(whole), rtol=0, atol=2e-6)
     assert np.abs(first[:-5] - start).max() > 1e-3
     np.testing.assert_allclose(first[-5:], logged(whole), rtol=1e-3, atol=1e-7)
+
+
+# Options of the step, and members, in which nothing is drawn within a minibatch
+ONE_BATCH = dict(n_policy_iterations=2, n_epochs=2, n_aux_epochs=2)
+OPTIONS: dict[str, dict] = {
+    "micro-batches": dict(micro_batch_size=8),
+    "target_kl": dict(target_kl=1e-4, n_epochs=6, learning_rate=5e-3),
+    "value epochs": dict(n_value_epochs=2),
+    "KL penalty": dict(clip_range=None, kl_coef=0.5),
+    "clipped values": dict(objective_kwargs=dict(value_clip=0.1)),
+    "clip_range_vf": dict(clip_range_vf=0.1),
+    "recomputed advantages": dict(recompute_advantages=True),
+    "running units": dict(normalize_value_targets="running"),
+    "detached": dict(policy_kwargs=dict(architecture="detached")),
+    "normalised rewards": dict(rollout_buffer_class=NormalizedRewardRolloutBuffer),
+    "replay": dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2), batch_size=2),
+    **{name: with_preset(name, {}) for name in ("ppg_ewma", "dcpg", "daac")},
+    "averaged moments": dict(objective="ewma", objective_kwargs=dict(advantage_decay=0.5)),
+    "dna": with_preset("dna", {}),
+}
+
+
+def trained_without_chance(algorithm: type[PPG], n_envs: int, options: dict) -> np.ndarray:
+    """Its parameters after four rollouts, in which the policy takes what it holds best; an epoch is one minibatch."""
+    policy = "MlpLstmPolicy" if algorithm is RecurrentPPG else "MlpPolicy"
+    env = make_vec_env("CartPole-v1", n_envs, seed=0)
+    if algorithm is MaskablePPG:
+        env = make_vec_env(lambda: MaskedEnv(spaces.Box(-1, 1, (3,))), n_envs, seed=0)  # a space, and its generator, of each
+    n_samples = N_STEPS * n_envs
+    settings = ONE_BATCH | options | dict(batch_size=n_samples * options.get("batch_size", 1))
+    if "rollout_buffer_class" in options:
+        settings["rollout_buffer_kwargs"] = dict(reward_normalizer=RewardNormalizer())
+    aux_batch_size = n_samples * settings["n_policy_iterations"]
+    model = algorithm(policy, env, n_steps=N_STEPS, aux_batch_size=aux_batch_size, seed=0, device="cpu", **settings)
+    forward = model.policy.forward
+    model.policy.forward = lambda *args, **kwargs: forward(*args, **kwargs, deterministic=True)
+    model.learn(4 * N_STEPS * 4)
+    assert model.num_timesteps == 4 * N_STEPS * 4
+    return np.concatenate(
+        [weight.detach().numpy().ravel() for weight in [*model.policy.parameters(), *model.criterion.parameters()]]
+    )
+
+
+def each_option(n_envs: int) -> dict[str, np.ndarray]:
+    algorithms = {"LSTM": RecurrentPPG, "masks": MaskablePPG}
+    variants = {name: trained_without_chance(cls, n_envs, {}) for name, cls in algorithms.items()}
+    return {**variants, **{name: trained_without_chance(PPG, n_envs, options) for name, options in OPTIONS.items()}}
+
+
+@needs_gloo
+def test_every_option_takes_the_step_of_one_whole(tmp_path):
+    whole = each_option(4)
+    first, second = in_processes(each_option, tmp_path, 2)
+    for name, expected in whole.items():
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+        np.testing.assert_allclose(first[name], expected, rtol=0, atol=1e-5, err_msg=name)
 
 
 @needs_gloo
