@@ -3,7 +3,7 @@
 try:
     from sb3_ppg.hub.model_card import Evaluation, python_usage
     from sb3_ppg.hub.pretrained import from_pretrained, load_vec_normalize, save_pretrained
-    from sb3_ppg.hub.repository import download, load, push, zip_of_sb3
+    from sb3_ppg.hub.repository import download, load, push, write_repository, zip_of_sb3
 except ModuleNotFoundError as error:
     raise ImportError(f'Models cannot be shared ({error}): pip install "sb3-ppg[hub]"') from error
 
@@ -16,5 +16,6 @@ __all__ = [
     "push",
     "python_usage",
     "save_pretrained",
+    "write_repository",
     "zip_of_sb3",
 ]

@@ -70,22 +70,15 @@ def push(
     :raises ModelFormatError: if something of it is not plain data
     :raises HubError: if the Hub does not take it; nothing is changed there then
     """
-    for name in files or {}:
-        if name in (DESCRIPTION, ARRAYS, CHECKSUMS, "README.md") or ".." in Path(name).parts or Path(name).is_absolute():
-            raise ArgumentError(f"`files`: {name!r} cannot work: use other names, below the model's folder")
-    made_as, env_kwargs = _environment(model)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        save_pretrained(model, folder, custom_objects)
-        for name, path in (files or {}).items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, folder / name)
-        write_checksums(folder, [DESCRIPTION, ARRAYS, *(files or {})])
-        if usage is None:
-            loads = _loads_in(folder, made_as, env_kwargs, custom_objects)
-            usage = python_usage(type(model), repo_id, made_as if loads else None, env_kwargs, list(custom_objects or {}))
-        card = model_card(folder, env_id or made_as, env_kwargs, evaluation, usage)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        write_repository(
+            *(model, folder, repo_id),
+            env_id=env_id,
+            evaluation=evaluation,
+            files=files,
+            usage=usage,
+            custom_objects=custom_objects,
+        )
         api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))
         with _explained(f"{repo_id} could not be pushed", repo_id, revision):
             api.create_repo(repo_id, private=private, exist_ok=True)
@@ -100,6 +93,48 @@ def push(
                 delete_patterns=[DESCRIPTION, ARRAYS, CHECKSUMS, "zoo.json", "replay.mp4", "learning_curve.png", "logs/*"],
             )
         return str(commit.commit_url)
+
+
+def write_repository(
+    model: PPG,
+    folder: str | Path,
+    repo_id: str,
+    *,
+    env_id: str | None = None,
+    evaluation: Evaluation | None = None,
+    files: Mapping[str, Path] | None = None,
+    usage: str | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+) -> None:
+    """
+    Write into a folder what ``push`` shares: the model, further files, and the model card.
+
+    :param model: what to share
+    :param folder: made if it is not there
+    :param repo_id: where it will be, for the card
+    :param env_id: see ``push``, as all that follow
+    :param evaluation: how good it is
+    :param files: further files
+    :param usage: Markdown that the card says about loading
+    :param custom_objects: what is not plain data
+    :raises ArgumentError: if further files have names that cannot work
+    :raises ModelFormatError: if something of it is not plain data
+    """
+    for name in files or {}:
+        if name in (DESCRIPTION, ARRAYS, CHECKSUMS, "README.md") or ".." in Path(name).parts or Path(name).is_absolute():
+            raise ArgumentError(f"`files`: {name!r} cannot work: use other names, below the model's folder")
+    made_as, env_kwargs = _environment(model)
+    folder = Path(folder)
+    save_pretrained(model, folder, custom_objects)
+    for name, path in (files or {}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / name)
+    write_checksums(folder, [DESCRIPTION, ARRAYS, *(files or {})])
+    if usage is None:
+        loads = _loads_in(folder, made_as, env_kwargs, custom_objects)
+        usage = python_usage(type(model), repo_id, made_as if loads else None, env_kwargs, list(custom_objects or {}))
+    card = model_card(folder, env_id or made_as, env_kwargs, evaluation, usage)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def load(

@@ -12,6 +12,7 @@ from sb3_ppg.extras import missing_extras_named
 
 ALGO = ["--algo", "ppg"]
 PLAY = [*ALGO, "-f", "logs"]
+PRETRAINED = "--pretrained"
 RUN = {"env": ["--env"], "run": ["-f", "--folder"]}
 
 
@@ -26,6 +27,7 @@ class Script(NamedTuple):
     :param names: which of its options name something that has to be there: "env", "run" (a training in a log folder), "model"
         and "config" (files to read), "archive" (one whose ending may be left out), "folder", "envs" (parts of the names of
         trainings in the folders); "log": a folder to write to
+    :param agent: the option that says which agent plays, or begins, for which ``--pretrained`` stands
     """
 
     about: str
@@ -33,6 +35,7 @@ class Script(NamedTuple):
     function: str | None
     defaults: list[str]
     names: Mapping[str, list[str]]
+    agent: str | None = None
 
 
 SCRIPTS = {
@@ -47,10 +50,11 @@ SCRIPTS = {
             "config": ["-conf", "--conf-file"],
             "log": ["-f", "--log-folder"],
         },
+        "-i",
     ),
-    "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", PLAY, RUN),
-    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, RUN),
-    "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, PLAY, RUN),
+    "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", PLAY, RUN, "-f"),
+    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, RUN, "-f"),
+    "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, PLAY, RUN, "-f"),
     "record_training": Script(
         "record all checkpoints of a training, as one video", "sb3_ppg.zoo.scripts", "record_training", PLAY, RUN
     ),
@@ -136,6 +140,11 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
         with agreed():
             if name != "train" and n_processes() > 1:
                 raise ArgumentError(f"{name} is for one process: start it without torchrun")
+            if PRETRAINED in arguments and script.agent is not None:
+                from sb3_ppg.zoo.trained_agents import take_pretrained
+
+                arguments = take_pretrained(script.agent, arguments)
+                sys.argv[1:] = [*script.defaults, *arguments]
             if name == "train":
                 sys.argv[1:] = take_continue(sys.argv[1:], patches)
             if not {"-h", "--help"} & set(arguments):

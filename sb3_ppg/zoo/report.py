@@ -1,6 +1,7 @@
 """Evaluate the latest agent of an environment, draw its learning curve, and say where its files are."""
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rl_zoo3 import ALGOS, get_saved_hyperparams, utils
 from sb3_contrib.common.maskable import evaluation as maskable
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
 
 from sb3_ppg.zoo.masks import is_masked
 
@@ -128,17 +129,19 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int =
     :param picture: the PNG file to write
     :param window: of the moving average, in episodes
     """
-    episodes = load_results(str(log_path))
-    steps, returns = episodes["l"].cumsum(), episodes["r"]
     figure = Figure(figsize=(8, 5))  # without pyplot, so that nothing is shown, and nobody's pictures are changed
     axes = figure.subplots()
-    axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
-    axes.plot(steps, returns.rolling(window, min_periods=1).mean(), label=f"mean of {window} episodes")
+    with suppress(LoadMonitorResultsError):  # agents that come with the repository have evaluations only
+        episodes = load_results(str(log_path))
+        steps, returns = episodes["l"].cumsum(), episodes["r"]
+        axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
+        axes.plot(steps, returns.rolling(window, min_periods=1).mean(), label=f"mean of {window} episodes")
     if (log_path / "evaluations.npz").exists():
         evaluations = np.load(log_path / "evaluations.npz")
         axes.plot(evaluations["timesteps"], evaluations["results"].mean(axis=1), "o-", label="evaluation, deterministic")
     axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")
-    axes.legend(loc="lower right")
+    if axes.lines:
+        axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(picture, dpi=120)

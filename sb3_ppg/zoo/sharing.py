@@ -16,7 +16,7 @@ import tempfile
 import zipfile
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import rl_zoo3.import_envs  # noqa: F401  registers environments
@@ -123,8 +123,54 @@ def push_run(args: argparse.Namespace, model_path: str, log_path: Path) -> str:
     :param log_path: of its training
     :return: the address of the commit
     """
-    env_id, repo_id = args.env.gym_id, f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
-    stats_path = log_path / args.env
+    with tempfile.TemporaryDirectory() as temporary:
+        run = evaluated_run(args, model_path, log_path, Path(temporary))
+        if any(name.endswith(".monitor.csv") for name in run.files):
+            run.files["learning_curve.png"] = Path(temporary) / "learning_curve.png"
+            plot_learning_curve(log_path, f"{args.algo.upper()} on {run.env_id}", run.files["learning_curve.png"])
+        repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
+        return hub.push(
+            *(run.model, repo_id),
+            env_id=run.env_id,
+            evaluation=run.evaluation,
+            files=run.files,
+            usage=usage(args, repo_id, run.config, run.env_kwargs),
+            private=args.private,
+            commit_message=args.commit_message,
+        )
+
+
+class EvaluatedRun(NamedTuple):
+    """
+    A training, to be shared.
+
+    :param model: as it was in training
+    :param env_id: its environment
+    :param evaluation: how good it is
+    :param files: what goes with it, by the names that they will have
+    :param config: hyperparameters as the Zoo saves them
+    :param env_kwargs: options of the environment
+    """
+
+    model: PPG
+    env_id: str
+    evaluation: hub.Evaluation
+    files: dict[str, Path]
+    config: dict[str, Any]
+    env_kwargs: dict[str, Any]
+
+
+def evaluated_run(args: argparse.Namespace, model_path: str, log_path: Path, folder: Path) -> EvaluatedRun:
+    """
+    Evaluate and record an agent.
+
+    :param args: of ``push_to_hub``
+    :param model_path: the agent's zip file
+    :param log_path: of its training
+    :param folder: for files that are made
+    :return: what is shared
+    """
+    env_id, stats_path = args.env.gym_id, log_path / args.env
     rendering = {} if args.no_render else {"render_mode": "rgb_array"}
     model = load_agent(
         *(args.algo, env_id, model_path, stats_path),
@@ -142,28 +188,16 @@ def push_run(args: argparse.Namespace, model_path: str, log_path: Path) -> str:
 
     config, _ = get_saved_hyperparams(str(stats_path), norm_reward=True)
     env_kwargs = {**saved_env_kwargs(stats_path), **(args.env_kwargs or {})}
-    with tempfile.TemporaryDirectory() as temporary:
-        files = {f"logs/{file.name}": file for file in log_path.iterdir() if LOG_FILES.fullmatch(file.name)}
-        files |= {ZOO: describe_environment(env_id, config, env_kwargs, Path(temporary) / ZOO)}
-        if any(name.endswith(".monitor.csv") for name in files):
-            files["learning_curve.png"] = Path(temporary) / "learning_curve.png"
-            plot_learning_curve(log_path, f"{args.algo.upper()} on {env_id}", files["learning_curve.png"])
-        if not args.no_render:
-            files["replay.mp4"] = record(model, args.n_timesteps, deterministic, temporary)
-        # As in training: evaluation has changed these
-        model.n_envs = int(config.get("n_envs", 1))
-        if (vec_normalize := model.get_vec_normalize_env()) is not None:
-            vec_normalize.norm_reward = config["normalize_kwargs"].get("norm_reward", True)
-            vec_normalize.training = True
-        return hub.push(
-            *(model, repo_id),
-            env_id=env_id,
-            evaluation=evaluation,
-            files=files,
-            usage=usage(args, repo_id, config, env_kwargs),
-            private=args.private,
-            commit_message=args.commit_message,
-        )
+    files = {f"logs/{file.name}": file for file in log_path.iterdir() if LOG_FILES.fullmatch(file.name)}
+    files |= {ZOO: describe_environment(env_id, config, env_kwargs, folder / ZOO)}
+    if not args.no_render:
+        files["replay.mp4"] = record(model, args.n_timesteps, deterministic, str(folder))
+    # As in training: evaluation has changed these
+    model.n_envs = int(config.get("n_envs", 1))
+    if (vec_normalize := model.get_vec_normalize_env()) is not None:
+        vec_normalize.norm_reward = config["normalize_kwargs"].get("norm_reward", True)
+        vec_normalize.training = True
+    return EvaluatedRun(model, env_id, evaluation, files, config, env_kwargs)
 
 
 def describe_environment(env_id: str, config: dict[str, Any], env_kwargs: dict[str, Any], file: Path) -> Path:
@@ -331,13 +365,39 @@ def download_without_pickle(
         original(algo, env_name, exp_id, folder, organization, repo_name, force)
         return log_path
 
-    runs.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=runs.parent) as temporary:
-        made = Path(temporary) / "run"
-        _make_run(source, env_name, algo, set(allowed or []) | WRAPPERS, made)
-        _put(made, log_path, force, numbered=new > 0)
+    unpack(source, algo, env_name, log_path, force, numbered=new > 0, allowed=allowed)
     print(f"Saved to {log_path}")
     return log_path
+
+
+def unpack(
+    source: Path,
+    algo: str,
+    env_name: EnvironmentName,
+    log_path: Path,
+    force: bool,
+    *,
+    numbered: bool,
+    allowed: list[str] | None = None,
+) -> None:
+    """
+    Make the folder of a training from a repository's files.
+
+    :param source: with these files
+    :param algo: one of ours
+    :param env_name: environment
+    :param log_path: the folder
+    :param force: whether to overwrite files that are there
+    :param numbered: whether it belongs to this training alone, and is made anew
+    :param allowed: wrappers of the environment that it may name besides ``WRAPPERS``
+    :raises ArgumentError: if the folder, or files in it, exist
+    :raises ModelFormatError: if the files are damaged or not to be trusted
+    """
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=log_path.parent) as temporary:
+        made = Path(temporary) / "run"
+        _make_run(source, env_name, algo, set(allowed or []) | WRAPPERS, made)
+        _put(made, log_path, force, numbered)
 
 
 def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:

@@ -1,0 +1,121 @@
+"""
+The trained agents under ``pretrained``, from the tuned entries of ``hyperparams``: trained by RL Zoo's command, evaluated over
+100 episodes, written as plain data with a model card. What is there is left as it is. Half an hour on two cores.
+
+    python -m benchmarks.pretrained [--only ppg/LunarLander-v3]
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that are started
+
+from huggingface_sb3 import EnvironmentName
+from rl_zoo3 import utils
+
+from sb3_ppg import hub
+from sb3_ppg.hub.repository import write_repository
+from sb3_ppg.zoo import patched
+from sb3_ppg.zoo.sharing import ZOO, evaluated_run
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "pretrained"
+
+
+class Agent(NamedTuple):
+    """
+    One of them.
+
+    :param algo: its name in RL Zoo
+    :param env_id: environment
+    :param eval_freq: of the evaluations that are kept, in steps
+    """
+
+    algo: str
+    env_id: str
+    eval_freq: int
+
+    @property
+    def name(self) -> str:
+        """Its folder's."""
+        return f"{self.algo}/{EnvironmentName(self.env_id)}"
+
+    @property
+    def command(self) -> list[str]:
+        """Of ``sb3-ppg``."""
+        options = ["--env", self.env_id, "--seed", "1", "--eval-freq", str(self.eval_freq), "--eval-episodes", "20"]
+        return ["train", "--algo", self.algo, *options]
+
+
+AGENTS = [
+    Agent("ppg", "CartPole-v1", 10_000),
+    Agent("ppg", "Acrobot-v1", 50_000),
+    Agent("ppg", "MountainCarContinuous-v0", 5_000),
+    Agent("ppg", "Pendulum-v1", 10_000),
+    Agent("ppg", "LunarLander-v3", 50_000),
+    Agent("ppg", "LunarLanderContinuous-v3", 50_000),
+    Agent("ppg_lstm", "CartPoleNoVel-v1", 10_000),
+    Agent("ppg_mask", "InvalidActionsDiscrete-v0", 5_000),
+    Agent("ppg_mask", "InvalidActionsMultiDiscrete-v0", 5_000),
+    Agent("ppg_mask", "InvalidActionsMultiBinary-v0", 5_000),
+]
+
+
+def usage(agent: Agent) -> str:
+    """What its card says about it."""
+    commit = subprocess.check_output(["git", "log", "-1", "--format=%h"], cwd=ROOT, text=True).strip()
+    algo = "" if agent.algo == "ppg" else f" --algo {agent.algo}"
+    return f"""In the folder of the repository:
+
+```bash
+sb3-ppg enjoy{algo} --env {agent.env_id} --pretrained
+```
+
+In Python `hub.from_pretrained("pretrained/{agent.name}", env=...)`. Trained with commit {commit} by
+
+```bash
+sb3-ppg {" ".join(agent.command)}
+```"""
+
+
+def make(agent: Agent) -> hub.Evaluation:
+    """Train, evaluate, write."""
+    with TemporaryDirectory() as temporary:
+        subprocess.run([sys.executable, "-m", "sb3_ppg", *agent.command, "-f", temporary], check=True, capture_output=True)
+        env_name = EnvironmentName(agent.env_id)
+        _, model_path, log_path = utils.get_model_path(0, temporary, agent.algo, env_name)
+        args = argparse.Namespace(
+            algo=agent.algo, env=env_name, env_kwargs=None, no_render=True, seed=0, n_envs=1, device="cpu"
+        )
+        vars(args).update(stochastic=False, deterministic=True, eval_episodes=100)
+        run = evaluated_run(args, model_path, Path(log_path), Path(temporary))
+        files = {name: path for name, path in run.files.items() if name in (ZOO, "logs/evaluations.npz")}
+        assert files.keys() == {ZOO, "logs/evaluations.npz"}
+        write_repository(
+            *(run.model, FOLDER / agent.name, agent.name),
+            env_id=agent.env_id,
+            evaluation=run.evaluation,
+            files=files,
+            usage=usage(agent),
+        )
+    return run.evaluation
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=[agent.name for agent in AGENTS])
+    args = parser.parse_args()
+    with patched():
+        for agent in AGENTS:
+            if args.only in (None, agent.name) and not (FOLDER / agent.name).exists():
+                print(agent.name, make(agent), flush=True)
+
+
+if __name__ == "__main__":
+    main()

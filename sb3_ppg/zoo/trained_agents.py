@@ -1,0 +1,49 @@
+"""``--pretrained``: the trained agents that lie in the repository, under ``pretrained``, in place of one's own."""
+
+import argparse
+from pathlib import Path
+
+from huggingface_sb3 import EnvironmentName
+
+import sb3_ppg
+from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.zoo.launcher import PRETRAINED
+from sb3_ppg.zoo.sharing import unpack
+
+# In the repository: where one works, or where the package is imported from
+FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
+UNPACKED = Path("logs") / "pretrained"  # as the folder of a training, which is what the Zoo's scripts read
+
+
+def take_pretrained(option: str, arguments: list[str]) -> list[str]:
+    """
+    :param option: of the script: -f for a folder of trainings, -i for an agent's file
+    :param arguments: of its command line
+    :return: those that the Zoo knows, with this option in place of ``--pretrained``
+    :raises ArgumentError: if there is no such agent
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--algo", default="ppg")
+    parser.add_argument("--env", type=EnvironmentName, default=EnvironmentName("CartPole-v1"))
+    args, _ = parser.parse_known_args(arguments)
+    run = UNPACKED / args.algo / f"{args.env}_1"
+    unpack(agent_folder(args.algo, args.env), args.algo, args.env, run, force=True, numbered=False)
+    place = run / f"{args.env}.zip" if option == "-i" else UNPACKED
+    return [*(argument for argument in arguments if argument != PRETRAINED), option, str(place)]
+
+
+def agent_folder(algo: str, env_name: str) -> Path:
+    """
+    :param algo: RL Zoo's name of the algorithm
+    :param env_name: environment, as folders are named
+    :return: with the agent's files
+    :raises ArgumentError: if there is none, with those that there are
+    """
+    agents = {path.parent.name + "/" + path.name: path for folder in FOLDERS for path in folder.glob("*/*") if path.is_dir()}
+    if f"{algo}/{env_name}" in agents:
+        return agents[f"{algo}/{env_name}"]
+    if not agents:
+        raise ArgumentError(
+            f"{PRETRAINED}: the agents are in the repository, not in the installed package: clone it, and start in its folder"
+        )
+    raise ArgumentError(f"there is no trained agent {algo}/{env_name}{nearest(f'{algo}/{env_name}', agents)}")

@@ -1,0 +1,66 @@
+"""The agents under ``pretrained``, and ``--pretrained``."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_sb3 import EnvironmentName
+
+from sb3_ppg.zoo import launcher, patched
+from sb3_ppg.zoo.report import evaluate, load_agent
+from sb3_ppg.zoo.sharing import unpack
+from tests.helpers import ROOT, run
+
+pytestmark = pytest.mark.slow
+FOLDER = ROOT / "pretrained"
+AGENTS = sorted(path for path in FOLDER.glob("*/*"))
+N_EPISODES = 10
+
+
+def test_they_are_small():
+    assert len(AGENTS) >= 10 and sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 20e6
+
+
+@pytest.mark.parametrize("folder", AGENTS, ids=lambda folder: str(folder.relative_to(FOLDER)))
+def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
+    card = (folder / "README.md").read_text()
+    mean, std = map(float, re.findall(r"Mean return \*\*(-?[\d.]+) ± ([\d.]+)\*\*", card)[0])
+    algo, env_name = folder.parent.name, EnvironmentName(folder.name)
+    unpack(folder, algo, env_name, tmp_path / "run", force=False, numbered=True)
+    with patched():
+        model = load_agent(
+            algo, env_name.gym_id, tmp_path / "run" / f"{env_name}.zip", tmp_path / "run" / env_name, device="cpu"
+        )
+        returns = evaluate(model, N_EPISODES)
+    assert abs(np.mean(returns) - mean) <= 4 * std / N_EPISODES**0.5 + 1e-2, returns
+
+
+def test_the_commands(tmp_path):
+    """In a folder of one's own; what is unpacked is a training like others."""
+    assert "Mean reward: 500" in run("enjoy", "--env", "CartPole-v1", "--pretrained", "--no-render", "-n", "600", cwd=tmp_path)
+    report = run("report", "--env", "CartPole-v1", "--pretrained", "--episodes", "5", cwd=tmp_path)
+    assert "Mean return over 5 episodes: 500.0" in report
+    unpacked = tmp_path / "logs" / "pretrained" / "ppg" / "CartPole-v1_1"
+    assert (unpacked / "learning_curve.png").exists()
+    options = ("-n", "64", "-params", "n_envs:1", "n_steps:64", "--eval-freq", "-1")
+    assert "Loading pretrained agent" in run("train", "--env", "CartPole-v1", "--pretrained", *options, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (None, "there is no trained agent ppg/CartPole-v0; nearest: ppg/CartPole-v1"),
+        ([], "the agents are in the repository, not in the installed package"),
+    ],
+)
+def test_what_is_not_there_is_named(folders, message, tmp_path, monkeypatch):
+    from sb3_ppg.zoo import trained_agents
+
+    monkeypatch.chdir(tmp_path)
+    if folders is not None:
+        monkeypatch.setattr(trained_agents, "FOLDERS", [Path(folder) for folder in folders])
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "enjoy", "--env", "CartPole-v0", "--pretrained"])
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        launcher.main()
