@@ -24,7 +24,7 @@ def main(total_timesteps: int = 500_000, n_envs: int = 32, n_steps: int = 128, n
         rollout_buffer_class=NormalizedRewardRolloutBuffer,  # the authors' reward normalisation
         rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(gamma=0.999)),
         policy_kwargs=dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(8, 16, 16))),
-        mixed_precision=None,  # "bf16" is up to twice as fast where the processor multiplies bfloat16: see docs/guides/speed.md
+        mixed_precision=None,  # "bf16" is up to twice as fast where the processor multiplies bfloat16: docs/guides/speed.md
         seed=0,
         verbose=1,
     )
