@@ -16,6 +16,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
@@ -27,7 +28,7 @@ from benchmarks.learning import RESULTS
 from sb3_ppg import PPG
 
 N_TIMESTEPS = 100_000
-GROUPS = ("train/", "aux/", "time/phase_position", "time/rollout_seconds", "time/update_seconds")
+GROUPS = ("train/", "aux/")
 
 
 def cartpole() -> PPG:
@@ -84,6 +85,14 @@ def logged(make: Callable[[], PPG]) -> pd.DataFrame:
         return pd.read_csv(Path(folder) / "progress.csv")
 
 
+def cell(median: float, low: float, high: float) -> str:
+    """Of the table: two digits of each. Nothing where there is no such value."""
+    if pd.isna(median):
+        return ""
+    shown = [np.format_float_positional(float(f"{value:.2g}"), trim="-") for value in (median, low, high)]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})"
+
+
 def plot(curves: pd.DataFrame, picture: Path) -> None:
     """
     :param curves: with columns "run", "steps", and those of the picture
@@ -121,7 +130,7 @@ def main() -> None:
     plot(drawn, RESULTS / "logs.png")
     print(f"| value | {' | '.join(summaries)} |\n|---|{'---|' * len(summaries)}")
     for value, row in table.iterrows():
-        cells = [f"{row[name, 0.5]:.2g} ({row[name, 0.05]:.2g} to {row[name, 0.95]:.2g})" for name in summaries]
+        cells = [cell(*(row[name, quantile] for quantile in (0.5, 0.05, 0.95))) for name in summaries]
         print(f"| `{value}` | {' | '.join(cells)} |")
 
 

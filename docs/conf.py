@@ -3,7 +3,6 @@
 import importlib.metadata
 import re
 import subprocess
-import tempfile
 import zlib
 from pathlib import Path
 
@@ -39,9 +38,10 @@ def inventory(project_name: str, names: dict[str, str]) -> str:
     :param names: of its classes and functions, with the page of each
     :return: the path of a file in the format of Sphinx's inventories, version 2
     """
-    lines = [f"{name} py:class 1 {page}#$ -" for name, page in names.items()]
+    lines = [f"{name} py:class 1 {page} -" for name, page in names.items()]
     header = ["# Sphinx inventory version 2", f"# Project: {project_name}", "# Version: ", "# compressed using zlib"]
-    path = Path(tempfile.mkdtemp(prefix="sb3_ppg_docs_")) / "objects.inv"
+    path = Path(__file__).parent / "_build" / "inventories" / f"{project_name}.inv"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("\n".join([*header, ""]).encode() + zlib.compress("\n".join([*lines, ""]).encode()))
     return str(path)
 
@@ -109,7 +109,7 @@ def origin(table: Path) -> str:
     command = ["git", "log", "-1", "--format=%h, %cs", "--", *map(str, rows)]
     commit = subprocess.run(command, cwd=table.parent, capture_output=True, text=True).stdout.strip()
     links = ", ".join(f"[{path.name}]({FILES_OF_THE_REPOSITORY}/benchmarks/results/{path.name})" for path in rows)
-    return f"\nRaw figures: {links}{f' (commit {commit})' if commit else ''}.\n"
+    return f"\nRaw figures: {links}{f' (committed as {commit})' if commit else ''}.\n"
 
 
 def setup(app: Sphinx) -> None:

@@ -36,7 +36,7 @@ class Nim(gym.Env):
 
 
 def main(total_timesteps: int = 50_000) -> None:
-    """Random moves win half of the games, perfect ones nearly all. A minute on two cores."""
+    """Random moves win half of the games, perfect ones nearly all. Half a minute on two cores."""
     env = make_vec_env(Nim, n_envs=8, seed=0)
     model = MaskablePPG("MlpPolicy", env, n_steps=64, n_policy_iterations=8, batch_size=128, n_epochs=4, gamma=0.99, seed=0)
     model.learn(total_timesteps)

@@ -7,7 +7,7 @@ from sb3_ppg import PPG
 
 
 def main(total_timesteps: int = 100_000, more_timesteps: int = 4096) -> None:
-    """Return 500 is the best there is; 40 seconds on two cores."""
+    """Return 500 is the best there is; half a minute on two cores."""
     env = make_vec_env("CartPole-v1", n_envs=8, seed=0)
     # A phase is 8 x 32 x 16 = 4,096 steps: a training should have ten or more
     model = PPG("MlpPolicy", env, n_steps=32, n_policy_iterations=16, batch_size=256, n_epochs=4, gamma=0.99, seed=0)

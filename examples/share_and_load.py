@@ -15,7 +15,7 @@ from sb3_ppg import PPG, hub
 
 
 def main(total_timesteps: int = 50_000) -> None:
-    """Some seconds on two cores."""
+    """Half a minute on two cores."""
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs=8, seed=0))
     model = PPG("MlpPolicy", env, n_steps=32, n_policy_iterations=16, batch_size=256, n_epochs=4, gamma=0.99, seed=0)
     model.learn(total_timesteps)

@@ -41,8 +41,9 @@ class DeterministicPolicy(nn.Module):
     It returns ``action``, (B, ...) as the environment takes it; of ``RecurrentPPG`` also ``next_hidden`` and ``next_cell``.
 
     :param model: a model of this package
-    :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
-    :raises ArgumentError: if the model is not one of this package
+    :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one. A
+        model that was loaded without its environment has none
+    :raises ArgumentError: if the model is not one of this package, or its observations cannot be normalised or named so
     """
 
     policy: Any  # of one of the classes of this package
@@ -62,6 +63,7 @@ class DeterministicPolicy(nn.Module):
         if isinstance(self.policy, RecurrentPhasicActorCriticPolicy):
             self.input_names += ["hidden", "cell", "episode_start"]
             self.output_names += ["next_hidden", "next_cell"]
+        self._check_names()
         self.normalizers = self._normalizers(vec_normalize or model.get_vec_normalize_env())
         self.action_type = th.as_tensor(np.zeros((), self.action_space.dtype)).dtype
         if isinstance(self.action_space, spaces.Box):
@@ -73,11 +75,22 @@ class DeterministicPolicy(nn.Module):
         space = self.observation_space
         return dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
 
+    def _check_names(self) -> None:
+        names = self.input_names + self.output_names
+        if clashing := {name for name in names if names.count(name) > 1}:
+            raise ArgumentError(f"the observation's keys {sorted(clashing)} are names of other inputs or outputs: rename them")
+
     def _normalizers(self, vec_normalize: VecNormalize | None) -> nn.ModuleDict:
         if vec_normalize is None or not vec_normalize.norm_obs:
             return nn.ModuleDict()
         statistics = vec_normalize.obs_rms
         by_name = statistics if isinstance(statistics, dict) else {"observation": statistics}
+        for name, space in self._observation_spaces().items():
+            if name in by_name and (shape := by_name[name].mean.shape) != space.shape:
+                raise ArgumentError(
+                    f"`VecNormalize` normalises observations of shape {shape}, the model takes {space.shape}: let it be the "
+                    "outermost wrapper"
+                )
         return nn.ModuleDict(
             {name: Normalizer(one, vec_normalize.epsilon, vec_normalize.clip_obs) for name, one in by_name.items()}
         )

@@ -122,6 +122,13 @@ ALGORITHMS: dict[str, type[PPG]] = {member.algorithm.__name__: member.algorithm 
 
 def with_preset(zoo_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
+    Example::
+
+        from sb3_ppg import PPG
+        from sb3_ppg.family import with_preset
+
+        model = PPG("MlpPolicy", "CartPole-v1", **with_preset("dcpg", dict(n_policy_iterations=8))).learn(20_000)
+
     :param zoo_name: of a member
     :param arguments: of its algorithm
     :return: the same on top of its preset; ``policy_kwargs`` key by key

@@ -81,6 +81,7 @@ ENTRY_POINTS = {
         *("PPG", "RecurrentPPG", "MaskablePPG", "ImpalaCNN", "NormalizedRewardRolloutBuffer"),
         *("PhasicCallback", "PhasicCheckpointCallback", "process_group"),
     ),
+    "sb3_ppg.family": ("with_preset",),
     "sb3_ppg.hub": ("save_pretrained", "push"),
     "sb3_ppg.vec_env": ("EnvPoolVecEnv",),
     "sb3_ppg.zoo": ("register",),

@@ -20,7 +20,7 @@ SCRIPTS = {
         dict(total_timesteps=1, n_envs=8, n_steps=8, n_episodes=1),
         r"Mean return on the levels it has seen: (0|10).0\nMean return on all levels: (0|10).0\n",
     ),
-    "own_environment": (dict(total_timesteps=1), r"Return over 100 episodes: -?\d.\d \+- \d.\d\n"),
+    "own_environment": (dict(total_timesteps=1, n_episodes=5), r"Return over 5 episodes: -?\d.\d \+- \d.\d\n"),
     "lstm": (dict(total_timesteps=1), r"Return over 20 episodes: \d+ \+- \d+\n"),
     "masks": (dict(total_timesteps=1), r"It wins \d+% of its games\nOf \d+ matches it takes [1-5]\n"),
     "share_and_load": (dict(total_timesteps=1), r"model.safetensors +[\d,]+ bytes\nReturn over 20 episodes: \d+ \+- \d+\n"),

@@ -1,6 +1,7 @@
 """What is exported acts as the model does."""
 
 import copy
+from itertools import product
 
 import numpy as np
 import onnxruntime
@@ -10,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import set_random_seed
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, RecurrentPPG, export
 from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, image_space
@@ -102,23 +103,23 @@ def assert_same(model: PPG, action: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("kind", ["ONNX", "TorchScript"])
 @pytest.mark.parametrize("name", [*MODELS, *MASKED])
-def test_an_exported_policy_acts_as_the_model(name, kind, tmp_path):
+def test_an_exported_policy_acts_as_the_model(name, tmp_path):
     """For other numbers of environments than it was traced with, over episodes, under masks."""
     model = trained(name)
     if name == "images":
         model.policy.mixed_precision = None  # the export is in float32
-    program = Program(model, tmp_path / "policy", kind)
-    for n in (1, 5):
-        if model.has_memory:
-            assert_same_over_episodes(model, program, n)
-            continue
-        inputs, masks = observations(model, n), {}
-        if isinstance(model, MaskablePPG):
-            masks = {"action_masks": np.stack([MaskedEnv.action_masks(model.env.envs[0].unwrapped) for _ in range(n)])}
-        expected, _ = predicted(model, inputs, **masks)
-        assert_same(model, program(**inputs, **masks)[0], expected)
+    programs = [Program(model, tmp_path / kind, kind) for kind in ("ONNX", "TorchScript")]
+    for program, n in product(programs, (1, 5)):
+        (assert_same_over_episodes if model.has_memory else assert_same_once)(model, program, n)
+
+
+def assert_same_once(model: PPG, program: Program, n: int) -> None:
+    inputs, masks = observations(model, n), {}
+    if isinstance(model, MaskablePPG):
+        masks = {"action_masks": np.stack([MaskedEnv.action_masks(model.env.envs[0].unwrapped) for _ in range(n)])}
+    expected, _ = predicted(model, inputs, **masks)
+    assert_same(model, program(**inputs, **masks)[0], expected)
 
 
 def assert_same_over_episodes(model: PPG, program: Program, n: int) -> None:
@@ -146,6 +147,21 @@ def test_an_exported_policy_is_a_copy():
         one.learn(32)
     np.testing.assert_array_equal(model.policy.parameters_to_vector(), other.policy.parameters_to_vector())
     assert before.shape == (2,) and th.equal(policy(*inputs), before)
+
+
+@pytest.mark.parametrize(("policy", "key"), [("MlpPolicy", "action"), ("MlpLstmPolicy", "hidden")])
+def test_keys_that_are_names_already_are_refused(policy, key):
+    """They would make a file that cannot be read."""
+    env = make_vec_env(lambda: RandomEnv(spaces.Dict({key: VECTOR, "other": VECTOR}), BOX), 2)
+    cls = RecurrentPPG if "Lstm" in policy else PPG
+    with pytest.raises(ArgumentError, match=rf"the observation's keys \['{key}'\] are names of other inputs or outputs"):
+        export.DeterministicPolicy(cls(policy.replace("Mlp", "MultiInput"), env, **SMALL))
+
+
+def test_normalisation_below_another_wrapper_is_refused():
+    env = VecFrameStack(VecNormalize(make_vec_env("Pendulum-v1", 2)), 4)
+    with pytest.raises(ArgumentError, match=r"observations of shape \(3,\), the model takes \(12,\): let it be the outermost"):
+        export.DeterministicPolicy(PPG("MlpPolicy", env, **SMALL))
 
 
 def test_what_is_not_ours_is_refused():

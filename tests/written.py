@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 import sb3_ppg
 from sb3_ppg import PPG, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer, hub
+from sb3_ppg.family import with_preset
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, write_checksums
 from sb3_ppg.zoo.sharing import ZOO, describe_environment
 from tests.training.several import in_processes
@@ -67,6 +68,13 @@ SAMPLES = {
         cartpole,
         dict(objective="ewma", replay_kwargs=dict(policy_rollouts=2), kl_coef=1.0, clip_range=None, policy_kwargs=NETWORKS),
     ),
+    "idaac": Sample(PPG, "MlpPolicy", cartpole, with_preset("idaac", dict(n_value_epochs=2, policy_kwargs=NETWORKS))),
+    "gsde": Sample(
+        PPG,
+        "MlpPolicy",
+        lambda: make_vec_env("Pendulum-v1", N_ENVS, seed=0),
+        dict(use_sde=True, n_value_epochs=1, policy_kwargs=NETWORKS),  # two optimizers
+    ),
     "ddcpg": Sample(
         PPG,
         "MlpPolicy",
@@ -82,7 +90,7 @@ SAMPLES = {
 
 def make(name: str) -> PPG:
     cls, policy, make_env, arguments = SAMPLES[name]
-    return cls(policy, make_env(), **SMALL, **arguments)
+    return cls(policy, make_env(), **{**SMALL, **arguments})
 
 
 def weights(model: PPG) -> np.ndarray:

@@ -307,13 +307,14 @@ def load() -> None:
     parser.add_argument("--verbose", default=1, type=int, help="not used")
     add_gym_packages(parser)
     args = parser.parse_args()
-    if args.trust_pickle:
-        os.environ["TRUST_REMOTE_CODE"] = "True"
     place = (args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)
-    if args.algo in zoo.ALGOS:
-        download_without_pickle(*place, revision=args.revision, allowed=args.allow, trust_pickle=args.trust_pickle)
-    else:
-        import_module("rl_zoo3.load_from_hub").download_from_hub(*place)
+    with Patches() as patches:
+        if args.trust_pickle:  # and nothing that comes later in this process
+            patches.set_environment_variable("TRUST_REMOTE_CODE", "True")
+        if args.algo in zoo.ALGOS:
+            download_without_pickle(*place, revision=args.revision, allowed=args.allow, trust_pickle=args.trust_pickle)
+        else:
+            import_module("rl_zoo3.load_from_hub").download_from_hub(*place)
 
 
 def download_without_pickle(

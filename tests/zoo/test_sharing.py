@@ -266,6 +266,7 @@ def test_a_zip_in_the_place_of_a_model(hub_server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "runs whatever code its author put in" in load_from_hub(monkeypatch)
     assert "--revision cannot work" in load_from_hub(monkeypatch, "--trust-pickle", "--revision", "main")
+    assert "TRUST_REMOTE_CODE" not in os.environ  # trust ends with the command
     assert not ran.exists()
     hub_server.repositories["me/model"].commit("main", {}, ["ppg-Some-v0.zip"])
     assert "holds no model: there is neither" in load_from_hub(monkeypatch)

@@ -16,7 +16,7 @@ from tests.helpers import ROOT, run
 pytestmark = pytest.mark.slow
 FOLDER = ROOT / "pretrained"
 AGENTS = sorted(path for path in FOLDER.glob("*/*"))
-N_EPISODES = 10
+N_EPISODES = 5
 
 
 def test_they_are_small():
