@@ -24,7 +24,7 @@ from tests.attack.models import UNCHANGED
 
 pytestmark = pytest.mark.slow
 
-PER_FAMILY = {"models": 6, "environments": 50, "states": 10}
+PER_FAMILY = {"models": 5, "environments": 50, "states": 8}
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -4,6 +4,8 @@ import importlib
 import inspect
 import pydoc
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,32 @@ def test_code_of_a_page_runs(page, number, tmp_path, monkeypatch):
     assert "learn(" not in code or names["model"].num_timesteps >= 1
 
 
+COMMANDS = sorted({line.strip() for page in PAGES for line in re.findall(r"sb3-ppg train [^`#\n]*", page.read_text())})
+
+
+class Understood(Exception):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [line for line in COMMANDS if not re.search(r"\.zip|trial-id|-orga|\.\.\.", line)])
+def test_a_command_of_a_page_is_understood(command, tmp_path, monkeypatch):
+    """Up to the moment when its training would begin."""
+    pytest.importorskip("rl_zoo3")
+    from rl_zoo3.exp_manager import ExperimentManager
+
+    from sb3_ppg.zoo import launcher
+
+    def stop(*_):
+        raise Understood
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ExperimentManager, "create_callbacks", stop)
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    with pytest.raises(Understood):
+        launcher.main()
+
+
 PUBLIC = ("sb3_ppg", "sb3_ppg.objectives", "sb3_ppg.hub", "sb3_ppg.vec_env", "sb3_ppg.zoo", "sb3_ppg.export")
 
 
@@ -60,6 +88,16 @@ def test_the_tests_that_pages_name_are_there():
     there = {*re.findall(r"^def (test_\w+)", tests, re.MULTILINE)}
     named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
     assert len(named) > 30 and named <= there
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
+def test_links_of_pages_outside_the_site_lead_somewhere(page):
+    """To files that are there, and to their headings. (Sphinx looks at those of the site.)"""
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", (ROOT / page).read_text()):
+        target = ROOT / (path or page)
+        assert target.exists(), path
+        headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor[1:] in {re.sub(r"[^\w-]", "", name.lower().replace(" ", "-")) for name in headings}
 
 
 @pytest.mark.parametrize("module", PUBLIC)

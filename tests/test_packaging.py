@@ -26,7 +26,7 @@ def test_the_wheel_has_the_hyperparameters(tmp_path):
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
         assert {"sb3_ppg/hyperparams/ppg.yml", "sb3_ppg/py.typed", "sb3_ppg/zoo/launcher.py"} <= names
-        assert not any(name.startswith(("tests", "benchmarks")) for name in names)
+        assert not any(name.startswith(("tests", "benchmarks", "examples", "pretrained")) for name in names)
         file.extractall(tmp_path / "site")
         (metadata,) = (file.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
     check_links(metadata)
