@@ -45,6 +45,8 @@ def test_a_script(name, tmp_path, monkeypatch, capsys):
 def test_the_notebook(tmp_path, monkeypatch):
     """With a budget of one rollout, in a kernel of its own. It comes without outputs."""
     monkeypatch.delenv("MPLBACKEND", raising=False)  # as in a terminal
+    for name in ("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):  # nothing of it in anybody's home
+        monkeypatch.setenv(name, str(tmp_path / name))
     notebook = nbformat.read(EXAMPLES / "first_steps.ipynb", as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
