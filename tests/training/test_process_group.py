@@ -78,7 +78,9 @@ class BatchNorm(BaseFeaturesExtractor):
 
 def variants() -> dict[str, PPG]:
     """All that steps, or that carries numbers from one step to the next."""
-    cnn = dict(policy="CnnPolicy", policy_kwargs=dict(features_extractor_class=ImpalaCNN), n_steps=4, aux_batch_size=8)
+    small = dict(features_dim=8, channels=(4, 4), n_blocks=1)
+    impala = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=small)
+    cnn = dict(policy="CnnPolicy", policy_kwargs=impala, n_steps=4, aux_batch_size=8)
     rewards = dict(reward_normalizer=RewardNormalizer())
     box = spaces.Box(-1, 1, (2,))
     return {

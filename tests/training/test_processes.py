@@ -15,7 +15,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG, MaskablePPG, NonFiniteLossError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
-from sb3_ppg.family import FAMILY, with_preset
+from sb3_ppg.family import with_preset
 from tests.helpers import MaskedEnv
 from tests.helpers import collect as collect_rollout
 from tests.training.several import in_processes
@@ -74,7 +74,7 @@ def collect(n_envs: int) -> list[dict[str, np.ndarray]]:
 def worker(rank: int, folder: Path, task: str, rollouts: list[dict[str, np.ndarray]]) -> None:
     th.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", timedelta(seconds=60), world_size=2, rank=rank)
-    result = {"halves": halves, "learn": learn, "nan": nan, "refuse": refuse, "family": family}[task](rank, rollouts)
+    result = {"halves": halves, "learn": learn, "nan": nan, "refuse": refuse}[task](rank, rollouts)
     np.save(folder / f"{rank}.npy", result)
     dist.barrier()
     dist.destroy_process_group()
@@ -92,18 +92,6 @@ def learn(rank: int, _) -> np.ndarray:
     model.learn(2 * N_STEPS * 2 * N_ROLLOUTS * 2)
     assert model._n_aux_phases == 2
     return np.append(parameters(model), model.rollout_buffer.observations.sum())
-
-
-def family(rank: int, _) -> np.ndarray:
-    """Every member: the parameters, and those of what its objective owns."""
-    found = []
-    for name, member in FAMILY.items():
-        if member.preset:
-            arguments = dict(n_epochs=2, aux_batch_size=N_STEPS * 2, recompute_advantages=name == "dcpg")
-            model = make(n_envs=2, seed=0, **with_preset(name, arguments))
-            model.learn(2 * N_STEPS * 2 * 4)
-            found += [parameters(model), *(tensor.numpy().ravel() for tensor in model.criterion.state_dict().values())]
-    return np.concatenate(found).astype(np.float64)
 
 
 def nan(rank: int, rollouts) -> np.ndarray:
@@ -226,13 +214,6 @@ def test_processes_with_other_seeds_train_one_policy(tmp_path):
     first, second = run("learn", tmp_path)
     np.testing.assert_array_equal(first[:-1], second[:-1])
     assert first[-1] != second[-1]  # from different rollouts
-
-
-@needs_gloo
-def test_every_member_of_the_family_trains_one_policy(tmp_path):
-    first, second = run("family", tmp_path)
-    np.testing.assert_array_equal(first, second)
-    assert np.isfinite(first).all()
 
 
 @needs_gloo
