@@ -169,9 +169,9 @@ def test_it_learns_with_sb3_contribs_tools(make_env, tmp_path):
     model.learning_rate = 1e-3
     model._setup_lr_schedule()
     evaluation = MaskableEvalCallback(
-        make_vec_env(make_env), n_eval_episodes=2, eval_freq=500, log_path=str(tmp_path), verbose=0
+        make_vec_env(make_env), n_eval_episodes=2, eval_freq=250, log_path=str(tmp_path), verbose=0
     )
-    model.learn(8_000, callback=evaluation)
+    model.learn(4_000, callback=evaluation)
     with np.load(tmp_path / "evaluations.npz") as results:
         assert len(results["timesteps"]) == 4 and results["results"][-1].mean() > 90
     mean, _ = evaluate_policy(model, env, n_eval_episodes=4, warn=False)
