@@ -190,12 +190,14 @@ def plot(results: Results, picture: Path) -> None:
     tasks = {
         env_id: n for env_id, n in late.tasks.items() if any(len(row[env_id]) for name, row in table.items() if "late" in name)
     }
-    figure, all_axes = plt.subplots(1, 1 + len(tasks), figsize=(6 + 5 * len(tasks), 5), layout="constrained", squeeze=False)
+    figure, all_axes = plt.subplots(
+        1, 1 + len(tasks), figsize=(4.5 + 3.8 * len(tasks), 4), layout="constrained", squeeze=False
+    )
     scores, *others = all_axes[0]
     draw_scores(scores, scores_of(table_of(results, COMPARISONS[0])))
     for axes, (env_id, n_timesteps) in zip(others, tasks.items(), strict=True):
         draw_lateness(axes, results, env_id, n_timesteps)
-    figure.savefig(picture, dpi=90)
+    figure.savefig(picture, dpi=120)
     plt.close(figure)
 
 

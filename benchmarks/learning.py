@@ -193,18 +193,18 @@ def draw(axes: Axes, curves: pd.DataFrame, label: str) -> None:
 
 def plot(curves: pd.DataFrame, picture: Path) -> None:
     """One panel per experiment: mean over seeds, and their range."""
-    figure, panels = plt.subplots(2, 4, figsize=(16, 7))
+    figure, panels = plt.subplots(2, 4, figsize=(12, 6.2))  # small, so that its letters are large enough on a page
     for axes in panels.flat[len(EXPERIMENTS) :]:
         axes.set_axis_off()
     for axes, (env_id, setting, _) in zip(panels.flat, EXPERIMENTS, strict=False):
         for algo in ("ppg", "ppo"):
             part = curves[(curves.env == env_id) & (curves.setting == setting) & (curves.algo == algo)]
             draw(axes, part, algo.upper())
-        axes.set(title=f"{env_id}, {setting}", xlabel="environment steps", ylabel="return in training")
+        axes.set(title=f"{env_id}\n{setting}", xlabel="environment steps", ylabel="return in training")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
     figure.tight_layout()
-    figure.savefig(picture, dpi=90)
+    figure.savefig(picture, dpi=130)
     plt.close(figure)
 
 
