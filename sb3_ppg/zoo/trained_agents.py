@@ -7,6 +7,7 @@ from huggingface_sb3 import EnvironmentName
 
 import sb3_ppg
 from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.training.processes import agreed, rank
 from sb3_ppg.zoo.launcher import PRETRAINED
 from sb3_ppg.zoo.sharing import unpack
 
@@ -27,7 +28,9 @@ def take_pretrained(option: str, arguments: list[str]) -> list[str]:
     parser.add_argument("--env", type=EnvironmentName, default=EnvironmentName("CartPole-v1"))
     args, _ = parser.parse_known_args(arguments)
     run = UNPACKED / args.algo / f"{args.env}_1"
-    unpack(agent_folder(args.algo, args.env), args.algo, args.env, run, force=True, numbered=False)
+    with agreed():
+        if rank() == 0:
+            unpack(agent_folder(args.algo, args.env), args.algo, args.env, run, force=True, numbered=False)
     place = run / f"{args.env}.zip" if option == "-i" else UNPACKED
     return [*(argument for argument in arguments if argument != PRETRAINED), option, str(place)]
 
