@@ -19,7 +19,6 @@ from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import utils
 
 from sb3_ppg import hub
-from sb3_ppg.hub.repository import write_repository
 from sb3_ppg.zoo import patched
 from sb3_ppg.zoo.sharing import ZOO, evaluated_run
 
@@ -96,7 +95,7 @@ def make(agent: Agent) -> hub.Evaluation:
         run = evaluated_run(args, model_path, Path(log_path), Path(temporary))
         files = {name: path for name, path in run.files.items() if name in (ZOO, "logs/evaluations.npz")}
         assert files.keys() == {ZOO, "logs/evaluations.npz"}
-        write_repository(
+        hub.write_repository(
             *(run.model, FOLDER / agent.name, agent.name),
             env_id=agent.env_id,
             evaluation=run.evaluation,
