@@ -31,11 +31,11 @@ from matplotlib.axes import Axes
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
+from benchmarks.machine import processor
 from benchmarks.speed import Measure, take_turns
 from benchmarks.suites.contestants import OLDER, RECOMPUTED, RELATIVES, TASKS, Task, Training
 from benchmarks.suites.queue import RESULTS, Results, run
 from benchmarks.suites.report import Scores, draw_scores, improvements, interquartile_means
-from benchmarks.suites.training import processor
 from sb3_ppg import PPG, MinAtarCNN
 from sb3_ppg.family import with_preset
 

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import psutil
 
-from benchmarks.suites.training import processor
+from benchmarks.machine import processor
 from sb3_ppg import PPG
 
 RESULTS = Path(__file__).parent / "results"

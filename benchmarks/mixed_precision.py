@@ -25,7 +25,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
-from benchmarks.suites.training import processor
+from benchmarks.machine import processor
 from sb3_ppg import PPG
 from sb3_ppg.torch_layers import ImpalaCNN
 from sb3_ppg.vec_env import EnvPoolVecEnv

@@ -28,7 +28,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
-from benchmarks.suites.training import processor
+from benchmarks.machine import processor
 from sb3_ppg import PPG, ImpalaCNN
 from sb3_ppg.training import optimization
 from sb3_ppg.training.process_group import process_group

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
+from sb3_ppg.torch_layers import ImpalaCNN
 
 PLAY = """obs = env.reset()
 for _ in range(1000):
@@ -116,6 +117,26 @@ FAMILY: dict[str, Member] = {
         },
     ),
 }
+# The arguments of PPG in its paper (appendix A, https://arxiv.org/abs/2009.04416) for Procgen: 64 environments on each of 4
+# workers, here 256 in one process, with normalised rewards
+PAPER: dict[str, Any] = dict(
+    n_steps=256,
+    batch_size=8192,
+    n_epochs=1,
+    n_policy_iterations=32,
+    n_aux_epochs=6,
+    aux_batch_size=4096,
+    beta_clone=1.0,
+    normalize_value_targets=False,
+    gamma=0.999,
+    gae_lambda=0.95,
+    clip_range=0.2,
+    ent_coef=0.01,
+    vf_coef=0.5,
+    max_grad_norm=None,
+    learning_rate=5e-4,
+    policy_kwargs=dict(architecture="dual", features_extractor_class=ImpalaCNN, optimizer_kwargs=dict(eps=1e-8)),
+)
 # By the names of their classes, which files of models carry
 ALGORITHMS: dict[str, type[PPG]] = {member.algorithm.__name__: member.algorithm for member in FAMILY.values()}
 

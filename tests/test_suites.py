@@ -1,11 +1,13 @@
 """The harness of the results: what identifies a training, what the queue does, what the report says."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 from stable_baselines3 import PPO
 
-from benchmarks import family
+from benchmarks import defaults, dips, family, hard
 from benchmarks.suites import contestants, queue, training
 from benchmarks.suites import report as suites_report
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
@@ -155,3 +157,74 @@ def test_the_familys_tables_are_made_of_the_same_rows(tmp_path, monkeypatch):
     assert family.time_ratios() == {"PPG": "1.00", "ppg_ewma": "1.50"}
     family.plot(results, tmp_path / "family.png")
     assert (tmp_path / "family.png").stat().st_size > 10_000
+
+
+def test_the_authors_figures_are_set_beside_the_same_average(tmp_path):
+    """Returns that rise by one per million steps, for 6M steps and for 8.4M."""
+    authors = pd.read_csv(hard.AUTHORS)
+    steps = np.arange(1, 129) * 65_536
+    full = pd.DataFrame({"steps": steps, "return": steps / 1e6, "seconds": steps / 1000, "precision": "bf16", "machine": "a"})
+    assert hard.around(full, 8) == pytest.approx(8.0, abs=0.04) and np.isnan(hard.around(full[steps < 6e6], 8))
+    rows = pd.concat([full.assign(game="starpilot", seed=0), full[steps < 6e6].assign(game="starpilot", seed=1)])
+    text = hard.markdown(rows, authors)
+    assert "| starpilot | 5M | 4.52 ± 0.35 | 3.85 ± 0.24 | 4.98, 4.98 | 1,000 |" in text
+    assert "| starpilot | 8M | 7.88 ± 0.42 | 5.83 ± 0.36 | 8.00 | 1,000 |" in text
+    hard.plot(rows, authors, tmp_path / "hard.png")
+    assert (tmp_path / "hard.png").stat().st_size > 10_000
+
+
+def test_falls_in_auxiliary_phases_and_between_them():
+    """One seed falls by 100 in its second phase, rises by 50 in its third, and has fallen by 60 before the third."""
+    rows = pd.DataFrame(
+        dict(steps=[1, 2, 3, 4], before=[100.0, 500.0, 400.0, 440.0], after=[300.0, 400.0, 450.0, 430.0], final_kl=0.01)
+    ).assign(setting="defaults", seed=0, machine="a machine")
+    rows.loc[2, "before"] = 340.0
+    text = dips.markdown(pd.concat([rows, rows.assign(setting="value units off")]))
+    assert "| defaults | 2 | -55.0 | 100 | 60 | 0.0100 | 430 |" in text
+
+
+def test_the_search_of_defaults_prunes_what_is_poor_and_goes_on(tmp_path, monkeypatch):
+    """Scores that rise with the number of epochs."""
+    monkeypatch.setattr(defaults, "RESULTS", tmp_path)
+    monkeypatch.setattr(defaults, "ROWS", tmp_path / "defaults.csv")
+    monkeypatch.setattr(defaults, "LOCKS", tmp_path / "locks")
+    n_run = []
+
+    def run(training):
+        n_run.append(training)
+        task = next(task for task in defaults.SEARCHED if task.env_id == training.env_id)
+        return task.low + (task.high - task.low) * json.loads(training.arguments)["n_epochs"] / 20
+
+    monkeypatch.setattr(defaults.Training, "run", run)
+    defaults.search(6)
+    assert len(defaults.tried()) == 6 and len(set(n_run)) == len(n_run)
+    defaults.search(12)
+    trials = defaults.tried()
+    assert len(trials) == 12 and len(set(n_run)) == len(n_run) == len(defaults.rows())
+    for arguments, own in trials.items():
+        np.testing.assert_allclose(own, json.loads(arguments)["n_epochs"] / 20, atol=1e-2)
+    best = trials[defaults.best_of_search()[0]].mean()
+    assert best == max(own.mean() for own in trials.values())
+    assert all(own.mean() < best - 0.1 for own in trials.values() if len(own) < len(defaults.SEARCHED))
+    assert defaults.is_poor(np.array([0.4]), [np.array([score]) for score in (0.3, 0.5, 0.5, 0.6)])
+    assert not defaults.is_poor(np.array([0.4]), [np.array([score]) for score in (0.3, 0.3, 0.5, 0.5)])
+    with defaults.is_free("a trial"), pytest.raises(BlockingIOError), defaults.is_free("a trial"):
+        pass
+
+
+def test_the_table_of_defaults(tmp_path, monkeypatch):
+    monkeypatch.setattr(suites_report, "BOOTSTRAPS", 50)
+    monkeypatch.setattr(defaults, "ROWS", tmp_path / "defaults.csv")
+    rows = [
+        (algorithm, arguments, task.env_id, seed, task.low + score * (task.high - task.low))
+        for algorithm, arguments, score in (("PPO", "{}", 0.25), ("PPG", defaults.defaults(), 0.5))
+        for task in (*defaults.SEARCHED, *defaults.UNSEEN)
+        for seed in defaults.FINAL_SEEDS
+    ]
+    table = pd.DataFrame(rows, columns=[*defaults.Training._fields, "return"]).assign(machine="a machine", seconds=1)
+    table.to_csv(defaults.ROWS, index=False)
+    text = defaults.markdown()
+    assert "| the three others | 0.25 (0.25 to 0.25) | 0.50 (0.50 to 0.50) | 1.00 (1.00 to 1.00) |" in text
+    assert "| CartPole-v1 [500] | 50,000 | 141.5 (141.5, 141.5) | 261.0 (261.0, 261.0) |" in text
+    defaults.plot(tmp_path / "defaults.png")
+    assert (tmp_path / "defaults.png").stat().st_size > 10_000

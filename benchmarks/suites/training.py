@@ -1,8 +1,6 @@
 """One training: made by RL Zoo, stopped and continued at any time, and what it leaves."""
 
 import contextlib
-import os
-import platform
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -19,6 +17,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import CSVOutputFormat, Logger
 from stable_baselines3.common.vec_env import VecEnv
 
+from benchmarks.machine import processor
 from benchmarks.suites.contestants import Training
 from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 
@@ -186,11 +185,3 @@ def curve(episodes: pd.DataFrame, n_timesteps: int) -> pd.DataFrame:
     n_over = np.searchsorted(episodes["steps"], grid, side="right")  # episodes that were over then
     points = smooth.iloc[np.maximum(n_over, 1) - 1][["seconds", "return"]].round(2).reset_index(drop=True)
     return points.assign(steps=grid)[n_over > 0]
-
-
-def processor() -> str:
-    """Its name, and how many there are."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"

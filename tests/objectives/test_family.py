@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch as th
+import yaml
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, RecurrentPPG, hub
-from sb3_ppg.family import FAMILY, with_preset, zoo_name_of
+from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, RecurrentPPG, hub
+from sb3_ppg.family import FAMILY, PAPER, with_preset, zoo_name_of
 from sb3_ppg.objectives import OBJECTIVES, make_objective
 from sb3_ppg.zoo.registration import hyperparameter_file
 from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log
@@ -342,3 +343,12 @@ def test_every_value_in_the_log_is_explained(name):
     constraint = dict(objective_kwargs=dict(constraint="logits")) if name == "dna" else {}
     logged = learn_and_log(make(name, random_envs(), **constraint), 4 * 16)
     assert not [value for value in logged if value.startswith(("train/", "aux/")) and f"`{value}`" not in glossary]
+
+
+def test_the_papers_arguments_are_those_of_the_papers_entry():
+    entry = yaml.safe_load(hyperparameter_file("ppg").read_text())["procgen-paper"]
+    policy_kwargs = eval(entry["policy_kwargs"], {"ImpalaCNN": ImpalaCNN})
+    assert {**{name: entry.get(name) for name in PAPER}, "policy_kwargs": policy_kwargs} == PAPER
+    assert entry["n_envs"] * PAPER["n_steps"] / PAPER["batch_size"] == 8  # minibatches in an epoch
+    env = make_vec_env(lambda: RandomEnv(image_space(3, 64, 64), spaces.Discrete(15)), 32)
+    assert PPG("CnnPolicy", env, **PAPER).policy.architecture == "dual"
