@@ -424,11 +424,13 @@ def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
     stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
+    parts, factor = ("", "multiple") if model.has_memory else (", or of equal parts of these", "multiple or a divisor")
+    are_equal = not model.has_memory and (not model.criterion.shuffles_sequences or model.n_steps % model.aux_batch_size == 0)
     require(
         model,
-        model.aux_buffer.sequence_length == 1 or model.aux_batch_size % model.n_steps == 0,
+        are_equal or model.aux_batch_size % model.n_steps == 0,
         "aux_batch_size",
-        f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it",
+        f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples{parts}; use a {factor} of it",
     )
     require(
         model,

@@ -111,6 +111,16 @@ class PhasicEpochs(PhasicAlgorithm):
         self.policy.set_training_mode(True)
         return outcome
 
+    def _aux_sequence_length(self) -> int | None:
+        """Of what minibatches of the auxiliary phase are made of. None: ``n_steps``."""
+        if self.has_memory:
+            return None
+        if not self.criterion.shuffles_sequences:
+            return 1
+        n_stored = self.n_steps * self.n_envs * self.n_policy_iterations
+        batch_size = self.aux_batch_size or math.ceil(n_stored / 16)
+        return None if batch_size >= self.n_steps else math.gcd(self.n_steps, batch_size)
+
     def _aux_sequences_per_batch(self) -> int:
         if self.aux_batch_size is None:
             return math.ceil(self.aux_buffer.n_sequences / 16)

@@ -102,8 +102,9 @@ class PPG(PhasicEpochs):
     :param n_policy_iterations: N_π, the number of rollouts in a phase
     :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, nothing is stored
     :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples: a multiple of ``n_steps``, as minibatches
-        are made of whole sequences, one environment's part of one rollout each, which are spread evenly over the minibatches.
-        None: a sixteenth of the stored sequences, rounded up. (DNA's, without memory, are of single samples, of any number)
+        are made of whole sequences, one environment's part of one rollout each, which are spread evenly over the minibatches;
+        or, without memory, a divisor of it, for equal parts of sequences. None: a sixteenth of the stored samples, rounded up
+        to whole sequences, or parts. (DNA's, without memory, are of single samples, of any number)
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which stands in for clipping in the paper's KL variant
     :param normalize_value_targets: Whether both value heads work in standard deviations of the value targets (if these exceed
@@ -262,8 +263,6 @@ class PPG(PhasicEpochs):
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = AuxBuffer(self.device, **(self.aux_buffer_kwargs or {}))
         self.replay = RolloutReplay(**(self.replay_kwargs or {}))
-        if not (self.criterion.shuffles_sequences or self.has_memory):
-            self.aux_buffer.sequence_length = 1
         check_policy(self)
         self._check_objective()
 
@@ -366,6 +365,7 @@ class PPG(PhasicEpochs):
     def _auxiliary_phase(self) -> None:
         """Optimise L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
         start = time.perf_counter()
+        self.aux_buffer.sequence_length = self._aux_sequence_length()
         n_sequences = self._aux_sequences_per_batch()
         events = AuxiliaryPhaseEvents(self._training_callback, self.aux_buffer.n_samples, self.n_aux_epochs)
         if self.verbose >= 1:

@@ -69,7 +69,7 @@ def test_the_kl_is_old_policy_first():
 
 def test_the_cloning_target_is_the_policy_right_before_the_auxiliary_phase():
     """Not the one that collected the rollouts, which would pull the policy back by up to N_π iterations."""
-    model = make(learning_rate=1e-2)
+    model = make(learning_rate=1e-2, aux_batch_size=16)
     targets = []
     record = model.aux_buffer.record
 

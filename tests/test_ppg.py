@@ -16,7 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, losses
+from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, RecurrentPPG, losses
 from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.rollouts import minibatches
 from sb3_ppg.training.optimization import optimize_epoch
@@ -698,3 +698,36 @@ def test_odd_numbers_of_sequences_are_spread_evenly():
     model.criterion.auxiliary_losses = lambda *args: sizes.append(len(args[2].value_targets) // 16) or original(*args)
     model.learn(16 * 33)
     assert sizes == [3] * 11
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(None, [12] * 16), (16, [16] * 12), (64, [64] * 3), (128, [64, 128])])
+def test_auxiliary_minibatches_are_whole_sequences_or_equal_parts_of_them(size, sizes):
+    """Of three rollouts of 64 steps: 16 minibatches unless a size is given. A sixteenth is 12 samples, in parts of 4."""
+    model = make(n_steps=64, n_aux_epochs=1, aux_batch_size=size)
+    seen = []
+    minibatches = model.aux_buffer.minibatches
+
+    def watched(n_sequences):
+        for batch in minibatches(n_sequences):
+            seen.append(batch.value_targets)
+            yield batch
+
+    model.aux_buffer.minibatches = watched
+    keep, rollouts = model.aux_buffer.keep, iter(range(3))
+    numbers = np.arange(3 * 64, dtype=np.float32).reshape(3, 1, 64)
+    model.aux_buffer.keep = lambda observations, context, _: keep(observations, context, numbers[next(rollouts)])
+    model.learn(3 * 64)
+    assert sorted(map(len, seen)) == sizes
+    length = np.gcd.reduce([64, *sizes])
+    places = th.cat(seen).reshape(-1, length)
+    assert (places.diff() == 1).all() and (places[:, 0] % length == 0).all()
+    assert sorted(places.flatten().tolist()) == numbers.ravel().tolist()
+
+
+def test_a_memory_needs_whole_sequences():
+    arguments = dict(n_steps=16, batch_size=16, n_policy_iterations=2, policy_kwargs=dict(lstm_hidden_size=4))
+    with pytest.raises(ArgumentError, match=r"whole sequences of `n_steps`=16 samples; use a multiple of it"):
+        RecurrentPPG("MlpLstmPolicy", "CartPole-v1", aux_batch_size=8, **arguments)
+    with pytest.raises(ArgumentError, match=r"or of equal parts of these; use a multiple or a divisor of it"):
+        make(aux_batch_size=12)
+    make(aux_batch_size=8)

@@ -317,6 +317,8 @@ def test_what_follows_a_rollout_is_kept_as_the_rollout_is(observations, tmp_path
 def test_masks_do_not_keep_samples_together():
     masked = make("dna", make_vec_env(MaskedEnv, 2, seed=0), cls=MaskablePPG)
     recurrent = make("dna", random_envs(), cls=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
+    for model in (masked, recurrent):
+        model.learn(4 * 16)
     assert masked.aux_buffer.sequence_length == 1 and recurrent.aux_buffer.sequence_length is None
 
 
