@@ -1,6 +1,7 @@
 """
 Whether auxiliary phases make the policy worse: CartPole-v1, 100,000 steps with all defaults, 5 seeds, played right before and
-right after each auxiliary phase. Beside it the paper's losses as they are, without value units.
+right after each auxiliary phase. Beside it the arguments of the paper, and with these its losses as they are, without value
+units.
 
 Each time the agent plays 40 episodes with actions drawn as in training. Writes results/dips.csv and dips.md; trainings that
 the CSV has are not run again.
@@ -19,9 +20,14 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks.machine import processor
 from sb3_ppg import PPG, PhasicCallback
+from sb3_ppg.family import OF_THE_PAPERS
 
 ROWS = Path(__file__).parent / "results" / "dips.csv"
-SETTINGS: dict[str, dict[str, Any]] = {"defaults": {}, "value units off": dict(normalize_value_targets=False)}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "arguments of the paper": OF_THE_PAPERS,
+    "and its losses as they are": OF_THE_PAPERS | dict(normalize_value_targets=False),
+}
 SEEDS = range(5)
 N_STEPS = 100_000
 N_EPISODES = 40

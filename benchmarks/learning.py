@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from inspect import signature
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ class Training(NamedTuple):
     setting: str  # "defaults" or "RL Zoo"
     algo: str  # "ppg" or "ppo"
     seed: int
-    hyperparameters: str  # a hash of the file's entry
+    hyperparameters: str  # a hash of the file's entry, or of the defaults
 
     def run(self) -> tuple[dict, pd.DataFrame]:
         """
@@ -81,7 +82,7 @@ class Training(NamedTuple):
 def all_trainings() -> list[Training]:
     """What the table is made of."""
     return [
-        Training(env_id, setting, algo, seed, hyperparameters(env_id, algo) if setting == "RL Zoo" else "defaults")
+        Training(env_id, setting, algo, seed, hyperparameters(env_id, algo) if setting == "RL Zoo" else defaults(algo))
         for env_id, setting, seeds in EXPERIMENTS
         for algo in ("ppg", "ppo")
         for seed in seeds
@@ -93,6 +94,12 @@ def hyperparameters(env_id: str, algo: str) -> str:
     file = hyperparameter_file(algo) if algo == "ppg" else Path(rl_zoo3.__file__).parent / "hyperparams" / f"{algo}.yml"
     entry = yaml.safe_load(file.read_text())[env_id]
     return hashlib.sha256(repr(sorted(entry.items())).encode()).hexdigest()[:8]
+
+
+def defaults(algo: str) -> str:
+    """A short hash of an algorithm's own, likewise."""
+    parameters = signature({"ppg": PPG, "ppo": PPO}[algo]).parameters
+    return hashlib.sha256(repr([(name, parameter.default) for name, parameter in parameters.items()]).encode()).hexdigest()[:8]
 
 
 def train_in_python(env_id: str, algo: str, seed: int, folder: str) -> tuple[list[float], pd.DataFrame]:

@@ -62,9 +62,9 @@ def gymnasium(env_id: str, **options: Any) -> Callable[[int, int], VecEnv]:
 
 
 MLP = dict(policy="MlpPolicy", n_epochs=4)
-NATURE = dict(policy="CnnPolicy", policy_kwargs=dict(architecture="detached"))
+NATURE = dict(policy="CnnPolicy", n_epochs=1, policy_kwargs=dict(architecture="detached"))
 HALF = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(8, 16, 16)))
-IMPALA = dict(policy="CnnPolicy", policy_kwargs=dict(architecture="detached", **HALF))
+IMPALA = dict(policy="CnnPolicy", n_epochs=1, policy_kwargs=dict(architecture="detached", **HALF))
 TASKS = {
     "MLP, CartPole in EnvPool": Task(envpool("CartPole-v1"), 64, 256, MLP),
     "NatureCNN, Pong in EnvPool": Task(envpool("Pong-v5"), 16, 16, NATURE),
@@ -108,6 +108,7 @@ def train(task: Task, setting: Setting, file: str) -> None:
     with process_group():
         n_samples = n_envs * task.n_steps
         sizes: Any = dict(batch_size=n_samples // 4, n_policy_iterations=4, aux_batch_size=n_samples // 4, n_aux_epochs=2)
+        sizes |= dict(gamma=0.999, ent_coef=0.01, learning_rate=5e-4, max_grad_norm=None)
         env: Any = task.make_env(n_envs, setting.n_threads)
         model = PPG(env=env, n_steps=task.n_steps, seed=0, device="cpu", **sizes, **task.arguments)
         model.set_logger(Logger(folder=None, output_formats=[]))

@@ -102,10 +102,10 @@ def resident_memory(case: str, n_phases: int, algorithm: str = "PPG") -> list[fl
     th.set_num_threads(1)
     cls, policy, space, policy_kwargs = CASES[case]
     env = make_vec_env(lambda: _RandomEnv(space), N_ENVS)
-    common: dict[str, Any] = dict(n_steps=N_STEPS, batch_size=N_ENVS * N_STEPS, seed=0, device="cpu")
+    common: dict[str, Any] = dict(n_steps=N_STEPS, n_epochs=1, batch_size=N_ENVS * N_STEPS, seed=0, device="cpu")
     model: BaseAlgorithm
     if algorithm == "PPO":
-        model = PPO(policy, env, n_epochs=1, policy_kwargs=policy_kwargs, **common)
+        model = PPO(policy, env, policy_kwargs=policy_kwargs, **common)
     else:
         kwargs = dict(policy_kwargs=policy_kwargs, n_policy_iterations=N_POLICY_ITERATIONS, n_aux_epochs=1, **common)
         model = cls(policy, env, **kwargs)

@@ -173,8 +173,11 @@ def make_impala(device: str, architecture: str, path: str) -> PPG:
         "CnnPolicy",
         VecNormalize(VecMonitor(EnvPoolVecEnv(setting.game, num_envs=setting.n_envs, seed=0)), norm_obs=False),
         n_steps=N_STEPS,
+        n_epochs=1,
+        n_policy_iterations=32,
         batch_size=setting.batch_size,
         aux_batch_size=setting.aux_batch_size,
+        max_grad_norm=None,
         micro_batch_size={"plain": None, "plain in 128s": 128}.get(path, "auto"),
         mixed_precision="bf16" if path.startswith("bf16") else None,
         policy_kwargs=dict(
@@ -321,6 +324,7 @@ def micro_batches(network: str, precision: str) -> Measure:
         DummyVecEnv([lambda: Frames(shape)] * 16),
         n_steps=64,
         batch_size=1024,
+        max_grad_norm=None,
         mixed_precision="bf16" if precision == "bf16" else None,
         policy_kwargs=dict(architecture="detached", **kwargs),
         device="cpu",
@@ -423,6 +427,7 @@ def peak_memory(n_policy_iterations: int, channels: tuple[int, ...]) -> Measure:
             "CnnPolicy",
             DummyVecEnv([lambda: Frames((3, 64, 64))] * setting.n_envs),
             n_steps=N_STEPS,
+            n_epochs=1,
             batch_size=setting.batch_size,
             n_policy_iterations=n_policy_iterations,
             n_aux_epochs=1,
@@ -474,7 +479,8 @@ def phase(settings: dict[str, Any]) -> Measure:
     settings = dict(n_envs=8, n_policy_iterations=4, n_aux_epochs=1) | settings
     n_envs, n_policy_iterations = settings.pop("n_envs"), settings["n_policy_iterations"]
     env = make_vec_env("CartPole-v1", n_envs, seed=0)
-    model = PPG("MlpPolicy", env, n_steps=128, batch_size=256, aux_batch_size=256, seed=0, device="cpu", **settings)
+    sizes: dict[str, Any] = dict(n_steps=128, n_epochs=1, batch_size=256, aux_batch_size=256, max_grad_norm=None)
+    model = PPG("MlpPolicy", env, seed=0, device="cpu", **sizes, **settings)
     ready(model)
 
     def measure() -> dict[str, float]:
@@ -512,6 +518,7 @@ def images(storage: str, cold: bool) -> Measure:
         "CnnPolicy",
         DummyVecEnv([lambda: Frames((3, 64, 64))] * 64),
         n_steps=N_STEPS,
+        n_epochs=1,
         batch_size=2048,
         n_policy_iterations=4,
         aux_batch_size=8 * N_STEPS,

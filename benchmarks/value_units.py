@@ -27,11 +27,12 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.learning import RESULTS
 from sb3_ppg import PPG
+from sb3_ppg.family import OF_THE_PAPERS
 from sb3_ppg.objectives import Coefficients, PaperObjective
 from sb3_ppg.training.optimization import Losses
 from sb3_ppg.training.processes import moments
 
-# CartPole-v1 with all defaults; the others with those of hyperparams/ppg.yml, but without its normalisation of rewards
+# CartPole-v1 with the arguments of the paper; the others with those of hyperparams/ppg.yml, but rewards are not normalised
 SETTINGS: dict[str, dict[str, Any]] = {
     "CartPole-v1": dict(n_envs=1, n_timesteps=100_000),
     "Pendulum-v1": dict(
@@ -105,9 +106,8 @@ class Training(NamedTuple):
         max_grad_norm = None if self.max_grad_norm == "none" else float(self.max_grad_norm)
         curve = _Curve()
         algorithm = UNITS[self.unit_in]
-        model = algorithm(
-            "MlpPolicy", env, max_grad_norm=max_grad_norm, stats_window_size=20, seed=self.seed, device="cpu", **settings
-        )
+        arguments = {**OF_THE_PAPERS, **settings, "max_grad_norm": max_grad_norm}
+        model = algorithm("MlpPolicy", env, stats_window_size=20, seed=self.seed, device="cpu", **arguments)
         model.learn(n_timesteps, callback=curve)
         last = curve.returns[-max(1, len(curve.returns) // 10) :]
         return {**self._asdict(), "mean": round(np.mean(curve.returns), 1), "last": round(np.mean(last), 1)}

@@ -46,7 +46,8 @@ class PPG(PhasicEpochs):
     a KL term holds the policy where it is, and the true value function is trained further.
 
     Paper: https://arxiv.org/abs/2009.04416. Authors' code: https://github.com/openai/phasic-policy-gradient.
-    The defaults are for small environments; ``hyperparams/ppg.yml`` has the paper's setting for Procgen.
+    The defaults are for small environments: those of SB3's ``PPO``, and an auxiliary phase after each eight rollouts. The
+    paper's setting for Procgen is ``sb3_ppg.family.PAPER``, and in ``hyperparams/ppg.yml``.
 
     What is stored when ``learn()`` ends within a phase stays for the next call of ``learn()``.
 
@@ -61,7 +62,7 @@ class PPG(PhasicEpochs):
 
         from sb3_ppg import PPG
 
-        model = PPG("MlpPolicy", "CartPole-v1", n_policy_iterations=8, seed=0).learn(100_000)
+        model = PPG("MlpPolicy", "CartPole-v1", seed=0).learn(100_000)
         action, _ = model.predict(model.get_env().reset(), deterministic=True)
 
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``PhasicActorCriticPolicy``
@@ -144,18 +145,18 @@ class PPG(PhasicEpochs):
         self,
         policy: str | type[PhasicActorCriticPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 5e-4,
-        n_steps: int = 256,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 2048,
         batch_size: int = 64,
-        n_epochs: int = 1,
-        gamma: float = 0.999,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
         gae_lambda: float = 0.95,
         clip_range: float | Schedule | None = 0.2,
         clip_range_vf: float | Schedule | None = None,
         normalize_advantage: bool = True,
-        ent_coef: float = 0.01,
+        ent_coef: float = 0.0,
         vf_coef: float = 0.5,
-        max_grad_norm: float | None = None,
+        max_grad_norm: float | None = 0.5,
         use_sde: bool = False,
         sde_sample_freq: int = -1,
         rollout_buffer_class: type[RolloutBuffer] | None = None,
@@ -171,7 +172,7 @@ class PPG(PhasicEpochs):
         *,
         aux_learning_rate: float | Schedule | None = None,
         n_value_epochs: int | None = None,
-        n_policy_iterations: int = 32,
+        n_policy_iterations: int = 8,
         n_aux_epochs: int = 6,
         aux_batch_size: int | None = None,
         beta_clone: float = 1.0,

@@ -179,7 +179,7 @@ def test_falls_in_auxiliary_phases_and_between_them():
         dict(steps=[1, 2, 3, 4], before=[100.0, 500.0, 400.0, 440.0], after=[300.0, 400.0, 450.0, 430.0], final_kl=0.01)
     ).assign(setting="defaults", seed=0, machine="a machine")
     rows.loc[2, "before"] = 340.0
-    text = dips.markdown(pd.concat([rows, rows.assign(setting="value units off")]))
+    text = dips.markdown(pd.concat(rows.assign(setting=setting) for setting in dips.SETTINGS))
     assert "| defaults | 2 | -55.0 | 100 | 60 | 0.0100 | 430 |" in text
 
 
