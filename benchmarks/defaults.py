@@ -396,6 +396,7 @@ def plot(picture: Path) -> None:
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(picture, dpi=110)
+    plt.close(figure)
 
 
 def main() -> None:

@@ -20,13 +20,13 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks.machine import processor
 from sb3_ppg import PPG, PhasicCallback
-from sb3_ppg.family import OF_THE_PAPERS
+from sb3_ppg.family import PAPERS_VALUES
 
 ROWS = Path(__file__).parent / "results" / "dips.csv"
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "arguments of the paper": OF_THE_PAPERS,
-    "and its losses as they are": OF_THE_PAPERS | dict(normalize_value_targets=False),
+    "arguments of the paper": PAPERS_VALUES,
+    "and its losses as they are": PAPERS_VALUES | dict(normalize_value_targets=False),
 }
 SEEDS = range(5)
 N_STEPS = 100_000

@@ -37,7 +37,7 @@ from benchmarks.suites.contestants import OLDER, RECOMPUTED, RELATIVES, TASKS, T
 from benchmarks.suites.queue import RESULTS, Results, run
 from benchmarks.suites.report import Scores, draw_scores, improvements, interquartile_means
 from sb3_ppg import PPG, MinAtarCNN
-from sb3_ppg.family import OF_THE_PAPERS, with_preset
+from sb3_ppg.family import PAPERS_VALUES, with_preset
 
 BY_NAME = {task.env_id: task for task in TASKS}
 SPEED = RESULTS / "family_speed.csv"
@@ -209,7 +209,7 @@ def one_phase(zoo_name: str) -> Measure:
     th.set_num_threads(1)
     entry = dict(n_steps=128, batch_size=512, n_epochs=4, n_policy_iterations=4, aux_batch_size=512, gamma=0.99)
     network = dict(architecture="detached", features_extractor_class=MinAtarCNN, net_arch=[])
-    preset = with_preset(zoo_name, {**OF_THE_PAPERS, **entry, "policy_kwargs": network})
+    preset = with_preset(zoo_name, {**PAPERS_VALUES, **entry, "policy_kwargs": network})
     if zoo_name in RELATIVES:  # what its preset says comes on top, as in the trainings
         changes = RELATIVES[zoo_name].changes or {}
         preset |= {name: value for name, value in changes.items() if name != "policy_kwargs"}

@@ -14,10 +14,10 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG, losses
-from sb3_ppg.family import OF_THE_PAPERS
+from sb3_ppg.family import PAPERS_VALUES
 
 RESULT = Path(__file__).parent / "results" / "first_aux_step.md"
-LEARNING_RATE = OF_THE_PAPERS["learning_rate"]
+LEARNING_RATE = PAPERS_VALUES["learning_rate"]
 
 
 PRECISIONS = {
@@ -38,7 +38,7 @@ def kl_after_steps(precision: str, eps: float, n_steps: int) -> tuple[float, flo
         of the learning rate
     """
     dtype, autocast = PRECISIONS[precision]
-    model = PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **OF_THE_PAPERS)
+    model = PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **PAPERS_VALUES)
     model.set_logger(Logger(folder=None, output_formats=[]))
     model.learn(256 * 16)
     observations = th.as_tensor(model.rollout_buffer.observations)

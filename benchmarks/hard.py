@@ -208,6 +208,7 @@ def plot(rows: pd.DataFrame, authors: pd.DataFrame, picture: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(picture, dpi=110)
+    plt.close(figure)
 
 
 def main() -> None:

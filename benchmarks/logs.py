@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.learning import RESULTS
 from sb3_ppg import PPG
-from sb3_ppg.family import OF_THE_PAPERS
+from sb3_ppg.family import PAPERS_VALUES
 
 N_TIMESTEPS = 100_000
 GROUPS = ("train/", "aux/")
@@ -34,7 +34,7 @@ GROUPS = ("train/", "aux/")
 
 def cartpole() -> PPG:
     """All defaults."""
-    return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **OF_THE_PAPERS)
+    return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **PAPERS_VALUES)
 
 
 def pendulum() -> PPG:
@@ -59,7 +59,7 @@ def pendulum() -> PPG:
 
 def sick() -> PPG:
     """The paper's losses with raw rewards."""
-    return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", normalize_value_targets=False, **OF_THE_PAPERS)
+    return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", normalize_value_targets=False, **PAPERS_VALUES)
 
 
 TRAININGS: dict[str, Callable[[], PPG]] = {"CartPole": cartpole, "Pendulum": pendulum, "sick": sick}

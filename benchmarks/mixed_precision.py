@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from benchmarks.machine import processor
 from sb3_ppg import PPG
-from sb3_ppg.family import OF_THE_PAPERS
+from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.torch_layers import ImpalaCNN
 from sb3_ppg.vec_env import EnvPoolVecEnv
 
@@ -66,7 +66,7 @@ def train(precision: str, seed: int) -> tuple[dict, pd.DataFrame]:
     model = PPG(
         "CnnPolicy",
         env,
-        **{**OF_THE_PAPERS, "n_steps": 128, "n_policy_iterations": 16},
+        **{**PAPERS_VALUES, "n_steps": 128, "n_policy_iterations": 16},
         batch_size=512,
         n_aux_epochs=3,
         aux_batch_size=1024,

@@ -27,7 +27,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.learning import RESULTS
 from sb3_ppg import PPG
-from sb3_ppg.family import OF_THE_PAPERS
+from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.objectives import Coefficients, PaperObjective
 from sb3_ppg.training.optimization import Losses
 from sb3_ppg.training.processes import moments
@@ -106,7 +106,7 @@ class Training(NamedTuple):
         max_grad_norm = None if self.max_grad_norm == "none" else float(self.max_grad_norm)
         curve = _Curve()
         algorithm = UNITS[self.unit_in]
-        arguments = {**OF_THE_PAPERS, **settings, "max_grad_norm": max_grad_norm}
+        arguments = {**PAPERS_VALUES, **settings, "max_grad_norm": max_grad_norm}
         model = algorithm("MlpPolicy", env, stats_window_size=20, seed=self.seed, device="cpu", **arguments)
         model.learn(n_timesteps, callback=curve)
         last = curve.returns[-max(1, len(curve.returns) // 10) :]

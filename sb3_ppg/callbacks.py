@@ -29,7 +29,7 @@ class PhasicCallback(BaseCallback):
             def on_aux_epoch_end(self):
                 print(self.locals["epoch"], self.locals["losses"]["kl"])
 
-        PPG("MlpPolicy", "CartPole-v1", n_policy_iterations=2).learn(10_000, callback=KL())
+        PPG("MlpPolicy", "CartPole-v1", n_steps=512).learn(10_000, callback=KL())
 
     ``self.locals`` then has ``n_samples`` (of the phase), ``n_aux_epochs``, ``epoch`` (of those that are over, from 1) and
     ``losses`` (of the latest epoch: means by the names of ``aux/...``).

@@ -117,14 +117,16 @@ class PhasicEpochs(PhasicAlgorithm):
             return None
         if not self.criterion.shuffles_sequences:
             return 1
-        n_stored = self.n_steps * self.n_envs * self.n_policy_iterations
-        batch_size = self.aux_batch_size or math.ceil(n_stored / 16)
-        return None if batch_size >= self.n_steps else math.gcd(self.n_steps, batch_size)
+        n_samples = self._aux_samples_per_batch()
+        return None if n_samples >= self.n_steps else math.gcd(self.n_steps, n_samples)
+
+    def _aux_samples_per_batch(self) -> int:
+        """As asked for; or a sixteenth of the phase, but not less than a minibatch of the policy phase has."""
+        least = min(self.batch_size, self.n_steps)
+        return self.aux_batch_size or max(math.ceil(self.aux_buffer.n_samples / 16), least)
 
     def _aux_sequences_per_batch(self) -> int:
-        if self.aux_batch_size is None:
-            return math.ceil(self.aux_buffer.n_sequences / 16)
-        return self.aux_batch_size // (self.aux_buffer.sequence_length or self.n_steps)
+        return math.ceil(self._aux_samples_per_batch() / (self.aux_buffer.sequence_length or self.n_steps))
 
     def _micro_batch_size(self) -> int | None:
         if self.micro_batch_size != "auto" or self.criterion.needs_whole_minibatches:

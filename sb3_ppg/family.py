@@ -33,8 +33,7 @@ class Member(NamedTuple):
 
     :param algorithm: its class
     :param about: what it is, for people
-    :param preset: arguments that make it that member of the family, as its authors have them; others are ``OF_THE_PAPERS``,
-        and those of a hyperparameter file come on top
+    :param preset: arguments that make it that member; those of a hyperparameter file come on top
     :param searched: sizes of its networks that a search chooses beside what it chooses for PPG
     :param card_imports: a line of Python that its example on a model card needs
     :param card_example: how to play an agent, on a model card
@@ -48,16 +47,7 @@ class Member(NamedTuple):
     card_example: str = PLAY
 
 
-# Arguments of PPG's paper that are not its size, and of its relatives where their rows do not say otherwise
-OF_THE_PAPERS: dict[str, Any] = dict(
-    n_steps=256,
-    n_epochs=1,
-    n_policy_iterations=32,
-    gamma=0.999,
-    ent_coef=0.01,
-    max_grad_norm=None,
-    learning_rate=5e-4,
-)
+# With the authors' defaults, where they differ from those of PPG's paper
 SEPARATE_NETWORKS = {"architecture": "dual"}
 FAMILY: dict[str, Member] = {
     "ppg": Member(PPG, "Phasic Policy Gradient"),
@@ -127,10 +117,19 @@ FAMILY: dict[str, Member] = {
         },
     ),
 }
-# The arguments of PPG in its paper (appendix A, https://arxiv.org/abs/2009.04416) for Procgen: 64 environments on each of 4
-# workers, here 256 in one process, with normalised rewards
+# Where PPG's paper (appendix A, https://arxiv.org/abs/2009.04416) has other values than the defaults, whatever the task
+PAPERS_VALUES: dict[str, Any] = dict(
+    n_steps=256,
+    n_epochs=1,
+    n_policy_iterations=32,
+    gamma=0.999,
+    ent_coef=0.01,
+    max_grad_norm=None,
+    learning_rate=5e-4,
+)
+# All its arguments for Procgen: 64 environments on each of 4 workers, here 256 in one process, with normalised rewards
 PAPER: dict[str, Any] = dict(
-    **OF_THE_PAPERS,
+    **PAPERS_VALUES,
     batch_size=8192,
     n_aux_epochs=6,
     aux_batch_size=4096,
@@ -156,10 +155,9 @@ def with_preset(zoo_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     :param zoo_name: of a member
     :param arguments: of its algorithm
-    :return: the same on top of its preset, if it has one; ``policy_kwargs`` key by key
+    :return: the same on top of its preset; ``policy_kwargs`` key by key
     """
-    own = FAMILY[zoo_name].preset
-    preset = {**OF_THE_PAPERS, **own} if own else {}
+    preset = FAMILY[zoo_name].preset
     merged = {**preset, **arguments}
     policy_kwargs = {**preset.get("policy_kwargs", {}), **(arguments.get("policy_kwargs") or {})}
     return {**merged, **({"policy_kwargs": policy_kwargs} if policy_kwargs else {})}

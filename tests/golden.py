@@ -11,6 +11,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, losses
+from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.objectives import RolloutEnd
 from sb3_ppg.training import optimization
 from sb3_ppg.training.optimization import Epoch, optimize_epoch
@@ -72,7 +73,6 @@ class GoldenTraining:
         self.model = PPG(
             "CnnPolicy",
             VecTransposeImage(DummyVecEnv([ImageEnv] * self.n_envs)),
-            n_steps=self.n_steps,
             device="cpu",
             normalize_value_targets=False,
             policy_kwargs=dict(
@@ -85,7 +85,7 @@ class GoldenTraining:
                 normalize_images=False,
                 optimizer_kwargs=dict(eps=adam_eps),
             ),
-            **arguments,
+            **PAPERS_VALUES | dict(n_steps=self.n_steps) | arguments,
         )
         self.model.set_logger(Logger(folder=None, output_formats=[]))
         self.policy = self.model.policy.double()

@@ -18,9 +18,10 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_ppg import PPG, PhasicCallback
+from sb3_ppg.family import PAPERS_VALUES
 from tests.helpers import learn_and_log
 
-SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
+SMALL = PAPERS_VALUES | dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
 PHASE = 16 * 3
 
 

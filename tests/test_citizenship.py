@@ -24,7 +24,7 @@ from tests.helpers import RandomEnv, learn_and_log
 
 pytestmark = pytest.mark.slow
 
-SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
+SMALL = dict(n_steps=16, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
 PHASE = 32  # steps of one environment
 
 

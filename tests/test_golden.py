@@ -7,6 +7,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
+from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.training.optimization import optimize_epoch
 from tests.golden import DATA, DoubleImpalaCNN, DoubleNormalizedRewardRolloutBuffer, ImageEnv
 
@@ -36,17 +37,14 @@ class Cycle:
         self.model = PPG(
             "CnnPolicy",
             VecTransposeImage(DummyVecEnv([ImageEnv] * N_ENVS)),
-            n_steps=N_STEPS,
             batch_size=N_ENVS * N_STEPS,
-            n_policy_iterations=N_ROLLOUTS,
-            max_grad_norm=None,
             n_aux_epochs=1,
             aux_batch_size=2 * N_STEPS,
             normalize_value_targets=False,
             rollout_buffer_class=DoubleNormalizedRewardRolloutBuffer if self.double else NormalizedRewardRolloutBuffer,
             rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
             device="cpu",
-            **settings,
+            **PAPERS_VALUES | dict(n_steps=N_STEPS, n_policy_iterations=N_ROLLOUTS) | settings,
         )
         self.model.set_logger(Logger(folder=None, output_formats=[]))
         self.policy = self.model.policy.to(dtype)

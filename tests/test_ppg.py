@@ -19,10 +19,11 @@ from stable_baselines3.common.utils import LinearSchedule
 from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, RecurrentPPG, losses
 from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.rollouts import minibatches
+from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.training.optimization import optimize_epoch
 from tests.helpers import ROOT, RandomEnv, collect, image_space, learn_and_log, losses_of, transfers_to_host
 
-SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
+SMALL = PAPERS_VALUES | dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
 
 
 def make(env="CartPole-v1", policy="MlpPolicy", seed=0, **kwargs) -> PPG:
@@ -703,7 +704,7 @@ def test_odd_numbers_of_sequences_are_spread_evenly():
 @pytest.mark.parametrize(("size", "sizes"), [(None, [12] * 16), (16, [16] * 12), (64, [64] * 3), (128, [64, 128])])
 def test_auxiliary_minibatches_are_whole_sequences_or_equal_parts_of_them(size, sizes):
     """Of three rollouts of 64 steps: 16 minibatches unless a size is given. A sixteenth is 12 samples, in parts of 4."""
-    model = make(n_steps=64, n_aux_epochs=1, aux_batch_size=size)
+    model = make(n_steps=64, batch_size=8, n_aux_epochs=1, aux_batch_size=size)
     seen = []
     minibatches = model.aux_buffer.minibatches
 

@@ -43,7 +43,7 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
         from sb3_ppg import PPG, process_group
 
         with process_group():
-            model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 8), seed=0).learn(100_000)
+            model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 8), n_steps=128, seed=0).learn(100_000)
             model.save("ppg_cartpole")
 
     CPUs talk by gloo, NVIDIA GPUs by NCCL; ``device="auto"`` is the GPU of the process's number on its node. From then on this

@@ -10,12 +10,12 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, NonFiniteLossError, RecurrentPPG, hub
 from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
-from sb3_ppg.family import with_preset
+from sb3_ppg.family import PAPERS_VALUES, with_preset
 from sb3_ppg.training.optimization import Losses
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
 from tests.helpers import VECTOR, MaskedEnv, RandomEnv, learn_and_log
 
-SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=4, n_aux_epochs=1, seed=0, device="cpu")
+SMALL = PAPERS_VALUES | dict(n_steps=8, batch_size=8, n_policy_iterations=4, n_aux_epochs=1, seed=0, device="cpu")
 
 
 def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IMAGES, **kwargs) -> RolloutReplay:

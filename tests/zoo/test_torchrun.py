@@ -325,13 +325,13 @@ def test_the_lines_of_the_page(tmp_path):
     (tmp_path / "script.py").write_text(code.replace("100_000", "4096"))
     in_processes(run_script, tmp_path)
     model = PPG.load(tmp_path / "ppg_cartpole.zip")
-    assert model.num_timesteps == 4096 and model.n_envs == 4 and model._n_updates == 2
+    assert model.num_timesteps == 4096 and model.n_envs == 4 and model._n_updates == 2 * model.n_epochs
 
     for budget in (4096, 8192):  # the second one goes on
         (tmp_path / "script.py").write_text(resumable.replace("100_000", str(budget)))
         in_processes(run_script, tmp_path)
         model = PPG.load(latest_checkpoint(tmp_path / "checkpoints"))
-        assert model.num_timesteps == budget and model._n_updates == budget // 1024
+        assert model.num_timesteps == budget and model._n_updates == budget // 1024 * model.n_epochs
 
     scripts = ROOT / "docs" / "distributed"
     subprocess.run(["bash", "-n", str(scripts / "slurm.sh")], check=True)
