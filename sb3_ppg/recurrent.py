@@ -46,8 +46,9 @@ class RecurrentPPG(PPG):
         ``RecurrentPhasicActorCriticPolicy``
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param recompute_states: Whether the auxiliary phase starts from what the present network remembers at the beginning of
-        each sequence: the rollouts of the phase are run through it, in order, from the states stored with the first. False:
-        from the states of the networks that collected the rollouts, up to ``n_policy_iterations`` updates ago
+        each sequence: the rollouts of the phase are run through it, in order, from the states stored with the first. After the
+        phase they are run once more, and episodes go on with what the network remembers then. False: from the states of the
+        networks that collected the rollouts, up to ``n_policy_iterations`` updates ago
     :param micro_batch_size: of whole sequences, at least one
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     """
@@ -126,20 +127,30 @@ class RecurrentPPG(PPG):
         if self.recompute_states:
             self._recompute_states()
         super()._auxiliary_phase()
+        if self.recompute_states:
+            self._last_lstm_states = self._recompute_states()
 
-    def _recompute_states(self) -> None:
-        """Replace the states that were stored at the beginning of each sequence, where the rollout before it is there, too."""
+    def _recompute_states(self) -> RNNStates:
+        """
+        Replace the states that were stored at the beginning of each sequence, where the rollout before it is there, too.
+
+        :return: what the present network remembers after the last rollout
+        """
         self.policy.set_training_mode(False)
         context = self.aux_buffer.context
         for rollout in context:
             rollout["lstm_states"] = rollout["lstm_states"].copy()
         # Parts of one rollout at a time: each gives the states with which the next rollout begins
         n_sequences = longest_equal_part(self.n_envs, self._aux_sequences_per_batch())
-        for numbers, batch in self.aux_buffer.batches(np.arange(self.n_envs * (len(context) - 1)), n_sequences):
-            following = context[numbers[0] // self.n_envs + 1]
-            if following["goes_on"].all():
-                states = pack_states(self.policy.states_after(*self.network_inputs(batch)))
-                following["lstm_states"][numbers % self.n_envs] = states.cpu().numpy()[:, None]
+        last = np.empty((self.n_envs, *self.rollout_buffer.states_shape), np.float32)
+        for numbers, batch in self.aux_buffer.batches(np.arange(self.n_envs * len(context)), n_sequences):
+            states = pack_states(self.policy.states_after(*self.network_inputs(batch))).cpu().numpy()
+            rollout, envs = numbers[0] // self.n_envs + 1, numbers % self.n_envs
+            if rollout == len(context):
+                last[envs] = states
+            elif context[rollout]["goes_on"].all():
+                context[rollout]["lstm_states"][envs] = states[:, None]
+        return unpack_states(th.as_tensor(last, device=self.device))
 
     # ---- what the policy needs to know beside an observation ----
 

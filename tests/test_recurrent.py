@@ -15,7 +15,15 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from torch import nn
 
-from sb3_ppg import PPG, ArgumentError, ImpalaCNN, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg import (
+    PPG,
+    ArgumentError,
+    ImpalaCNN,
+    NormalizedRewardRolloutBuffer,
+    PhasicCallback,
+    RecurrentPPG,
+    RewardNormalizer,
+)
 from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
 from sb3_ppg.lstm import (
@@ -268,7 +276,7 @@ def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
             starts = th.as_tensor(context["episode_starts"][:, step])
             with th.no_grad():
                 *_, states = model.policy(th.as_tensor(observations[:, step]), states, starts)
-    return before
+    return [*before, pack_states(states).numpy()]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -290,6 +298,25 @@ def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode)
         now = model.aux_buffer.context[index]["lstm_states"][:, 0]
         np.testing.assert_allclose(now, present[index], rtol=0, atol=1e-6)
     reset()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_episodes_go_on_with_what_the_network_remembers_after_the_phase(mode):
+    """The phase keeps what the policy does given its own memory, and may change what the memory means."""
+    expected = []
+
+    class AtEnd(PhasicCallback):
+        def on_aux_phase_end(self):
+            expected.append((self.model.memory(), states_by_the_present_network(self.model)[-1]))
+
+    for recompute_states in (True, False):
+        phases = dict(n_policy_iterations=3, learning_rate=3e-2, recompute_states=recompute_states)
+        model = make(policy_kwargs=MODES[mode], env=make_env(episode_length=11), **phases)
+        model.learn(8 * 2 * 3, callback=AtEnd())
+        collected, present = expected.pop()
+        used = 2 if mode == "shared" else 4
+        assert np.abs(collected - present)[:, :used].max() > 1e-3
+        np.testing.assert_allclose(model.memory(), present if recompute_states else collected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("n_layers", [1, 2])
