@@ -9,7 +9,7 @@ import torch as th
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs
+from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arguments import require
@@ -40,7 +40,8 @@ class RecurrentPPG(PPG):
 
         model = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=128, batch_size=128, n_policy_iterations=8).learn(100_000)
 
-    The arguments are those of ``PPG``, and:
+    The arguments are those of ``PPG``, their defaults those of ``RecurrentPPO``, and an auxiliary phase after each sixteen of
+    its shorter rollouts. And:
 
     :param policy: "MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy", or a subclass of
         ``RecurrentPhasicActorCriticPolicy``
@@ -74,12 +75,17 @@ class RecurrentPPG(PPG):
         self,
         policy: str | type[RecurrentPhasicActorCriticPolicy],
         env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 128,
+        batch_size: int = 128,
         *args: Any,
+        n_policy_iterations: int = 16,
         recompute_states: bool = True,
         **kwargs: Any,
     ):
         self.recompute_states = recompute_states
-        super().__init__(policy, env, *args, **kwargs)
+        kwargs["n_policy_iterations"] = n_policy_iterations
+        super().__init__(policy, env, learning_rate, n_steps, batch_size, *args, **kwargs)
         length = longest_equal_part(self.n_steps, self.batch_size) if self.env is not None else 1
         if self.batch_size % length > 0:
             warnings.warn(

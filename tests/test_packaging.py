@@ -8,9 +8,10 @@ import zipfile
 from inspect import signature
 
 import pytest
+from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import PPO
 
-from sb3_ppg import PPG
+from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.slow
@@ -60,10 +61,21 @@ def table_of(page: str) -> list[list[str]]:
     return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in text.splitlines()[2:]]
 
 
-def test_the_defaults_are_ppos():
+def defaults_of(*classes: type) -> dict[str, object]:
+    """Of the first one's constructor, and of those that it passes the rest on to."""
+    named = {}
+    for cls in classes:
+        named |= {name: one.default for name, one in signature(cls).parameters.items() if name not in named}
+    return named
+
+
+@pytest.mark.parametrize(
+    "theirs, ours", [(PPO, [PPG]), (RecurrentPPO, [RecurrentPPG, PPG]), (MaskablePPO, [MaskablePPG, PPG])]
+)
+def test_the_defaults_are_those_of_the_counterparts(theirs, ours):
     """As the page says."""
-    ppo, ppg = (signature(algorithm).parameters for algorithm in (PPO, PPG))
-    assert {name: parameter.default for name, parameter in ppo.items()} == {name: ppg[name].default for name in ppo}
+    counterpart, own = defaults_of(theirs), defaults_of(*ours)
+    assert counterpart == {name: own[name] for name in counterpart}
     assert "keeps its name, meaning, position and default" in (DOCS / "migration.md").read_text()
 
 
