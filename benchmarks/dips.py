@@ -1,7 +1,7 @@
 """
-Whether auxiliary phases make the policy worse: CartPole-v1, 100,000 steps with all defaults, 5 seeds, played right before and
-right after each auxiliary phase. Beside it the arguments of the paper, and with these its losses as they are, without value
-units.
+Whether auxiliary phases make the policy worse: CartPole-v1, 100,000 steps, 5 seeds, played right before and right after each
+phase; with all defaults, with the entry of hyperparams/ppg.yml, with the paper's arguments, and with these and the paper's
+losses as they are, without value units.
 
 Each time the agent plays 40 episodes with actions drawn as in training. Writes results/dips.csv and dips.md; trainings that
 the CSV has are not run again.
@@ -17,6 +17,7 @@ import pandas as pd
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.machine import processor
 from sb3_ppg import PPG, PhasicCallback
@@ -25,6 +26,14 @@ from sb3_ppg.family import PAPERS_VALUES
 ROWS = Path(__file__).parent / "results" / "dips.csv"
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "RL Zoo": dict(
+        n_envs=8,
+        n_steps=128,
+        batch_size=256,
+        n_epochs=4,
+        learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
+        max_grad_norm=None,
+    ),
     "arguments of the paper": PAPERS_VALUES,
     "and its losses as they are": PAPERS_VALUES | dict(normalize_value_targets=False),
 }
@@ -62,8 +71,9 @@ def add_rows(setting: str, seed: int) -> None:
     :param setting: by name
     :param seed: of the agent and its environment
     """
-    callback = PlayAroundPhases(seed=1000 + seed)
-    PPG("MlpPolicy", "CartPole-v1", seed=seed, device="cpu", **SETTINGS[setting]).learn(N_STEPS, callback=callback)
+    callback, arguments = PlayAroundPhases(seed=1000 + seed), dict(SETTINGS[setting])
+    env = make_vec_env("CartPole-v1", arguments.pop("n_envs", 1), seed=seed)
+    PPG("MlpPolicy", env, seed=seed, device="cpu", **arguments).learn(N_STEPS, callback=callback)
     table = pd.DataFrame(callback.rows).assign(setting=setting, seed=seed, machine=processor())
     table.to_csv(ROWS, mode="a", index=False, header=not ROWS.exists())
 

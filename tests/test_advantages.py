@@ -48,7 +48,7 @@ KINDS = {
 
 def make(kind: str, **kwargs) -> PPG:
     cls, policy, env, policy_kwargs = KINDS[kind]
-    settings = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+    settings = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
     return cls(policy, make_vec_env(env, 2, seed=0), **{**settings, "policy_kwargs": policy_kwargs, **kwargs})
 
 

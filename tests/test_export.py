@@ -18,7 +18,7 @@ from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, image_sp
 
 BOX = spaces.Box(np.float32([-2, 0]), np.float32([1, 0.1]))
 DICT = spaces.Dict({"vector": VECTOR, "image": image_space(3, 36, 36)})
-SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=2, device="cpu")
+SMALL = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, device="cpu")
 MODELS = {
     "Discrete": (PPG, "MlpPolicy", VECTOR, spaces.Discrete(3), {}),
     "Box": (PPG, "MlpPolicy", VECTOR, BOX, {}),

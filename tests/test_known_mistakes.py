@@ -16,7 +16,7 @@ from stable_baselines3.common.logger import Logger
 from sb3_ppg import PPG, losses
 from tests.helpers import RandomEnv, collect, image_space, losses_of
 
-SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
+SMALL = dict(n_steps=16, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
 
 
 def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:

@@ -30,7 +30,7 @@ DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
 
 def make(policy: str = "MlpPolicy", observation_space: spaces.Space = VECTOR, actions: str = "Discrete", **kwargs):
     env = make_vec_env(lambda: MaskedEnv(observation_space, actions), 2, seed=0)
-    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
+    arguments = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
     return MaskablePPG(policy, env, **{**arguments, **kwargs})
 
 
@@ -196,7 +196,7 @@ def test_without_masking():
     with pytest.raises(ArgumentError, match=r"no method `action_masks`.*ActionMasker.*use_masking=False"):
         MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8).learn(16)
     # SGD, as Adam would enlarge the roundings of sb3-contrib's distributions, which normalise their logits twice
-    kwargs = dict(n_steps=8, batch_size=8, n_policy_iterations=2, device="cpu", learning_rate=0.1)
+    kwargs = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, device="cpu", learning_rate=0.1)
     kwargs |= dict(policy_kwargs=dict(optimizer_class=th.optim.SGD))
     models = [cls("MlpPolicy", env, seed=0, **kwargs) for cls in (PPG, MaskablePPG)]
     models[1].policy.load_state_dict(models[0].policy.state_dict())

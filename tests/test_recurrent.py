@@ -53,7 +53,10 @@ def make_env(space: spaces.Space = VECTOR, actions: spaces.Space | None = None, 
 
 
 def make(policy: str = "MlpLstmPolicy", env=None, policy_kwargs=None, **kwargs) -> RecurrentPPG:
-    arguments = {**dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu"), **kwargs}
+    arguments = {
+        **dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu"),
+        **kwargs,
+    }
     policy_kwargs = {"lstm_hidden_size": 6, **(policy_kwargs or {})}
     return RecurrentPPG(policy, env or make_env(), policy_kwargs=policy_kwargs, **arguments)
 

@@ -40,7 +40,8 @@ ARCHITECTURES = ("dual", "detached", "shared")
 def check(policy, observation_space, action_space, tmp_path, n_envs=2, **kwargs):
     """Train through an auxiliary phase and beyond; every parameter moves; the loaded model predicts the same."""
     env = make_vec_env(lambda: RandomEnv(observation_space, action_space), n_envs, seed=0)
-    model = PPG(policy, env, n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu", **kwargs)
+    sizes = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2)
+    model = PPG(policy, env, seed=0, device="cpu", **sizes, **kwargs)
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
     logged = learn_and_log(model, 8 * n_envs * 3)
     assert model._n_aux_phases == 1 and len(model.aux_buffer) == 1

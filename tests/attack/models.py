@@ -26,7 +26,7 @@ from tests.helpers import MaskedEnv, RandomEnv, image_space
 BOX = spaces.Box(-2, 2, (3,), np.float32)
 DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces.Discrete(4)})
 ACTIONS = spaces.Box(np.array([-1, -2], np.float32), np.array([1, 5], np.float32))
-SMALL: dict[str, Any] = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+SMALL: dict[str, Any] = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 UNCHANGED = "nothing changed"  # which has to work, or else the changes would be refused for nothing
 LITTLE = 64  # steps: two phases of two environments
 TRAINABLE_SAMPLES, TRAINABLE_EPOCHS = 2000, 20  # the largest rollout, and the most epochs, that are worth waiting for

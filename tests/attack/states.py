@@ -47,7 +47,9 @@ def _random(observations: spaces.Space, **normalization: Any) -> VecEnv:
 
 def _models() -> Iterator[tuple[str, Callable[[], VecEnv], PPG]]:
     tiny: dict[str, Any] = dict(net_arch=[4])
-    small: dict[str, Any] = dict(n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, seed=0, device="cpu")
+    small: dict[str, Any] = dict(
+        n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=3, n_aux_epochs=1, seed=0, device="cpu"
+    )
     make_env = partial(_random, BOX, gamma=0.9)
     yield "ppg", make_env, PPG("MlpPolicy", make_env(), **small, policy_kwargs=tiny)
     make_env = partial(_random, DICT, norm_obs_keys=["zebra"])

@@ -17,7 +17,7 @@ from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, write_checksums
 from tests.helpers import RandomEnv, image_space
 from tests.hub_server import HubServer
 
-SMALL = dict(n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+SMALL = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 BOX = spaces.Box(-2, 2, (3,), np.float32)
 DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces.Discrete(4)})
 

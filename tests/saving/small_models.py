@@ -19,7 +19,9 @@ N_ENVS = 2
 
 def small(**kwargs: Any) -> PPG:
     """A phase of three rollouts of eight steps."""
-    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, aux_batch_size=8, seed=0, device="cpu")
+    arguments = dict(
+        n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=3, n_aux_epochs=1, aux_batch_size=8, seed=0, device="cpu"
+    )
     return PPG("MlpPolicy", **{"env": "CartPole-v1", **arguments, **kwargs})
 
 

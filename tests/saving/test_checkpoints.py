@@ -149,7 +149,7 @@ def test_observations_on_a_disk_come_back_to_the_disk(tmp_path):
     """One rollout after the other: memory is for one of them."""
     space = spaces.Box(-1, 1, (20_000,))  # 640 kB in a rollout
     storage = dict(storage="mmap", path=tmp_path / "disk")
-    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=20, n_aux_epochs=1, seed=0, device="cpu")
+    arguments = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=20, n_aux_epochs=1, seed=0, device="cpu")
     kwargs = dict(aux_buffer_kwargs=storage, policy_kwargs=dict(net_arch=[2]))
     model = PPG("MlpPolicy", RandomEnv(space, spaces.Discrete(2)), **arguments, **kwargs)
     model.learn(8 * 15, callback=PhasicCheckpointCallback(15, tmp_path))

@@ -42,7 +42,9 @@ def make(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | None = None,
     impala = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(features_dim=32, channels=(8, 16)))
     if isinstance(space, spaces.Dict):
         impala = {}
-    arguments = dict(n_steps=8, batch_size=16, n_policy_iterations=2, n_aux_epochs=2, aux_batch_size=16, seed=0, device="cpu")
+    arguments = dict(
+        n_steps=8, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, aux_batch_size=16, seed=0, device="cpu"
+    )
     policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy"
     return PPG(policy, env, policy_kwargs={**impala, **(policy_kwargs or {})}, **{**arguments, **kwargs})
 
@@ -545,7 +547,7 @@ def test_bfloat16_gradients_point_where_float32s_do():
 @pytest.mark.parametrize("mixed_precision", [None, "bf16"])
 def test_the_kl_starts_at_zero(monkeypatch, mixed_precision):
     """π_old is recorded in the micro-batches that train: bfloat16's rounding is the same. Else Adam would amplify it."""
-    model = make(mixed_precision=mixed_precision, micro_batch_size=5, n_envs=6)
+    model = make(mixed_precision=mixed_precision, micro_batch_size=5, n_envs=6, learning_rate=5e-4)
     epochs = []
 
     def spy(phase, *args, **kwargs):

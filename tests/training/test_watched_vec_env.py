@@ -51,7 +51,7 @@ class Spoiled(gym.Wrapper):
 @pytest.mark.parametrize("at", [8 * 2 + 3, 5])  # in the third rollout; at the end of an episode
 def test_bad_numbers_from_an_environment_are_named_before_they_train(tmp_path, value, what, at):
     env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2 + [lambda: Spoiled(at, what, value)])
-    arguments = dict(n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, seed=0, device="cpu")
+    arguments = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=3, n_aux_epochs=1, seed=0, device="cpu")
     model = PPG("MlpPolicy", env, **arguments)
     checkpoints = PhasicCheckpointCallback(100, tmp_path)
     step = (at - 1) % 8 + 1

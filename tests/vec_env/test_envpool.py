@@ -23,7 +23,7 @@ from tests.helpers import collect, run
 
 pytestmark = pytest.mark.slow
 
-SMALL = dict(n_steps=16, batch_size=16, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+SMALL = dict(n_steps=16, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 
 
 def set_state(env: gym.Env, observation: np.ndarray) -> None:
