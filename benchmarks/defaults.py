@@ -44,6 +44,7 @@ from benchmarks.machine import processor
 from benchmarks.suites.queue import RESULTS, locked
 from benchmarks.suites.report import improvements, interquartile_means
 from sb3_ppg import PPG
+from sb3_ppg.family import PAPERS_VALUES
 
 ROWS = RESULTS / "defaults.csv"
 LOCKS = Path("logs/defaults")
@@ -94,17 +95,7 @@ SPACE: dict[str, list] = {
 }
 DISTRIBUTIONS: dict[str, BaseDistribution] = {name: CategoricalDistribution(choices) for name, choices in SPACE.items()}
 # What the first version had: the paper's for Procgen, with smaller rollouts and minibatches
-FIRST: Arguments = dict(
-    n_steps=256,
-    n_policy_iterations=32,
-    n_epochs=1,
-    batch_size=64,
-    gamma=0.999,
-    learning_rate=5e-4,
-    clip_range=0.2,
-    max_grad_norm=None,
-    ent_coef=0.01,
-)
+FIRST: Arguments = {**PAPERS_VALUES, "batch_size": 64, "clip_range": 0.2}
 # SB3's of PPO, with an auxiliary phase after each eight rollouts
 LIKE_PPO: Arguments = dict(
     n_steps=2048,
