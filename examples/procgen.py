@@ -19,6 +19,11 @@ def main(total_timesteps: int = 500_000, n_envs: int = 32, n_steps: int = 128, n
         EnvPoolVecEnv(GAME, num_envs=n_envs, num_levels=N_LEVELS, seed=0),
         n_steps=n_steps,
         batch_size=n_envs * n_steps // 4,
+        n_epochs=1,
+        gamma=0.999,
+        ent_coef=0.01,
+        learning_rate=5e-4,
+        max_grad_norm=None,
         n_policy_iterations=8,  # a phase is 32 x 128 x 8 = 32,768 steps
         aux_batch_size=n_envs * n_steps // 4,
         rollout_buffer_class=NormalizedRewardRolloutBuffer,  # the authors' reward normalisation
