@@ -94,20 +94,21 @@ SPACE: dict[str, list] = {
     "ent_coef": [0.0, 0.001],
 }
 DISTRIBUTIONS: dict[str, BaseDistribution] = {name: CategoricalDistribution(choices) for name, choices in SPACE.items()}
+
+
+def defaults_of(algorithm: type[PPO] | type[PPG]) -> Arguments:
+    """
+    :param algorithm: whose constructor has them
+    :return: of what is searched
+    """
+    parameters = signature(algorithm).parameters
+    return {name: parameters[name].default for name in SPACE if name in parameters}
+
+
 # What the first version had: the paper's for Procgen, with smaller rollouts and minibatches
 FIRST: Arguments = {**PAPERS_VALUES, "batch_size": 64, "clip_range": 0.2}
 # SB3's of PPO, with an auxiliary phase after each eight rollouts
-LIKE_PPO: Arguments = dict(
-    n_steps=2048,
-    n_policy_iterations=8,
-    n_epochs=10,
-    batch_size=64,
-    gamma=0.99,
-    learning_rate=3e-4,
-    clip_range=0.2,
-    max_grad_norm=0.5,
-    ent_coef=0.0,
-)
+LIKE_PPO: Arguments = {**defaults_of(PPO), "n_policy_iterations": 8}
 STARTS = [FIRST, LIKE_PPO]
 N_BEST = 4  # settings of the search that are trained with further seeds
 FURTHER_SEEDS = range(1, 4)
@@ -149,7 +150,7 @@ class Training(NamedTuple):
 
 def rows() -> pd.DataFrame:
     """One of each training."""
-    columns = [*Training._fields, "return", "score", "seconds", "machine"]
+    columns = [*Training._fields, "return", "seconds", "machine"]
     return pd.read_csv(ROWS) if ROWS.exists() else pd.DataFrame(columns=columns)
 
 
@@ -184,11 +185,11 @@ def add_row(training: Training) -> None:
     print(row, flush=True)
 
 
-def scores(algorithm: str, arguments: str, tasks: list[Task], seeds: Iterable[int]) -> np.ndarray:
+def scores(table: pd.DataFrame, algorithm: str, arguments: str, tasks: list[Task], seeds: Iterable[int]) -> np.ndarray:
     """
+    :param table: all rows
     :return: (n_seeds, n_tasks); NaN where there is no row
     """
-    table = rows()
     table = table[(table["algorithm"] == algorithm) & (table["arguments"] == arguments)]
     returns = table.pivot(index="seed", columns="env_id", values="return")
     returns = returns.reindex(index=list(seeds), columns=[task.env_id for task in tasks]).to_numpy(float)
@@ -208,7 +209,7 @@ def tried() -> dict[str, np.ndarray]:
     """By arguments, the scores of the searched environments up to the first that was not run."""
     table = rows()
     names = table[(table["algorithm"] == "PPG") & (table["seed"] == 0)]["arguments"].unique()
-    found = {name: scores("PPG", name, SEARCHED, [0])[0] for name in names}
+    found = {name: scores(table, "PPG", name, SEARCHED, [0])[0] for name in names}
     return {name: own[: int(np.isnan(own).argmax()) if np.isnan(own).any() else len(own)] for name, own in found.items()}
 
 
@@ -277,8 +278,7 @@ def best_of_search() -> list[str]:
 
 def defaults() -> str:
     """Those of ``PPG``, of what is searched."""
-    parameters = signature(PPG.__init__).parameters
-    return as_text({name: parameters[name].default for name in SPACE})
+    return as_text(defaults_of(PPG))
 
 
 def wanted() -> Iterator[Training]:
@@ -317,7 +317,8 @@ class Seeds(NamedTuple):
     @classmethod
     def of(cls, tasks: list[Task]) -> "Seeds":
         """The seeds that nothing was chosen by, as far as all of these tasks were trained with them."""
-        both = [scores(name, arguments, tasks, FINAL_SEEDS) for name, arguments in (("PPO", "{}"), ("PPG", defaults()))]
+        table, settings = rows(), (("PPO", "{}"), ("PPG", defaults()))
+        both = [scores(table, name, arguments, tasks, FINAL_SEEDS) for name, arguments in settings]
         complete = ~np.isnan(np.stack(both)).any(axis=(0, 2))
         return cls(*(own[complete] for own in both))
 
@@ -354,7 +355,7 @@ def comparison() -> list[str]:
 
 def markdown() -> str:
     """The tables."""
-    trials = tried()
+    table, trials = rows(), tried()
     n_complete = sum(len(own) == len(SEARCHED) for own in trials.values())
     lines = [
         "# Defaults",
@@ -362,7 +363,7 @@ def markdown() -> str:
         "`python -m benchmarks.defaults search`, `run`, `report`. One setting for all environments; one environment and one "
         "thread per training; the mean return of the episodes that end in the last tenth of it. Scores are 0 at what random "
         "actions return and 1 at a high return of the task; interquartile means, and the probability that a training of PPG "
-        f"is better, with 95 % stratified bootstrap intervals (rliable). {' and '.join(rows()['machine'].unique())}.",
+        f"is better, with 95 % stratified bootstrap intervals (rliable). {' and '.join(table['machine'].unique())}.",
         *comparison(),
         "",
         "## The search",
@@ -376,7 +377,7 @@ def markdown() -> str:
     ]
     shown = [*best_of_search(), *(as_text(start) for start in STARTS)]
     for arguments in dict.fromkeys(name for name in shown if len(trials.get(name, ())) == len(SEARCHED)):
-        further = scores("PPG", arguments, SEARCHED, FURTHER_SEEDS)
+        further = scores(table, "PPG", arguments, SEARCHED, FURTHER_SEEDS)
         mean = "" if np.isnan(further).any() else f"{further.mean():.2f}"
         values = [str(value) for value in json.loads(arguments).values()]
         lines.append(f"| {' | '.join(values)} | {trials[arguments].mean():.2f} | {mean} |")

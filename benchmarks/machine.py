@@ -5,9 +5,14 @@ import platform
 from pathlib import Path
 
 
-def processor() -> str:
-    """Its name, and how many there are."""
+def model_name() -> str:
+    """Of the processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def processor() -> str:
+    """Its name, and how many there are."""
+    return f"{model_name()}, {os.cpu_count()} cores"

@@ -22,7 +22,6 @@ an hour on two cores; let nothing else run beside it.
 import argparse
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +50,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.machine import model_name
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
 from sb3_ppg.training.memory import keep_freed_memory
 from sb3_ppg.training.optimization import optimize_epoch
@@ -675,11 +675,7 @@ LINES = dict(
 
 def cpu() -> str:
     """What ran it."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        model = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), model)
-    return f"{model}, {N_THREADS} cores, torch {th.__version__}"
+    return f"{model_name()}, {N_THREADS} cores, torch {th.__version__}"
 
 
 def report(tables: dict[str, pd.DataFrame]) -> None:

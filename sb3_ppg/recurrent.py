@@ -84,8 +84,9 @@ class RecurrentPPG(PPG):
         **kwargs: Any,
     ):
         self.recompute_states = recompute_states
-        kwargs["n_policy_iterations"] = n_policy_iterations
-        super().__init__(policy, env, learning_rate, n_steps, batch_size, *args, **kwargs)
+        super().__init__(
+            policy, env, learning_rate, n_steps, batch_size, *args, n_policy_iterations=n_policy_iterations, **kwargs
+        )
         length = longest_equal_part(self.n_steps, self.batch_size) if self.env is not None else 1
         if self.batch_size % length > 0:
             warnings.warn(
