@@ -424,8 +424,9 @@ def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
     stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
-    parts, factor = ("", "multiple") if model.has_memory else (", or of equal parts of these", "multiple or a divisor")
-    are_equal = not model.has_memory and (not model.criterion.shuffles_sequences or model.n_steps % model.aux_batch_size == 0)
+    are_whole = model.has_memory or model.criterion.needs_whole_sequences
+    parts, factor = ("", "multiple") if are_whole else (", or of equal parts of these", "multiple or a divisor")
+    are_equal = not are_whole and (not model.criterion.shuffles_sequences or model.n_steps % model.aux_batch_size == 0)
     require(
         model,
         are_equal or model.aux_batch_size % model.n_steps == 0,

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import signal
 import time
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.save_util import load_from_zip_file
-from stable_baselines3.common.type_aliases import MaybeCallback, TensorDict
+from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs, TensorDict
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils._pytree import tree_map
@@ -37,7 +38,14 @@ from sb3_ppg.arguments import (
 from sb3_ppg.buffers.replay import Rollout, full_like
 from sb3_ppg.buffers.rollouts import as_stored, by_step, in_order, one_observation
 from sb3_ppg.callbacks import every, quiet
-from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, NonFiniteError, ProcessGroupError, WorkerError
+from sb3_ppg.errors import (
+    ArgumentError,
+    NonFiniteActionError,
+    NonFiniteEnvironmentError,
+    NonFiniteError,
+    ProcessGroupError,
+    WorkerError,
+)
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives import Objective, RolloutEnd
@@ -102,7 +110,8 @@ class PhasicAlgorithm(PhasicModel):
         """
         As in SB3, with the same locals for callbacks. Where one of several processes stops, all do.
 
-        :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
+        :raises NonFiniteActionError: if the policy gives an action or a value that is NaN or infinite
+        :raises NonFiniteEnvironmentError: if an observation or a reward is
         :raises ProcessGroupError: if another process has failed
         """
         if self.agreed_end() is not None:
@@ -140,7 +149,7 @@ class PhasicAlgorithm(PhasicModel):
                 self._renew_exploration_noise(env.num_envs, n_steps)
                 with th.no_grad():
                     obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                    actions, values, log_probs, also_stored = self.act(obs_tensor, env)
+                    actions, values, log_probs, also_stored = self._finite_act(obs_tensor, env)
                 actions = actions.cpu().numpy()
                 clipped_actions = for_environments(self.policy, actions)
                 new_obs, rewards, dones, infos = checked.step(clipped_actions)
@@ -162,6 +171,26 @@ class PhasicAlgorithm(PhasicModel):
                 values = self.next_values(obs_as_tensor(new_obs, self.device), dones)  # type: ignore[arg-type]
         callback.update_locals(locals())
         return new_obs, values, dones
+
+    def _finite_act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        """
+        ``act``, with one look at what it gives instead of one at the arguments of each distribution.
+
+        :raises NonFiniteActionError: if something is NaN or infinite
+        """
+        bad = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
+        try:
+            given = self.act(observations, env)
+        except RuntimeError:  # torch's generators may refuse probabilities that are NaN: let the distribution say whether
+            th.distributions.Distribution.set_default_validate_args(True)
+            try:
+                self.act(observations, env)
+            except ValueError as error:
+                raise NonFiniteActionError(f"{bad}: {error}") from error
+            raise
+        if not math.isfinite(given[1].sum() + given[2].sum()):
+            raise NonFiniteActionError(bad)
+        return given
 
     def _finish_rollout(
         self, rollout_buffer: RolloutBuffer, last_observations: Any, last_values: th.Tensor, dones: np.ndarray

@@ -73,6 +73,7 @@ class PhasicEpochs(PhasicAlgorithm):
         losses: Callable[[Any], Losses],
         **options: Any,
     ) -> Epoch:
+        self.policy.set_training_mode(True)  # a callback between two epochs may have evaluated it
         networks, micro_batch_size = [self.policy, self.criterion], self._micro_batch_size()
         return optimize_epoch(phase, networks, optimizer, batches, losses, micro_batch_size, self.max_grad_norm, **options)
 
@@ -113,7 +114,7 @@ class PhasicEpochs(PhasicAlgorithm):
 
     def _aux_sequence_length(self) -> int | None:
         """Of what minibatches of the auxiliary phase are made of. None: ``n_steps``."""
-        if self.has_memory:
+        if self.has_memory or self.criterion.needs_whole_sequences:
             return None
         if not self.criterion.shuffles_sequences:
             return 1

@@ -20,6 +20,10 @@ class NonFiniteLossError(NonFiniteError):
     """A loss or a gradient. Policy and optimizer are as they were before the epoch in which it happened."""
 
 
+class NonFiniteActionError(NonFiniteError):
+    """What the policy gives for an observation: an action's parameters or a value. No environment has been given it."""
+
+
 class NonFiniteEnvironmentError(NonFiniteError):
     """An observation or a reward. The policy has not been trained with it."""
 

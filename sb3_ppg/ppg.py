@@ -24,7 +24,6 @@ from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.epochs import PhasicEpochs
-from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.objectives import Coefficients, Objective, make_objective
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import (
@@ -254,7 +253,6 @@ class PPG(PhasicEpochs):
         # As PPO: schedules from here on
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
-        self.aux_lr_schedule = self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
         self.criterion = make_objective(self.objective, self.policy, self.objective_kwargs).to(self.device)
         trained = [*self.policy.parameters(), *self.criterion.trained_with_policy()]
         # The policy's own optimizer is that of the policy (or joint) epochs
@@ -266,6 +264,11 @@ class PPG(PhasicEpochs):
         self.replay = RolloutReplay(**(self.replay_kwargs or {}))
         check_policy(self)
         self._check_objective()
+
+    @property
+    def aux_lr_schedule(self) -> Schedule:
+        """Of the auxiliary phase: the present one of the policy phase, if it has none of its own."""
+        return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
 
     # ---- Algorithm 1 ----
 
@@ -279,24 +282,32 @@ class PPG(PhasicEpochs):
         start = time.perf_counter()
         try:
             self._policy_phase()
-        except NonFiniteError:
-            self.replay.forget_latest()
+        except BaseException:  # Ctrl-C, too: it has not been learned from
+            self.replay.forget(self.rollout_buffer)
             raise
         finally:
             self._n_replayed_rollouts = self.replay.n_stored
-        if self.n_aux_epochs > 0:
-            self.aux_buffer.add(self.rollout_buffer, self.kept_context())
-            self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
-            if self.aux_buffer.n_new >= self.n_policy_iterations:
-                try:
-                    if self.criterion.is_due(self.num_timesteps - self.n_steps * self.n_envs * n_processes()):
-                        self._auxiliary_phase()
-                finally:  # after an error, too, the next phase waits for new rollouts
-                    self.aux_buffer.end_phase()
-            self._n_stored_rollouts = len(self.aux_buffer)
-        self.replay.keep_latest()
+        try:
+            if self.n_aux_epochs > 0:
+                self._store_rollout()
+        finally:
+            self.replay.keep_latest()
         average_batch_statistics([self.policy, self.criterion])
         self.logger.record("time/update_seconds", time.perf_counter() - start)
+
+    def _store_rollout(self) -> None:
+        """For the auxiliary phase, which follows if the rollouts of a phase are together."""
+        self.aux_buffer.add(self.rollout_buffer, self.kept_context())
+        self._n_stored_rollouts = len(self.aux_buffer)
+        self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
+        if self.aux_buffer.n_new < self.n_policy_iterations:
+            return
+        try:
+            if self.criterion.is_due(self.num_timesteps - self.n_steps * self.n_envs * n_processes()):
+                self._auxiliary_phase()
+        finally:  # after an error, too, the next phase waits for new rollouts
+            self.aux_buffer.end_phase()
+            self._n_stored_rollouts = len(self.aux_buffer)
 
     def _policy_phase(self) -> None:
         """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout, or rollouts."""
@@ -307,7 +318,7 @@ class PPG(PhasicEpochs):
         buffer.returns = criterion.value_targets(buffer, end)
         if self.normalize_advantage:
             buffer.advantages = criterion.normalized_advantages(buffer.advantages, self.device)
-        self._n_rollouts = 1 + max(self._n_rollouts, self._n_updates // self.n_epochs)  # files of before have the latter only
+        self._n_rollouts = 1 + (self._n_rollouts or self._n_updates // self.n_epochs)  # files of before have the latter only
         if self.normalize_value_targets and self.n_aux_epochs > 0:
             n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
             weight = 1 / min(self._n_rollouts, n_averaged)  # at first, of all rollouts alike
@@ -375,7 +386,6 @@ class PPG(PhasicEpochs):
         self.policy.set_training_mode(False)
         self.aux_buffer.record(self._recorded, n_sequences)
 
-        self.policy.set_training_mode(True)
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
         update_learning_rate(self.aux_optimizer, learning_rate)
         losses = partial(self._losses, self.criterion.auxiliary_losses, self._coefficients())

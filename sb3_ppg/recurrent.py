@@ -69,7 +69,7 @@ class RecurrentPPG(PPG):
     _last_lstm_states: RNNStates  # before the next step
     _next_lstm_states: RNNStates  # after it, once the policy has acted
     _follows_the_stored_one: bool = False  # whether the latest rollout began where the one that was stored before it ended
-    _is_whole: bool = False  # whether the latest rollout was not cut short
+    _is_learned_from: bool = False  # whether the latest rollout was not cut short, and no error came between
 
     def __init__(
         self,
@@ -122,13 +122,16 @@ class RecurrentPPG(PPG):
             "_last_lstm_states",
             "_next_lstm_states",
             "_follows_the_stored_one",
-            "_is_whole",
+            "_is_learned_from",
         ]
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
-        self._follows_the_stored_one, self._is_whole = self._is_whole, False
-        self._is_whole = super().collect_rollouts(*args, **kwargs)
-        return self._is_whole
+        self._follows_the_stored_one, self._is_learned_from = self._is_learned_from, False
+        return super().collect_rollouts(*args, **kwargs)
+
+    def train(self) -> None:
+        super().train()
+        self._is_learned_from = True
 
     def _auxiliary_phase(self) -> None:
         if self.recompute_states:

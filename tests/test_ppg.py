@@ -5,6 +5,7 @@ import warnings
 from functools import partial
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -14,11 +15,13 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, RecurrentPPG, losses
+from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, PhasicCallback, RecurrentPPG, losses
 from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.rollouts import minibatches
+from sb3_ppg.errors import NonFiniteActionError
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.training.optimization import optimize_epoch
 from tests.helpers import ROOT, RandomEnv, collect, image_space, learn_and_log, losses_of, transfers_to_host
@@ -606,6 +609,87 @@ def test_nan_stops_the_auxiliary_phase_before_the_weights_are_touched():
     with pytest.raises(NonFiniteLossError, match=r"auxiliary phase.*'aux_value_loss'"):
         model._auxiliary_phase()
     assert not changed(before, weights(model))
+
+
+class Unit(BaseFeaturesExtractor):
+    """Observations of length one: NaN for those of length zero."""
+
+    def __init__(self, observation_space: spaces.Box):
+        super().__init__(observation_space, 3)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return observations / observations.norm(dim=1, keepdim=True)
+
+
+class ZeroAfter(gym.Env):
+    """Its sixth observation is all zeros. It takes no action that is NaN."""
+
+    observation_space = spaces.Box(-1, 1, (3,))
+
+    def __init__(self, action_space: spaces.Space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.n_steps = 0
+        return np.ones(3, np.float32), {}
+
+    def step(self, action):
+        assert np.isfinite(action).all()
+        self.n_steps += 1
+        return np.full(3, self.n_steps != 5, np.float32), 0.0, False, False, {}
+
+
+ACTIONS = [spaces.Box(-1, 1, (2,)), spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)]
+
+
+@pytest.mark.parametrize("action_space", ACTIONS, ids=lambda space: type(space).__name__)
+def test_no_environment_is_given_an_action_that_is_nan(action_space):
+    model = make(ZeroAfter(action_space), policy_kwargs=dict(features_extractor_class=Unit))
+    with pytest.raises(NonFiniteActionError, match="NaN or infinite, from observations that are finite"):
+        model.learn(16)
+    assert model.num_timesteps == 5 and th.distributions.Distribution._validate_args
+
+
+def test_another_error_of_the_policy_stays_itself():
+    model = make()
+    model.policy.forward = lambda *_: th.zeros(2) @ th.zeros(3)
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        model.learn(16)
+
+
+def test_an_evaluation_between_auxiliary_epochs_changes_nothing():
+    """Not even of a network that learns otherwise than it predicts."""
+    network = dict(features_extractor_class=Normalized)
+    modes = []
+
+    class Predicts(PhasicCallback):
+        def on_aux_epoch_end(self) -> None:
+            modes.append(self.model.policy.training)
+            self.model.predict(np.zeros(4, np.float32))
+
+    models = [make(policy_kwargs=network, n_aux_epochs=3).learn(48, callback=callback) for callback in (None, Predicts())]
+    assert modes == [True] * 3
+    assert not changed(*map(weights, models))
+
+
+class Normalized(BaseFeaturesExtractor):
+    """Batch normalisation."""
+
+    def __init__(self, observation_space: spaces.Box):
+        super().__init__(observation_space, 4)
+        self.norm = th.nn.BatchNorm1d(4)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return self.norm(observations)
+
+
+def test_the_auxiliary_phase_follows_a_learning_rate_that_is_changed():
+    model = make()
+    model.learning_rate = 1e-5
+    model._setup_lr_schedule()
+    assert learn_and_log(model, 48)["aux/learning_rate"] == 1e-5
+    model.lr_schedule = lambda _: 2e-6
+    assert learn_and_log(model, 48)["aux/learning_rate"] == 2e-6
 
 
 def test_losses_module_is_what_the_algorithm_uses(monkeypatch):

@@ -19,6 +19,7 @@ from sb3_ppg import (
     PPG,
     ArgumentError,
     ImpalaCNN,
+    NonFiniteLossError,
     NormalizedRewardRolloutBuffer,
     PhasicCallback,
     RecurrentPPG,
@@ -34,6 +35,7 @@ from sb3_ppg.lstm import (
     run_lstm,
     unpack_states,
 )
+from sb3_ppg.training.optimization import Losses
 from tests.helpers import RandomEnv, collect, image_space, learn_and_log
 
 VECTOR = spaces.Box(-1, 1, (3,))
@@ -367,6 +369,17 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
     assert len(stored) == 4 and np.abs(stored[1]).max() > 0.01
     for one, other in zip(stored, recomputed, strict=True):
         np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)
+
+
+def test_what_follows_a_rollout_that_could_not_be_learned_from_follows_no_stored_one():
+    model = make(n_policy_iterations=8, env=make_env(episode_length=100)).learn(2 * 8)
+    original, model.criterion.surrogate = model.criterion.surrogate, lambda *_: Losses(th.tensor(np.nan), {})
+    with pytest.raises(NonFiniteLossError):
+        model.learn(2 * 8, reset_num_timesteps=False)
+    model.criterion.surrogate = original
+    model.learn(2 * 8 * 2, reset_num_timesteps=False)
+    stored = [context["goes_on"].all() for context in model.aux_buffer.context]
+    assert stored == [False, False, True]
 
 
 def test_recomputed_states_are_used():

@@ -135,9 +135,11 @@ class RolloutReplay:
             buffer = self.rollouts[-1].buffer
             self.rollouts[-1].buffer = copy.deepcopy(buffer) if reuses_memory(buffer) else copy.copy(buffer)
 
-    def forget_latest(self) -> None:
-        """It cannot be learned from."""
-        self.rollouts = self.rollouts[:-1]
+    def forget(self, rollout_buffer: RolloutBuffer) -> None:
+        """
+        :param rollout_buffer: whose rollout has not been learned from
+        """
+        self.rollouts = [rollout for rollout in self.rollouts if rollout.buffer is not rollout_buffer]
 
     def older(self, kinds: Sequence[Kind] = KINDS) -> list[Rollout]:
         """

@@ -115,11 +115,14 @@ def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
     :param observations: (n_envs, ...), or a dictionary of such
     :return: copies, in the shapes and types in which the buffer has observations
     """
-    return tree_map(
-        lambda stored, array: np.array(array, dtype=stored.dtype).reshape(rollout_buffer.n_envs, *stored.shape[2:]),
-        rollout_buffer.observations,
-        observations,
-    )
+
+    def copied(stored: np.ndarray, array: Any) -> np.ndarray:
+        return np.array(array, dtype=stored.dtype).reshape(rollout_buffer.n_envs, *stored.shape[2:])
+
+    there = rollout_buffer.observations
+    if isinstance(there, dict):  # those of an environment may be in another kind of dictionary
+        return {key: copied(stored, observations[key]) for key, stored in there.items()}
+    return copied(there, observations)
 
 
 @cache

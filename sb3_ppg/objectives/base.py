@@ -91,6 +91,8 @@ class Objective(nn.Module):
     value_batch_size: int | None = None
     # Of the auxiliary phase's minibatches: whole sequences of ``n_steps`` samples, or single samples where there is no memory
     shuffles_sequences: ClassVar[bool] = True
+    # Whether the auxiliary phase's minibatches have to be of whole sequences, because a loss needs what follows each sample
+    needs_whole_sequences: ClassVar[bool] = False
     # Whether micro-batches would change the losses, beside rounding
     needs_whole_minibatches: ClassVar[bool] = False
     # Whether the policy may learn from data of older policies

@@ -91,6 +91,7 @@ class DynamicsObjective(DelayedCriticObjective):
 
     kept: tuple[str, ...] = ("actions",)
     needs_whole_minibatches: ClassVar[bool] = True
+    needs_whole_sequences: ClassVar[bool] = True  # the frame after a rollout is kept once
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from sb3_ppg import losses
 from sb3_ppg.advantages import gae
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.rollouts import RolloutEnd
+from sb3_ppg.buffers.rollouts import RolloutEnd, by_step
 from sb3_ppg.checks import is_count, is_number
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
@@ -76,8 +76,9 @@ class DistillationObjective(PaperObjective):
 
     def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
         buffer = rollout_buffer
-        steps = (buffer.rewards, buffer.values, buffer.episode_starts)
-        return buffer.values + gae(*steps, end.values, end.dones, buffer.gamma, self.td_lambda)
+        rewards, values, starts = (by_step(buffer, one) for one in (buffer.rewards, buffer.values, buffer.episode_starts))
+        targets = values + gae(rewards, values, starts, end.values, end.dones, buffer.gamma, self.td_lambda)
+        return targets if buffer.returns.shape == targets.shape else targets.T.reshape(buffer.returns.shape)
 
     def is_due(self, n_samples: int) -> bool:
         return n_samples > self.delay

@@ -50,7 +50,12 @@ class DecoupledObjective(PaperObjective):
         if policy.use_sde:
             with th.no_grad():
                 policy.reset_noise()  # what depends on parameters cannot be copied
-        self.proximal = AveragedModel(policy, multi_avg_fn=self.average)
+        try:
+            self.proximal = AveragedModel(policy, multi_avg_fn=self.average)
+        except RuntimeError as error:
+            raise ArgumentError(
+                f"{type(self).__name__} cannot work with this policy, which torch cannot copy: {error}"
+            ) from error
         self.proximal.requires_grad_(False).eval()
         del self.proximal.module.optimizer  # nothing trains a copy
         self.restart(policy)

@@ -95,6 +95,7 @@ class PhasicCheckpointCallback(BaseCallback):
         self._saved_at: int | None = None
         self._run = uuid.uuid4().hex
         self._saved: list[Path] = []  # by this run, the oldest first
+        self._latest = 0  # when the latest one in the folder was written, in nanoseconds
 
     def settings(self) -> list[Any]:
         """What has to be the same in several processes."""
@@ -107,8 +108,9 @@ class PhasicCheckpointCallback(BaseCallback):
             self._run = self.model._checkpoint[0]
         else:
             self._run = from_first(uuid.uuid4().hex)
-        there = [] if self.keep is None and self.keep_buffers is None else _checkpoints(self.save_path, self.name_prefix)
+        there = _checkpoints(self.save_path, self.name_prefix)
         self._saved = [one.path for one in there if one.run == self._run]
+        self._latest = there[-1].time if there else 0
 
     def _on_step(self) -> bool:
         return True
@@ -130,7 +132,8 @@ class PhasicCheckpointCallback(BaseCallback):
         if error := next(filter(None, gathered(_bad_number(self.model))), None):
             warnings.warn(f"{path} is not written: {error}. The checkpoint before it stays the latest", stacklevel=2)
             return
-        self.model._checkpoint = [self._run, from_first(time.time_ns())]
+        self._latest = from_first(max(time.time_ns(), self._latest + 1))  # clocks differ, and are set back
+        self.model._checkpoint = [self._run, self._latest]
         self._write(path)
         self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:

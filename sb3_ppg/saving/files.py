@@ -4,6 +4,7 @@ import io
 import os
 import platform
 import re
+import shutil
 import stat
 import zlib
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
 
     :param paths: in one folder
     """
+    paths = [path.resolve() for path in paths]  # where a link leads to
     folder = paths[0].parent
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
@@ -56,8 +58,10 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
     temporaries = [path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.tmp") for path in paths]
     try:
         yield temporaries
-        for temporary in temporaries:
+        for temporary, path in zip(temporaries, paths, strict=True):
             _flush(temporary)
+            with suppress(FileNotFoundError):
+                shutil.copymode(path, temporary)
         for temporary, path in zip(temporaries, paths, strict=True):
             temporary.replace(path)
         _flush(folder)

@@ -1,5 +1,7 @@
 """Rollouts that are used again: which ones, how often, with what advantages."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch as th
@@ -8,8 +10,18 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, NonFiniteLossError, RecurrentPPG, hub
+from sb3_ppg import (
+    PPG,
+    ArgumentError,
+    MaskablePPG,
+    ModelFormatError,
+    NonFiniteLossError,
+    PhasicCallback,
+    RecurrentPPG,
+    hub,
+)
 from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
+from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 from sb3_ppg.training.optimization import Losses
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
@@ -304,6 +316,34 @@ def test_a_rollout_that_cannot_be_learned_from_is_forgotten(tmp_path):
     model.criterion.surrogate = original
     model.learn(16, reset_num_timesteps=False)
     assert len(model.replay.rollouts) == 2
+
+
+class Raises(PhasicCallback):
+    """
+    :param error: raised in the auxiliary phase
+    """
+
+    def __init__(self, error: BaseException):
+        super().__init__()
+        self.error = error
+
+    def on_aux_epoch_end(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [NonFiniteError("a number"), ZeroDivisionError(), KeyboardInterrupt()])
+@pytest.mark.parametrize("phase", ["policy", "auxiliary"])
+def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch):
+    model = make(replay_kwargs=dict(policy_rollouts=3), n_policy_iterations=2, n_epochs=2).learn(16)
+    with pytest.raises(type(error)), monkeypatch.context() as patched:
+        if phase == "policy":
+            patched.setattr(model.criterion, "after_policy_step", lambda *_: Raises(error).on_aux_epoch_end())
+        model.learn(16, callback=Raises(error), reset_num_timesteps=False)
+    assert len(model.replay.rollouts) == (1 if phase == "policy" else 2)
+    model.learn(16, reset_num_timesteps=False)
+    observations = [rollout.buffer.observations for rollout in model.replay.rollouts]
+    assert len(observations) == (2 if phase == "policy" else 3)
+    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(observations, 2))
 
 
 def test_only_what_epochs_use_is_brought_up_to_date(monkeypatch):

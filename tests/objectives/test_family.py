@@ -1,16 +1,21 @@
 """The members of the family on every space, with memory and masks, saved, shared, resumed, and with several processes."""
 
 import copy
+import warnings
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 import yaml
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
+from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, RecurrentPPG, hub
 from sb3_ppg.family import FAMILY, PAPER, with_preset, zoo_name_of
@@ -145,6 +150,106 @@ def test_a_bad_number_leaves_everything_as_it_was(name):
     names = [key for key in before[1] if not key.startswith(moves_on)]
     assert all(th.equal(before[0][key], after[0][key]) for key in before[0])
     assert all(th.equal(before[1][key], after[1][key]) for key in names)
+
+
+class Counter(gym.Env):
+    """The observation is the number of the step: what follows s is s + 1."""
+
+    observation_space, action_space = spaces.Box(0, np.inf, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.n_steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        return np.full(1, self.n_steps, np.float32), 0.0, False, False, {}
+
+
+class Given(nn.Module):
+    """Instead of the discriminator: remembers the frames of its first call in each minibatch, the true transitions."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.n_calls, self.seen = nn.Parameter(th.zeros(1)), 0, []
+
+    def forward(self, inputs: th.Tensor) -> th.Tensor:
+        if self.n_calls % 3 == 0:
+            self.seen.append(inputs.detach()[:, [0, -1]].numpy())
+        self.n_calls += 1
+        return self.weight * inputs[:, :1]
+
+
+@pytest.mark.parametrize(("n_steps", "aux_batch_size"), [(16, None), (10, None), (13, None), (16, 32)])
+def test_ddcpgs_true_transitions_are_true(n_steps, aux_batch_size):
+    """The frame after a minibatch's last one is that of its own rollout, whatever the sizes."""
+    network = dict(net_arch=[], features_extractor_class=FlattenExtractor)
+    sizes = dict(n_steps=n_steps, batch_size=2, n_policy_iterations=2, aux_batch_size=aux_batch_size, n_aux_epochs=1)
+    model = make("ddcpg", make_vec_env(Counter, 2), **sizes, policy_kwargs=network, normalize_value_targets=False)
+    model.criterion.discriminator = given = Given()
+    model.learn(2 * 2 * n_steps)
+    now, following = np.concatenate(given.seen).T
+    assert len(now) == 2 * 2 * n_steps and np.array_equal(following, now + 1)
+
+
+def test_ddcpg_refuses_parts_of_sequences():
+    with pytest.raises(ArgumentError, match="made of whole sequences of `n_steps`=16 samples; use a multiple of it"):
+        make("ddcpg", random_envs(), n_steps=16, batch_size=16, aux_batch_size=8)
+
+
+class LooksAtMinibatches(BaseCallback):
+    """As a callback for PPO may, before the update."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.returns = [batch.returns.mean() for batch in self.model.rollout_buffer.get(4)]
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_callback_may_look_at_minibatches(name):
+    model = make(name, random_envs())
+    model.learn(2 * model.n_steps * model.n_envs, callback=(callback := LooksAtMinibatches()))
+    assert len(callback.returns) == model.n_steps * model.n_envs / 4 and np.isfinite(callback.returns).all()
+
+
+class Dictionary(dict):
+    """Such as some environments have."""
+
+
+class GivesDictionaries(VecEnvWrapper):
+    """Observations in a kind of dictionary of its own."""
+
+    def reset(self):
+        return Dictionary(self.venv.reset())
+
+    def step_wait(self):
+        observations, *others = self.venv.step_wait()
+        return Dictionary(observations), *others
+
+
+def test_observations_in_another_kind_of_dictionary():
+    space = spaces.Dict(a=VECTOR, b=spaces.Discrete(3))
+    check_training(make("ppg_replay", GivesDictionaries(random_envs(space)), policy="MultiInputPolicy"))
+
+
+class OldWeightNorm(FlattenExtractor):
+    """Torch cannot copy this module."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.layer = nn.utils.weight_norm(nn.Linear(self.features_dim, self.features_dim))
+
+    def forward(self, observations):
+        return self.layer(super().forward(observations))
+
+
+def test_a_policy_that_cannot_be_copied_is_refused_by_name():
+    with pytest.raises(ArgumentError, match="EWMAObjective cannot work with this policy, which torch cannot copy"):
+        make("ppg_ewma", random_envs(), policy_kwargs=dict(features_extractor_class=OldWeightNorm))
 
 
 REFUSED = [

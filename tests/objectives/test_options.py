@@ -176,6 +176,13 @@ def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(ki
         assert model.policy.value_unit == pytest.approx(np.std(seen.rollouts), rel=1e-4)
 
 
+def test_rollouts_are_counted_on_with_fewer_epochs(tmp_path):
+    model = make("vectors", n_epochs=10, normalize_value_targets="running").learn(5 * 16)
+    model.save(tmp_path / "model.zip")
+    loaded = PPG.load(tmp_path / "model.zip", env=model.get_env(), n_epochs=1)
+    assert loaded.learn(16, reset_num_timesteps=False)._n_rollouts == model._n_rollouts + 1
+
+
 def test_another_word_is_refused():
     with pytest.raises(ArgumentError, match='use True, False, or "running"'):
         make(normalize_value_targets="always")

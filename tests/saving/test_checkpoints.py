@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import time
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,15 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, ModelFormatError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
+from sb3_ppg import (
+    PPG,
+    ArgumentError,
+    ModelFormatError,
+    PhasicCallback,
+    PhasicCheckpointCallback,
+    aux_buffer_path,
+    latest_checkpoint,
+)
 from sb3_ppg.errors import NonFiniteError
 from tests.helpers import RandomEnv
 from tests.saving.small_models import same, saved, small
@@ -75,6 +84,73 @@ def test_the_latest_checkpoint_is_that_also_of_a_copy(tmp_path):
     for path in tmp_path.glob("*.zip"):
         os.utime(path, (1, 1))
     assert latest_checkpoint(tmp_path).name == "ppg_model_9_steps.zip"
+
+
+def test_a_clock_that_was_set_back_does_not_lead_back(tmp_path, monkeypatch):
+    """Another node's, or one that is corrected while the training is interrupted."""
+    now = time.time_ns()
+    for hours, n_steps in ((1, 16), (0, 32), (-1, 48)):
+        monkeypatch.setattr(time, "time_ns", lambda hours=hours: now + hours * 3600 * 10**9)
+        model = small()
+        if n_steps > 16:
+            checkpoint = latest_checkpoint(tmp_path)
+            model = PPG.load(checkpoint, env=model.get_env(), device="cpu")
+            model.load_aux_buffer(aux_buffer_path(checkpoint))
+        callback = PhasicCheckpointCallback(1, tmp_path, keep=3)
+        model.learn(n_steps - model.num_timesteps, callback=callback, reset_num_timesteps=n_steps == 16)
+        assert latest_checkpoint(tmp_path).name == f"ppg_model_{n_steps}_steps.zip"
+        assert steps(tmp_path) == {*range(max(8, n_steps - 16), n_steps + 8, 8)}
+
+
+def test_a_model_is_saved_where_a_link_leads_and_stays_as_readable(tmp_path):
+    (tmp_path / "real.zip").write_text("before")
+    (tmp_path / "real.zip").chmod(0o600)
+    (tmp_path / "latest.zip").symlink_to("real.zip")
+    small().save(tmp_path / "latest.zip")
+    assert (tmp_path / "latest.zip").is_symlink() and (tmp_path / "real.zip").stat().st_mode & 0o777 == 0o600
+    PPG.load(tmp_path / "real.zip", device="cpu")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.zip", "real.zip"]
+
+
+class SavesAt(PhasicCallback):
+    """
+    :param event: at which both files are written
+    :param path: of the model's
+    :param error: raised then
+    """
+
+    def __init__(self, event: str, path: Path, error: BaseException | None = None):
+        super().__init__()
+        setattr(self, event, self.save)
+        self.path, self.error = path, error
+
+    def save(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.model.save(self.path)
+        self.model.save_aux_buffer(aux_buffer_path(self.path))
+
+
+@pytest.mark.parametrize("event", ["on_aux_phase_start", "on_aux_epoch_end", "on_aux_phase_end"])
+def test_what_is_saved_within_an_auxiliary_phase_can_be_read(event, tmp_path):
+    model = small().learn(8 * 3, callback=SavesAt(event, tmp_path / "model.zip"))
+    loaded = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    loaded.load_aux_buffer(tmp_path / "model.aux_buffer.npz")
+    assert len(loaded.aux_buffer) == loaded.n_policy_iterations  # the phase has not ended
+    loaded.learn(8, reset_num_timesteps=False)
+    assert len(loaded.aux_buffer) == 0
+
+
+@pytest.mark.parametrize("error", [NonFiniteError("a number"), KeyboardInterrupt()])
+@pytest.mark.parametrize("event", ["on_aux_phase_start", "on_aux_epoch_end", "on_aux_phase_end"])
+def test_after_an_error_within_an_auxiliary_phase_what_is_saved_can_be_read(event, error, tmp_path):
+    model = small()
+    with pytest.raises(type(error)):
+        model.learn(8 * 3, callback=SavesAt(event, tmp_path, error))
+    SavesAt.save(SimpleNamespace(model=model, path=tmp_path / "model.zip", error=None))
+    loaded = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    loaded.load_aux_buffer(tmp_path / "model.aux_buffer.npz")
+    assert len(loaded.aux_buffer) == 0
 
 
 def test_files_of_two_runs_do_not_make_a_checkpoint(tmp_path):
