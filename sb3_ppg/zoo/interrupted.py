@@ -1,14 +1,19 @@
 """A training that was killed, or that a scheduler has ended, goes on when the same command is given again."""
 
 import argparse
+import atexit
 import json
+import multiprocessing
 import os
 import pickle
 import re
+import signal
 import sys
 import zipfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -21,6 +26,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.family import FAMILY
 from sb3_ppg.saving.checkpoints import latest_checkpoint
+from sb3_ppg.saving.files import atomic_write
+from sb3_ppg.saving.model_file import checkpoint_of
 from sb3_ppg.training.processes import from_first, n_processes, rank
 from sb3_ppg.zoo.patches import Patches
 
@@ -185,6 +192,9 @@ def _find_the_run(create: Any) -> Any:
         place = from_first(None if found is None else (found.marker.path.parent, found.seed, found.checkpoint))
         if place is not None:
             _take_up(self, *place)
+        elif rank() == 0:
+            _make_own_folder(self)
+        self.save_path, self.params_path = from_first((self.save_path, self.params_path))
         create(self)
         own["first_monitor"] = from_first(_next_monitor(Path(self.save_path)))
         if is_first:
@@ -192,6 +202,20 @@ def _find_the_run(create: Any) -> Any:
             own["marker"].write(command, self.seed)
 
     return create_log_folder
+
+
+def _make_own_folder(self: ExperimentManager) -> None:
+    """The Zoo takes the next number. Where another command has taken it at the same time, it is the one after that."""
+    while True:
+        try:
+            Path(self.save_path).mkdir(parents=True)
+        except FileExistsError:
+            folder, name = os.path.split(self.save_path)
+            number, others = re.fullmatch(rf"{re.escape(self.env_name)}_(\d+)(.*)", name).groups()  # type: ignore[union-attr]
+            self.save_path = os.path.join(folder, f"{self.env_name}_{int(number) + 1}{others}")
+            self.params_path = f"{self.save_path}/{self.env_name}"
+        else:
+            return
 
 
 def _take_up(self: ExperimentManager, folder: Path, seed: int, checkpoint: Path | None) -> None:
@@ -202,7 +226,23 @@ def _take_up(self: ExperimentManager, folder: Path, seed: int, checkpoint: Path 
     if checkpoint is not None:
         self.trained_agent, self.continue_training = str(checkpoint), True
         vars(self).update(continues=True, n_steps_before=int(checkpoint.name.split("_")[-2]))
-        _remove_if_broken(Path(self.params_path) / "vecnormalize.pkl")
+        if rank() == 0:
+            _remove_if_broken(Path(self.params_path) / "vecnormalize.pkl")
+            _forget_later_episodes(folder, checkpoint)
+
+
+def _forget_later_episodes(folder: Path, checkpoint: Path) -> None:
+    """Those after the checkpoint: in learning curves their steps would count twice."""
+    match checkpoint_of(checkpoint):
+        case _, int(nanoseconds):
+            for path in folder.glob("*.monitor.csv"):
+                with suppress(ValueError, KeyError):  # one that was cut before its first episode
+                    header, names, *episodes = path.read_text().splitlines(keepends=True)
+                    start, column = json.loads(header[1:])["t_start"], names.strip().split(",").index("t")
+                    ends = [start + float(episode.split(",")[column]) for episode in episodes]
+                    kept = [one for one, end in zip(episodes, ends, strict=True) if end <= nanoseconds / 1e9]
+                    with atomic_write(path) as temporary:
+                        temporary.write_text("".join([header, names, *kept]))
 
 
 def _remove_if_broken(path: Path) -> None:
@@ -252,9 +292,36 @@ def _keep_monitor_files(create: Any) -> Any:
 
         with Patches() as meanwhile:
             meanwhile.replace(rl_zoo3.exp_manager, "make_vec_env", make_numbered)
+            meanwhile.enter_context(_inherited_deafness())
             return create(self, *args, **kwargs)
 
     return create_envs
+
+
+@contextmanager
+def _inherited_deafness() -> Iterator[None]:
+    """
+    Processes that are started here do not hear SIGTERM, which often goes to a command and all its children (``timeout``,
+    torchrun, Slurm): the training ends after its iteration, for which it needs its workers, and then ends them. This process
+    hears later what came meanwhile.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    atexit.register(_end_workers)
+    resource_tracker.ensure_running()  # the helper of `multiprocessing` that is started first, and opens ears again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_workers() -> None:
+    """After an error. ``multiprocessing`` would send them SIGTERM, and wait."""
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
 
 
 def _next_monitor(folder: Path) -> int:

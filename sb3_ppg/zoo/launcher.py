@@ -1,5 +1,6 @@
 """``python -m sb3_ppg SCRIPT ...`` and ``sb3-ppg SCRIPT ...``: RL Zoo's scripts, with PPG."""
 
+import errno
 import importlib
 import os
 import runpy
@@ -7,12 +8,14 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError
+from sb3_ppg import __version__
+from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, nearest
 from sb3_ppg.extras import missing_extras_named
 
 ALGO = ["--algo", "ppg"]
 PLAY = [*ALGO, "-f", "logs"]
 PRETRAINED = "--pretrained"
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # full, or not to be written to
 RUN = {"env": ["--env"], "run": ["-f", "--folder"]}
 
 
@@ -101,8 +104,10 @@ def _main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(usage())
+    elif name == "--version":
+        print(__version__)
     elif name not in SCRIPTS:
-        sys.exit(f"{usage()}\n\n{name} is none of them")
+        sys.exit(f"{usage()}\n\n{name} is none of them{nearest(name, SCRIPTS)}")
     else:
         try:
             with missing_extras_named():
@@ -112,6 +117,10 @@ def _main() -> None:
 
             is_said_by_another = is_told(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
             sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}")
+        except OSError as error:
+            if error.errno not in DISK:
+                raise
+            sys.exit(f"sb3-ppg {name}: {error}")
         except ImportError as error:
             if "pip install" not in str(error):
                 raise
@@ -161,4 +170,15 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
 def usage() -> str:
     """The list of scripts."""
     lines = [f"  {name:16} {script.about}" for name, script in SCRIPTS.items()]
-    return "\n".join(["usage: sb3-ppg SCRIPT [options]     (options: sb3-ppg SCRIPT --help)", "", *lines])
+    with_agents = ", ".join(name for name, script in SCRIPTS.items() if script.agent is not None)
+    return "\n".join(
+        [
+            "usage: sb3-ppg SCRIPT [options]     (options: sb3-ppg SCRIPT --help)",
+            "",
+            *lines,
+            "",
+            "Beside RL Zoo's options:",
+            f"  {PRETRAINED:16} an agent that comes with the repository ({with_agents})",
+            "  --continue       with `train -i MODEL`: go on exactly where the model's training stopped",
+        ]
+    )

@@ -21,6 +21,7 @@ import sb3_ppg
 from sb3_ppg import PPG, ImpalaCNN, MinAtarCNN
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.extras import MissingExtraError
 from sb3_ppg.family import FAMILY, with_preset
 
 try:
@@ -39,7 +40,7 @@ try:
     from sb3_ppg.zoo.procgen import ENV_IDS, register_procgen
     from sb3_ppg.zoo.resume import register_resume
 except ImportError as error:
-    raise ImportError(f'RL Zoo cannot be imported ({error}): pip install "sb3-ppg[zoo]"') from error
+    raise MissingExtraError(f'RL Zoo cannot be imported ({error}): pip install "sb3-ppg[zoo]"') from error
 
 ALGOS: dict[str, type[PPG]] = {name: member.algorithm for name, member in FAMILY.items()}
 # Entries of hyperparameter files that stand for several environments, and for which

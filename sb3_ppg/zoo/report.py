@@ -38,13 +38,15 @@ def main() -> None:
     _, model_path, log_path = utils.get_model_path(args.exp_id, args.folder, args.algo, env_name)
     model = load_agent(args.algo, args.env, model_path, Path(log_path) / env_name, seed=args.seed)
     returns = evaluate(model, args.episodes)
-    picture = Path(log_path) / "learning_curve.png"
-    plot_learning_curve(Path(log_path), f"{args.algo.upper()} on {args.env}", picture)
-
     print(f"Mean return over {args.episodes} episodes: {np.mean(returns):.1f} +/- {np.std(returns):.1f}")
     print(f"Model:          {model_path}")
     print(f"Logs:           {log_path}")
-    print(f"Learning curve: {picture}")
+    picture = Path(log_path) / "learning_curve.png"
+    try:
+        plot_learning_curve(Path(log_path), f"{args.algo.upper()} on {args.env}", picture)
+        print(f"Learning curve: {picture}")
+    except OSError as error:
+        print(f"Learning curve: none, {error}")
 
 
 def add_gym_packages(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,7 @@
 """``train -i MODEL`` and ``train --continue -i MODEL``: training that goes on, with what lies beside the model."""
 
+import argparse
+from contextlib import nullcontext
 from functools import partialmethod, wraps
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg import PPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes
+from sb3_ppg.saving.untrusted import generators_kept
 from sb3_ppg.training.processes import agreed, n_processes, rank
 from sb3_ppg.zoo.patches import Patches
 
@@ -28,7 +31,9 @@ def take_continue(arguments: list[str], patches: Patches) -> list[str]:
     """
     if CONTINUE not in arguments:
         return arguments
-    if not {"-i", "--trained-agent"} & set(arguments):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-i", "--trained-agent")
+    if not parser.parse_known_args(arguments)[0].trained_agent:
         raise ArgumentError(f"{CONTINUE} needs the model that is to go on: -i MODEL.zip")
     learn = ExperimentManager.learn
 
@@ -79,7 +84,9 @@ def _load_with_buffer(load: Any) -> Any:
         path = aux_buffer_path(self.trained_agent)
         if isinstance(model, PPG) and files_of_processes(path):
             print(f"Loading {next(file for file in (file_of_process(path), *files_of_processes(path)) if file.exists())}")
-            model.load_aux_buffer(path)
+            goes_on = n_steps > 0 or getattr(self, "asked_to_continue", False)
+            with nullcontext() if goes_on else generators_kept():  # who starts over does so with a seed of its own
+                model.load_aux_buffer(path)
         return model
 
     return load_pretrained_agent

@@ -5,32 +5,43 @@ import importlib
 import os
 import pickle
 import runpy
+import shutil
 import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy as np
 import yaml
+from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
-from rl_zoo3.utils import get_trained_models
+from rl_zoo3.utils import get_model_path, get_trained_models
 
 from sb3_ppg.zoo.ffmpeg import provide_ffmpeg
 from sb3_ppg.zoo.patches import Patches
 
 
 def record_training() -> None:
-    """With ``-o FOLDER`` it does not find its own videos again if the folder is relative; and it calls ``ffmpeg``."""
-    options = ("-o", "--output-folder")
-    for index, option in enumerate(sys.argv[:-1]):
-        if option in options:
-            sys.argv[index + 1] = os.path.abspath(sys.argv[index + 1])
-    with Patches() as patches:
+    """It calls ``ffmpeg`` through a shell, with its folder as it stands: it gets one of its own, and the videos move."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--algo")
+    parser.add_argument("-f", "--folder")
+    parser.add_argument("-o", "--output-folder")
+    parser.add_argument("--exp-id", type=int, default=0)
+    args, _ = parser.parse_known_args()
+    with Patches() as patches, TemporaryDirectory() as made:
         provide_ffmpeg(patches)
+        sys.argv += ["-o", made]
         runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
+        log_path = get_model_path(args.exp_id, args.folder, args.algo, EnvironmentName(args.env))[2]
+        folder = Path(args.output_folder or Path(log_path) / "videos")
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+    print(f"The videos are in {folder.absolute()}")
 
 
 def benchmark() -> None:

@@ -408,7 +408,8 @@ def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:
         raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
     if numbered:
         shutil.rmtree(log_path, ignore_errors=True)
-    shutil.copytree(made, log_path, dirs_exist_ok=True)
+    # Each file takes its place in one step: others may be reading it
+    shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
 
 
 def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
@@ -486,5 +487,6 @@ def _check_settings(config: Any, env_kwargs: Any) -> None:
     if unknown := set(config) - {"n_timesteps", "frame_stack", *WRAPPER_SETTINGS}:
         raise ModelFormatError(f"{ZOO}: unknown settings {sorted(unknown)}")
     for name, largest in (("n_timesteps", 2**53), ("frame_stack", 1000)):
-        if not (is_number(config.get(name, 0)) and 0 <= config.get(name, 0) <= largest):
+        value = config.get(name, 0)
+        if not (is_number(value) and 0 <= value <= largest and value == int(value)):  # 1e6 is one
             raise ModelFormatError(f"{ZOO}: no numbers from 0 to {largest}: {name}={config[name]!r}")

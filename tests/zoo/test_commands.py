@@ -1,5 +1,6 @@
 """RL Zoo's commands as a user types them: child processes, real files."""
 
+import errno
 import itertools
 import os
 import pickle
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
 import zipfile
 from argparse import Namespace
@@ -35,11 +37,12 @@ from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
+import sb3_ppg
 from benchmarks import learning, variants
 from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.hub.pretrained import NOT_SHARED
-from sb3_ppg.zoo import launcher, masks, patched
+from sb3_ppg.zoo import interrupted, launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
 from tests.helpers import ROOT, run, run_program
@@ -120,6 +123,15 @@ def test_report(trained):
     assert (trained / folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_report_says_the_return_also_where_it_cannot_draw(trained, run_folder, tmp_path, command):
+    shutil.copytree(run_folder, tmp_path / "logs" / "ppg" / "CartPole-v1_1")
+    picture = tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "learning_curve.png"
+    picture.unlink(missing_ok=True)
+    picture.mkdir()
+    output = command("report --env CartPole-v1 --episodes 1", tmp_path)
+    assert "Mean return over 1 episodes" in output and "Learning curve: none, [Errno 21] Is a directory" in output
+
+
 def test_report_evaluates_the_environment_that_was_trained(trained):
     run("train", "--env", "CartPole-v1", "-n", "1024", "-f", "short", "--env-kwargs", "max_episode_steps:12", cwd=trained)
     output = run("report", "--env", "CartPole-v1", "-f", "short", "--episodes", "20", cwd=trained)
@@ -135,14 +147,16 @@ def test_record_video_without_a_system_ffmpeg(trained, run_folder):
 
 def test_record_training_without_a_system_ffmpeg(trained, run_folder):
     """One video of all checkpoints, the last and the best model, with their names in the picture, and the same as a GIF."""
-    output = run("record_training", "--env", "CartPole-v1", "-n", "20", "-g", "-o", "films", cwd=trained, PATH="")
-    assert "Error" not in output
-    parts = [path.name for path in (trained / "films").glob("*-step-0-to-step-20.mp4")]
+    folder = trained / "my films'$(touch ran)"  # a shell has nothing to do with it
+    (folder / "others").mkdir(parents=True)
+    output = run("record_training", "--env", "CartPole-v1", "-n", "20", "-g", "-o", folder.name, cwd=trained, PATH="")
+    assert "Error" not in output and not (trained / "ran").exists() and (folder / "others").exists()
+    parts = [path.name for path in folder.glob("*-step-0-to-step-20.mp4")]
     assert sorted(name.split("-ppg-")[0] for name in parts) == [
         *("best-model", "checkpoint-1024", "checkpoint-2048", "final-model")
     ]
-    assert n_frames(trained / "films" / "training.mp4") == sum(n_frames(trained / "films" / name) for name in parts)
-    assert (trained / "films" / "training.gif").read_bytes().startswith(b"GIF8")
+    assert n_frames(folder / "training.mp4") == sum(n_frames(folder / name) for name in parts)
+    assert (folder / "training.gif").read_bytes().startswith(b"GIF8")
 
 
 def n_frames(video: Path) -> int:
@@ -329,6 +343,10 @@ def test_training_goes_on_exactly(tmp_path):
         assert th.equal(a, b)
     assert "trained for 192 steps already" in run(*resume, "-n", "192", *small, cwd=tmp_path, fails=True)
     assert "--continue needs the model" in run(*options, "--continue", cwd=tmp_path, fails=True)
+    joined = f"--trained-agent={first / 'CartPole-v1.zip'}"
+    assert "trained for 192 steps already" in run(
+        *options, "--continue", joined, "-n", "192", *small, cwd=tmp_path, fails=True
+    )
 
 
 STRICT = f"""
@@ -493,6 +511,61 @@ def test_training_with_worker_processes(tmp_path):
     assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
 
 
+def test_a_signal_to_the_workers_too_ends_between_two_iterations(tmp_path):
+    """As ``timeout`` sends it, and schedulers of clusters."""
+    small = ("--vec-env", "subproc", "-params", "n_envs:2", "n_steps:32", "batch_size:64")
+    options = ("--env", "CartPole-v1", "-n", "1000000", "--save-freq", "640000", "--eval-freq", "-1", *small)
+    with (tmp_path / "output").open("w") as output:
+        training = subprocess.Popen(
+            [sys.executable, "-m", "sb3_ppg", "train", *options],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        while training.poll() is None and "n_updates" not in (tmp_path / "output").read_text():
+            time.sleep(0.1)
+        os.killpg(training.pid, signal.SIGTERM)
+        training.wait(60)
+    said = (tmp_path / "output").read_text()
+    assert training.returncode == 128 + signal.SIGTERM and "Traceback" not in said and "A signal has ended" in said, said
+    (checkpoint,) = (tmp_path / "logs" / "ppg" / "CartPole-v1_1").glob("rl_model_*_steps.zip")
+    assert int(checkpoint.name.split("_")[2]) % 64 == 0
+    end = time.monotonic() + 10
+    with pytest.raises(ProcessLookupError):  # no worker is left
+        while time.monotonic() < end:
+            os.killpg(training.pid, 0)
+            time.sleep(0.1)
+
+
+def test_an_error_ends_the_workers(tmp_path):
+    """The interpreter does not wait for them."""
+    options = ("--vec-env", "subproc", "--eval-freq", "-1", "-params", "n_envs:2", "batch_size:-1")
+    assert "`batch_size`=-1" in run("train", "--env", "CartPole-v1", *options, cwd=tmp_path, fails=True, anew=True)
+
+
+def test_two_commands_at_once_have_folders_of_their_own(tmp_path):
+    """The Zoo looks for the next number when it starts; another command may have taken it before the folder is made."""
+    for number in (1, 2):
+        (tmp_path / f"Mine-v1_{number}_abc").mkdir()
+    manager = Namespace(save_path=str(tmp_path / "Mine-v1_1_abc"), params_path="", env_name="Mine-v1")
+    interrupted._make_own_folder(manager)
+    assert manager.save_path == str(tmp_path / "Mine-v1_3_abc") and Path(manager.save_path).is_dir()
+    assert manager.params_path == f"{manager.save_path}/Mine-v1"
+
+
+def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
+    """Its generators go on with ``--continue`` only."""
+    env = ("train", "--env", "FrozenLake-v1", "--env-kwargs", "is_slippery:False", "--eval-freq", "-1", "-n", "128")
+    run(*env, "--save-freq", "64", "--seed", "1", *SMALL, cwd=tmp_path)
+    begin = ("-i", "logs/ppg/FrozenLake-v1_1/rl_model_128_steps.zip", *SMALL)
+    for seed in ("5", "6"):
+        run(*env, "--seed", seed, "-f", seed, *begin, cwd=tmp_path)
+    models = [PPG.load(tmp_path / seed / "ppg" / "FrozenLake-v1_1" / "FrozenLake-v1.zip") for seed in ("5", "6")]
+    assert not any(th.equal(*pair) for pair in zip(*(model.policy.parameters() for model in models), strict=True))
+
+
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
@@ -552,12 +625,33 @@ def test_a_hyperparameter_file_with_an_unknown_name(tmp_path, monkeypatch):
 def test_the_console_command_lists_the_scripts(tmp_path):
     output = subprocess.check_output([Path(sys.executable).parent / "sb3-ppg"], text=True, cwd=tmp_path)
     listed = [line.split() for line in output.splitlines() if line.startswith("  ")]
-    assert [line[0] for line in listed] == list(launcher.SCRIPTS) and all(len(line) > 2 for line in listed)
+    ours = ["--pretrained", "--continue"]
+    assert [line[0] for line in listed] == [*launcher.SCRIPTS, *ours] and all(len(line) > 2 for line in listed)
 
 
 def test_an_unknown_script(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["sb3-ppg", "nonsense"])
     with pytest.raises(SystemExit, match="nonsense is none of them"):
+        launcher.main()
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "tain"])
+    with pytest.raises(SystemExit, match="tain is none of them; nearest: train"):
+        launcher.main()
+
+
+def test_the_version(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "--version"])
+    launcher.main()
+    assert capsys.readouterr().out == f"{sb3_ppg.__version__}\n"
+
+
+@pytest.mark.parametrize(("number", "is_said"), [(errno.ENOSPC, True), (errno.ENOENT, False)])
+def test_a_full_disk_is_one_line(number, is_said, monkeypatch):
+    def fail(*_):
+        raise OSError(number, "model.zip could not be written")
+
+    monkeypatch.setattr(launcher, "run", fail)
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "train"])
+    with pytest.raises(SystemExit if is_said else OSError, match="could not be written"):
         launcher.main()
 
 

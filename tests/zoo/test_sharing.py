@@ -197,6 +197,7 @@ MALICIOUS = [
     ({"unknown": 1}, r"'unknown'\] are not known"),
     ({"env_kwargs": {"a": nested(400)}}, "cannot be read"),
     ({"config": {"frame_stack": -3}}, "no numbers"),
+    ({"config": {"frame_stack": 2.5}}, "no numbers"),
     ('{"env_id": "CartPole-v1", "env_kwargs": {}, "config": {"n_timesteps": NaN}}', "cannot be read"),
 ]
 

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import load_results
 
-from sb3_ppg import PPG, ArgumentError, latest_checkpoint
+from sb3_ppg import PPG, ArgumentError, PhasicCheckpointCallback, latest_checkpoint
 from sb3_ppg.training.processes import rank
 from sb3_ppg.zoo import launcher
-from sb3_ppg.zoo.interrupted import MARKER, Marker, interrupted_run
+from sb3_ppg.zoo.interrupted import MARKER, Marker, _forget_later_episodes, interrupted_run
 from tests.helpers import ROOT
 from tests.training.several import free_port, in_processes
 
@@ -194,6 +195,21 @@ def test_a_run_goes_on_whatever_the_kill_has_left(tmp_path, monkeypatch, capsys)
     assert PPG.load(run / "CartPole-v1.zip").num_timesteps == 64 and not (run / MARKER).exists()
 
 
+def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
+    """They are played once more: each step counts once in learning curves."""
+    env = make_vec_env("CartPole-v1", 2, monitor_dir=str(tmp_path))
+    model = PPG("MlpPolicy", env, n_steps=128, batch_size=64, n_policy_iterations=4, seed=0, device="cpu")
+    model.learn(256, callback=PhasicCheckpointCallback(1, tmp_path))
+    at_checkpoint = load_results(str(tmp_path))
+    model.learn(1024, reset_num_timesteps=False)
+    assert load_results(str(tmp_path))["l"].sum() > 1000
+    (tmp_path / "9.monitor.csv").write_text("")  # cut short
+    _forget_later_episodes(tmp_path, latest_checkpoint(tmp_path))
+    (tmp_path / "9.monitor.csv").unlink()
+    kept = load_results(str(tmp_path))
+    assert list(kept["l"]) == list(at_checkpoint["l"]) and 0 < kept["l"].sum() <= 256
+
+
 def wait_for(condition, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -233,6 +249,7 @@ def test_nodes_may_come_and_go(tmp_path):
     assert f"Going on with {run.relative_to(tmp_path)}, seed 3, from rl_model_" in output
     assert "A signal has ended the training after" in output and "the same command goes on" in output
     assert (run / "unfinished.json").exists() and len(list(run.parent.iterdir())) == 1
+    assert 0 < load_results(str(run))["l"].sum() <= latest(run)  # episodes of steps that were lost are not counted
     # The end of its iteration was saved, and what belonged to two processes is gone
     assert [path.name for path in run.glob("*.npz")] == [f"rl_model_{latest(run)}_steps.aux_buffer.npz"]
 

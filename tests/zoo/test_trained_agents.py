@@ -1,5 +1,6 @@
 """The agents under ``pretrained``, and ``--pretrained``."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -35,6 +36,18 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
         )
         returns = evaluate(model, N_EPISODES)
     assert abs(np.mean(returns) - mean) <= 4 * std / N_EPISODES**0.5 + 1e-2, returns
+
+
+def test_who_reads_a_file_that_is_unpacked_anew_reads_it_whole(tmp_path):
+    """Another command, at the same time: files are not written in place."""
+    folder = AGENTS[0]
+    place = (folder.parent.name, EnvironmentName(folder.name), tmp_path / "run")
+    unpack(folder, *place, force=True, numbered=False)
+    (model,) = (tmp_path / "run").glob("*.zip")
+    whole = model.read_bytes()
+    with model.open("rb") as reader:
+        unpack(folder, *place, force=True, numbered=False)
+        assert reader.read() == whole and os.fstat(reader.fileno()).st_nlink == 0
 
 
 def test_the_commands(tmp_path):
