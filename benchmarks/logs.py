@@ -1,6 +1,6 @@
 """
 Ranges of each logged value in trainings that end well and in one that does not, for docs/logs.md: medians, and what nine rows
-in ten lie between. Prints a table in Markdown, and writes results/logs.csv, logs_curves.csv and logs.png. Three minutes.
+in ten lie between. Prints a table in Markdown, and writes results/logs.csv, logs_curves.csv and logs.png. Four minutes.
 
     python -m benchmarks.logs
 """
@@ -34,6 +34,11 @@ GROUPS = ("train/", "aux/")
 
 def cartpole() -> PPG:
     """All defaults."""
+    return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu")
+
+
+def papers() -> PPG:
+    """The paper's values."""
     return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **PAPERS_VALUES)
 
 
@@ -62,8 +67,9 @@ def sick() -> PPG:
     return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", normalize_value_targets=False, **PAPERS_VALUES)
 
 
-TRAININGS: dict[str, Callable[[], PPG]] = {"CartPole": cartpole, "Pendulum": pendulum, "sick": sick}
-# What the picture shows of a good and of a sick run, with the scale of the axis
+TRAININGS: dict[str, Callable[[], PPG]] = {"defaults": cartpole, "paper": papers, "Pendulum": pendulum, "sick": sick}
+DRAWN = {"paper": "tab:blue", "sick": "tab:red"}  # a good and a sick run of the same task
+# What the picture shows of them, with the scale of the axis
 PICTURE = {
     "rollout/ep_rew_mean": "linear",
     "train/grad_norm": "log",
@@ -103,7 +109,7 @@ def plot(curves: pd.DataFrame, picture: Path) -> None:
     for axes, (value, scale) in zip(all_axes.flat, PICTURE.items(), strict=True):
         for name, rows in curves.groupby("run"):
             shown = rows[["steps", value]].dropna()
-            axes.plot(shown["steps"], shown[value], color="tab:red" if name == "sick" else "tab:blue", label=name)
+            axes.plot(shown["steps"], shown[value], color=DRAWN[name], label=name)
         axes.set(title=value, yscale=scale)
         axes.grid(alpha=0.3)
         if value.endswith("explained_variance"):
@@ -126,7 +132,7 @@ def main() -> None:
         summaries[name] = numbers.quantile([0.05, 0.5, 0.95]).T
     table = pd.concat(summaries, axis=1).sort_index()
     table.to_csv(RESULTS / "logs.csv", float_format="%.3g")
-    drawn = pd.concat([one for one in curves if one["run"].iloc[0] != "Pendulum"])  # the same task
+    drawn = pd.concat([one for one in curves if one["run"].iloc[0] in DRAWN])
     drawn.to_csv(RESULTS / "logs_curves.csv", index=False, float_format="%.3g")
     plot(drawn, RESULTS / "logs.png")
     print(f"| value | {' | '.join(summaries)} |\n|---|{'---|' * len(summaries)}")

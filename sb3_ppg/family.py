@@ -47,7 +47,8 @@ class Member(NamedTuple):
     card_example: str = PLAY
 
 
-# With the authors' defaults, where they differ from those of PPG's paper
+# What belongs to the authors' algorithms: networks, phases, clipping. How many epochs and samples is up to the task, and in
+# the files for RL Zoo
 SEPARATE_NETWORKS = {"architecture": "dual"}
 FAMILY: dict[str, Member] = {
     "ppg": Member(PPG, "Phasic Policy Gradient"),
@@ -127,7 +128,8 @@ PAPERS_VALUES: dict[str, Any] = dict(
     max_grad_norm=None,
     learning_rate=5e-4,
 )
-# All its arguments for Procgen: 64 environments on each of 4 workers, here 256 in one process, with normalised rewards
+# All its arguments for Procgen: 64 environments on each of 4 workers, here 256 in one process. They are for normalised
+# rewards, as those of `NormalizedRewardRolloutBuffer`
 PAPER: dict[str, Any] = dict(
     **PAPERS_VALUES,
     batch_size=8192,
@@ -151,7 +153,7 @@ def with_preset(zoo_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         from sb3_ppg import PPG
         from sb3_ppg.family import with_preset
 
-        model = PPG("MlpPolicy", "CartPole-v1", **with_preset("dcpg", dict(n_policy_iterations=8))).learn(20_000)
+        model = PPG("MlpPolicy", "CartPole-v1", **with_preset("dcpg", dict(n_steps=256))).learn(20_000)
 
     :param zoo_name: of a member
     :param arguments: of its algorithm

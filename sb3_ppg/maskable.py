@@ -41,7 +41,7 @@ class MaskablePPG(PPG):
         from sb3_ppg import MaskablePPG
 
         env = InvalidActionEnvDiscrete(dim=80, n_invalid_actions=60)
-        model = MaskablePPG("MlpPolicy", env, n_policy_iterations=8).learn(50_000)
+        model = MaskablePPG("MlpPolicy", env).learn(50_000)
         action, _ = model.predict(env.reset()[0], action_masks=env.action_masks())
 
     The arguments are those of ``PPG``; actions are Discrete, MultiDiscrete or MultiBinary, so there is no gSDE.

@@ -103,8 +103,9 @@ class PPG(PhasicEpochs):
     :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, nothing is stored
     :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples: a multiple of ``n_steps``, as minibatches
         are made of whole sequences, one environment's part of one rollout each, which are spread evenly over the minibatches;
-        or, without memory, a divisor of it, for equal parts of sequences. None: a sixteenth of the stored samples, rounded up
-        to whole sequences, or parts. (DNA's, without memory, are of single samples, of any number)
+        or, without memory, a divisor of it, for equal parts of sequences. None: a sixteenth of the stored samples, but at
+        least ``min(batch_size, n_steps)``, rounded up to whole sequences, or parts. (DNA's, without memory, are of single
+        samples, of any number)
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which stands in for clipping in the paper's KL variant
     :param normalize_value_targets: Whether both value heads work in standard deviations of the value targets (if these exceed

@@ -38,7 +38,7 @@ class RecurrentPPG(PPG):
 
         from sb3_ppg import RecurrentPPG
 
-        model = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=128, batch_size=128, n_policy_iterations=8).learn(100_000)
+        model = RecurrentPPG("MlpLstmPolicy", "CartPole-v1").learn(100_000)
 
     The arguments are those of ``PPG``, their defaults those of ``RecurrentPPO``, and an auxiliary phase after each sixteen of
     its shorter rollouts. And:
