@@ -129,37 +129,54 @@ def statistics_guarded(env: VecEnv | None) -> Iterator[None]:
 @contextmanager
 def _guarded(normalizer: VecNormalize) -> Iterator[None]:
     venv: Any = normalizer.venv
-    take_reset, take_step = venv.reset, venv.step_wait
     patched_before = {name: vars(venv)[name] for name in ("reset", "step_wait") if name in vars(venv)}
-    before: list[tuple[RunningMeanStd, Any, Any, float]] = []
-
-    def keep() -> None:
-        """An update replaces the arrays of the statistics: there is nothing to copy."""
-        before[:] = [(rms, rms.mean, rms.var, rms.count) for rms in statistics(normalizer).values()]
-
-    def reset() -> VecEnvObs:
-        keep()
-        observations = take_reset()
-        check_finite("first observation", observations)
-        return observations
-
-    def step_wait() -> VecEnvStepReturn:
-        keep()
-        step = take_step()
-        _check_step(*step)
-        return step
-
+    guard = _Guard(normalizer)
     # On the object, which stays what it is for everybody who knows it
-    venv.reset, venv.step_wait = reset, step_wait
+    venv.reset, venv.step_wait = guard.reset, guard.step_wait
     try:
         yield
     except NonFiniteEnvironmentError:
-        for rms, mean, var, count in before:
-            rms.mean, rms.var, rms.count = mean, var, count
+        guard.undo()
         raise
     finally:
         del venv.reset, venv.step_wait
         vars(venv).update(patched_before)
+
+
+class _Guard:
+    """
+    Between ``VecNormalize`` and its environments. A copy of these comes with a copy of it.
+
+    :param normalizer: before its environments' methods are replaced
+    """
+
+    def __init__(self, normalizer: VecNormalize):
+        self.normalizer = normalizer
+        self.take_reset, self.take_step = normalizer.venv.reset, normalizer.venv.step_wait
+        self.before: list[tuple[RunningMeanStd, Any, Any, float]] = []
+
+    def reset(self) -> VecEnvObs:
+        """Observations that are finite."""
+        self._keep()
+        observations = self.take_reset()
+        check_finite("first observation", observations)
+        return observations
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """A step whose numbers are finite."""
+        self._keep()
+        step = self.take_step()
+        _check_step(*step)
+        return step
+
+    def _keep(self) -> None:
+        """An update replaces the arrays of the statistics: there is nothing to copy."""
+        self.before = [(rms, rms.mean, rms.var, rms.count) for rms in statistics(self.normalizer).values()]
+
+    def undo(self) -> None:
+        """The latest update."""
+        for rms, mean, var, count in self.before:
+            rms.mean, rms.var, rms.count = mean, var, count
 
 
 # ---- workers ----
@@ -233,7 +250,7 @@ class _WatchedRemote:
         if not dead:
             return
         for process in workers.processes:
-            process.terminate()
+            process.kill()  # RL Zoo's do not hear SIGTERM
         workers.waiting, workers.closed = False, True
         named = ", ".join(f"environment {index} ({process.pid}, exit code {process.exitcode})" for index, process in dead)
         raise WorkerError(f"A worker process of SubprocVecEnv died when it was asked to {self.asked}: {named}")

@@ -183,6 +183,24 @@ def test_bad_rewards_do_not_reach_the_authors_normaliser(reward):
     assert vars(normalizer.return_rms) == vars(before["return_rms"])
 
 
+class PlaysACopy(BaseCallback):
+    """As a search would, which looks ahead."""
+
+    def _on_step(self) -> bool:
+        ahead, before = copy.deepcopy(self.training_env.venv), self.training_env.venv.envs[0].unwrapped.state
+        ahead.step(np.zeros(2, int))
+        assert np.array_equal(self.training_env.venv.envs[0].unwrapped.state, before)
+        assert not np.array_equal(ahead.envs[0].unwrapped.state, before)
+        return True
+
+
+def test_a_copy_of_the_environments_is_another_one():
+    small(env=VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)), aux_batch_size=None).learn(
+        32, callback=(callback := PlaysACopy())
+    )
+    assert callback.n_calls == 16
+
+
 def test_bad_numbers_in_dictionaries_and_first_observations():
     space = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))
 
