@@ -1,6 +1,7 @@
 """Settings of Sphinx: ``make docs`` builds the site in ``docs/_build/html``, and takes warnings for errors."""
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import zlib
@@ -79,7 +80,7 @@ LINK = re.compile(r"(?<!!)(?P<text>\[[^\]]*\])\((?P<path>(?!https?:|#)[^)#]+)(?P
 
 
 def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
-    """Links that lead out of ``docs`` lead to the repository. What is not there is a warning."""
+    """Links that lead out of ``docs`` lead to the repository, but tables have pages. What is not there is a warning."""
     docs = Path(app.srcdir).resolve()
 
     def link(match: re.Match[str]) -> str:
@@ -88,6 +89,9 @@ def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
             getLogger(__name__).warning("no such file: %s", match["path"], location=page)
         if path.is_relative_to(docs) and path.suffix == ".md":
             return match[0]
+        if path.parent == docs.parent / "benchmarks" / "results" and path.suffix == ".md":
+            table = os.path.relpath(docs / "results" / path.name, (docs / page).parent)
+            return f"{match['text']}({table}{match['anchor'] or ''})"
         return f"{match['text']}({FILES_OF_THE_REPOSITORY}/{path.relative_to(docs.parent)}{match['anchor'] or ''})"
 
     source[0] = LINK.sub(link, source[0])
