@@ -425,13 +425,13 @@ def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
         return
     stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
     are_whole = model.has_memory or model.criterion.needs_whole_sequences
-    parts, factor = ("", "multiple") if are_whole else (", or of equal parts of these", "multiple or a divisor")
-    are_equal = not are_whole and (not model.criterion.shuffles_sequences or model.n_steps % model.aux_batch_size == 0)
+    may_be_single = not are_whole and (not model.criterion.shuffles_sequences or model.aux_batch_size < model.n_steps)
+    less = "" if are_whole else ", or less, for minibatches of single samples"
     require(
         model,
-        are_equal or model.aux_batch_size % model.n_steps == 0,
+        may_be_single or model.aux_batch_size % model.n_steps == 0,
         "aux_batch_size",
-        f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples{parts}; use a {factor} of it",
+        f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it{less}",
     )
     require(
         model,

@@ -100,8 +100,7 @@ class PhasicEpochs(PhasicAlgorithm):
     def _outcome(self, n_sequences: int) -> dict[str, float]:
         """Of an auxiliary phase, from a part of its samples, evenly spread."""
         self.policy.set_training_mode(False)
-        length = self.aux_buffer.sequence_length or self.n_steps
-        some = self.aux_buffer.evenly_spread(max(1, EVALUATED_SAMPLES // length))
+        some = self.aux_buffer.evenly_spread(max(1, EVALUATED_SAMPLES // self.aux_buffer.sequence_length))
         batches = (batch for _, batch in self.aux_buffer.batches(some, n_sequences))
         parts = (part for batch in batches for part in split(batch, self._micro_batch_size()))
         outcome = auxiliary_outcome(
@@ -112,22 +111,18 @@ class PhasicEpochs(PhasicAlgorithm):
         self.policy.set_training_mode(True)
         return outcome
 
-    def _aux_sequence_length(self) -> int | None:
-        """Of what minibatches of the auxiliary phase are made of. None: ``n_steps``."""
+    def _aux_batches_of_samples(self) -> bool:
+        """Whether minibatches of the auxiliary phase are of single samples: where nothing keeps a sequence together."""
         if self.has_memory or self.criterion.needs_whole_sequences:
-            return None
-        if not self.criterion.shuffles_sequences:
-            return 1
-        n_samples = self._aux_samples_per_batch()
-        return None if n_samples >= self.n_steps else math.gcd(self.n_steps, n_samples)
+            return False
+        return not self.criterion.shuffles_sequences or self._aux_samples_per_batch() < self.n_steps
 
     def _aux_samples_per_batch(self) -> int:
-        """As asked for; or a sixteenth of the phase, but not less than a minibatch of the policy phase has."""
-        least = min(self.batch_size, self.n_steps)
-        return self.aux_batch_size or max(math.ceil(self.aux_buffer.n_samples / 16), least)
+        """As asked for; or a sixteenth of a rollout, but not less than a minibatch of the policy phase has."""
+        return self.aux_batch_size or max(math.ceil(self.n_steps * self.n_envs / 16), self.batch_size)
 
     def _aux_sequences_per_batch(self) -> int:
-        return math.ceil(self._aux_samples_per_batch() / (self.aux_buffer.sequence_length or self.n_steps))
+        return math.ceil(self._aux_samples_per_batch() / self.aux_buffer.sequence_length)
 
     def _micro_batch_size(self) -> int | None:
         if self.micro_batch_size != "auto" or self.criterion.needs_whole_minibatches:

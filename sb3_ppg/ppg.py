@@ -103,9 +103,8 @@ class PPG(PhasicEpochs):
     :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, nothing is stored
     :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples: a multiple of ``n_steps``, as minibatches
         are made of whole sequences, one environment's part of one rollout each, which are spread evenly over the minibatches;
-        or, without memory, a divisor of it, for equal parts of sequences. None: a sixteenth of the stored samples, but at
-        least ``min(batch_size, n_steps)``, rounded up to whole sequences, or parts. (DNA's, without memory, are of single
-        samples, of any number)
+        or, without memory, less than that, for minibatches of single samples (DNA's always are). None: a sixteenth of a
+        rollout, as in the paper, but at least ``batch_size``, rounded up to whole sequences
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which stands in for clipping in the paper's KL variant
     :param normalize_value_targets: Whether both value heads work in standard deviations of the value targets (if these exceed
@@ -378,7 +377,7 @@ class PPG(PhasicEpochs):
     def _auxiliary_phase(self) -> None:
         """Optimise L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
         start = time.perf_counter()
-        self.aux_buffer.sequence_length = self._aux_sequence_length()
+        self.aux_buffer.single_samples = self._aux_batches_of_samples()
         n_sequences = self._aux_sequences_per_batch()
         events = AuxiliaryPhaseEvents(self._training_callback, self.aux_buffer.n_samples, self.n_aux_epochs)
         if self.verbose >= 1:

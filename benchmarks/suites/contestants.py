@@ -166,6 +166,8 @@ MEASURED = ("minatar", "lunarlander", "procgen")
 RELATIVES = {
     zoo_name: Contestant("ppg", dict(member.preset), MEASURED) for zoo_name, member in FAMILY.items() if member.preset
 }
+# Its auxiliary phase is of a single rollout
+RELATIVES["dna"] = Contestant("ppg", dict(FAMILY["dna"].preset, aux_batch_size=512), MEASURED)
 # Data of older policies: late by so many rollouts; or the last rollouts again, in as many epochs over each, or twice as many
 AGED = ("minatar", "lunarlander")
 DECOUPLED = dict(objective="decoupled")

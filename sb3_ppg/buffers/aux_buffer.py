@@ -42,8 +42,8 @@ class AuxBuffer:
     """
     Observations and value targets of the rollouts since the last auxiliary phase, or, with ``capacity``, of the latest ones.
 
-    A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples, or, with ``sequence_length``, equal
-    parts of that. Sequences are numbered rollout by rollout, then environment by environment, then by time.
+    A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples, or, with ``single_samples``, one.
+    Sequences are numbered rollout by rollout, then environment by environment, then by time.
 
     The arrays of the rollout buffer are kept by reference, not copied: SB3's buffers allocate new ones for each rollout. A
     buffer of another class that defines its own ``reset`` may reuse its memory, so its arrays are copied.
@@ -78,7 +78,7 @@ class AuxBuffer:
         self.device = th.device(device)
         self.storage = storage
         self.capacity = capacity
-        self.sequence_length: int | None = None
+        self.single_samples = False
         self.path = Path(tempfile.gettempdir() if path is None else path)
         self._copy_stream = th.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.reset()
@@ -106,12 +106,12 @@ class AuxBuffer:
     @property
     def n_sequences(self) -> int:
         """How many sequences are kept."""
-        return self.n_samples // self._length if len(self) > 0 else 0
+        return self.n_samples // self.sequence_length if len(self) > 0 else 0
 
     @property
-    def _length(self) -> int:
-        """Of a sequence."""
-        return self.sequence_length or self.value_targets[0].shape[1]
+    def sequence_length(self) -> int:
+        """In samples."""
+        return 1 if self.single_samples else self.value_targets[0].shape[1]
 
     @property
     def n_samples(self) -> int:
@@ -197,10 +197,10 @@ class AuxBuffer:
         self.recorded = None
         recorded: th.Tensor | None = None
         for ids, batch in self.batches(np.arange(self.n_sequences), n_sequences):
-            chunk = recorded_fn(batch).unflatten(0, (len(ids), self._length))
+            chunk = recorded_fn(batch).unflatten(0, (len(ids), self.sequence_length))
             if recorded is None:
                 # At once: small arrays that stay, among large ones that come and go, would leave holes in memory
-                recorded = chunk.new_empty(self.n_sequences, self._length, chunk.shape[-1])
+                recorded = chunk.new_empty(self.n_sequences, self.sequence_length, chunk.shape[-1])
             recorded[ids[0] : ids[-1] + 1] = chunk
         self.recorded = recorded
 
@@ -230,11 +230,11 @@ class AuxBuffer:
         """
         recorded = self.recorded
         if recorded is None:
-            recorded = th.empty(self.n_sequences, self._length, 0, device=self.device)
+            recorded = th.empty(self.n_sequences, self.sequence_length, 0, device=self.device)
         # Once: a transfer for each minibatch would wait for those before it
         order_on_device = th.as_tensor(order, device=self.device)
         targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)
-        targets = targets.reshape(self.n_sequences, self._length)
+        targets = targets.reshape(self.n_sequences, self.sequence_length)
         n_batches = math.ceil(len(order) / n_sequences)
         for part in np.array_split(np.arange(len(order)), n_batches) if n_batches else ():
             ids, ids_on_device = order[part], order_on_device[part[0] : part[-1] + 1]
@@ -263,17 +263,13 @@ class AuxBuffer:
     def _gather_arrays(self, arrays: list[Any], ids: np.ndarray) -> th.Tensor:
         """As ``_gather``, of one array for each rollout, (n_envs, n_steps or 1, ...)."""
         n_envs, n_steps = self.value_targets[0].shape
-        if self._length == 1 and arrays[0].shape[1] == n_steps:
-            return self._gather_samples(arrays, ids)
-        parts = n_steps // self._length
-        size = max(1, arrays[0].shape[1] // parts)  # one: what a rollout has once for an environment
-        sequences, part = np.divmod(ids, parts)
-        starts = (part * size if arrays[0].shape[1] > 1 else np.zeros_like(part)).tolist()
-        places = zip(*(numbers.tolist() for numbers in np.divmod(sequences, n_envs)), starts, strict=True)
-        return self._stack([arrays[rollout][env][start : start + size] for rollout, env, start in places])
+        if self.single_samples:
+            return self._gather_samples(arrays, ids // (n_steps // arrays[0].shape[1]))
+        places = zip(*(numbers.tolist() for numbers in np.divmod(ids, n_envs)), strict=True)
+        return self._stack([arrays[rollout][env] for rollout, env in places])
 
     def _gather_samples(self, arrays: list[Any], ids: np.ndarray) -> th.Tensor:
-        """As ``_gather_arrays``, of sequences of one sample: an indexed copy for each rollout."""
+        """As ``_gather_arrays``, of single samples: an indexed copy for each rollout."""
         rollouts, samples = np.divmod(ids, arrays[0].shape[0] * arrays[0].shape[1])
         order = np.argsort(rollouts, kind="stable")
         numbers, firsts = np.unique(rollouts[order], return_index=True)

@@ -93,21 +93,21 @@ def test_minibatches_mix_environments_and_rollouts_anew_each_epoch():
 
 
 @pytest.mark.parametrize("space", [IMAGES, DICT], ids=["images", "dict"])
-def test_single_samples_and_parts_of_sequences_are_where_they_were(space):
-    for length in (1, 5):
-        aux_buffer = make_aux_buffer(space, n_rollouts=3)
-        aux_buffer.sequence_length = length
-        for rollout, context in enumerate(aux_buffer.context):
-            context["env"] = 10 * rollout + np.arange(N_ENVS)[:, None]  # once for each environment
-        order = np.random.default_rng(0).permutation(aux_buffer.n_sequences)
-        for ids, batch in aux_buffer.batches(order, 7):
-            rollout, env, part = np.unravel_index(ids, (3, N_ENVS, N_STEPS // length))
-            first = 100 * rollout + 10 * env + part * length
-            places = (first[:, None] + np.arange(length)).ravel()
-            image = batch.observations["image"] if isinstance(space, spaces.Dict) else batch.observations
-            np.testing.assert_array_equal(image[:, 0, 0, 0], places % 256)
-            np.testing.assert_array_equal(batch.value_targets, places)
-            np.testing.assert_array_equal(batch.context["env"], 10 * rollout + env)
+@pytest.mark.parametrize("length", [1, N_STEPS])
+def test_single_samples_and_sequences_are_where_they_were(space, length):
+    aux_buffer = make_aux_buffer(space, n_rollouts=3)
+    aux_buffer.single_samples = length == 1
+    for rollout, context in enumerate(aux_buffer.context):
+        context["env"] = 10 * rollout + np.arange(N_ENVS)[:, None]  # once for each environment
+    order = np.random.default_rng(0).permutation(aux_buffer.n_sequences)
+    for ids, batch in aux_buffer.batches(order, 7):
+        rollout, env, part = np.unravel_index(ids, (3, N_ENVS, N_STEPS // length))
+        first = 100 * rollout + 10 * env + part * length
+        places = (first[:, None] + np.arange(length)).ravel()
+        image = batch.observations["image"] if isinstance(space, spaces.Dict) else batch.observations
+        np.testing.assert_array_equal(image[:, 0, 0, 0], places % 256)
+        np.testing.assert_array_equal(batch.value_targets, places)
+        np.testing.assert_array_equal(batch.context["env"], 10 * rollout + env)
 
 
 def test_rollouts_are_kept_by_reference_and_do_not_alias():

@@ -424,7 +424,7 @@ def test_masks_do_not_keep_samples_together():
     recurrent = make("dna", random_envs(), cls=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
     for model in (masked, recurrent):
         model.learn(4 * 16)
-    assert masked.aux_buffer.sequence_length == 1 and recurrent.aux_buffer.sequence_length is None
+    assert masked.aux_buffer.single_samples and not recurrent.aux_buffer.single_samples
 
 
 def test_constant_advantages_have_no_negative_variance():
