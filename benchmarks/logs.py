@@ -51,6 +51,7 @@ def pendulum() -> PPG:
         learning_rate=LinearSchedule(2e-3, 0.0, 1.0),
         n_steps=1024,
         n_epochs=10,
+        aux_batch_size=2048,
         gamma=0.95,
         ent_coef=0.0,
         max_grad_norm=0.5,

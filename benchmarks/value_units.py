@@ -34,13 +34,14 @@ from sb3_ppg.training.processes import moments
 
 # CartPole-v1 with the arguments of the paper; the others with those of hyperparams/ppg.yml, but rewards are not normalised
 SETTINGS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": dict(n_envs=1, n_timesteps=100_000),
+    "CartPole-v1": dict(n_envs=1, n_timesteps=100_000, aux_batch_size=512),
     "Pendulum-v1": dict(
         n_envs=4,
         n_timesteps=100_000,
         n_steps=1024,
         n_epochs=10,
         n_policy_iterations=8,
+        aux_batch_size=2048,
         gamma=0.95,
         learning_rate=LinearSchedule(2e-3, 0.0, 1.0),
         ent_coef=0.0,
@@ -54,6 +55,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         batch_size=256,
         n_epochs=6,
         n_policy_iterations=8,
+        aux_batch_size=4096,
         gae_lambda=0.98,
         learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
     ),

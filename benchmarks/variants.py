@@ -89,7 +89,9 @@ RECURRENT = {
     "PPG": Contestant(PPG, "MlpPolicy", dict(NO_VELOCITY, policy_kwargs=LAYERS, n_policy_iterations=16)),
 }
 MASKABLE = {
-    "MaskablePPG": Contestant(MaskablePPG, "MlpPolicy", dict(MASKED, n_policy_iterations=8, ent_coef=0.01)),
+    "MaskablePPG": Contestant(
+        MaskablePPG, "MlpPolicy", dict(MASKED, n_policy_iterations=8, aux_batch_size=128, ent_coef=0.01)
+    ),
     "MaskablePPO": Contestant(MaskablePPO, "MlpPolicy", MASKED),
 }
 EXPERIMENTS = {

@@ -118,8 +118,12 @@ class PhasicEpochs(PhasicAlgorithm):
         return not self.criterion.shuffles_sequences or self._aux_samples_per_batch() < self.n_steps
 
     def _aux_samples_per_batch(self) -> int:
-        """As asked for; or a sixteenth of a rollout, but not less than a minibatch of the policy phase has."""
-        return self.aux_batch_size or max(math.ceil(self.n_steps * self.n_envs / 16), self.batch_size)
+        """
+        As asked for; or a sixteenth of a rollout, but not less than a minibatch of the policy phase has. With memory, where
+        the samples of a sequence are much alike, a sixteenth of the phase.
+        """
+        n_samples = self.aux_buffer.n_samples if self.has_memory else self.n_steps * self.n_envs
+        return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
 
     def _aux_sequences_per_batch(self) -> int:
         return math.ceil(self._aux_samples_per_batch() / self.aux_buffer.sequence_length)

@@ -104,7 +104,7 @@ class PPG(PhasicEpochs):
     :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples: a multiple of ``n_steps``, as minibatches
         are made of whole sequences, one environment's part of one rollout each, which are spread evenly over the minibatches;
         or, without memory, less than that, for minibatches of single samples (DNA's always are). None: a sixteenth of a
-        rollout, as in the paper, but at least ``batch_size``, rounded up to whole sequences
+        rollout, as in the paper, with memory of the phase, but at least ``batch_size``, rounded up to whole sequences
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which stands in for clipping in the paper's KL variant
     :param normalize_value_targets: Whether both value heads work in standard deviations of the value targets (if these exceed

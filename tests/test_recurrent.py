@@ -244,6 +244,15 @@ def test_micro_batches_are_whole_sequences_and_the_same_step():
             th.testing.assert_close(got, expected, rtol=0, atol=2e-6)
 
 
+def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
+    """Where there is memory, else of a rollout; here of 1,024 samples, of 32."""
+    model = make(n_policy_iterations=32, n_aux_epochs=1, n_steps=16, batch_size=16)
+    seen, original = [], model.criterion.auxiliary_losses
+    model.criterion.auxiliary_losses = lambda *args: seen.append(len(args[2].value_targets)) or original(*args)
+    model.learn(16 * 2 * 32)
+    assert seen == [64] * 16
+
+
 def test_squashed_actions_reach_the_environments_bounds():
     """Which sb3-contrib's RecurrentPPO does not: its actions stay within [-1, 1]."""
     policy_kwargs = dict(squash_output=True, log_std_init=1.0)
