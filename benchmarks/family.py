@@ -117,8 +117,9 @@ def table_of(results: Results, comparison: Comparison) -> dict[str, dict[str, np
 
 
 def scored_tasks(table: dict[str, dict[str, np.ndarray]]) -> list[str]:
-    """Those on which all contestants were trained."""
-    return [env_id for env_id in next(iter(table.values())) if all(len(row[env_id]) for row in table.values())]
+    """Those on which all contestants were trained, with the most seeds."""
+    n_seeds = {env_id: min(len(row[env_id]) for row in table.values()) for env_id in next(iter(table.values()))}
+    return [env_id for env_id, n in n_seeds.items() if n == max(n_seeds.values()) > 0]
 
 
 def scores_of(table: dict[str, dict[str, np.ndarray]]) -> Scores:
@@ -154,7 +155,7 @@ def markdown(results: Results) -> str:
         better = improvements({name: own for name, own in scores.items() if name != first}, scores[first]) if scores else {}
         tasks = [env_id for env_id in comparison.tasks if any(len(row[env_id]) for row in table.values())]
         timed = any(name in times for name in table if name != first)
-        scored = f"Scores are of {' and '.join(scored_tasks(table)) or 'no task yet'}, where all were trained."
+        scored = f"Scores are of {', '.join(scored_tasks(table)) or 'no task yet'}."
         lines += ["", f"## {comparison.title}", "", f"{comparison.about} {scored}", ""]
         titles = [f"{env_id}, {comparison.tasks[env_id]:,} steps [{BY_NAME[env_id].high:g}]" for env_id in tasks]
         lines.append(f"| | {' | '.join(titles)} | score | better than {first} |" + (" time |" if timed else ""))

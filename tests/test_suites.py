@@ -159,6 +159,12 @@ def test_the_familys_tables_are_made_of_the_same_rows(tmp_path, monkeypatch):
     assert (tmp_path / "family.png").stat().st_size > 10_000
 
 
+def test_a_task_whose_seeds_are_still_to_come_is_not_scored():
+    table = {name: {"done": np.ones(3 + (name == "PPG")), "begun": np.ones(1), "none": np.ones(0)} for name in ("PPG", "PPO")}
+    assert family.scored_tasks(table) == ["done"]
+    assert family.scored_tasks({"PPG": {"none": np.ones(0)}}) == []
+
+
 def test_the_authors_figures_are_set_beside_the_same_average(tmp_path):
     """Returns that rise by one per million steps, for 6M steps and for 8.4M."""
     authors = pd.read_csv(hard.AUTHORS)
