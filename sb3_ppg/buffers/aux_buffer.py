@@ -226,18 +226,19 @@ class AuxBuffer:
         """
         :param order: numbers of sequences
         :param n_sequences: how many at a time at most; the batches differ by one sequence at most
-        :return: these sequences in this order, with their numbers
+        :return: these sequences in this order, with their numbers; of single samples, each batch in the order of the phase
         """
         recorded = self.recorded
         if recorded is None:
             recorded = th.empty(self.n_sequences, self.sequence_length, 0, device=self.device)
+        n_batches = math.ceil(len(order) / n_sequences)
+        parts = np.array_split(order, n_batches) if n_batches else []
+        parts = [np.sort(part) for part in parts] if self.single_samples else parts
         # Once: a transfer for each minibatch would wait for those before it
-        order_on_device = th.as_tensor(order, device=self.device)
+        parts_on_device = th.as_tensor(np.concatenate(parts), device=self.device).split([*map(len, parts)]) if parts else []
         targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)
         targets = targets.reshape(self.n_sequences, self.sequence_length)
-        n_batches = math.ceil(len(order) / n_sequences)
-        for part in np.array_split(np.arange(len(order)), n_batches) if n_batches else ():
-            ids, ids_on_device = order[part], order_on_device[part[0] : part[-1] + 1]
+        for ids, ids_on_device in zip(parts, parts_on_device, strict=True):
             yield (
                 ids,
                 AuxiliaryBatch(
@@ -269,13 +270,11 @@ class AuxBuffer:
         return self._stack([arrays[rollout][env] for rollout, env in places])
 
     def _gather_samples(self, arrays: list[Any], ids: np.ndarray) -> th.Tensor:
-        """As ``_gather_arrays``, of single samples: an indexed copy for each rollout."""
+        """As ``_gather_arrays``, of single samples in ascending order: an indexed copy for each rollout."""
         rollouts, samples = np.divmod(ids, arrays[0].shape[0] * arrays[0].shape[1])
-        order = np.argsort(rollouts, kind="stable")
-        numbers, firsts = np.unique(rollouts[order], return_index=True)
-        some = zip(numbers, np.split(samples[order], firsts[1:]), strict=True)
-        gathered = self._stack([arrays[rollout].reshape(-1, *arrays[rollout].shape[2:])[part] for rollout, part in some])
-        return gathered if len(numbers) == 1 else gathered[np.argsort(order)]
+        numbers, firsts = np.unique(rollouts, return_index=True)
+        some = zip(numbers, np.split(samples, firsts[1:]), strict=True)
+        return self._stack([arrays[rollout].reshape(-1, *arrays[rollout].shape[2:])[part] for rollout, part in some])
 
     def _stack(self, sequences: list[Any]) -> th.Tensor:
         if isinstance(sequences[0], th.Tensor):

@@ -435,11 +435,11 @@ def test_constant_advantages_have_no_negative_variance():
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_it_learns(name):
-    settings = dict(n_steps=128, batch_size=128, n_epochs=4, gamma=0.99, learning_rate=1e-3, ent_coef=0.0)
-    settings |= dict(policy_kwargs=dict(net_arch=[64, 64]))
+    settings = dict(n_steps=128, n_epochs=4, gamma=0.99, learning_rate=1e-3, ent_coef=0.0)
+    settings |= dict(policy_kwargs=dict(net_arch=[64, 64]), batch_size=64 if name == "dna" else 128)
     env = make_vec_env("CartPole-v1", 8, seed=0)
     model = make(name, env, **settings, n_value_epochs=SMALL["n_value_epochs"] if name not in ("daac", "idaac", "dna") else 4)
-    model.learn(25_000 if name == "dna" else 16_000)  # 123 to 220 after 16,000 of DNA, over 180 of the others
+    model.learn(25_000 if name == "dna" else 16_000)  # of DNA 294 to 500 (six seeds), with batches of 128 127 to 218
     mean, _ = evaluate_policy(model, make_vec_env("CartPole-v1", 1, seed=100), n_eval_episodes=10)
     assert mean > 150  # 22 by chance
 
