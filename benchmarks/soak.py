@@ -107,7 +107,9 @@ def resident_memory(case: str, n_phases: int, algorithm: str = "PPG") -> list[fl
     if algorithm == "PPO":
         model = PPO(policy, env, policy_kwargs=policy_kwargs, **common)
     else:
-        kwargs = dict(policy_kwargs=policy_kwargs, n_policy_iterations=N_POLICY_ITERATIONS, n_aux_epochs=1, **common)
+        kwargs = dict(
+            policy_kwargs=policy_kwargs, n_policy_iterations=N_POLICY_ITERATIONS, n_aux_epochs=1, aux_batch_size=16, **common
+        )
         model = cls(policy, env, **kwargs)
     gc.freeze()  # what is there is not gone through each time
     memory = _Memory()
