@@ -427,9 +427,18 @@ class PhasicAlgorithm(PhasicModel):
         :param path: of the zip file, or a stream
         :raises FileNotFoundError: if there is none
         :raises ModelFormatError: if the file is damaged, another class's or a newer version's
+        :raises ArgumentError: for arguments that cannot work, or an ``objective`` with other parameters
         """
         with checked_model_file(path, cls) as file, nullcontext() if "seed" in kwargs else generators_kept():
-            model = super().load(file, *args, **kwargs)
+            try:
+                model = super().load(file, *args, **kwargs)
+            except ValueError as error:
+                if "objective" not in kwargs or isinstance(error, ArgumentError):
+                    raise
+                raise ArgumentError(
+                    f"`objective`={kwargs['objective']!r} cannot take the file's parameters: load it as it is, and give "
+                    'its policy\'s to a new model: set_parameters({"policy": ...}, exact_match=False)'
+                ) from error
         unmark(model)
         return model
 

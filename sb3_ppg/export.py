@@ -101,13 +101,13 @@ class DeterministicPolicy(nn.Module):
         parts = {name: self.normalizers[name](part) if name in self.normalizers else part for name, part in parts.items()}
         observation = parts if isinstance(self.observation_space, spaces.Dict) else parts["observation"]
         if "hidden" in given:
-            latent, states = self._remember(observation, **given)
+            latent, states = self._latent_with_memory(observation, **given)
         else:
             latent, states = self.policy.evaluate_latent(observation), ()
         action = self._action(latent, given.get("action_masks"))
         return (action, *states) if states else action
 
-    def _remember(
+    def _latent_with_memory(
         self, observation: Any, hidden: th.Tensor, cell: th.Tensor, episode_start: th.Tensor
     ) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
         goes_on = (~episode_start)[:, None].float()
@@ -119,8 +119,7 @@ class DeterministicPolicy(nn.Module):
         if action_masks is None:
             distribution = self.policy._get_action_dist_from_latent(latent)
         else:
-            with self.policy._masked_by(action_masks):
-                distribution = self.policy._get_action_dist_from_latent(latent)
+            distribution = self.policy.masked_distribution(latent, action_masks)
         action = distribution.mode().reshape(-1, *(self.action_space.shape or ()))
         if self.policy.squash_output:
             action = self.low + 0.5 * (action + 1) * (self.high - self.low)

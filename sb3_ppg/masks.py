@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import ClassVar
 
@@ -19,6 +20,8 @@ from sb3_ppg.policies import (
 )
 
 Masks = np.ndarray | th.Tensor | None
+# Whose method runs, and under which masks: of each thread, as a policy may serve several
+_applied: ContextVar[tuple["MaskablePhasicActorCriticPolicy", Masks] | None] = ContextVar("_applied", default=None)
 
 
 class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
@@ -32,7 +35,6 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
     algorithm: ClassVar[str] = "MaskablePPG"
     action_dist: MaskableDistribution
     mask_starts: np.ndarray  # where the part of a mask begins that is for each dimension of the actions, (n_dimensions,)
-    _action_masks: Masks = None  # while one of the methods below runs
 
     def _build_action_net(self) -> None:
         self.action_dist = make_masked_proba_distribution(self.action_space)
@@ -45,16 +47,30 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
     @contextmanager
     def _masked_by(self, action_masks: Masks) -> Iterator[None]:
         """Apply masks to the distributions that are made meanwhile. None: those that are applied already, if any."""
-        before = self._action_masks
-        self._action_masks = before if action_masks is None else action_masks
+        token = _applied.set((self, self._action_masks() if action_masks is None else action_masks))
         try:
             yield
         finally:
-            self._action_masks = before
+            _applied.reset(token)
+
+    def _action_masks(self) -> Masks:
+        """Those that are applied, while one of the methods below runs."""
+        match _applied.get():
+            case (policy, masks) if policy is self:
+                return masks
+        return None
 
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
+        return self.masked_distribution(latent_pi, self._action_masks())
+
+    def masked_distribution(self, latent_pi: th.Tensor, action_masks: Masks) -> MaskableDistribution:
+        """
+        :param latent_pi: of the policy's network, (B, latent_dim_pi)
+        :param action_masks: as the methods below take them
+        :return: π(.|s), in the object that all have of this policy, as in SB3
+        """
         distribution = self.action_dist.proba_distribution(self.action_net(latent_pi))
-        distribution.apply_masking(self._action_masks)
+        distribution.apply_masking(action_masks)
         return distribution
 
     def forward(

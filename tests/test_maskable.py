@@ -2,7 +2,9 @@
 
 import os
 import signal
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
 import numpy as np
@@ -187,7 +189,30 @@ def test_masks_at_prediction():
         assert model.predict(obs[0], action_masks=masks)[0] == action
     free = {int(model.predict(obs[0])[0]) for _ in range(200)}
     assert free == set(range(5))  # the last mask is forgotten
-    assert model.policy._action_masks is None
+
+
+def test_masks_are_those_of_the_thread():
+    """Which of two threads leaves first does not matter: both leave nothing behind."""
+    policy, both_are_in, first_has_left = make().policy, threading.Barrier(2, timeout=60), threading.Event()
+
+    def ask(number: int) -> int:
+        masks = np.arange(5) == number
+        with policy._masked_by(masks):
+            both_are_in.wait()
+            found = policy.get_distribution(th.zeros(1, *VECTOR.shape)).get_actions().item()
+            if number == 1:
+                first_has_left.wait(60)
+        first_has_left.set()
+        return found
+
+    def is_free(_: int) -> bool:
+        return len({policy.get_distribution(th.zeros(1, *VECTOR.shape)).get_actions().item() for _ in range(99)}) == 5
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(ask, [0, 1])) == [0, 1]
+    with ThreadPoolExecutor(1) as pool:
+        assert list(pool.map(is_free, [0])) == [True]
+    assert is_free(0)
 
 
 def test_without_masking():

@@ -23,7 +23,7 @@ from sb3_ppg.training.system_memory import available_memory
 
 class AuxiliaryBatch(NamedTuple):
     """
-    Samples for the auxiliary phase, B = number of sequences x ``n_steps``, sequence after sequence.
+    Samples for the auxiliary phase: B = number of sequences x ``n_steps``, sequence after sequence; or B single ones.
 
     :param observations: (B, *observation shape), in the type of the observation space
     :param context: what the policy needs beside them, by name, (B, ...), or (number of sequences, ...)

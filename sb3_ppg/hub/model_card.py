@@ -62,7 +62,7 @@ def model_card(
         "## Usage",
         usage,
         "## Hyperparameters",
-        _table({**settings, **{name: _readable(value) for name, value in description["arguments"].items()}}),
+        _table({**settings, **{name: str(_readable(value)) for name, value in description["arguments"].items()}}),
         "## Environment and versions",
         _table({**options, **description["versions"]}),
         f"Trained for {description['counters']['num_timesteps']:,} steps.",

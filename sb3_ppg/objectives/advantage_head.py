@@ -62,6 +62,7 @@ class AdvantageHeadObjective(PaperObjective):
         require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
         require(model, model.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
+        require(model, model.clip_range_vf is None, "clip_range_vf", f"{name} clips values by `clip_range`; use None")
 
     def has_plausible_state(self) -> bool:
         return bool(self.n_rollouts >= 0)
@@ -154,7 +155,8 @@ class OrderObjective(AdvantageHeadObjective):
         n_envs = len(episode_starts)
         if not self.levels or len(self.levels[-1]) != n_envs:
             self.levels, self.episode_steps = [self._new_levels(n_envs)], [np.zeros(n_envs, dtype=np.int64)]
-        was_reset = episode_starts.astype(bool) & (self.episode_steps[-1] > 0)  # by somebody else than the end of an episode
+        # By somebody else than the end of an episode: `learn`, which resets all of them
+        was_reset = episode_starts.astype(bool) & ((self.episode_steps[-1] > 0) | episode_starts.all())
         self.levels[-1] = np.where(was_reset, self._new_levels(n_envs), self.levels[-1])
         self.episode_steps[-1] = np.where(was_reset, 0, self.episode_steps[-1])
 
@@ -166,12 +168,25 @@ class OrderObjective(AdvantageHeadObjective):
         for env, done in enumerate(dones):
             level = (reset_infos if done else infos)[env].get(self.level_key)
             if level is not None:
-                levels[env] = hash(level) % 2**62  # of whatever kind: equal levels have equal numbers
+                levels[env] = self.number_of(level)
         # First frames of which nothing was said are of the level of those that follow
         unknown = (self.levels[-1] < 0) & np.logical_not(dones)
         self.levels[-1] = np.where(unknown, levels, self.levels[-1])
         self.levels.append(levels)
         self.episode_steps.append(np.where(dones, 0, self.episode_steps[-1] + 1))
+
+    def number_of(self, level: Any) -> int:
+        """
+        :param level: what an environment calls it: a number, a text, an array of them
+        :return: equal for equal levels, at least 0
+        :raises ArgumentError: if it cannot be compared
+        """
+        array = np.asarray(level)
+        key = array.item() if array.size == 1 else array.tobytes()
+        try:
+            return hash(key) % 2**62
+        except TypeError as error:
+            raise ArgumentError(f"infos[{self.level_key!r}]={level!r} names no level: use a number or a text") from error
 
     def _new_levels(self, n_envs: int) -> np.ndarray:
         """Numbers that no level has, for episodes of which nothing else is known."""

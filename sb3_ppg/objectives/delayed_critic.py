@@ -23,6 +23,7 @@ from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
+from sb3_ppg.training.memory import looks_at_the_batch
 from sb3_ppg.training.optimization import Losses
 
 # What follows a sequence, among what is kept of a rollout; with the keys of dictionaries
@@ -54,6 +55,7 @@ class DelayedCriticObjective(PaperObjective):
         require(model, model.n_value_epochs is None, "n_value_epochs", f"{name} has joint epochs only; use None")
         require(model, model.replay.capacity == 1, "replay_kwargs", f"{name} holds values as they were collected; use None")
         require(model, model.n_aux_epochs > 0, "n_aux_epochs", f"{name} learns values in the auxiliary phase; use at least 1")
+        require(model, model.clip_range_vf is None, "clip_range_vf", f"{name} learns no values where it would clip; use None")
 
     def value_error(self, batch: Any, values: th.Tensor, coefficients: Coefficients) -> Losses:
         unit = coefficients.value_unit
@@ -115,6 +117,8 @@ class DynamicsObjective(DelayedCriticObjective):
         name = type(self).__name__
         if model.has_memory:
             raise ArgumentError(f"{name} cannot work with LSTMs: the frame after a sequence has no place in it")
+        if looks_at_the_batch(model.policy):
+            raise ArgumentError(f"{name} cannot work with batch normalisation: it has frames of their own beside a minibatch")
         require(model, model.n_steps > 1, "n_steps", f"{name} needs another transition in each minibatch; use at least 2")
         if isinstance(model.action_space, spaces.Discrete) and model.action_space.n < 2:
             raise ArgumentError(f"{name} cannot work with {model.action_space}: there is no other action")

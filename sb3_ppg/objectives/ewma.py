@@ -183,7 +183,9 @@ class EWMAObjective(DecoupledObjective):
             mean.lerp_(parameter, weight.to(mean.dtype))
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
-        """The average goes on over the rollouts of a phase."""
+        """The average goes on over the rollouts of a phase; it begins with the policy as somebody may have set it."""
+        if self.proximal.get_buffer("n_averaged") == 1:
+            self.restart(policy)
 
     def after_policy_step(self, policy: PhasicActorCriticPolicy) -> None:
         self.proximal.update_parameters(policy)

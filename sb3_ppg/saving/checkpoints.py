@@ -4,6 +4,7 @@ import re
 import time
 import uuid
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,7 +189,8 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
         copying does not change it. (For files that do not say, it is their time of modification.)
     :raises FileNotFoundError: if there is none
     """
-    checkpoints = _checkpoints(Path(save_path), name_prefix)
+    # Once more, should the old ones have been removed before they were read, for new ones that were not there yet
+    checkpoints = _checkpoints(Path(save_path), name_prefix) or _checkpoints(Path(save_path), name_prefix)
     if not checkpoints:
         raise FileNotFoundError(f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path}")
     return checkpoints[-1].path
@@ -209,8 +211,9 @@ def _checkpoints(folder: Path, name_prefix: str) -> list[_Checkpoint]:
     found = []
     for path in folder.glob("*.zip"):
         if match := name.fullmatch(path.name):
-            run, written = _written(path)
-            found.append(_Checkpoint(written, int(match[1]), path, run))
+            with suppress(FileNotFoundError):  # the training that goes on has removed it
+                run, written = _written(path)
+                found.append(_Checkpoint(written, int(match[1]), path, run))
     return sorted(found)
 
 

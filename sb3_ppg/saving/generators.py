@@ -104,7 +104,7 @@ def _is_python_state(state: Any) -> bool:
         return False
     if not all(type(word) is int and 0 <= word < 2**32 for word in words) or words[-1] > N_WORDS:
         return False
-    return _goes_on(words[:-1]) and (half is None or (type(half) is float and math.isfinite(half)))
+    return _makes_numbers(words[:-1]) and (half is None or (type(half) is float and math.isfinite(half)))
 
 
 def _is_numpy_state(keys: np.ndarray, position: float, has_half: float, half: float) -> bool:
@@ -113,7 +113,7 @@ def _is_numpy_state(keys: np.ndarray, position: float, has_half: float, half: fl
         and position == int(position)
         and has_half in (0, 1)
         and math.isfinite(half)
-        and _goes_on(keys)
+        and _makes_numbers(keys)
     )
 
 
@@ -123,7 +123,7 @@ def _is_torch_state(state: np.ndarray) -> bool:
     # Else it would read beyond its words
     if (n_left, position) != (1, 0) and not (1 <= n_left <= N_WORDS and n_left + position == N_WORDS + 1):
         return False
-    return fields["is_seeded"] == 1 and _goes_on(fields["words"]) and _is_taken(th.Generator(), state)
+    return fields["is_seeded"] == 1 and _makes_numbers(fields["words"]) and _is_taken(th.Generator(), state)
 
 
 def _is_cuda_state(state: np.ndarray) -> bool:
@@ -142,6 +142,6 @@ def _is_taken(generator: th.Generator, state: np.ndarray) -> bool:
     return np.array_equal(generator.get_state().numpy(), state)
 
 
-def _goes_on(words: Any) -> bool:
+def _makes_numbers(words: Any) -> bool:
     """From zeros a Mersenne Twister makes zeros for ever. (Of the first word it uses one bit.)"""
     return bool(np.any(words[1:]) or int(words[0]) >= 2**31)

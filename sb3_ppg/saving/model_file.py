@@ -155,8 +155,8 @@ def checked_model_file(path: ModelPath, cls: type) -> Iterator[io.BufferedIOBase
             raise ModelFormatError(f"{problem} {owner}, which is derived from {saved.algorithm}; use {owner}.load")
         token = _is_loading.set(True)
         try:
-            with _former_modules():
-                yield file
+            _know_former_modules()
+            yield file
         finally:
             _is_loading.reset(token)
 
@@ -168,15 +168,9 @@ MOVED = {
 }
 
 
-@contextmanager
-def _former_modules() -> Iterator[None]:
-    """Meanwhile, modules are found by their former names, too."""
+def _know_former_modules() -> None:
+    """From now on, as other threads may be loading, too."""
     sys.modules.update({former: importlib.import_module(present) for former, present in MOVED.items()})
-    try:
-        yield
-    finally:
-        for former in MOVED:
-            del sys.modules[former]
 
 
 def _is_users_class(cls: type, name: str) -> bool:

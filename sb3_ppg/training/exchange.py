@@ -86,7 +86,7 @@ class RolloutExchange:
             episodes, successes = self.before
             episodes += [episode for report in reports for episode in report.episodes]
             successes += [success for report in reports for success in report.successes]
-            self._remember(episodes, successes)
+            self._set_recent_episodes(episodes, successes)
             self._merge([report.moments for report in reports])
         self.is_open = False
         return all(report.goes_on for report in reports)
@@ -95,10 +95,10 @@ class RolloutExchange:
         """A process has failed in a rollout: all are where they were before, with what belongs to all."""
         if self.is_open and n_processes() > 1:
             self.model.num_timesteps = self.n_timesteps_before
-            self._remember(*self.before)
+            self._set_recent_episodes(*self.before)
             self._merge([])
 
-    def _remember(self, episodes: list[dict[str, Any]], successes: list[bool]) -> None:
+    def _set_recent_episodes(self, episodes: list[dict[str, Any]], successes: list[bool]) -> None:
         window = self.model._stats_window_size
         self.model.ep_info_buffer, self.model.ep_success_buffer = deque(episodes, window), deque(successes, window)
 

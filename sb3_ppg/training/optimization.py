@@ -3,6 +3,7 @@ One epoch of optimizer steps, the same for both phases: micro-batches, averaging
 guard against losses that are not finite.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -431,18 +432,40 @@ class _Backup:
             optimizer.state.update(state)
 
 
+class _Validation:
+    """The setting of torch's distributions, which is the process's: the last one to leave restores it."""
+
+    lock = threading.Lock()
+    n_inside = 0
+    before: bool
+
+    @classmethod
+    def switch_off(cls) -> None:
+        with cls.lock:
+            if cls.n_inside == 0:
+                cls.before = th.distributions.Distribution._validate_args
+            cls.n_inside += 1
+            th.distributions.Distribution.set_default_validate_args(False)
+
+    @classmethod
+    def restore(cls) -> None:
+        with cls.lock:
+            cls.n_inside -= 1
+            if cls.n_inside == 0:
+                th.distributions.Distribution.set_default_validate_args(cls.before)
+
+
 @contextmanager
 def unvalidated_distributions() -> Iterator[None]:
     """
     Torch's distributions look at their arguments' values when they are made: a transfer from the device, each time. The
-    losses are checked instead, once per epoch.
+    losses are checked instead, once per epoch. Several threads may be training.
     """
-    validate = th.distributions.Distribution._validate_args
-    th.distributions.Distribution.set_default_validate_args(False)
+    _Validation.switch_off()
     try:
         yield
     finally:
-        th.distributions.Distribution.set_default_validate_args(validate)
+        _Validation.restore()
 
 
 @contextmanager

@@ -263,12 +263,12 @@ def _keep_evaluations(create: Any) -> Any:
         for callback in self.callbacks:
             if isinstance(callback, EvalCallback) and n_steps > 0:
                 callback.n_calls = n_steps // (self.n_envs * n_processes())  # by which it counts to the next one
-                _remember(callback, Path(f"{callback.log_path}.npz"), n_steps)
+                _take_evaluations(callback, Path(f"{callback.log_path}.npz"), n_steps)
 
     return create_callbacks
 
 
-def _remember(callback: EvalCallback, path: Path, n_steps: int) -> None:
+def _take_evaluations(callback: EvalCallback, path: Path, n_steps: int) -> None:
     with suppress(OSError, EOFError, ValueError, zipfile.BadZipFile), np.load(path) as kept:  # written in place, too
         n = int((kept["timesteps"] <= n_steps).sum())
         callback.evaluations_timesteps = kept["timesteps"][:n].tolist()

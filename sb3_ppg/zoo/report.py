@@ -130,6 +130,7 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int =
     :param title: of the picture
     :param picture: the PNG file to write
     :param window: of the moving average, in episodes
+    :raises FileNotFoundError: if there is nothing to draw
     """
     figure = Figure(figsize=(8, 5))  # without pyplot, so that nothing is shown, and nobody's pictures are changed
     axes = figure.subplots()
@@ -141,9 +142,10 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int =
     if (log_path / "evaluations.npz").exists():
         evaluations = np.load(log_path / "evaluations.npz")
         axes.plot(evaluations["timesteps"], evaluations["results"].mean(axis=1), "o-", label="evaluation, deterministic")
+    if not axes.lines:
+        raise FileNotFoundError(f"{log_path} has no monitor files and no evaluations.npz")
     axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")
-    if axes.lines:
-        axes.legend(loc="lower right")
+    axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(picture, dpi=120)

@@ -7,6 +7,7 @@ from huggingface_sb3 import EnvironmentName
 
 import sb3_ppg
 from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.family import FAMILY
 from sb3_ppg.training.processes import agreed, rank
 from sb3_ppg.zoo.launcher import PRETRAINED
 from sb3_ppg.zoo.sharing import unpack
@@ -21,11 +22,13 @@ def take_pretrained(option: str, arguments: list[str]) -> list[str]:
     :param option: of the script: -f for a folder of trainings, -i for an agent's file
     :param arguments: of its command line
     :return: those that the Zoo knows, with this option in place of ``--pretrained``
-    :raises ArgumentError: if there is no such agent
+    :raises ArgumentError: if there is no such agent, or another one is named beside it
     """
+    if option in arguments or "--trained-agent" in arguments:
+        raise ArgumentError(f"{option} and {PRETRAINED} name an agent each: use one of them")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--algo", default="ppg")
-    parser.add_argument("--env", type=EnvironmentName, default=EnvironmentName("CartPole-v1"))
+    parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1")
     args, _ = parser.parse_known_args(arguments)
     run = UNPACKED / args.algo / f"{args.env}_1"
     with agreed():
@@ -42,7 +45,8 @@ def agent_folder(algo: str, env_name: str) -> Path:
     :return: with the agent's files
     :raises ArgumentError: if there is none, with those that there are
     """
-    agents = {path.parent.name + "/" + path.name: path for folder in FOLDERS for path in folder.glob("*/*") if path.is_dir()}
+    folders = [path for folder in reversed(FOLDERS) for path in folder.glob("*/*") if path.is_dir()]
+    agents = {f"{path.parent.name}/{path.name}": path for path in folders if path.parent.name in FAMILY}
     if f"{algo}/{env_name}" in agents:
         return agents[f"{algo}/{env_name}"]
     if not agents:

@@ -252,11 +252,22 @@ def test_a_policy_that_cannot_be_copied_is_refused_by_name():
         make("ppg_ewma", random_envs(), policy_kwargs=dict(features_extractor_class=OldWeightNorm))
 
 
+class Normalized(FlattenExtractor):
+    """With batch normalisation."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.flatten = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(self.features_dim))
+
+
 REFUSED = [
     ("dcpg", dict(policy_kwargs=dict(architecture="dual")), "`architecture`='dual' cannot work with DelayedCriticObjective"),
     ("dcpg", dict(n_value_epochs=1), "`n_value_epochs`=2 cannot work: DelayedCriticObjective"),
     ("dcpg", dict(n_aux_epochs=0), "`n_aux_epochs`=0 cannot work"),
+    ("dcpg", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: DelayedCriticObjective"),
     ("ddcpg", dict(micro_batch_size=4), "`micro_batch_size`=4 cannot work"),
+    ("ddcpg", dict(policy_kwargs=dict(features_extractor_class=Normalized)), "cannot work with batch normalisation"),
+    ("daac", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: AdvantageHeadObjective"),
     ("daac", dict(n_value_epochs=None), "`n_value_epochs`=None cannot work"),
     ("daac", dict(n_aux_epochs=1), "`n_aux_epochs`=1 cannot work"),
     ("daac", dict(policy_kwargs=dict(architecture="shared")), "`architecture`='shared' cannot work"),
@@ -301,6 +312,21 @@ def test_the_proximal_policy_is_an_average_with_bias_correction():
     np.testing.assert_allclose(proximal.numpy(), (2 * 15 + 4 * 30 + 8 * 45) / 15, rtol=1e-6)
     objective.after_auxiliary_phase(model.policy)
     np.testing.assert_array_equal(proximal.numpy(), 45)
+
+
+def test_the_average_begins_with_a_policy_that_was_set():
+    """From a pretrained one, not from the random weights that it had when the model was made."""
+    pretrained, model = make("ppg_ewma", random_envs(), seed=1), make("ppg_ewma", random_envs(), seed=0)
+    model.policy.load_state_dict(pretrained.policy.state_dict())
+    model.criterion.before_policy_phase(model.policy)
+    proximal = dict(model.criterion.proximal.module.named_parameters())
+    assert all(th.equal(proximal[name], weight) for name, weight in model.policy.named_parameters())
+    with th.no_grad():
+        next(model.policy.parameters()).add_(1)
+    model.criterion.after_policy_step(model.policy)
+    kept = {name: weight.clone() for name, weight in proximal.items()}
+    model.criterion.before_policy_phase(model.policy)  # of the next rollout
+    assert all(th.equal(proximal[name], weight) for name, weight in kept.items())
 
 
 def test_dual_clipping_reaches_the_loss():
@@ -375,6 +401,49 @@ def test_frames_are_compared_with_frames_of_their_level(cls):
         flat = np.concatenate([levels[:, :-1].ravel(), levels[:, -1]])
         np.testing.assert_array_equal(flat[found["pair"]], levels[:, :-1].ravel())
     assert len({tuple(one[0].ravel()) for one in seen}) == 4
+
+
+class Ordered(Levels):
+    """Each episode has a level of its own, by one number more."""
+
+    n_levels = 0
+
+    def info(self):
+        return {"level_seed": self.level}
+
+    def reset(self, **kwargs):
+        observation, _ = super().reset(**kwargs)
+        Ordered.n_levels += 1
+        self.level = Ordered.n_levels
+        return observation, self.info()
+
+
+def test_environments_that_are_reset_where_episodes_end_have_other_levels():
+    """By `learn`, which resets all: the levels of the episodes that would have begun are not those of what follows."""
+    env = make_vec_env(lambda: Ordered(VECTOR, spaces.Discrete(3), episode_length=8), 2, seed=0)
+    model = make("idaac", env)
+    model.learn(16)
+    order, seen = model.criterion, []
+    extras = order.extras
+
+    def spy(*args):
+        seen.append(np.stack(order.levels[-9:], axis=1))
+        return extras(*args)
+
+    order.extras = spy
+    model.learn(16)
+    (levels,) = seen
+    assert (levels[:, :-1] == levels[:, :1]).all() and len(np.unique(levels[:, 0])) == 2
+
+
+@pytest.mark.parametrize("level", [3, np.int64(3), np.array(3), np.array([3]), "forest", [1, 2], np.array([1.0, 2.0]), (1, 2)])
+def test_levels_of_all_kinds(level):
+    model = make("idaac", random_envs())
+    other = "desert" if isinstance(level, str) else np.array(level) + 1
+    assert model.criterion.number_of(level) == model.criterion.number_of(copy.deepcopy(level)) >= 0
+    assert model.criterion.number_of(level) != model.criterion.number_of(other)
+    with pytest.raises(ArgumentError, match=r"infos\['level_seed'\]=.* names no level"):
+        model.criterion.number_of({"level": level})
 
 
 class Unbearable(RandomEnv):

@@ -86,6 +86,17 @@ def test_the_latest_checkpoint_is_that_also_of_a_copy(tmp_path):
     assert latest_checkpoint(tmp_path).name == "ppg_model_9_steps.zip"
 
 
+def test_checkpoints_that_are_removed_meanwhile_are_passed_over(tmp_path, monkeypatch):
+    """By the training that writes further ones."""
+    small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path, keep=1))
+    gone, glob = tmp_path / "ppg_model_8_steps.zip", Path.glob
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [gone, *glob(folder, pattern)])
+    assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
+    listings = iter([[gone]])  # the next one is not there yet
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: next(listings, None) or glob(folder, pattern))
+    assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
+
+
 def test_a_clock_that_was_set_back_does_not_lead_back(tmp_path, monkeypatch):
     """Another node's, or one that is corrected while the training is interrupted."""
     now = time.time_ns()

@@ -7,6 +7,7 @@ import shutil
 import tracemalloc
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import PPG, MaskablePPG, ModelFormatError, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
 from tests.saving.small_models import change_data, everything, same, saved, small
 
 pytestmark = pytest.mark.slow
@@ -264,6 +265,26 @@ def test_a_newer_or_incomplete_model_is_refused(model_file, tmp_path, monkeypatc
         PPG.load(tmp_path / "newer.zip")
     with pytest.raises(FileNotFoundError):
         PPG.load(tmp_path / "none.zip")
+
+
+def test_models_are_loaded_in_threads(model_file):
+    with ThreadPoolExecutor(8) as pool:
+        models = list(pool.map(lambda _: PPG.load(model_file), range(32)))
+    assert all(same(model, models[0]) for model in models)
+
+
+@pytest.mark.parametrize("objective", ["ewma", "daac"])
+def test_an_objective_with_other_parameters_is_refused_by_name(objective, tmp_path):
+    """What the message says to do works."""
+    saved_model = small(policy_kwargs=dict(architecture="dual")).learn(8 * 2)
+    saved_model.save(tmp_path / "model.zip")
+    without_phase = dict(n_aux_epochs=0, n_value_epochs=1) if objective == "daac" else {}
+    with pytest.raises(ArgumentError, match=f"`objective`='{objective}' cannot take the file's parameters"):
+        PPG.load(tmp_path / "model.zip", objective=objective, **without_phase)
+    policy = PPG.load(tmp_path / "model.zip").get_parameters()["policy"]
+    model = small(policy_kwargs=dict(architecture="dual"), objective=objective, **without_phase)
+    model.set_parameters({"policy": policy}, exact_match=False)
+    assert all(th.equal(weight, policy[name]) for name, weight in model.policy.state_dict().items())
 
 
 def test_parameters_that_do_not_fit_change_nothing(model_file):

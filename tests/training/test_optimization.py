@@ -8,7 +8,14 @@ import torch as th
 from torch import nn
 
 from sb3_ppg.errors import NonFiniteLossError
-from sb3_ppg.training.optimization import Losses, accumulate_gradient, mean_losses, optimize_epoch, rescale_moments
+from sb3_ppg.training.optimization import (
+    Losses,
+    accumulate_gradient,
+    mean_losses,
+    optimize_epoch,
+    rescale_moments,
+    unvalidated_distributions,
+)
 from sb3_ppg.training.processes import moments
 from tests.helpers import transfers_to_host
 
@@ -210,6 +217,18 @@ def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
     assert states[0].keys() == states[1].keys() and states[0]
     for name in states[0]:
         th.testing.assert_close(states[0][name], states[1][name])
+
+
+def test_distributions_are_validated_again_whichever_training_ends_first():
+    """Of two in threads; torch has one setting for all."""
+    first, second = unvalidated_distributions(), unvalidated_distributions()
+    assert th.distributions.Distribution._validate_args
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not th.distributions.Distribution._validate_args  # for the one that goes on
+    second.__exit__(None, None, None)
+    assert th.distributions.Distribution._validate_args
 
 
 def test_losses_are_averaged_over_samples():

@@ -209,6 +209,19 @@ def test_every_option_takes_the_step_of_one_whole(tmp_path):
         np.testing.assert_allclose(first[name], expected, rtol=0, atol=1e-5, err_msg=name)
 
 
+def drawn_within_minibatches() -> dict[str, np.ndarray]:
+    """Members of which two processes are not one with the whole: their discriminators and classifiers draw pairs."""
+    return {name: trained_without_chance(PPG, 2, with_preset(name, {})) for name in ("ddcpg", "idaac")}
+
+
+@needs_gloo
+def test_networks_of_the_objective_are_trained_together(tmp_path):
+    first, second = in_processes(drawn_within_minibatches, tmp_path)
+    for name, parameters_of_first in first.items():
+        assert np.isfinite(parameters_of_first).all()
+        np.testing.assert_array_equal(parameters_of_first, second[name], err_msg=name)
+
+
 @needs_gloo
 def test_processes_with_other_seeds_train_one_policy(tmp_path):
     first, second = run("learn", tmp_path)

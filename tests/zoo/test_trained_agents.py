@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from huggingface_sb3 import EnvironmentName
 
+from sb3_ppg import ArgumentError
 from sb3_ppg.zoo import launcher, patched
 from sb3_ppg.zoo.report import evaluate, load_agent
 from sb3_ppg.zoo.sharing import unpack
@@ -56,9 +57,37 @@ def test_the_commands(tmp_path):
     report = run("report", "--env", "CartPole-v1", "--pretrained", "--episodes", "5", cwd=tmp_path)
     assert "Mean return over 5 episodes: 500.0" in report
     unpacked = tmp_path / "logs" / "pretrained" / "ppg" / "CartPole-v1_1"
-    assert (unpacked / "learning_curve.png").exists()
+    assert (unpacked / "learning_curve.png").exists() and (unpacked / "evaluations.npz").exists()
+    assert "Mean return over 2 episodes: 500.0" in run(
+        "report", "--pretrained", "--episodes", "2", cwd=tmp_path
+    )  # CartPole-v1
     options = ("-n", "64", "-params", "n_envs:1", "n_steps:64", "--eval-freq", "-1")
     assert "Loading pretrained agent" in run("train", "--env", "CartPole-v1", "--pretrained", *options, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("folder", AGENTS, ids=lambda folder: str(folder.relative_to(FOLDER)))
+def test_everything_that_its_checksums_name_is_in_the_repository(folder):
+    names = [line.split(maxsplit=1)[1].lstrip("*") for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert "logs/evaluations.npz" in names and {*names, "SHA256SUMS"} == there
+
+
+def test_another_agent_beside_it_is_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "train", "--pretrained", "-i", "mine.zip"])
+    with pytest.raises(SystemExit, match="-i and --pretrained name an agent each"):
+        launcher.main()
+
+
+def test_the_working_folders_agents_come_first(monkeypatch, tmp_path):
+    from sb3_ppg.zoo import trained_agents
+
+    for folder in ("mine/ppg/CartPole-v1", "package/ppg/CartPole-v1", "mine/ppo/CartPole-v1"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setattr(trained_agents, "FOLDERS", [tmp_path / "mine", tmp_path / "package"])
+    assert trained_agents.agent_folder("ppg", "CartPole-v1") == tmp_path / "mine/ppg/CartPole-v1"
+    with pytest.raises(ArgumentError, match="there is no trained agent ppo/CartPole-v1"):
+        trained_agents.agent_folder("ppo", "CartPole-v1")
 
 
 @pytest.mark.parametrize(
