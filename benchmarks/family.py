@@ -51,18 +51,20 @@ class Comparison(NamedTuple):
     :param about: what is compared
     :param contestants: by their names in ``benchmarks.suites``; the first one is what the others are compared with
     :param tasks: names of environments, and steps of a training
+    :param closest: the contestants between which three seeds do not decide: they have five
     """
 
     title: str
     about: str
     contestants: list[str]
     tasks: dict[str, int]
+    closest: tuple[str, ...] = ()
 
-    def trainings(self, seeds: range = range(3)) -> Iterator[Training]:
+    def trainings(self) -> Iterator[Training]:
         """The first seeds first."""
-        for seed in seeds:
+        for seed in range(5):
             for env_id, n_timesteps in self.tasks.items():
-                for name in self.contestants:
+                for name in self.contestants if seed < 3 else self.closest:
                     yield Training(BY_NAME[env_id], name, seed, n_timesteps)
 
 
@@ -75,6 +77,7 @@ COMPARISONS = [
         "Each member's preset (`sb3_ppg/family.py`) on top of PPG's entry for the task; nothing is tuned for it.",
         ["PPG", "PPO", *RELATIVES],
         {**LUNAR_LANDER, **MINATAR, "StarpilotEasy-v0": 200_000},
+        closest=("PPG", "ppg_replay"),
     ),
     Comparison(
         "Late data",

@@ -140,7 +140,7 @@ class PhasicAlgorithm(PhasicModel):
         checked = CheckedSteps(env, self._last_obs)  # type: ignore[arg-type]
         self.policy.set_training_mode(False)
         self.criterion.before_rollout(self._last_episode_starts)  # type: ignore[arg-type]
-        n_steps = 0
+        n_steps, n_new = 0, env.num_envs * n_processes()
         actions: Any  # a tensor, then an array, by the name that callbacks of SB3 know
         rollout_buffer.reset()
         callback.on_rollout_start()
@@ -153,7 +153,7 @@ class PhasicAlgorithm(PhasicModel):
                 actions = actions.cpu().numpy()
                 clipped_actions = for_environments(self.policy, actions)
                 new_obs, rewards, dones, infos = checked.step(clipped_actions)
-                self.num_timesteps += env.num_envs * n_processes()
+                self.num_timesteps += n_new
 
                 callback.update_locals(locals())
                 if not callback.on_step():
@@ -188,7 +188,7 @@ class PhasicAlgorithm(PhasicModel):
             except ValueError as error:
                 raise NonFiniteActionError(f"{bad}: {error}") from error
             raise
-        if not math.isfinite(given[1].sum() + given[2].sum()):
+        if not math.isfinite((given[1].sum() + given[2].sum()).item()):
             raise NonFiniteActionError(bad)
         return given
 

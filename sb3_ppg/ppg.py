@@ -270,6 +270,11 @@ class PPG(PhasicEpochs):
         """Of the auxiliary phase: the present one of the policy phase, if it has none of its own."""
         return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
 
+    @property
+    def n_aux_phases(self) -> int:
+        """How many auxiliary phases there have been."""
+        return self._n_aux_phases
+
     # ---- Algorithm 1 ----
 
     def train(self) -> None:

@@ -38,13 +38,13 @@ class Witness(PhasicCallback):
         self.events.append(("rollout", self.num_timesteps))
 
     def on_aux_phase_start(self) -> None:
-        self.events.append(("start", self.locals["n_samples"], len(self.model.aux_buffer), self.model._n_aux_phases))
+        self.events.append(("start", self.locals["n_samples"], len(self.model.aux_buffer), self.model.n_aux_phases))
 
     def on_aux_epoch_end(self) -> None:
         self.events.append(("epoch", self.locals["epoch"], self.locals["n_aux_epochs"], sorted(self.locals["losses"])))
 
     def on_aux_phase_end(self) -> None:
-        self.events.append(("end", len(self.model.aux_buffer), self.model._n_aux_phases))
+        self.events.append(("end", len(self.model.aux_buffer), self.model.n_aux_phases))
 
 
 NAMES = ["aux_value_loss", "grad_norm", "kl", "loss", "value_loss"]

@@ -84,9 +84,9 @@ def test_after_loading_within_a_phase_the_phase_starts_over_and_says_so(tmp_path
     with pytest.warns(UserWarning, match="2 of the 3 rollouts.*starts over") as caught:
         loaded.learn(16, reset_num_timesteps=False)
     assert __file__ in {warning.filename for warning in caught if "starts over" in str(warning.message)}
-    assert loaded._n_aux_phases == 0 and len(loaded.aux_buffer) == 1
+    assert loaded.n_aux_phases == 0 and len(loaded.aux_buffer) == 1
     loaded.learn(16 * 2, reset_num_timesteps=False)
-    assert loaded._n_aux_phases == 1
+    assert loaded.n_aux_phases == 1
 
 
 def test_a_checkpoint_does_not_hold_the_rollouts(tmp_path):
@@ -158,7 +158,7 @@ def test_set_env():
     model = make().learn(16)
     model.set_env(gym.make("CartPole-v1"))
     model.learn(16, reset_num_timesteps=False)
-    assert model._n_aux_phases == 1  # what was stored has stayed
+    assert model.n_aux_phases == 1  # what was stored has stayed
     with pytest.raises(ValueError):
         model.set_env(gym.make("Pendulum-v1"))
 
@@ -167,7 +167,7 @@ def test_set_env():
 def test_vec_envs_and_normalisation(vec_env_cls, tmp_path):
     env = VecNormalize(make_vec_env("Pendulum-v1", 2, vec_env_cls=vec_env_cls, seed=0), gamma=0.9)
     model = make(env=env).learn(PHASE * 2)
-    assert model._n_aux_phases == 1 and model.get_vec_normalize_env() is env
+    assert model.n_aux_phases == 1 and model.get_vec_normalize_env() is env
     assert np.abs(model.rollout_buffer.rewards).max() < 10
     model.save(tmp_path / "model")
     env.save(str(tmp_path / "stats.pkl"))
@@ -255,7 +255,7 @@ def test_a_callback_may_stop_within_a_rollout():
     model = make().learn(1000, callback=lambda *_: False)
     assert model.num_timesteps == 1 and len(model.aux_buffer) == 0
     model.learn(PHASE)
-    assert model._n_aux_phases == 1
+    assert model.n_aux_phases == 1
 
 
 def test_logger_formats_and_tensorboard(tmp_path):
@@ -353,6 +353,6 @@ def test_it_learns():
     env = make_vec_env(Match, 4, seed=0)
     model = PPG("MlpPolicy", env, n_steps=64, gamma=0.5, n_policy_iterations=8, learning_rate=1e-3, seed=0, device="cpu")
     model.learn(8192)
-    assert model._n_aux_phases == 4
+    assert model.n_aux_phases == 4
     obs = np.random.default_rng(0).random((1000, 2), dtype=np.float32)
     assert (model.predict(obs, deterministic=True)[0] == obs.argmax(axis=1)).mean() > 0.95

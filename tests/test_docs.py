@@ -147,7 +147,7 @@ def test_a_new_objective_as_the_page_shows_it(tmp_path):
     names: dict = {}
     exec(code, names)  # ours
     model, cls = names["model"], names["RewardPrediction"]
-    assert type(model.criterion) is cls and model._n_aux_phases == 4
+    assert type(model.criterion) is cls and model.n_aux_phases == 4
     # Rewards of CartPole are 1: it knows, and what is kept belongs together
     assert model.criterion.head.bias.abs().sum() > 0
 

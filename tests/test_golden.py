@@ -1,4 +1,4 @@
-"""PPG against every number of one training cycle of the authors' code, see data/README.md."""
+"""PPG against the numbers of one training cycle of the authors' code, see data/README.md."""
 
 import numpy as np
 import pytest

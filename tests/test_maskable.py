@@ -48,7 +48,7 @@ def test_every_policy_trains_on_every_action_space(policy, space, actions, archi
     model = make(policy, space, actions, policy_kwargs=dict(architecture=architecture))
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
     logged = learn_and_log(model, 8 * 2 * 3)
-    assert model._n_aux_phases == 1 and len(model.aux_buffer) == 1
+    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 1
     assert not [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
     assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
 
@@ -228,7 +228,7 @@ def test_without_masking():
     for model, options in zip(models, (dict(), dict(use_masking=False)), strict=True):
         model.set_random_seed(3)
         model.learn(64, **options)
-    assert models[1].aux_buffer.context == [] and models[1]._n_aux_phases == 2
+    assert models[1].aux_buffer.context == [] and models[1].n_aux_phases == 2
     for expected, got in zip(models[0].policy.parameters(), models[1].policy.parameters(), strict=True):
         th.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 
@@ -342,7 +342,7 @@ def test_the_authors_reward_normaliser_goes_with_masks():
         rollout_buffer_class=NormalizedRewardMaskableRolloutBuffer, rollout_buffer_kwargs=dict(reward_normalizer=normalizer)
     )
     model.learn(48)
-    assert normalizer.return_rms.count > 40 and model._n_aux_phases == 1
+    assert normalizer.return_rms.count > 40 and model.n_aux_phases == 1
 
 
 def test_rollouts_are_kept_without_a_copy():

@@ -285,7 +285,7 @@ def test_a_custom_value_head_is_refused_before_its_units_would_be_changed():
     with pytest.raises(ValueError, match=r"normalize_value_targets.*ValueHead"):
         PPG(OwnHead, "CartPole-v1")
     settings = dict(n_steps=32, n_policy_iterations=1, batch_size=32)
-    assert PPG(OwnHead, "CartPole-v1", normalize_value_targets=False, **settings).learn(32)._n_aux_phases == 1
+    assert PPG(OwnHead, "CartPole-v1", normalize_value_targets=False, **settings).learn(32).n_aux_phases == 1
 
 
 def test_a_features_extractor_may_be_any_callable():
@@ -331,7 +331,7 @@ def test_a_custom_policy_is_welcome():
 
     env = gym.make("CartPole-v1")
     model = PPG(Wider, env, n_steps=32, n_policy_iterations=2).learn(64)
-    assert model._n_aux_phases == 1 and model.policy.value_net.in_features == 32
+    assert model.n_aux_phases == 1 and model.policy.value_net.in_features == 32
 
 
 def test_minatars_network_reads_grids_with_channels_last():

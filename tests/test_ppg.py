@@ -125,7 +125,7 @@ def test_micro_batches_are_the_same_step():
     states = []
     for micro_batch_size in (None, 5):
         model = make(micro_batch_size=micro_batch_size, n_value_epochs=2, max_grad_norm=0.5).learn(16 * 3)
-        assert model._n_aux_phases == 1
+        assert model.n_aux_phases == 1
         states.append(weights(model))
     for name in states[0]:
         th.testing.assert_close(states[0][name], states[1][name], rtol=0, atol=2e-6)
@@ -235,13 +235,13 @@ def test_the_auxiliary_phase_follows_every_n_pi_iterations():
     model, record = make(), Record()
     model.learn(16 * 7, callback=record)
     assert record.stored == [0, 1, 2, 0, 1, 2, 0]
-    assert model._n_aux_phases == 2 and len(model.aux_buffer) == 1
+    assert model.n_aux_phases == 2 and len(model.aux_buffer) == 1
 
 
 def test_what_a_budget_leaves_over_is_used_by_the_next_call():
     model, record = make(), Record()
     model.learn(16 * 2, callback=record)
-    assert model._n_aux_phases == 0 and len(model.aux_buffer) == 2
+    assert model.n_aux_phases == 0 and len(model.aux_buffer) == 2
     kept = set(np.concatenate(model.aux_buffer.value_targets).ravel().tolist())
     trained_on, original = set(), model.criterion.auxiliary_losses
 
@@ -252,7 +252,7 @@ def test_what_a_budget_leaves_over_is_used_by_the_next_call():
     model.criterion.auxiliary_losses = spy
     model.learn(16, callback=record, reset_num_timesteps=False)
     assert record.stored == [0, 1, 2]
-    assert model._n_aux_phases == 1 and len(model.aux_buffer) == 0
+    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 0
     assert kept < trained_on
 
 
@@ -282,7 +282,7 @@ def test_the_auxiliary_phase_sees_all_and_only_the_phase():
 def test_no_auxiliary_phase_stores_nothing():
     model = make(n_aux_epochs=0)
     logged = learn_and_log(model, 16 * 4)
-    assert len(model.aux_buffer) == 0 and model._n_aux_phases == 0
+    assert len(model.aux_buffer) == 0 and model.n_aux_phases == 0
     assert "train/loss" in logged and not any(name.startswith("aux/") for name in logged)
 
 
@@ -349,7 +349,7 @@ def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_n
             for head in (model.policy.value_net, model.policy.aux_value_net):
                 head.weight *= scale  # for the first predictions to be as much larger
         logged = learn_and_log(model, 2 * 16 * 3 * 2)
-        assert model._n_aux_phases == 2
+        assert model.n_aux_phases == 2
         results.append((logged, weights(model)))
     (small, expected), (large, got) = results
     assert (
@@ -558,7 +558,7 @@ def test_a_phase_on_a_disk_is_the_same(tmp_path, policy):
         array = stored["a"] if isinstance(stored, dict) else stored
         assert isinstance(array.base, np.memmap) == (kwargs != {})
         states.append(weights(model.learn(16 * 2)))
-        assert model._n_aux_phases == 1
+        assert model.n_aux_phases == 1
     for other in states[1:]:
         assert not changed(states[0], other)
     assert not list((tmp_path / "here").iterdir())  # nothing is left behind
@@ -595,7 +595,7 @@ def test_after_an_error_in_the_auxiliary_phase_the_next_phase_starts_with_nothin
     with pytest.raises(NonFiniteLossError):
         model.learn(16, reset_num_timesteps=False)
     model.learn(16 * 3, reset_num_timesteps=False)
-    assert model._n_aux_phases == 1 and len(model.aux_buffer) == 0
+    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 0
 
 
 def test_nan_stops_the_auxiliary_phase_before_the_weights_are_touched():
@@ -741,7 +741,7 @@ def test_a_budget_below_one_phase_warns_once_with_the_numbers():
     with pytest.warns(UserWarning) as caught:
         model.learn(33)  # three rollouts
         model.learn(16, reset_num_timesteps=False)  # the fourth, and the auxiliary phase
-    assert model._n_aux_phases == 1
+    assert model.n_aux_phases == 1
     (message,) = [str(warning.message) for warning in caught]
     assert {warning.filename for warning in caught} == {__file__}
     assert "budget of 33 steps" in message and "16 * 1 * 4 = 64 steps" in message and "n_aux_epochs=0" in message

@@ -425,7 +425,7 @@ def test_every_policy_trains_on_every_space(policy, space, actions, architecture
     model = make(policy, make_env(space, actions), policy_kwargs=dict(architecture=architecture, n_lstm_layers=2))
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
     logged = learn_and_log(model, 8 * 2 * 3)
-    assert model._n_aux_phases == 1 and len(model.aux_buffer) == 1
+    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 1
     assert not [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
     assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
 
@@ -479,7 +479,7 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
 def test_two_optimizers_and_separate_epochs(architecture):
     model = make(n_value_epochs=2, policy_kwargs=dict(architecture=architecture))
     logged = learn_and_log(model, 8 * 2 * 3)
-    assert model._n_aux_phases == 1 and model.value_optimizer.state and np.isfinite(logged["train/loss"])
+    assert model.n_aux_phases == 1 and model.value_optimizer.state and np.isfinite(logged["train/loss"])
 
 
 def test_images_in_bfloat16_in_micro_batches():
@@ -487,7 +487,7 @@ def test_images_in_bfloat16_in_micro_batches():
     policy_kwargs = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(4, 4), features_dim=8))
     model = make("CnnLstmPolicy", make_env(space), policy_kwargs=policy_kwargs, mixed_precision="bf16", recompute_states=True)
     model.learn(8 * 2 * 3)
-    assert model._n_aux_phases == 1 and model._micro_batch_size() is not None
+    assert model.n_aux_phases == 1 and model._micro_batch_size() is not None
 
 
 # ---- as SB3 has it ----
@@ -553,7 +553,7 @@ def test_the_authors_reward_normaliser_goes_with_lstms():
     cls = NormalizedRewardSequenceRolloutBuffer
     model = make(rollout_buffer_class=cls, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
     model.learn(48)
-    assert normalizer.return_rms.count > 40 and model._n_aux_phases == 1
+    assert normalizer.return_rms.count > 40 and model.n_aux_phases == 1
 
 
 class OnceAllocated(SequenceRolloutBuffer):

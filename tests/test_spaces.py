@@ -44,7 +44,7 @@ def check(policy, observation_space, action_space, tmp_path, n_envs=2, **kwargs)
     model = PPG(policy, env, seed=0, device="cpu", **sizes, **kwargs)
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
     logged = learn_and_log(model, 8 * n_envs * 3)
-    assert model._n_aux_phases == 1 and len(model.aux_buffer) == 1
+    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 1
     still = [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
     assert not still
     assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)

@@ -147,7 +147,9 @@ def test_the_familys_tables_are_made_of_the_same_rows(tmp_path, monkeypatch):
             results.add(one, outcome_of(one, value))
     assert all(name in CONTESTANTS for comparison in family.COMPARISONS for name in comparison.contestants)
     assert all(env_id in family.BY_NAME for comparison in family.COMPARISONS for env_id in comparison.tasks)
-    small = family.Comparison("Two", "", ["PPG", "PPO"], {"LunarLander-v3": 500_000, "Hopper-v5": 1})
+    small = family.Comparison("Two", "", ["PPG", "PPO"], {"LunarLander-v3": 500_000, "Hopper-v5": 1}, closest=("PPG",))
+    assert [one.seed for one in small.trainings() if one.contestant == "PPG"] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert {one.seed for one in small.trainings() if one.contestant == "PPO"} == {0, 1, 2}
     np.testing.assert_allclose(family.scores_of(family.table_of(results, small))["PPO"], np.full((3, 1), 0.25))
     monkeypatch.setattr(family, "COMPARISONS", [small, family.COMPARISONS[1]])
     monkeypatch.setattr(family, "SPEED", tmp_path / "speed.csv")

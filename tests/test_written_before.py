@@ -24,7 +24,7 @@ every_sample = pytest.mark.parametrize("folder", OF_ONE, ids=lambda folder: str(
 
 def check(model: PPG, folder: Path) -> None:
     assert type(model) is SAMPLES[folder.name].algorithm
-    assert model.num_timesteps == N_TIMESTEPS and model._n_aux_phases == (folder.name != "idaac")
+    assert model.num_timesteps == N_TIMESTEPS and model.n_aux_phases == (folder.name != "idaac")
     np.testing.assert_array_equal(weights(model), np.load(folder / "parameters.npy"))
 
 
@@ -41,7 +41,7 @@ def test_zip_files_and_trainings_go_on(folder):
     assert len(model.aux_buffer) == 2 * (folder.name != "idaac")
     assert len(model.replay.rollouts) == 2 * (folder.name == "replay")
     model.learn(8, reset_num_timesteps=False)
-    assert model._n_aux_phases == 2 * (folder.name != "idaac")
+    assert model.n_aux_phases == 2 * (folder.name != "idaac")
 
 
 @every_sample
@@ -50,7 +50,7 @@ def test_shared_files(folder):
     check(model, folder)
     assert (model.rollout_buffer_class is NormalizedRewardRolloutBuffer) == (folder.name == "ppg")
     model.learn(24, reset_num_timesteps=False)
-    assert model._n_aux_phases == 2 * (folder.name != "idaac")
+    assert model.n_aux_phases == 2 * (folder.name != "idaac")
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def go_on_in_several(folder: Path) -> bool:
     model.load_aux_buffer(folder / "aux.npz")
     same = np.array_equal(np.stack(model.aux_buffer.observations), np.load(folder / f"observations_{rank()}.npy"))
     model.learn(16, reset_num_timesteps=False)
-    return same and model._n_aux_phases == 2
+    return same and model.n_aux_phases == 2
 
 
 @pytest.mark.slow

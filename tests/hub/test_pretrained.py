@@ -135,7 +135,7 @@ def test_round_trip(name, tmp_path):
         set_random_seed(1)
         again.learn(2 * 16, reset_num_timesteps=False)
     same_parameters(*ways)
-    assert ways[0]._n_aux_phases == ways[1]._n_aux_phases == model._n_aux_phases + 1
+    assert ways[0].n_aux_phases == ways[1].n_aux_phases == model.n_aux_phases + 1
 
 
 @pytest.mark.parametrize("name", ["discrete", "LSTMs", "masks"])

@@ -1,4 +1,4 @@
-"""PPG-EWMA and stale data against every number of the authors' code, and what follows from the paper."""
+"""PPG-EWMA and stale data against the numbers of the authors' code, and what follows from the paper."""
 
 import math
 

@@ -62,7 +62,7 @@ def test_samples_that_weigh_nothing_teach_nothing(kind, objective, n_value_epoch
     model = make(kind, objective_kwargs=dict(weight=0.0), **kwargs)
     before = model.policy.parameters_to_vector()
     model.learn(2 * 16)
-    assert model._n_aux_phases == 1
+    assert model.n_aux_phases == 1
     np.testing.assert_array_equal(model.policy.parameters_to_vector(), before)
 
 

@@ -1,4 +1,4 @@
-"""DCPG, DDCPG, DAAC, IDAAC and DNA against every number of their authors' codes."""
+"""DCPG, DDCPG, DAAC, IDAAC and DNA against the numbers of their authors' codes."""
 
 from functools import partial
 from typing import Any

@@ -50,7 +50,7 @@ def everything(model: PPG) -> dict[str, th.Tensor]:
             tensors |= {f"{name} optimizer {index} {key}": value for key, value in state.items()}
     if normalizer := model.get_vec_normalize_env():
         tensors["returns"] = th.as_tensor(normalizer.ret_rms.var)
-    counters = (model.num_timesteps, model._n_aux_phases, model._n_updates, model._n_stored_rollouts)
+    counters = (model.num_timesteps, model.n_aux_phases, model._n_updates, model._n_stored_rollouts)
     tensors["counters"] = th.tensor(counters)
     return {name: value.clone() for name, value in tensors.items()}
 

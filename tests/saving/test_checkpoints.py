@@ -251,7 +251,7 @@ def test_observations_on_a_disk_come_back_to_the_disk(tmp_path):
     for ours, theirs in zip(resumed.aux_buffer.observations, model.aux_buffer.observations, strict=True):
         assert isinstance(ours.base, np.memmap) and np.array_equal(ours, theirs)
     resumed.learn(8 * 5, reset_num_timesteps=False)
-    assert resumed._n_aux_phases == 1
+    assert resumed.n_aux_phases == 1
     assert not list((tmp_path / "disk").iterdir())
 
 

@@ -439,7 +439,7 @@ def test_the_size_is_looked_for_once_per_training(monkeypatch):
     monkeypatch.setattr("sb3_ppg.epochs.fitting_micro_batch_size", lambda *args: asked.append(args) or original(*args))
     model = make()
     model.learn(2 * 32)
-    assert len(asked) == 1 and model._n_aux_phases > 0
+    assert len(asked) == 1 and model.n_aux_phases > 0
     model.learn(32)
     assert len(asked) == 2
 

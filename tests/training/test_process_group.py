@@ -144,7 +144,7 @@ def test_three_processes(tmp_path):
 def train_three() -> dict[str, bytes]:
     model = make(env=VecNormalize(random_env()))
     model.learn(2 * PHASE * 3)
-    assert model.num_timesteps == 2 * PHASE * 3 and model._n_aux_phases == 2
+    assert model.num_timesteps == 2 * PHASE * 3 and model.n_aux_phases == 2
     tensors = {key: value.numpy().tobytes() for key, value in everything(model).items()}
     return {**tensors, "statistics": b"".join(one.tobytes() for one in numbers_of(model.env))}
 

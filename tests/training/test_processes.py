@@ -41,7 +41,7 @@ def train_on(model: PPG, rollouts: list[dict[str, np.ndarray]], envs: slice) -> 
             setattr(model.rollout_buffer, name, array[:, envs].copy())
         model.rollout_buffer.full = True
         model.train()
-    assert model._n_aux_phases == 1
+    assert model.n_aux_phases == 1
 
 
 def logged(model: PPG) -> list[float]:
@@ -90,7 +90,7 @@ def halves(rank: int, rollouts) -> np.ndarray:
 def learn(rank: int, _) -> np.ndarray:
     model = make(n_envs=2, seed=0, target_kl=0.01)
     model.learn(2 * N_STEPS * 2 * N_ROLLOUTS * 2)
-    assert model._n_aux_phases == 2
+    assert model.n_aux_phases == 2
     return np.append(parameters(model), model.rollout_buffer.observations.sum())
 
 

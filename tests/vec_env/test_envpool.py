@@ -142,7 +142,7 @@ def test_ppg_trains_on_it(env_id):
     venv = EnvPoolVecEnv(env_id, 2)
     assert all(space.dtype != np.float64 for space in (venv.observation_space, venv.action_space))
     model = PPG("CnnPolicy" if env_id == "CoinrunEasy-v0" else "MlpPolicy", venv, **SMALL).learn(64)
-    assert model._n_aux_phases == 1
+    assert model.n_aux_phases == 1
 
 
 def test_dictionaries_of_observations():

@@ -338,7 +338,7 @@ def test_training_goes_on_exactly(tmp_path):
         for folder in ("second", "third")
     ]
     for model in models:
-        assert model.num_timesteps == 384 and model._n_aux_phases == 3 and model._current_progress_remaining == 0
+        assert model.num_timesteps == 384 and model.n_aux_phases == 3 and model._current_progress_remaining == 0
     for a, b in zip(*(model.policy.parameters() for model in models), strict=True):
         assert th.equal(a, b)
     assert "trained for 192 steps already" in run(*resume, "-n", "192", *small, cwd=tmp_path, fails=True)
@@ -377,11 +377,11 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
         path.name for path in folder.iterdir()
     }
     model = ALGOS[algo].load(folder / f"{env_id}.zip")
-    assert model.num_timesteps == 192 and model._n_aux_phases == 1
+    assert model.num_timesteps == 192 and model.n_aux_phases == 1
     resume = ("-n", "256", "--eval-freq", "-1", "--continue", "-i", str(folder / f"{env_id}.zip"), *SMALL)
     output = run("train", *which, *resume, cwd=tmp_path)
     assert "Going on after 192 steps" in output and "aux_buffer.npz" in output
-    assert ALGOS[algo].load(tmp_path / "logs" / algo / f"{env_id}_2" / f"{env_id}.zip")._n_aux_phases == 2
+    assert ALGOS[algo].load(tmp_path / "logs" / algo / f"{env_id}_2" / f"{env_id}.zip").n_aux_phases == 2
 
     assert "Mean episode length" in run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", cwd=tmp_path)
     assert "over 5 episodes" in run("report", *which, "--episodes", "5", cwd=tmp_path)
