@@ -47,6 +47,15 @@ def hub_server(monkeypatch) -> Iterator[HubServer]:
         yield server
 
 
+@pytest.fixture(autouse=True)
+def validated_distributions() -> Iterator[None]:
+    """Torch's compiler switches validation off for good, in the process that uses it first: other tests do not see that."""
+    from torch.distributions import Distribution
+
+    yield
+    Distribution.set_default_validate_args(True)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long comes first: at the end no process waits long for another one."""
     items.sort(key=lambda item: "slow" not in item.keywords)
