@@ -19,7 +19,6 @@ import json
 import multiprocessing
 import os
 import time
-from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,12 +30,12 @@ import numpy as np
 import pandas as pd
 import torch as th
 import yaml
-from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.logger import CSVOutputFormat, Logger
 
 from benchmarks.machine import processor
+from benchmarks.suites.training import make
 from sb3_ppg import PPG
-from sb3_ppg.zoo import ALGOS, register
+from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.registration import hyperparameter_file
 
 RESULTS = Path(__file__).parent / "results"
@@ -96,7 +95,9 @@ class Start(NamedTuple):
         """
         th.set_num_threads(1)
         with TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
-            model = self._model(Path(folder))
+            model = make(self.algorithm, self.env_id, json.loads(self.settings), Path(folder))[1]
+            assert isinstance(model, PPG)
+            model._stats_window_size = 10**6  # all episodes are kept
             phase = model.n_steps * model.n_envs * model.n_policy_iterations
             n_phases = N_PHASES if N_PHASES * phase <= MAX_TIMESTEPS else 1
             model.set_logger(Logger(folder, [CSVOutputFormat(f"{folder}/progress.csv")]))
@@ -105,24 +106,12 @@ class Start(NamedTuple):
             seconds = time.process_time() - start
             return self._row(model, n_phases, seconds, pd.read_csv(f"{folder}/progress.csv"))
 
-    def _model(self, folder: Path) -> PPG:
-        """As ``sb3-ppg train`` does."""
-        register()
-        config = folder / "entry.yml"
-        config.write_text(yaml.safe_dump({self.env_id: json.loads(self.settings)}))
-        arguments: dict[str, Any] = dict(eval_freq=-1, seed=0, verbose=0, device="cpu", config=str(config))
-        setup = ExperimentManager(Namespace(), self.algorithm, self.env_id, str(folder), **arguments).setup_experiment()
-        assert setup is not None
-        model = setup[0]
-        assert isinstance(model, PPG)
-        model._stats_window_size = 10**6  # all episodes are kept
-        return model
-
     def _row(self, model: PPG, n_phases: int, seconds: float, progress: pd.DataFrame) -> dict[str, Any]:
         logged = progress.filter(regex="^(train|aux)/").ffill().iloc[-1]
         if not np.isfinite(logged.drop([name for name in logged.index if "explained" in name])).all():
             raise FloatingPointError(f"{self}: {logged.to_dict()}")
-        assert logged["aux/n_phases"] == n_phases and model.ep_info_buffer is not None
+        has_phases = model.n_aux_epochs > 0  # DAAC's and IDAAC's have none
+        assert (model.n_aux_phases > 0) == has_phases and model.ep_info_buffer is not None  # DNA's begin with the second
         returns = [episode["r"] for episode in model.ep_info_buffer]
         fifth = -(-len(returns) // 5)
         first, last = (float(np.mean(part)) if part else np.nan for part in (returns[:fifth], returns[-fifth:]))
@@ -137,8 +126,8 @@ class Start(NamedTuple):
             episodes=len(returns),
             first=round(first, 3),
             last=round(last, 3),
-            aux_kl=f"{logged['aux/kl']:.1e}",
-            aux_explained_variance=round(float(logged["aux/explained_variance"]), 3),
+            aux_kl=f"{logged['aux/kl']:.1e}" if has_phases else "",
+            aux_explained_variance=round(float(logged["aux/explained_variance"]), 3) if has_phases else "",
             seconds=round(seconds),
             machine=processor(),
         )

@@ -18,7 +18,7 @@ from stable_baselines3.common.logger import CSVOutputFormat, Logger
 from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.machine import processor
-from benchmarks.suites.contestants import Training
+from benchmarks.suites.contestants import Settings, Training
 from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 
 LAST_EPISODES = 100
@@ -127,17 +127,33 @@ def train(training: Training, folder: Path) -> Outcome:
 
 
 def _make(training: Training, folder: Path) -> tuple[ExperimentManager, BaseAlgorithm]:
-    """As ``sb3-ppg train`` does, with hyperparameters from a file in the folder."""
+    task = training.task
+    return make(training.algorithm, task.env_id, training.settings(), folder, training.seed, task.env_kwargs)
+
+
+def make(
+    algorithm: str, env_id: str, settings: Settings, folder: Path, seed: int = 0, env_kwargs: Settings | None = None
+) -> tuple[ExperimentManager, BaseAlgorithm]:
+    """
+    As ``sb3-ppg train`` does.
+
+    :param algorithm: its name in RL Zoo
+    :param env_id: of the environment
+    :param settings: hyperparameters, which are written to a file in the folder
+    :param folder: of the training
+    :param seed: of the agent and its environments
+    :param env_kwargs: of the environments
+    """
     config = folder / "settings.yml"
-    config.write_text(yaml.safe_dump({training.task.env_id: training.settings()}))
+    config.write_text(yaml.safe_dump({env_id: settings}))
     manager = ExperimentManager(
         Namespace(),
-        training.algorithm,
-        training.task.env_id,
+        algorithm,
+        env_id,
         str(folder / "zoo"),
         eval_freq=-1,
-        env_kwargs=dict(training.task.env_kwargs or {}),
-        seed=training.seed,
+        env_kwargs=dict(env_kwargs or {}),
+        seed=seed,
         verbose=0,
         device="cpu",
         config=str(config),
