@@ -54,6 +54,19 @@ def channels_first(images: np.ndarray) -> np.ndarray:
     return np.moveaxis(images, -1, -3).copy()
 
 
+class Numbers(dict[str, np.ndarray]):
+    """Of a file; it knows which of them nobody has used."""
+
+    def __init__(self, file: str):
+        with np.load(DATA / f"{file}.npz") as archive:
+            super().__init__(archive)
+        self.unused = {key for key in self if not key.startswith("settings/")}
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        self.unused.discard(key)
+        return super().__getitem__(key)
+
+
 class GoldenTraining:
     """
     A model with the recorded weights, in float64, that is given recorded rollouts, orders of minibatches and noisy targets.
@@ -66,8 +79,7 @@ class GoldenTraining:
     """
 
     def __init__(self, file: str, monkeypatch: Any, architecture: str, adam_eps: float, **arguments: Any):
-        with np.load(DATA / f"{file}.npz") as archive:
-            self.golden = dict(archive)
+        self.golden = Numbers(file)
         setting = self.setting
         self.n_envs, self.n_steps = int(setting("n_envs")), int(setting("n_steps"))
         self.model = PPG(
@@ -173,6 +185,13 @@ class GoldenTraining:
             ours = np.array([step[name] for step in norms])
             self.check(ours if self.golden[key].ndim else ours[0], key)
 
+    def check_that_all_are_used(self, but: set[str]) -> None:
+        """
+        :param but: parts of the names of numbers that are neither given to the model nor compared with its own
+        """
+        forgotten = sorted(key for key in self.golden.unused if but.isdisjoint(key.split("/")))
+        assert not forgotten, forgotten
+
     # ---- rollouts ----
 
     @th.no_grad()
@@ -197,16 +216,17 @@ class GoldenTraining:
     @th.no_grad()
     def fill_rollout_buffer(self, rollout: int, values: np.ndarray, log_probs: np.ndarray, rewards: str) -> None:
         """With recorded steps, and V of its end by the present network."""
-        golden = {key.split("/")[1]: value for key, value in self.golden.items() if key.startswith(f"roll{rollout}/")}
+        names = ("obs", "action", rewards, "episode_start", "final_obs", "final_episode_start")
+        obs, actions, received, starts, final_obs, dones = (self.golden[f"roll{rollout}/{name}"] for name in names)
         buffer = self.model.rollout_buffer
         buffer.reset()
         for t in range(self.n_steps):
-            step = (channels_first(golden["obs"][:, t]), golden["action"][:, t], golden[rewards][:, t])
-            buffer.add(*step, golden["episode_start"][:, t], th.as_tensor(values[:, t]), th.as_tensor(log_probs[:, t]))
-        last_values = self.policy.predict_values(th.as_tensor(channels_first(golden["final_obs"])))
-        dones = golden["final_episode_start"]
+            step = (channels_first(obs[:, t]), actions[:, t], received[:, t], starts[:, t])
+            buffer.add(*step, th.as_tensor(values[:, t]), th.as_tensor(log_probs[:, t]))
+        last_values = self.policy.predict_values(th.as_tensor(channels_first(final_obs)))
+        self.check(last_values.flatten(), f"roll{rollout}/final_value")
         buffer.compute_returns_and_advantage(last_values, dones)
-        self.model.rollout_end = RolloutEnd(channels_first(golden["final_obs"]), last_values.flatten().numpy(), dones)
+        self.model.rollout_end = RolloutEnd(channels_first(final_obs), last_values.flatten().numpy(), dones)
 
     def impose_order(self, key: str, n_epochs: int) -> None:
         """Of (env, step) for each sample: the next epochs deal their minibatches so."""

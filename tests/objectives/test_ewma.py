@@ -9,6 +9,8 @@ import torch as th
 from sb3_ppg import RewardNormalizer
 from tests.golden import DATA, DoubleNormalizedRewardRolloutBuffer, GoldenTraining
 
+# What they compute and do not use, a loss of the value function before it is trained, and the order of the calls here
+NOT_COMPARED = {"weight_squared", "vf", "collected_after_update"}
 EWMA = ["ewma_dual", "ewma_detach", "ewma_kl", "ewma_stale"]
 STALE = ["stale_decoupled", "stale_behavior", "stale_proximal"]
 
@@ -57,6 +59,15 @@ class EWMATraining(GoldenTraining):
         if ewma or objective == "decoupled":
             self.model.criterion.restart(self.policy)  # the weights of the file
         self.average = self.model.criterion.proximal.module if ewma else None
+        self.compared: list[tuple[th.Tensor, th.Tensor, th.Tensor]] = []  # of each minibatch
+        add_to = self.model.criterion.with_entropy_and_penalty
+
+        def recorded(surrogate, batch, log_prob, proximal_log_prob, *args):
+            found = add_to(surrogate, batch, log_prob, proximal_log_prob, *args)
+            self.compared.append((log_prob.detach(), proximal_log_prob, found.total.detach()))
+            return found
+
+        monkeypatch.setattr(self.model.criterion, "with_entropy_and_penalty", recorded)
 
     def total_weight(self) -> float:
         decay = self.model.criterion.decay
@@ -86,27 +97,51 @@ class EWMATraining(GoldenTraining):
             self.check(log_probs, f"{key}/logp_importance")
         self.fill_rollout_buffer(rollout, values, log_probs, "reward_raw")
         buffer = model.rollout_buffer
+        self.check(buffer.reward_normalizer.return_rms.var, f"{key}/reward_normaliser_variance")
         self.check(buffer.rewards.T, f"{key}/reward_normalised")
         self.check(buffer.returns.T, f"{key}/value_target")
         self.check(buffer.advantages.T, f"{key}/advantage_raw")
+        moments = buffer.advantages.mean(), buffer.advantages.var()
+        self.check(moments, f"{key}/advantage_moments/batch_mean_var")
         if self.n_value_epochs is not None:
             self.impose_order(f"{key}/value_epochs/minibatch_order", self.n_value_epochs)
         self.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
         self.epochs.clear()
         self.gradient_norms.clear()
+        self.compared.clear()
         model.train()
         self.check(buffer.advantages.reshape(self.n_envs, self.n_steps), f"{key}/advantage_normalised")
+        self.check_moments(rollout, moments)
         self.check_policy_phase(rollout)
+
+    def check_moments(self, rollout: int, of_rollout: tuple[float, float]) -> None:
+        """By which advantages are normalised: of this rollout, or averages, of which we keep no sums."""
+        key, criterion = f"roll{rollout}/advantage_moments", self.model.criterion
+        weight, mean, variance = float(self.n_envs * self.n_steps), *of_rollout
+        if getattr(criterion, "advantage_decay", 0) > 0:
+            weight, mean, variance = criterion.advantage_weight, criterion.advantage_mean, criterion.advantage_variance
+        squares = weight * (variance + mean**2)
+        ours = dict(weight=weight, mean=mean, var=variance, weighted_sum=weight * mean, weighted_sum_of_squares=squares)
+        for name, value in ours.items():
+            self.check(value, f"{key}/{name}")
 
     def check_policy_phase(self, rollout: int) -> None:
         phase, model = f"roll{rollout}/policy_phase", self.model
         n_value_epochs = self.n_value_epochs or 0
         value_epochs, epochs = self.epochs[:n_value_epochs], self.epochs[n_value_epochs : n_value_epochs + model.n_epochs]
-        names = {"pg": ("policy_gradient_loss", 1), "negent": ("entropy_loss", model.ent_coef)}
+        names = {
+            "pg": ("policy_gradient_loss", 1),
+            "negent": ("entropy_loss", model.ent_coef),
+            "entropy": ("entropy_loss", -1),
+        }
         if model.kl_coef > 0:
             names["pi_kl"] = ("kl_penalty", 1)
+        else:
+            assert not self.golden[f"{phase}/pi_kl"].any()
         if model.objective != "ppg":
             names["imp_samp_clipfrac"] = ("importance_clip_fraction", 1)
+        else:
+            assert not self.golden[f"{phase}/imp_samp_clipfrac"].any()  # it has no limit
         if not value_epochs:
             names["vf"] = ("value_loss", model.vf_coef)
         self.check_losses(epochs, phase, names)
@@ -116,6 +151,10 @@ class EWMATraining(GoldenTraining):
         of_values = sum(len(epoch.sizes) for epoch in value_epochs)
         of_policy = of_values + sum(len(epoch.sizes) for epoch in epochs)
         self.check_gradient_norms(self.gradient_norms[of_values:of_policy], phase)
+        if value_epochs:
+            self.check_gradient_norms(self.gradient_norms[:of_values], f"roll{rollout}/value_epochs")
+        for name, ours in zip(("logp_new", "logp_proximal", "pi"), zip(*self.compared, strict=True), strict=True):
+            self.check(th.stack(ours), f"{phase}/{name}")
         log_ratios = th.cat([epoch.log_ratio for epoch in epochs]).reshape(of_policy - of_values, -1).numpy()
         self.check((log_ratios**2).mean(axis=1) / 2, f"{phase}/approxkl")
         if f"{phase}/clipfrac" in self.golden and model.clip_range is not None:
@@ -132,6 +171,7 @@ class EWMATraining(GoldenTraining):
             self.check_weights("weights_after_policy_phase")
             if self.average is not None:
                 self.check_weights("ewma_after_policy_phase", self.average)
+                self.check(self.total_weight(), f"ewma_total_weight/after_roll{self.n_pi - 1}")
             record(*args)
             before = model.aux_buffer.recorded.reshape(self.n_pi, self.n_envs, self.n_steps, -1)
             for rollout in range(self.n_pi):
@@ -165,6 +205,8 @@ def test_the_authors_numbers(file, monkeypatch):
     has_aux = training.model.n_aux_epochs > 0
     if has_aux:
         training.impose_auxiliary_phase(monkeypatch)
+    if training.average is not None:
+        training.check(training.total_weight(), "ewma_total_weight/init")
     collected: list[np.ndarray] = []
     n_rollouts = 1 + max(int(key.split("/")[0][4:]) for key in training.golden if key.startswith("roll"))
     for iteration in range(n_rollouts + training.staleness):
@@ -182,3 +224,4 @@ def test_the_authors_numbers(file, monkeypatch):
     training.check_weights(last)
     if training.average is not None:
         training.check_weights("ewma_after_second_policy_phase", training.average)
+    training.check_that_all_are_used(NOT_COMPARED)

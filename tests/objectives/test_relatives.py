@@ -9,6 +9,8 @@ import torch as th
 
 from tests.golden import DATA, DoubleRolloutBuffer, GoldenTraining
 
+# What they only report; logits of which the files have the probabilities too; their network, with ReLUs that work in place
+NOT_COMPARED = {"kl_new_old", "order_accuracy_theirs", "logits_old", "raw_logits_target", "inplace_relu"}
 # Their names of losses, ours, and the factor that ours lacks
 OF_POLICY = {"action_loss": ("policy_gradient_loss", 1), "entropy": ("entropy_loss", -1)}
 
@@ -53,6 +55,12 @@ class RelativesTraining(GoldenTraining):
         self.check(np.concatenate([epoch.grad_norm for epoch in epochs]), f"{prefix}/grad_norm_total")
         self.check_gradient_norms(norms, prefix)
 
+    def outputs_of(self, network: th.nn.Module) -> list[th.Tensor]:
+        """What it will answer."""
+        outputs: list[th.Tensor] = []
+        network.register_forward_hook(lambda *args: outputs.append(args[-1].detach()))
+        return outputs
+
     def check_advantages(self, rollout: int) -> None:
         buffer, sizes = self.model.rollout_buffer, (self.n_envs, self.n_steps)
         self.check(buffer.advantages.reshape(sizes), f"roll{rollout}/advantage_normalised")
@@ -87,6 +95,7 @@ def test_delayed_critic(file, monkeypatch):
         objective_kwargs=dict(value_distance_coef=setting["value_dist_coef"], **dynamics),
     )
     model, buffer = training.model, training.model.aux_buffer
+    logits = training.outputs_of(model.criterion.discriminator) if file == "ddcpg" else []
     record = buffer.record
     n_phases = 0
     for rollout in range(training.n_rollouts):
@@ -124,13 +133,18 @@ def test_delayed_critic(file, monkeypatch):
             names = {"value_loss": ("value_loss", 1), "kl": ("kl", 1)}
             if file == "ddcpg":
                 names |= {"dyna_loss": ("dynamics_loss", 1)}
-                names |= {f"dyna_loss_{kind}": (f"dynamics_{kind}", 1) for kind in ("true", "false_action", "false_next")}
+                kinds = ("true", "false_action", "false_next")
+                names |= {f"dyna_loss_{kind}": (f"dynamics_{kind}", 1) for kind in kinds}
+                for place, kind in enumerate(kinds):
+                    by_sequence = th.stack(logits[place :: len(kinds)]).unflatten(1, (-1, training.n_steps))
+                    training.check(by_sequence.squeeze(-1), f"{aux}/dyna_logits_{kind}")
             epochs = training.epochs[model.n_epochs :]
             training.check_steps(rollout, "aux_phase", epochs, training.gradient_norms[len(norms) :], names)
             training.check_weights(f"{key}/weights_after_aux_phase")
         else:
             training.check_weights(f"{key}/weights_after_policy_phase")
     assert n_phases == 1 and len(buffer) == setting["buffer_size"]
+    training.check_that_all_are_used(NOT_COMPARED)
 
 
 def impose_transitions(training: GoldenTraining, aux: str, monkeypatch) -> None:
@@ -169,6 +183,7 @@ def test_advantage_head(file, monkeypatch):
         objective_kwargs=dict(advantage_coef=setting["adv_loss_coef"], value_frequency=setting["value_freq"], **order),
     )
     model, golden = training.model, training.golden
+    answers = training.outputs_of(model.criterion.classifier) if order else []
     for rollout in range(training.n_rollouts):
         key = f"roll{rollout}"
         training.start(rollout, "value_recorded")
@@ -193,12 +208,18 @@ def test_advantage_head(file, monkeypatch):
             training.check_gradient_norms(of_adversary, f"{key}/policy_phase/clf")
             total = [np.sqrt(sum(norm**2 for norm in step.values())) for step in of_adversary]
             training.check(total, f"{key}/policy_phase/clf/grad_norm_total")
+            for place, moment in enumerate(("before", "after")):
+                probabilities = th.stack(answers[place::2]).softmax(dim=-1)[..., 0]
+                training.check(probabilities, f"{key}/policy_phase/clf_probability_{moment}")
+            answers.clear()
         training.check_steps(rollout, "policy_phase", epochs, norms[:n_of_policy], names)
         training.check_weights(f"{key}/weights_after_policy_phase")
         if has_values:
             names = {"value_loss": ("value_loss", model.vf_coef)}
             training.check_steps(rollout, "value_phase", value_epochs, norms[n_of_policy:], names)
             training.check_weights(f"{key}/weights_after_value_phase")
+    not_stored = {"level", "episode_step"} if file == "idaac_misaligned" else set()
+    training.check_that_all_are_used(NOT_COMPARED | not_stored)
 
 
 def impose_pairs(training: GoldenTraining, rollout: int, monkeypatch) -> None:
@@ -261,8 +282,12 @@ def test_distillation(file, monkeypatch):
         key, distil = f"roll{rollout}", f"roll{rollout}/distil_phase"
         has_distillation = f"{distil}/loss" in golden
 
-        def record_golden_targets(*args, key=key, distil=distil) -> None:
-            training.check_weights(f"{key}/weights_after_value_phase")
+        def check_undistilled_weights(key=key) -> None:
+            for phase in ("policy", "value"):
+                training.check_weights(f"{key}/weights_after_{phase}_phase")
+
+        def record_golden_targets(*args, distil=distil, check=check_undistilled_weights) -> None:
+            check()
             record(*args)
             recorded = buffer.recorded.reshape(training.n_envs, training.n_steps, -1).clone()
             training.check(recorded[..., 0], f"{distil}/value_target")
@@ -287,6 +312,10 @@ def test_distillation(file, monkeypatch):
         norms, n_of_policy, n_of_values = training.gradient_norms, n_steps_of(epochs), n_steps_of(value_epochs)
         names = {"pg": ("policy_gradient_loss", 1), "entropy": ("entropy_loss", -1)}
         training.check_steps(rollout, "policy_phase", epochs, norms[:n_of_policy], names)
+        log_ratios = th.cat([epoch.log_ratio for epoch in epochs]).reshape(n_of_policy, -1)
+        training.check(-log_ratios.mean(dim=1), f"{key}/policy_phase/kl_approx")
+        is_clipped = (log_ratios.exp() - 1).abs() > setting["ppo_epsilon"]
+        training.check(is_clipped.double().mean(dim=1), f"{key}/policy_phase/clipfrac")
         norms = norms[n_of_policy:]
         names = {"value_loss": ("value_loss", model.vf_coef)}
         training.check_steps(rollout, "value_phase", value_epochs, norms[:n_of_values], names)
@@ -296,3 +325,6 @@ def test_distillation(file, monkeypatch):
             names = {"distil_value_loss": ("aux_value_loss", 1), "distil_policy_loss": (distance, 1)}
             training.check_steps(rollout, "distil_phase", training.epochs[n_policy_phase:], norms[n_of_values:], names)
             training.check_weights(f"{key}/weights_after_distil_phase")
+        else:
+            check_undistilled_weights()
+    training.check_that_all_are_used(NOT_COMPARED)
