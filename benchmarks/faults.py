@@ -30,11 +30,9 @@ from sb3_ppg import PPG
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("one process", "all processes", "the agent")
-COMMAND = [
-    *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "100"),
-    *("-m", "sb3_ppg", "train", "--env", "CartPole-v1", "-n", "1000000", "--seed", "1"),
-    *("--save-freq", "4000", "--eval-freq", "50000", "--eval-episodes", "20"),
-]
+LAUNCHER = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 100"
+TRAINING = "-m sb3_ppg train --env CartPole-v1 -n 1000000 --seed 1 --save-freq 4000 --eval-freq 50000 --eval-episodes 20"
+COMMAND = [sys.executable, *f"{LAUNCHER} {TRAINING}".split()]
 
 
 class Watched:

@@ -49,8 +49,12 @@ RESULTS = Path(__file__).parent / "results"
 N_EPISODES = 100
 CURVE_POINTS = 50
 ZOO_ENVS = [
-    *("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1"),
-    *("LunarLander-v3", "LunarLanderContinuous-v3"),
+    "CartPole-v1",
+    "Acrobot-v1",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+    "LunarLander-v3",
+    "LunarLanderContinuous-v3",
 ]
 EXPERIMENTS = [("CartPole-v1", "defaults", range(5)), *((env_id, "RL Zoo", range(3)) for env_id in ZOO_ENVS)]
 

@@ -96,7 +96,9 @@ def make(agent: Agent) -> hub.Evaluation:
         files = {name: path for name, path in run.files.items() if name in (ZOO, "logs/evaluations.npz")}
         assert files.keys() == {ZOO, "logs/evaluations.npz"}
         hub.write_repository(
-            *(run.model, FOLDER / agent.name, agent.name),
+            run.model,
+            FOLDER / agent.name,
+            agent.name,
             env_id=agent.env_id,
             evaluation=run.evaluation,
             files=files,

@@ -26,12 +26,7 @@ from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.epochs import PhasicEpochs
 from sb3_ppg.objectives import Coefficients, Objective, make_objective
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
-from sb3_ppg.training.optimization import (
-    Adversary,
-    Epoch,
-    Losses,
-    mean_losses,
-)
+from sb3_ppg.training.optimization import Adversary, Epoch, Losses, mean_losses
 from sb3_ppg.training.processes import average_batch_statistics, n_processes, rank
 from sb3_ppg.training.value_units import change_value_units
 

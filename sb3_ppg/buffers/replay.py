@@ -20,8 +20,14 @@ Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
 KINDS: tuple[Kind, ...] = ("policy", "value")
 # The arrays of rollout buffers: what is collected, and what is computed anew before an older rollout is used
 COLLECTED = (
-    *("observations", "actions", "rewards", "episode_starts", "values", "log_probs"),
-    *("action_masks", "lstm_states"),
+    "observations",
+    "actions",
+    "rewards",
+    "episode_starts",
+    "values",
+    "log_probs",
+    "action_masks",
+    "lstm_states",
 )
 COMPUTED = ("advantages", "returns")
 END = "end "  # before the names of what follows a rollout, among its arrays

@@ -55,18 +55,38 @@ SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"
 MAX_SUMS_BYTES = 2**18
 PARTS = {
-    *("format", "schema_version", "versions", "algorithm", "policy", "arguments", "spaces", "n_envs", "counters"),
-    *("optimizers", "vec_normalize"),
+    "format",
+    "schema_version",
+    "versions",
+    "algorithm",
+    "policy",
+    "arguments",
+    "spaces",
+    "n_envs",
+    "counters",
+    "optimizers",
+    "vec_normalize",
 }
 
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of ``aux_buffer_kwargs`` all but the capacity
 NOT_SHARED = {
-    *("policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size"),
+    "policy",
+    "env",
+    "device",
+    "verbose",
+    "tensorboard_log",
+    "stats_window_size",
     "_init_setup_model",
 }
 COUNTERS = [
-    *("num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_current_progress_remaining", "_episode_num"),
-    *("_n_updates", "_n_aux_phases", "_n_stored_rollouts"),
+    "num_timesteps",
+    "_total_timesteps",
+    "_num_timesteps_at_start",
+    "_current_progress_remaining",
+    "_episode_num",
+    "_n_updates",
+    "_n_aux_phases",
+    "_n_stored_rollouts",
 ]
 LATER_COUNTERS = ["_n_rollouts", "_n_replayed_rollouts"]  # 0 in the first files
 NETWORKS = ("policy", "criterion")  # attributes whose weights are shared: the policy, and what its objective owns
@@ -408,7 +428,13 @@ def _build(
         model._setup_model()
     model.seed = seed
     check_auxiliary_batches(model, description["n_envs"])
-    counters = {**dict.fromkeys(LATER_COUNTERS, 0), **description["counters"]}
+    _set_counters(model, description["counters"])
+    return model
+
+
+def _set_counters(model: PPG, described: dict[str, Any]) -> None:
+    """How far the training was; what the model is to have stored has to fit."""
+    counters = {**dict.fromkeys(LATER_COUNTERS, 0), **described}
     exactly(counters, {*COUNTERS, *LATER_COUNTERS}, "counters")
     most = max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
     if isinstance(counters["_n_stored_rollouts"], int) and counters["_n_stored_rollouts"] > most:
@@ -417,7 +443,6 @@ def _build(
         raise ModelFormatError(f"_n_replayed_rollouts: {model.replay.capacity} rollouts are replayed at most")
     for name in (*COUNTERS, *LATER_COUNTERS):
         setattr(model, name, _progress(counters, name) if name == "_current_progress_remaining" else _count(counters, name))
-    return model
 
 
 MAX_COUNT = 2**53

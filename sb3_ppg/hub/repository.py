@@ -72,7 +72,9 @@ def push(
     """
     with tempfile.TemporaryDirectory() as folder:
         write_repository(
-            *(model, folder, repo_id),
+            model,
+            folder,
+            repo_id,
             env_id=env_id,
             evaluation=evaluation,
             files=files,

@@ -131,10 +131,9 @@ def optimize_epoch(
         for minibatch in minibatches:
             names: list[str] = []
             if adversary is not None:
-                gradient = _gradient(adversary.optimizer, minibatch, adversary.loss_fn, micro_batch_size)
+                gradient = _step_of(adversary, minibatch, micro_batch_size, max_grad_norm)
                 names += [f"adversary_{name}" for name in gradient.losses.names]
                 history.append(gradient.values)
-                _take_step(adversary.optimizer, gradient, max_grad_norm)
             gradient = _gradient(optimizer, minibatch, loss_fn, micro_batch_size)
             names += gradient.losses.names
             history += [gradient.values, gradient.norm]
@@ -174,6 +173,14 @@ def _gradient(
         average_gradients(parameters, values)
     parts = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return _Gradient(losses, values, gradient_norm(parts), parts)
+
+
+def _step_of(
+    adversary: Adversary, minibatch: Minibatch, micro_batch_size: int | None, max_grad_norm: float | None
+) -> _Gradient:
+    gradient = _gradient(adversary.optimizer, minibatch, adversary.loss_fn, micro_batch_size)
+    _take_step(adversary.optimizer, gradient, max_grad_norm)
+    return gradient
 
 
 def _take_step(optimizer: th.optim.Optimizer, gradient: _Gradient, max_grad_norm: float | None) -> None:

@@ -18,8 +18,11 @@ from sb3_ppg.training.processes import rank
 
 # What Procgen links to on Python 3.11, in an order in which it can be loaded
 QT_LIBRARIES = [
-    *("libicudata.so.56", "libicuuc.so.56", "libicui18n.so.56"),
-    *("libQt5Core.so.5", "libQt5Gui.so.5"),
+    "libicudata.so.56",
+    "libicuuc.so.56",
+    "libicui18n.so.56",
+    "libQt5Core.so.5",
+    "libQt5Gui.so.5",
 ]
 
 

@@ -69,8 +69,7 @@ WRAPPERS = {f"{module}.{name}" for module, names in WRAPPERS_OF.items() for name
 # ---- push_to_hub ----
 
 
-def push() -> None:
-    """The command. For algorithms that are not ours, the Zoo's."""
+def _arguments_of_push() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Share a trained agent on the Hugging Face Hub", allow_abbrev=False)
     parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
     parser.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
@@ -98,6 +97,12 @@ def push() -> None:
     args = parser.parse_args()
     if args.eval_episodes < 1:
         parser.error(f"--eval-episodes {args.eval_episodes} cannot work: use at least 1")
+    return args
+
+
+def push() -> None:
+    """The command. For algorithms that are not ours, the Zoo's."""
+    args = _arguments_of_push()
     if args.algo not in zoo.ALGOS:
         with Patches() as patches:
             provide_ffmpeg(patches)
@@ -108,7 +113,13 @@ def push() -> None:
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
     _, model_path, log_path = utils.get_model_path(
-        *(args.exp_id, args.folder, args.algo, args.env, args.load_best, args.load_checkpoint, args.load_last_checkpoint)
+        args.exp_id,
+        args.folder,
+        args.algo,
+        args.env,
+        args.load_best,
+        args.load_checkpoint,
+        args.load_last_checkpoint,
     )
     print(f"Loading {model_path}")
     print(f"Shared as {push_run(args, model_path, Path(log_path))}")
@@ -130,7 +141,8 @@ def push_run(args: argparse.Namespace, model_path: str, log_path: Path) -> str:
             plot_learning_curve(log_path, f"{args.algo.upper()} on {run.env_id}", run.files["learning_curve.png"])
         repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
         return hub.push(
-            *(run.model, repo_id),
+            run.model,
+            repo_id,
             env_id=run.env_id,
             evaluation=run.evaluation,
             files=run.files,
@@ -173,7 +185,10 @@ def evaluated_run(args: argparse.Namespace, model_path: str, log_path: Path, fol
     env_id, stats_path = args.env.gym_id, log_path / args.env
     rendering = {} if args.no_render else {"render_mode": "rgb_array"}
     model = load_agent(
-        *(args.algo, env_id, model_path, stats_path),
+        args.algo,
+        env_id,
+        model_path,
+        stats_path,
         seed=args.seed,
         n_envs=args.n_envs,
         env_kwargs={**(args.env_kwargs or {}), **rendering},
