@@ -15,6 +15,7 @@ from sb3_ppg.zoo.sharing import unpack
 # In the repository: where one works, or where the package is imported from
 FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
 UNPACKED = Path("logs") / "pretrained"  # as the folder of a training, which is what the Zoo's scripts read
+LONG = {"-f": "--folder", "-i": "--trained-agent"}  # the other names of options that say which agent
 
 
 def take_pretrained(option: str, arguments: list[str]) -> list[str]:
@@ -24,12 +25,13 @@ def take_pretrained(option: str, arguments: list[str]) -> list[str]:
     :return: those that the Zoo knows, with this option in place of ``--pretrained``
     :raises ArgumentError: if there is no such agent, or another one is named beside it
     """
-    if option in arguments or "--trained-agent" in arguments:
-        raise ArgumentError(f"{option} and {PRETRAINED} name an agent each: use one of them")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--algo", default="ppg")
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1")
+    parser.add_argument(option, LONG[option], dest="other")
     args, _ = parser.parse_known_args(arguments)
+    if args.other is not None:
+        raise ArgumentError(f"{option} and {PRETRAINED} name an agent each: use one of them")
     run = UNPACKED / args.algo / f"{args.env}_1"
     with agreed():
         if rank() == 0:

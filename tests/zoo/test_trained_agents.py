@@ -71,10 +71,19 @@ def test_everything_that_its_checksums_name_is_in_the_repository(folder):
     assert "logs/evaluations.npz" in names and {*names, "SHA256SUMS", "README.md"} == there
 
 
-def test_another_agent_beside_it_is_refused(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("command", "option", "other"),
+    [
+        ("train", "-i", ["-i", "mine.zip"]),
+        ("train", "-i", ["--trained-agent=mine.zip"]),
+        ("enjoy", "-f", ["--folder", "mine"]),
+        ("report", "-f", ["-fmine"]),
+    ],
+)
+def test_another_agent_beside_it_is_refused(command, option, other, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "train", "--pretrained", "-i", "mine.zip"])
-    with pytest.raises(SystemExit, match="-i and --pretrained name an agent each"):
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", command, "--pretrained", *other])
+    with pytest.raises(SystemExit, match=f"{option} and --pretrained name an agent each"):
         launcher.main()
 
 
