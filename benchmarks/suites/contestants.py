@@ -145,7 +145,7 @@ ABLATIONS = {
     },
     "PPG, value units off": Contestant("ppg", dict(normalize_value_targets=False), ABLATED),
     **{f"PPG, N_pi {n}": Contestant("ppg", dict(n_policy_iterations=n), ABLATED) for n in (4, 8, 16, 32)},
-    **{f"PPG, E_pi {n}": Contestant("ppg", dict(n_epochs=n), ABLATED) for n in (1, 2, 4, 8)},
+    **{f"PPG, E_pi {n}": Contestant("ppg", dict(n_epochs=n), ABLATED) for n in (1, 2, 4, 8, 16)},
     **{f"PPG, E_aux {n}": Contestant("ppg", dict(n_aux_epochs=n), ABLATED) for n in (1, 3, 6, 9)},
     **{f"PPG, beta_clone {beta:g}": Contestant("ppg", dict(beta_clone=beta), ABLATED) for beta in (0.3, 1.0, 3.0, 10.0)},
     **{f"PPG, batch {size}": Contestant("ppg", dict(batch_size=size), ABLATED) for size in (256, 512, 1024)},
@@ -155,7 +155,7 @@ ABLATIONS = {
     "PPG, annealed": Contestant("ppg", dict(learning_rate="lin_5e-4"), ABLATED),
     "PPG, advantages per minibatch": Contestant("ppg_minibatch", None, ABLATED),
     # PPO is tuned with the same trials
-    **{f"PPO, E_pi {n}": Contestant("ppo", dict(n_epochs=n), ABLATED) for n in (3, 8)},
+    **{f"PPO, E_pi {n}": Contestant("ppo", dict(n_epochs=n), ABLATED) for n in (3, 8, 16)},
     **{f"PPO, batch {size}": Contestant("ppo", dict(batch_size=size), ABLATED) for size in (256, 1024)},
     **{f"PPO, learning rate {rate:g}": Contestant("ppo", dict(learning_rate=rate), ABLATED) for rate in (2.5e-4, 1e-3)},
     **{
