@@ -8,7 +8,7 @@ import pytest
 from stable_baselines3 import PPO
 
 from benchmarks import defaults, dips, family, hard
-from benchmarks.suites import contestants, queue, training
+from benchmarks.suites import ablation, contestants, queue, training
 from benchmarks.suites import report as suites_report
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
 from benchmarks.suites.queue import Results, locked, run_one, trainings
@@ -135,6 +135,20 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
     score = (4.1 - ASTERIX.low) / (ASTERIX.high - ASTERIX.low)
     assert f"| PPG | 4.0, 4.1, 4.2 | {score:.2f} (" in text and "| 1.00 (1.00 to 1.00) | 7 |" in text
     assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
+
+
+def test_an_ablation_is_measured_where_the_longer_training_of_the_preset_passes(tmp_path):
+    """Of the preset's two million steps the last fifth of the first million; what equals the preset has its name."""
+    results = Results(tmp_path)
+    for name, n_timesteps in (("PPG", 2_000_000), ("PPG, detached", 1_000_000), ("PPG, dual", 1_000_000), ("PPO", 500_000)):
+        one = Training(ASTERIX, name, len(name), n_timesteps)
+        points = pd.DataFrame({"seconds": 1.0, "return": [1, 2, 4, 100], "steps": [800_000, 900_000, 1_000_000, 1_100_000]})
+        results.add(one, outcome_of(one, 9.0)._replace(curve=points.assign(settings=one.hash(), seed=one.seed)))
+    returns = ablation.late_returns(results)
+    expected = {("PPG", 3): 3.0, ("PPG", len("PPG, detached")): 3.0, ("PPG, dual", len("PPG, dual")): 3.0}
+    assert {(row.contestant, row.seed): row[4] for row in returns.itertuples()} == expected
+    ablation.plot(returns, tmp_path / "ablation.png")
+    assert (tmp_path / "ablation.png").stat().st_size > 5_000
 
 
 def test_the_familys_tables_are_made_of_the_same_rows(tmp_path, monkeypatch):

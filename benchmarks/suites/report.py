@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from rliable.library import get_interval_estimates
 from rliable.metrics import aggregate_iqm, probability_of_improvement
 
+from benchmarks.suites import ablation
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
 from benchmarks.suites.queue import Results
 
@@ -215,4 +216,7 @@ def report(results: Results) -> str:
     (results.folder / "suites.md").write_text(text)
     for comparison in found:
         plot(comparison, results.folder / f"suites_{comparison.suite}_{comparison.n_timesteps // 1000}k.png")
+    returns = ablation.late_returns(results)
+    if len(returns) > 0:
+        ablation.plot(returns, results.folder / "suites_ablation.png")
     return text
