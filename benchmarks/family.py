@@ -39,9 +39,9 @@ from benchmarks.suites.report import Scores, draw_scores, improvements, interqua
 from sb3_ppg import PPG, MinAtarCNN
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 
-# On MinAtar all have four epochs. The entries of PPG and PPO have eight, which were searched for when the family was trained
-FOUR_EPOCHS = dict(n_epochs=4)
-BY_NAME = {task.env_id: task._replace(changes=FOUR_EPOCHS) if task.suite == "minatar" else task for task in TASKS}
+# What the entries of PPG and PPO were when the family was trained, before they were searched
+BEFORE = {"minatar": dict(n_epochs=4), "mujoco": dict(gamma=0.999)}
+BY_NAME = {task.env_id: task._replace(changes=BEFORE.get(task.suite)) for task in TASKS}
 SPEED = RESULTS / "family_speed.csv"
 
 
