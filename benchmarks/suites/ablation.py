@@ -5,13 +5,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from benchmarks.suites.contestants import ABLATIONS, LEADING, TASKS, Training
+from benchmarks.suites.contestants import ABLATIONS, COLORS, LEADING, TASKS, Training
 from benchmarks.suites.queue import Results
 
 N_TIMESTEPS = 1_000_000
 LAST = 800_000  # from here on returns are averaged: less noise than the last hundred episodes have
 ENV_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1")
-PRESETS = {"PPG": "tab:blue", "PPO": "tab:red"}
 
 
 def late_returns(results: Results) -> pd.DataFrame:
@@ -49,13 +48,13 @@ def plot(returns: pd.DataFrame, picture: Path) -> None:
     figure, panels = plt.subplots(1, len(ENV_IDS), figsize=(9, 1.2 + 0.22 * len(names)), sharey=True, layout="constrained")
     for axes, env_id in zip(panels, ENV_IDS, strict=True):
         table = returns[returns["task"] == env_id]
-        for name, color in PRESETS.items():
+        for name, color in COLORS.items():
             seeds = table.loc[table["contestant"] == name, "return"]
             axes.axvspan(seeds.min(), seeds.max(), color=color, alpha=0.1)
             axes.axvline(seeds.mean(), color=color, alpha=0.5)
         for position, name in enumerate(names):
             seeds = table.loc[table["contestant"] == name, "return"]
-            axes.plot(seeds, [position] * len(seeds), "o", markersize=4, color=PRESETS[name[:3]])
+            axes.plot(seeds, [position] * len(seeds), "o", markersize=4, color=COLORS[name[:3]])
         axes.set(title=env_id, xlabel="return", yticks=range(len(names)), yticklabels=names, ylim=(-1, len(names)))
         axes.grid(alpha=0.3)
     figure.savefig(picture, dpi=100)

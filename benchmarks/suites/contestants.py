@@ -133,6 +133,7 @@ LEADING = {
     "PPO": Contestant("ppo"),
     "PPG": Contestant("ppg"),
 }
+COLORS = {"PPO": "tab:red", "PPG": "tab:blue"}  # in pictures; also of theirs with changes
 # The preset with one thing changed
 ABLATIONS = {
     **{f"PPG, E_pi {n}": Contestant("ppg", dict(n_epochs=n), ABLATED) for n in (1, 2, 4, 8, 16)},

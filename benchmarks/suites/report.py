@@ -15,7 +15,7 @@ from rliable.library import get_interval_estimates
 from rliable.metrics import aggregate_iqm, probability_of_improvement
 
 from benchmarks.suites import ablation
-from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
+from benchmarks.suites.contestants import COLORS, CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
 from benchmarks.suites.queue import Results
 
 BASELINE = "PPO"
@@ -163,20 +163,21 @@ def draw_curves(axes: Axes, curves: pd.DataFrame, against: str, label: str) -> N
     :param axes: where
     :param curves: of one task and one contestant
     :param against: "steps" or "seconds"
-    :param label: its name
+    :param label: its name, one of the leading
     """
     values = curves.pivot(index="steps", columns="seed", values="return")
     x = values.index if against == "steps" else curves.groupby("steps")["seconds"].mean()
-    axes.plot(x, values.mean(axis=1), label=label)
-    axes.fill_between(x, values.min(axis=1), values.max(axis=1), alpha=0.2)
+    axes.plot(x, values.mean(axis=1), label=label, color=COLORS[label])
+    axes.fill_between(x, values.min(axis=1), values.max(axis=1), alpha=0.2, color=COLORS[label])
 
 
 def draw_scores(axes: Axes, scores: Scores) -> None:
-    """Interquartile means with their intervals, the best on top."""
-    means = sorted(interquartile_means(scores).items(), key=lambda item: item[1].value)
+    """Interquartile means with their intervals, where there are enough seeds for them; the best on top."""
+    enough = {name: own for name, own in scores.items() if len(own) >= MIN_SEEDS}
+    means = sorted(interquartile_means(enough).items(), key=lambda item: item[1].value)
     for position, (name, estimate) in enumerate(means):
         axes.plot([estimate.low, estimate.high], [position] * 2, color="tab:gray")
-        axes.plot(estimate.value, position, "o", color="tab:red" if name == BASELINE else "tab:blue")
+        axes.plot(estimate.value, position, "o", color=COLORS.get(name, "tab:gray"))
     axes.set_yticks(range(len(means)), [name for name, _ in means])
     axes.set(xlabel="score: interquartile mean, 95 % interval")
     axes.grid(alpha=0.3)
