@@ -40,7 +40,7 @@ from sb3_ppg import PPG, MinAtarCNN
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 
 # What the entries of PPG and PPO were when the family was trained, before they were searched
-BEFORE = {"minatar": dict(n_epochs=4), "mujoco": dict(gamma=0.999)}
+BEFORE: dict[str, dict] = {"minatar": dict(n_epochs=4), "mujoco": dict(gamma=0.999)}
 BY_NAME = {task.env_id: task._replace(changes=BEFORE.get(task.suite)) for task in TASKS}
 SPEED = RESULTS / "family_speed.csv"
 
