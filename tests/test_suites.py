@@ -8,11 +8,11 @@ import pytest
 from stable_baselines3 import PPO
 
 from benchmarks import defaults, dips, family, hard
-from benchmarks.suites import ablation, contestants, queue, training
+from benchmarks.suites import contestants, queue, training
 from benchmarks.suites import report as suites_report
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
 from benchmarks.suites.queue import Results, locked, run_one, trainings
-from benchmarks.suites.report import interquartile_means, report
+from benchmarks.suites.report import comparisons, interquartile_means, late_returns, plot_ablation, report
 from benchmarks.suites.training import Outcome, curve, train
 from sb3_ppg import PPG
 
@@ -144,10 +144,10 @@ def test_an_ablation_is_measured_where_the_longer_training_of_the_preset_passes(
         one = Training(ASTERIX, name, len(name), n_timesteps)
         points = pd.DataFrame({"seconds": 1.0, "return": [1, 2, 4, 100], "steps": [800_000, 900_000, 1_000_000, 1_100_000]})
         results.add(one, outcome_of(one, 9.0)._replace(curve=points.assign(settings=one.hash(), seed=one.seed)))
-    returns = ablation.late_returns(results)
+    returns = late_returns(comparisons(results))
     expected = {("PPG", 3): 3.0, ("PPG", len("PPG, detached")): 3.0, ("PPG, dual", len("PPG, dual")): 3.0}
     assert {(row.contestant, row.seed): row[4] for row in returns.itertuples()} == expected
-    ablation.plot(returns, tmp_path / "ablation.png")
+    plot_ablation(returns, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").stat().st_size > 5_000
 
 

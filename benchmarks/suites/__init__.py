@@ -8,5 +8,5 @@ PPG and its relatives beside PPO, on suites of tasks: MinAtar, Procgen, MuJoCo, 
 and started again, also several times side by side. ``report`` writes results/suites.md and a picture for each suite.
 
 ``contestants.py`` says who is compared on what, ``training.py`` what a training is, ``queue.py`` which come next,
-``report.py`` what the rows say, ``ablation.py`` what each setting of MinAtar's preset is worth.
+``report.py`` what the rows say.
 """

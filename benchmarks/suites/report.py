@@ -14,13 +14,15 @@ from matplotlib.axes import Axes
 from rliable.library import get_interval_estimates
 from rliable.metrics import aggregate_iqm, probability_of_improvement
 
-from benchmarks.suites import ablation
-from benchmarks.suites.contestants import COLORS, CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
+from benchmarks.suites.contestants import ABLATIONS, COLORS, CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
 from benchmarks.suites.queue import Results
 
 BASELINE = "PPO"
 BOOTSTRAPS = 1000
 MIN_SEEDS = 3  # for an interval
+# The ablations of MinAtar's preset. From LATE on returns are averaged: less noise than the last hundred episodes have
+ABLATED_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1")
+LATE, END = 800_000, 1_000_000
 Scores = dict[str, np.ndarray]  # of each contestant, (n_seeds, n_tasks)
 
 
@@ -205,6 +207,47 @@ def plot(comparison: Comparison, picture: Path) -> None:
     plt.close(figure)
 
 
+def late_returns(found: list[Comparison]) -> pd.DataFrame:
+    """
+    :param found: of all suites
+    :return: mean return of the last fifth of the first million steps on MinAtar, by contestant, task and seed. Longer
+        trainings of the presets count, whose learning rates are constant, so that they pass the same point
+    """
+    parts = []
+    for comparison in found:
+        names = LEADING | (ABLATIONS if comparison.n_timesteps == END else {})
+        if comparison.suite == "minatar" and comparison.n_timesteps >= END:
+            parts.append(comparison.curves[comparison.curves["contestant"].isin(names)])
+    curves = pd.concat(parts) if parts else pd.DataFrame(columns=["contestant", "task", "seed", "steps", "return"])
+    late = curves[(curves["steps"] > LATE) & (curves["steps"] <= END) & curves["task"].isin(ABLATED_IDS)]
+    return late.groupby(["contestant", "task", "seed"], as_index=False)["return"].mean()
+
+
+def plot_ablation(returns: pd.DataFrame, picture: Path) -> None:
+    """
+    One point per seed; the ranges of the presets' seeds are shaded.
+
+    :param returns: of all who were trained
+    :param picture: to write
+    """
+    known = set(returns["contestant"])
+    names = [name for name in LEADING | ABLATIONS if name in known][::-1]
+    figure, panels = plt.subplots(1, len(ABLATED_IDS), figsize=(9, 1.2 + 0.22 * len(names)), sharey=True, layout="constrained")
+    for axes, env_id in zip(panels, ABLATED_IDS, strict=True):
+        table = returns[returns["task"] == env_id]
+        for name, color in COLORS.items():
+            seeds = table.loc[table["contestant"] == name, "return"]
+            axes.axvspan(seeds.min(), seeds.max(), color=color, alpha=0.1)
+            axes.axvline(seeds.mean(), color=color, alpha=0.5)
+        for position, name in enumerate(names):
+            seeds = table.loc[table["contestant"] == name, "return"]
+            axes.plot(seeds, [position] * len(seeds), "o", markersize=4, color=COLORS[name[:3]])
+        axes.set(title=env_id, xlabel="return", yticks=range(len(names)), yticklabels=names, ylim=(-1, len(names)))
+        axes.grid(alpha=0.3)
+    figure.savefig(picture, dpi=100)
+    plt.close(figure)
+
+
 def report(results: Results) -> str:
     """
     Write the tables and the pictures.
@@ -217,7 +260,7 @@ def report(results: Results) -> str:
     (results.folder / "suites.md").write_text(text)
     for comparison in found:
         plot(comparison, results.folder / f"suites_{comparison.suite}_{comparison.n_timesteps // 1000}k.png")
-    returns = ablation.late_returns(results)
+    returns = late_returns(found)
     if len(returns) > 0:
-        ablation.plot(returns, results.folder / "suites_ablation.png")
+        plot_ablation(returns, results.folder / "suites_ablation.png")
     return text
