@@ -45,7 +45,10 @@ class PhasicCallback(BaseCallback):
         """An epoch of the auxiliary phase is over."""
 
     def on_aux_phase_end(self) -> None:
-        """All its epochs are over; the rollouts are still in ``self.model.aux_buffer``."""
+        """
+        All its epochs are over; the rollouts are still in ``self.model.aux_buffer``. Whoever goes on with files that are saved
+        here repeats the phase: save when the next rollout starts.
+        """
 
 
 class AuxiliaryPhaseEvents:
