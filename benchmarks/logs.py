@@ -53,6 +53,7 @@ def pendulum() -> PPG:
         n_epochs=10,
         aux_batch_size=2048,
         gamma=0.95,
+        clip_range=0.2,
         ent_coef=0.0,
         max_grad_norm=0.5,
         use_sde=True,

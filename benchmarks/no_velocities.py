@@ -83,9 +83,10 @@ class Training(NamedTuple):
     @classmethod
     def of(cls, algorithm: str, seed: int) -> "Training":
         """With the present defaults."""
-        classes = [one for one in ALGORITHMS[algorithm].__mro__ if one in (PPG, *ALGORITHMS.values())]
-        values = [(name, one.default) for base in classes for name, one in signature(base).parameters.items()]
-        return cls(algorithm, seed, hashlib.sha256(repr([values, SETTINGS]).encode()).hexdigest()[:8])
+        classes = [one for one in reversed(ALGORITHMS[algorithm].__mro__) if one in (PPG, *ALGORITHMS.values())]
+        values = {name: one.default for base in classes for name, one in signature(base).parameters.items()}
+        decisive = sorted((values | SETTINGS).items())
+        return cls(algorithm, seed, hashlib.sha256(repr(decisive).encode()).hexdigest()[:8])
 
     def run(self) -> dict[str, Any]:
         """

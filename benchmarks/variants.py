@@ -56,7 +56,9 @@ NO_VELOCITY: dict[str, Any] = dict(
 )
 LAYERS: dict[str, Any] = dict(ortho_init=False, activation_fn=nn.ReLU, net_arch=dict(pi=[64], vf=[64]))
 LSTM: dict[str, Any] = {**LAYERS, "lstm_hidden_size": 64, "enable_critic_lstm": True}
-MASKED: dict[str, Any] = dict(n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, learning_rate=1e-3, max_grad_norm=0.5)
+MASKED: dict[str, Any] = dict(
+    n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, learning_rate=1e-3, clip_range=0.2, max_grad_norm=0.5
+)
 
 
 class Contestant(NamedTuple):

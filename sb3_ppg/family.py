@@ -121,6 +121,7 @@ FAMILY: dict[str, Member] = {
 # Where PPG's paper (appendix A, https://arxiv.org/abs/2009.04416) has other values than the defaults, whatever the task
 PAPERS_VALUES: dict[str, Any] = dict(
     n_steps=256,
+    clip_range=0.2,
     n_epochs=1,
     n_policy_iterations=32,
     gamma=0.999,
@@ -138,7 +139,6 @@ PAPER: dict[str, Any] = dict(
     beta_clone=1.0,
     normalize_value_targets=False,
     gae_lambda=0.95,
-    clip_range=0.2,
     vf_coef=0.5,
     policy_kwargs=dict(architecture="dual", features_extractor_class=ImpalaCNN, optimizer_kwargs=dict(eps=1e-8)),
 )

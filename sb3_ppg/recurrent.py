@@ -78,15 +78,18 @@ class RecurrentPPG(PPG):
         learning_rate: float | Schedule = 3e-4,
         n_steps: int = 128,
         batch_size: int = 128,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule | None = 0.2,
         *args: Any,
         n_policy_iterations: int = 16,
         recompute_states: bool = True,
         **kwargs: Any,
     ):
         self.recompute_states = recompute_states
-        super().__init__(
-            policy, env, learning_rate, n_steps, batch_size, *args, n_policy_iterations=n_policy_iterations, **kwargs
-        )
+        positional = (learning_rate, n_steps, batch_size, n_epochs, gamma, gae_lambda, clip_range, *args)
+        super().__init__(policy, env, *positional, n_policy_iterations=n_policy_iterations, **kwargs)
         length = longest_equal_part(self.n_steps, self.batch_size) if self.env is not None else 1
         if self.batch_size % length > 0:
             warnings.warn(

@@ -51,6 +51,7 @@ COMMON = dict(
     learning_rate=1e-3,
     gamma=0.98,
     gae_lambda=0.9,
+    clip_range=0.2,
     vf_coef=0.7,
     device="cpu",
 )

@@ -225,7 +225,7 @@ def test_the_search_of_defaults_prunes_what_is_poor_and_goes_on(tmp_path, monkey
     assert len(trials) == 12 and len(set(n_run)) == len(n_run) == len(defaults.rows())
     for arguments, own in trials.items():
         np.testing.assert_allclose(own, json.loads(arguments)["n_epochs"] / 20, atol=1e-2)
-    best = trials[defaults.best_of_search()[0]].mean()
+    best = trials[defaults.candidates()[0]].mean()
     assert best == max(own.mean() for own in trials.values())
     assert all(own.mean() < best - 0.1 for own in trials.values() if len(own) < len(defaults.SEARCHED))
     assert defaults.is_poor(np.array([0.4]), [np.array([score]) for score in (0.3, 0.5, 0.5, 0.6)])
