@@ -134,7 +134,7 @@ def test_an_argument_that_there_is_not_names_the_nearest(algorithm, policy, wron
 def test_the_signature_is_the_constructors():
     parameters = signature(PPG).parameters
     assert list(parameters)[:3] == ["policy", "env", "learning_rate"]
-    assert parameters["n_policy_iterations"].default == 8
+    assert parameters["n_policy_iterations"].default == 4
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
