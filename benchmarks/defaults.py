@@ -287,8 +287,9 @@ def defaults() -> str:
 
 def wanted() -> Iterator[Training]:
     """What `run` trains."""
+    compared = candidates()
     for seed in (0, *FURTHER_SEEDS):
-        for arguments in candidates():
+        for arguments in compared:
             yield from (Training("PPG", arguments, task.env_id, seed) for task in SEARCHED)
     for seed in FINAL_SEEDS:
         for algorithm, arguments in (("PPO", "{}"), ("PPG", defaults())):

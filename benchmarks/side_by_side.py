@@ -23,7 +23,7 @@ from benchmarks.machine import processor
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "side_by_side.md"
 # What is trained, with all arguments whose defaults have changed since; of the phases after the first the fastest one counts
-COMMON = 'seed=0, device="cpu", learning_rate=5e-4, gamma=0.999, ent_coef=0.01, max_grad_norm=0.5'
+COMMON = 'seed=0, device="cpu", learning_rate=5e-4, gamma=0.999, clip_range=0.2, ent_coef=0.01, max_grad_norm=0.5'
 N_TIMED = {"MLP": 8, "IMPALA": 2}
 MAKE = {
     "MLP": f"""PPG(
