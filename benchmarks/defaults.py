@@ -6,7 +6,7 @@ One setting is for all environments. Each training has one environment, as one b
 at what random actions return and 1 at a high return of the task, see the tables below.
 
     python -m benchmarks.defaults search [--trials 40] # may be stopped, goes on, and may run twice at a time
-    python -m benchmarks.defaults run [--jobs 2] # the best of the search on further seeds; the defaults beside PPO's
+    python -m benchmarks.defaults run [--jobs 2] # the defaults beside PPO's; the best of the search on a further seed
     python -m benchmarks.defaults report
 
 Rows of all trainings: results/defaults.csv. Writes results/defaults.md and defaults.png.
@@ -110,8 +110,8 @@ FIRST: Arguments = {**PAPERS_VALUES, "batch_size": 64}
 # SB3's of PPO, with an auxiliary phase after each eight rollouts
 LIKE_PPO: Arguments = {**defaults_of(PPO), "n_policy_iterations": 8}
 STARTS = [FIRST, LIKE_PPO]
-N_BEST = 2  # settings of the search that are trained with further seeds, beside LIKE_PPO and the defaults
-FURTHER_SEEDS = range(1, 3)
+N_BEST = 2  # settings of the search that are trained with a further seed, beside LIKE_PPO and the defaults
+FURTHER_SEED = 1
 FINAL_SEEDS = range(10, 15)  # that nothing was chosen by
 
 
@@ -287,13 +287,13 @@ def defaults() -> str:
 
 def wanted() -> Iterator[Training]:
     """What `run` trains."""
-    compared = candidates()
-    for seed in (0, *FURTHER_SEEDS):
-        for arguments in compared:
-            yield from (Training("PPG", arguments, task.env_id, seed) for task in SEARCHED)
     for seed in FINAL_SEEDS:
         for algorithm, arguments in (("PPO", "{}"), ("PPG", defaults())):
             yield from (Training(algorithm, arguments, task.env_id, seed) for task in (*SEARCHED, *UNSEEN))
+    compared = candidates()
+    for seed in (0, FURTHER_SEED):
+        for arguments in compared:
+            yield from (Training("PPG", arguments, task.env_id, seed) for task in SEARCHED)
 
 
 def run(trainings: list[Training], n_jobs: int) -> None:
@@ -377,11 +377,11 @@ def markdown() -> str:
         "them. Scores: means. The first row is the defaults, which have PPO's `batch_size`, `max_grad_norm` and `ent_coef`; "
         "the last two are PPO's, with an auxiliary phase after each eight rollouts, and the paper's, of the first version.",
         "",
-        f"| {' | '.join(SPACE)} | seed 0 | seeds {FURTHER_SEEDS.start} to {FURTHER_SEEDS.stop - 1} |",
+        f"| {' | '.join(SPACE)} | seed 0 | seed {FURTHER_SEED} |",
         "|---" * (len(SPACE) + 2) + "|",
     ]
     for arguments in dict.fromkeys([defaults(), *candidates(), as_text(FIRST)]):
-        of_seeds = [scores(table, "PPG", arguments, SEARCHED, seeds) for seeds in ([0], FURTHER_SEEDS)]
+        of_seeds = [scores(table, "PPG", arguments, SEARCHED, [seed]) for seed in (0, FURTHER_SEED)]
         means = ["" if np.isnan(own).any() else f"{own.mean():.2f}" for own in of_seeds]
         values = [str(value) for value in json.loads(arguments).values()]
         lines.append(f"| {' | '.join([*values, *means])} |")
