@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         n_steps=128,
         batch_size=256,
         n_epochs=4,
+        n_policy_iterations=8,
         clip_range=0.2,
         learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
         max_grad_norm=None,
