@@ -167,6 +167,11 @@ ABLATIONS = {
         for ent in (0.003, 0.03)
     },
     "PPG, clip 0.1": Contestant("ppg", dict(clip_range=0.1), ABLATED),
+    # On Procgen: epochs of PPO, and its rollouts too
+    "PPG, E_pi 3": Contestant("ppg", dict(n_epochs=3), ("procgen",)),
+    "PPG, E_pi 3, rollouts of 256": Contestant(
+        "ppg", dict(n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=2), ("procgen",)
+    ),
     "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
     "PPO, clip 0.1": Contestant("ppo", dict(clip_range=0.1), ABLATED),
 }
