@@ -1,6 +1,6 @@
 """
 The trained agents under ``pretrained``, from the tuned entries of ``hyperparams``: trained by RL Zoo's command, evaluated over
-100 episodes, written as plain data with a model card. What is there is left as it is. Half an hour on two cores.
+100 episodes, written as plain data with a model card. What is there is left as it is. An hour on two cores.
 
     python -m benchmarks.pretrained [--only ppg/LunarLander-v3]
 """
@@ -58,6 +58,9 @@ AGENTS = [
     Agent("ppg", "Pendulum-v1", 10_000),
     Agent("ppg", "LunarLander-v3", 50_000),
     Agent("ppg", "LunarLanderContinuous-v3", 50_000),
+    Agent("ppg", "MinAtar/Asterix-v1", 100_000),
+    Agent("ppg", "MinAtar/Breakout-v1", 100_000),
+    Agent("ppg", "MinAtar/SpaceInvaders-v1", 100_000),
     Agent("ppg_lstm", "CartPoleNoVel-v1", 10_000),
     Agent("ppg_mask", "InvalidActionsDiscrete-v0", 5_000),
     Agent("ppg_mask", "InvalidActionsMultiDiscrete-v0", 5_000),
