@@ -80,6 +80,11 @@ def add_rows(setting: str, seed: int) -> None:
     table.to_csv(ROWS, mode="a", index=False, header=not ROWS.exists())
 
 
+def largest_fall(changes: pd.Series) -> str:
+    """In words where there is none."""
+    return f"{-changes.min():.0f}" if changes.min() < 0 else "none"
+
+
 def markdown(rows: pd.DataFrame) -> str:
     """The table."""
     lines = [
@@ -99,7 +104,7 @@ def markdown(rows: pd.DataFrame) -> str:
         within = (table["after"] - table["before"])[table["before"] >= LEARNED]
         between = (following - table["after"])[table["after"] >= LEARNED].dropna()
         last = table.groupby("seed")["after"].last()
-        figures = [len(within), f"{within.mean():.1f}", f"{-within.min():.0f}", f"{-between.min():.0f}"]
+        figures = [len(within), f"{within.mean():.1f}", largest_fall(within), largest_fall(between)]
         lines.append(
             f"| {setting} | {' | '.join(map(str, figures))} | {table['final_kl'].median():.4f} "
             f"| {', '.join(f'{value:.0f}' for value in last)} |"

@@ -137,10 +137,10 @@ COLORS = {"PPO": "tab:red", "PPG": "tab:blue"}  # in pictures; also of theirs wi
 # The preset with one thing changed
 ABLATIONS = {
     **{f"PPG, E_pi {n}": Contestant("ppg", dict(n_epochs=n), ABLATED) for n in (1, 2, 4, 8, 16)},
-    "PPG, shared": Contestant("ppg", dict(policy_kwargs=dict(architecture="shared")), ABLATED),
+    "PPG, shared": Contestant("ppg", dict(policy_kwargs=dict(architecture="shared")), (*ABLATED, "procgen")),
     "PPG, detached": Contestant("ppg", dict(policy_kwargs=dict(architecture="detached")), ABLATED),
     "PPG, dual": Contestant("ppg", dict(policy_kwargs=dict(architecture="dual")), ABLATED),
-    "PPG, no auxiliary phase": Contestant("ppg", WITHOUT_PHASE, ABLATED),
+    "PPG, no auxiliary phase": Contestant("ppg", WITHOUT_PHASE, (*ABLATED, "procgen")),
     **{
         f"PPG, {name}, no auxiliary phase": Contestant(
             "ppg", WITHOUT_PHASE | dict(policy_kwargs=dict(architecture=name)), ABLATED
@@ -167,11 +167,16 @@ ABLATIONS = {
         for ent in (0.003, 0.03)
     },
     "PPG, clip 0.1": Contestant("ppg", dict(clip_range=0.1), ABLATED),
-    # On Procgen: epochs of PPO, and its rollouts too
+    # On Procgen: epochs of PPO, and its rollouts too; its gradients, networks and number format
     "PPG, E_pi 3": Contestant("ppg", dict(n_epochs=3), ("procgen",)),
     "PPG, E_pi 3, rollouts of 256": Contestant(
         "ppg", dict(n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=2), ("procgen",)
     ),
+    "PPG, gradients clipped": Contestant(
+        "ppg", dict(max_grad_norm=0.5, policy_kwargs=dict(optimizer_kwargs=dict(eps=1e-5))), ("procgen",)
+    ),
+    "PPG, float32": Contestant("ppg", dict(mixed_precision=None), ("procgen",)),
+    "PPG, value units on": Contestant("ppg", dict(normalize_value_targets=True), ("procgen",)),
     "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
     "PPO, clip 0.1": Contestant("ppo", dict(clip_range=0.1), ABLATED),
 }
