@@ -128,6 +128,11 @@ class Contestant(NamedTuple):
 
 ABLATED = ("minatar",)
 WITHOUT_PHASE = dict(n_aux_epochs=0, aux_batch_size=None)
+CLIPPED = dict(max_grad_norm=0.5, policy_kwargs=dict(optimizer_kwargs=dict(eps=1e-5)))
+# All that PPO has on Procgen, and value units
+OF_PPO: Settings = CLIPPED | dict(
+    n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=4, normalize_value_targets=True, mixed_precision=None
+)
 # Those who are compared on all suites: presets, the most informative first
 LEADING = {
     "PPO": Contestant("ppo"),
@@ -172,9 +177,13 @@ ABLATIONS = {
     "PPG, E_pi 3, rollouts of 256": Contestant(
         "ppg", dict(n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=2), ("procgen",)
     ),
-    "PPG, gradients clipped": Contestant(
-        "ppg", dict(max_grad_norm=0.5, policy_kwargs=dict(optimizer_kwargs=dict(eps=1e-5))), ("procgen",)
-    ),
+    "PPG, gradients clipped": Contestant("ppg", CLIPPED, ("procgen",)),
+    **{
+        f"PPG, {name}, settings of PPO": Contestant(
+            "ppg", OF_PPO | dict(policy_kwargs=OF_PPO["policy_kwargs"] | network), ("procgen",)
+        )
+        for name, network in (("detached", {}), ("shared", dict(architecture="shared")))
+    },
     "PPG, float32": Contestant("ppg", dict(mixed_precision=None), ("procgen",)),
     "PPG, value units on": Contestant("ppg", dict(normalize_value_targets=True), ("procgen",)),
     "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
