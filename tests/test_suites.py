@@ -2,6 +2,7 @@
 
 import json
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +13,7 @@ from benchmarks.suites import contestants, queue, training
 from benchmarks.suites import report as suites_report
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
 from benchmarks.suites.queue import Results, locked, run_one, trainings
-from benchmarks.suites.report import comparisons, interquartile_means, late_returns, plot_ablation, report
+from benchmarks.suites.report import comparisons, draw_scores, interquartile_means, late_returns, plot_ablation, report
 from benchmarks.suites.training import Outcome, curve, train
 from sb3_ppg import PPG
 
@@ -135,6 +136,22 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
     score = (4.1 - ASTERIX.low) / (ASTERIX.high - ASTERIX.low)
     assert f"| PPG | 4.0, 4.1, 4.2 | {score:.2f} (" in text and "| 1.00 (1.00 to 1.00) | 7 |" in text
     assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
+
+
+def test_where_neither_preset_was_trained_there_is_no_picture(tmp_path):
+    results = Results(tmp_path)
+    one = Training(ASTERIX, "PPG, dual", 0, 1000)
+    results.add(one, outcome_of(one, 3.0))
+    assert "| PPG, dual | 3.0 |" in report(results)
+    assert (tmp_path / "suites.md").exists() and not list(tmp_path.glob("*.png"))
+
+
+def test_scores_of_few_seeds_are_drawn_without_an_interval():
+    axes = plt.figure().subplots()
+    draw_scores(axes, {"few": np.array([[0.5], [0.7]]), "enough": np.array([[0.1], [0.2], [0.4]])})
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["enough", "few"]
+    interval, mean, no_interval, mean_of_few = (line.get_xdata() for line in axes.lines)
+    assert interval[0] <= mean[0] <= interval[1] and np.isnan(no_interval).all() and mean_of_few[0] == pytest.approx(0.6)
 
 
 def test_an_ablation_is_measured_where_the_longer_training_of_the_preset_passes(tmp_path):

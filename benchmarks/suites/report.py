@@ -20,8 +20,8 @@ from benchmarks.suites.queue import Results
 BASELINE = "PPO"
 BOOTSTRAPS = 1000
 MIN_SEEDS = 3  # for an interval
-# The ablations of MinAtar's preset. From LATE on returns are averaged: less noise than the last hundred episodes have
-ABLATED_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1")
+# The ablations of two presets. From LATE on returns are averaged: less noise than the last hundred episodes have
+ABLATED_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1", "StarpilotEasy-v0")
 LATE, END = 800_000, 1_000_000
 Scores = dict[str, np.ndarray]  # of each contestant, (n_seeds, n_tasks)
 
@@ -174,9 +174,8 @@ def draw_curves(axes: Axes, curves: pd.DataFrame, against: str, label: str) -> N
 
 
 def draw_scores(axes: Axes, scores: Scores) -> None:
-    """Interquartile means with their intervals, where there are enough seeds for them; the best on top."""
-    enough = {name: own for name, own in scores.items() if len(own) >= MIN_SEEDS}
-    means = sorted(interquartile_means(enough).items(), key=lambda item: item[1].value)
+    """Interquartile means, with their intervals where there are enough seeds for them; the best on top."""
+    means = sorted(interquartile_means(scores).items(), key=lambda item: item[1].value)
     for position, (name, estimate) in enumerate(means):
         axes.plot([estimate.low, estimate.high], [position] * 2, color="tab:gray")
         axes.plot(estimate.value, position, "o", color=COLORS.get(name, "tab:gray"))
@@ -210,13 +209,13 @@ def plot(comparison: Comparison, picture: Path) -> None:
 def late_returns(found: list[Comparison]) -> pd.DataFrame:
     """
     :param found: of all suites
-    :return: mean return of the last fifth of the first million steps on MinAtar, by contestant, task and seed. Longer
-        trainings of the presets count, whose learning rates are constant, so that they pass the same point
+    :return: mean return of the last fifth of the first million steps, by contestant, task and seed. Longer trainings of the
+        presets count, whose learning rates are constant, so that they pass the same point
     """
     parts = []
     for comparison in found:
         names = LEADING | (ABLATIONS if comparison.n_timesteps == END else {})
-        if comparison.suite == "minatar" and comparison.n_timesteps >= END:
+        if comparison.n_timesteps >= END:
             parts.append(comparison.curves[comparison.curves["contestant"].isin(names)])
     curves = pd.concat(parts) if parts else pd.DataFrame(columns=["contestant", "task", "seed", "steps", "return"])
     late = curves[(curves["steps"] > LATE) & (curves["steps"] <= END) & curves["task"].isin(ABLATED_IDS)]
@@ -232,7 +231,9 @@ def plot_ablation(returns: pd.DataFrame, picture: Path) -> None:
     """
     known = set(returns["contestant"])
     names = [name for name in LEADING | ABLATIONS if name in known][::-1]
-    figure, panels = plt.subplots(1, len(ABLATED_IDS), figsize=(9, 1.2 + 0.22 * len(names)), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(ABLATED_IDS), figsize=(12, 1.2 + 0.22 * len(names)), sharey=True, layout="constrained"
+    )
     for axes, env_id in zip(panels, ABLATED_IDS, strict=True):
         table = returns[returns["task"] == env_id]
         for name, color in COLORS.items():
@@ -259,7 +260,8 @@ def report(results: Results) -> str:
     text = markdown(found)
     (results.folder / "suites.md").write_text(text)
     for comparison in found:
-        plot(comparison, results.folder / f"suites_{comparison.suite}_{comparison.n_timesteps // 1000}k.png")
+        if comparison.curves["contestant"].isin(list(LEADING)).any():
+            plot(comparison, results.folder / f"suites_{comparison.suite}_{comparison.n_timesteps // 1000}k.png")
     returns = late_returns(found)
     if len(returns) > 0:
         plot_ablation(returns, results.folder / "suites_ablation.png")
