@@ -40,7 +40,7 @@ from optuna.trial import TrialState, create_trial
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks.machine import processor
+from benchmarks.machine import end_with_parent, processor
 from benchmarks.suites.queue import RESULTS, locked
 from benchmarks.suites.report import improvements, interquartile_means
 from sb3_ppg import PPG
@@ -302,7 +302,7 @@ def run(trainings: list[Training], n_jobs: int) -> None:
     :param n_jobs: how many at a time
     """
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(n_jobs, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(n_jobs, mp_context=spawn, initializer=end_with_parent) as pool:
         for done in as_completed([pool.submit(add_row, training) for training in trainings]):
             done.result()
 

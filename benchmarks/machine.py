@@ -1,7 +1,9 @@
-"""What a measurement was made on."""
+"""What a measurement was made on, and an end to the processes that make it."""
 
+import multiprocessing
 import os
 import platform
+import threading
 from pathlib import Path
 
 
@@ -16,3 +18,18 @@ def model_name() -> str:
 def processor() -> str:
     """Its name, and how many there are."""
     return f"{model_name()}, {os.cpu_count()} cores"
+
+
+def end_with_parent() -> None:
+    """
+    From now on this process ends when the one that started it does, however that ends: a queue that is killed leaves no
+    training behind that nobody waits for. To be called in a child process.
+    """
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

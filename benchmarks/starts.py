@@ -32,7 +32,7 @@ import torch as th
 import yaml
 from stable_baselines3.common.logger import CSVOutputFormat, Logger
 
-from benchmarks.machine import processor
+from benchmarks.machine import end_with_parent, processor
 from benchmarks.suites.training import make
 from sb3_ppg import PPG
 from sb3_ppg.zoo import ALGOS
@@ -177,7 +177,8 @@ def run(n_jobs: int) -> None:
     """
     :param n_jobs: how many at a time
     """
-    with ProcessPoolExecutor(n_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(n_jobs, mp_context=spawn, initializer=end_with_parent) as pool:
         for done in as_completed([pool.submit(one.run) for one in missing()]):
             row = done.result()
             print(row, flush=True)

@@ -40,8 +40,8 @@ class RecurrentPPG(PPG):
 
         model = RecurrentPPG("MlpLstmPolicy", "CartPole-v1").learn(100_000)
 
-    The arguments are those of ``PPG``, their defaults those of ``RecurrentPPO``, and an auxiliary phase after each sixteen of
-    its shorter rollouts. And:
+    The arguments are those of ``PPG``, their defaults those of ``RecurrentPPO``, with an auxiliary phase after each four
+    rollouts. And:
 
     :param policy: "MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy", or a subclass of
         ``RecurrentPhasicActorCriticPolicy``
@@ -83,13 +83,12 @@ class RecurrentPPG(PPG):
         gae_lambda: float = 0.95,
         clip_range: float | Schedule | None = 0.2,
         *args: Any,
-        n_policy_iterations: int = 16,
         recompute_states: bool = True,
         **kwargs: Any,
     ):
         self.recompute_states = recompute_states
         positional = (learning_rate, n_steps, batch_size, n_epochs, gamma, gae_lambda, clip_range, *args)
-        super().__init__(policy, env, *positional, n_policy_iterations=n_policy_iterations, **kwargs)
+        super().__init__(policy, env, *positional, **kwargs)
         length = longest_equal_part(self.n_steps, self.batch_size) if self.env is not None else 1
         if self.batch_size % length > 0:
             warnings.warn(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -191,3 +192,11 @@ def run_in_a_new_process(function: Callable[..., None], *args: Any) -> Any:
     process.join()
     assert process.exitcode == 0
     return results.get(timeout=10)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Until it holds; fails if it does not in that time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)

@@ -1,10 +1,14 @@
 """The harness of the results: what identifies a training, what the queue does, what the report says."""
 
 import json
+import os
+import subprocess
+import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from stable_baselines3 import PPO
 
@@ -16,6 +20,7 @@ from benchmarks.suites.queue import Results, locked, run_one, trainings
 from benchmarks.suites.report import comparisons, draw_scores, interquartile_means, late_returns, plot_ablation, report
 from benchmarks.suites.training import Outcome, curve, train
 from sb3_ppg import PPG
+from tests.helpers import ROOT, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -267,3 +272,32 @@ def test_the_table_of_defaults(tmp_path, monkeypatch):
     assert "| CartPole-v1 [500] | 50,000 | 141.5 (141.5, 141.5) | 261.0 (261.0, 261.0) |" in text
     defaults.plot(tmp_path / "defaults.png")
     assert (tmp_path / "defaults.png").stat().st_size > 10_000
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_queue_that_is_killed_leaves_no_training_behind(tmp_path):
+    """Not even by SIGKILL, which lets the queue say nothing to its workers."""
+    program = tmp_path / "trains.py"
+    program.write_text(
+        "import multiprocessing, os, pathlib, sys, time\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from benchmarks.machine import end_with_parent\n"
+        "def work(file):\n"
+        "    pathlib.Path(file).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+        "if __name__ == '__main__':\n"
+        "    spawn = multiprocessing.get_context('spawn')\n"
+        "    with ProcessPoolExecutor(1, mp_context=spawn, initializer=end_with_parent) as pool:\n"
+        "        pool.submit(work, sys.argv[1]).result()\n"
+    )
+    file = tmp_path / "pid"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, str(program), str(file)], env=environment) as queue_process:
+        wait_for(lambda: file.exists() and file.read_text() != "")
+        worker = int(file.read_text())
+        assert is_alive(worker)
+        queue_process.kill()
+    wait_for(lambda: not is_alive(worker))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pandas as pd
 import yaml
 
+from benchmarks.machine import end_with_parent
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from benchmarks.suites.training import Outcome, train
 
@@ -133,7 +134,7 @@ def run(chosen: list[Training], results: Results, folder: Path, n_jobs: int) -> 
     missing = [training for training in chosen if not results.has(training)]
     print(f"{len(chosen)} trainings, {len(missing)} to run", flush=True)
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(n_jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(n_jobs, mp_context=spawn, initializer=end_with_parent, max_tasks_per_child=1) as pool:
         for done in as_completed([pool.submit(run_one, training, results, folder) for training in missing]):
             if (row := done.result()) is not None:
                 print(row, flush=True)

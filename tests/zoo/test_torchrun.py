@@ -9,7 +9,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from sb3_ppg import PPG, ArgumentError, PhasicCheckpointCallback, latest_checkpo
 from sb3_ppg.training.processes import rank
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.interrupted import MARKER, Marker, _forget_later_episodes, interrupted_run
-from tests.helpers import ROOT
+from tests.helpers import ROOT, wait_for
 from tests.training.several import free_port, in_processes
 
 pytestmark = pytest.mark.slow
@@ -208,13 +207,6 @@ def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
     (tmp_path / "9.monitor.csv").unlink()
     kept = load_results(str(tmp_path))
     assert list(kept["l"]) == list(at_checkpoint["l"]) and 0 < kept["l"].sum() <= 256
-
-
-def wait_for(condition, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_nodes_may_come_and_go(tmp_path):
