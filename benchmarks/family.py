@@ -33,15 +33,19 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.machine import processor
 from benchmarks.speed import Measure, take_turns
-from benchmarks.suites.contestants import OLDER, RECOMPUTED, RELATIVES, TASKS, Task, Training
+from benchmarks.suites.contestants import OLDER, PAPERS, RECOMPUTED, RELATIVES, TASKS, Task, Training
 from benchmarks.suites.queue import RESULTS, Results, run
 from benchmarks.suites.report import Scores, draw_scores, improvements, interquartile_means
 from sb3_ppg import PPG, MinAtarCNN
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 
 # What the entries of PPG and PPO were when the family was trained, before they were searched
-BEFORE: dict[str, dict] = {"minatar": dict(n_epochs=4), "mujoco": dict(gamma=0.999)}
-BY_NAME = {task.env_id: task._replace(changes=BEFORE.get(task.suite)) for task in TASKS}
+BEFORE: dict[str, dict] = {
+    "minatar": dict(changes=dict(n_epochs=4)),
+    "mujoco": dict(changes=dict(gamma=0.999)),
+    "procgen": dict(ppg=PAPERS | dict(mixed_precision="bf16")),
+}
+BY_NAME = {task.env_id: task._replace(**BEFORE.get(task.suite, {})) for task in TASKS}
 SPEED = RESULTS / "family_speed.csv"
 
 

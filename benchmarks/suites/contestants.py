@@ -128,10 +128,15 @@ class Contestant(NamedTuple):
 
 ABLATED = ("minatar",)
 WITHOUT_PHASE = dict(n_aux_epochs=0, aux_batch_size=None)
-CLIPPED = dict(max_grad_norm=0.5, policy_kwargs=dict(optimizer_kwargs=dict(eps=1e-5)))
-# All that PPO has on Procgen, and value units
-OF_PPO: Settings = CLIPPED | dict(
-    n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=4, normalize_value_targets=True, mixed_precision=None
+# On Procgen, what the preset was before it was compared: the paper's, in the small
+PAPERS: Settings = dict(
+    n_steps=64,
+    batch_size=1024,
+    n_epochs=1,
+    n_policy_iterations=8,
+    normalize_value_targets=False,
+    max_grad_norm=None,
+    policy_kwargs=dict(architecture="detached", optimizer_kwargs=dict(eps=1e-8)),
 )
 # Those who are compared on all suites: presets, the most informative first
 LEADING = {
@@ -143,7 +148,7 @@ COLORS = {"PPO": "tab:red", "PPG": "tab:blue"}  # in pictures; also of theirs wi
 ABLATIONS = {
     **{f"PPG, E_pi {n}": Contestant("ppg", dict(n_epochs=n), ABLATED) for n in (1, 2, 4, 8, 16)},
     "PPG, shared": Contestant("ppg", dict(policy_kwargs=dict(architecture="shared")), (*ABLATED, "procgen")),
-    "PPG, detached": Contestant("ppg", dict(policy_kwargs=dict(architecture="detached")), ABLATED),
+    "PPG, detached": Contestant("ppg", dict(policy_kwargs=dict(architecture="detached")), (*ABLATED, "procgen")),
     "PPG, dual": Contestant("ppg", dict(policy_kwargs=dict(architecture="dual")), ABLATED),
     "PPG, no auxiliary phase": Contestant("ppg", WITHOUT_PHASE, (*ABLATED, "procgen")),
     **{
@@ -172,20 +177,26 @@ ABLATIONS = {
         for ent in (0.003, 0.03)
     },
     "PPG, clip 0.1": Contestant("ppg", dict(clip_range=0.1), ABLATED),
-    # On Procgen: epochs of PPO, and its rollouts too; its gradients, networks and number format
-    "PPG, E_pi 3": Contestant("ppg", dict(n_epochs=3), ("procgen",)),
-    "PPG, E_pi 3, rollouts of 256": Contestant(
-        "ppg", dict(n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=2), ("procgen",)
-    ),
-    "PPG, gradients clipped": Contestant("ppg", CLIPPED, ("procgen",)),
-    **{
-        f"PPG, {name}, settings of PPO": Contestant(
-            "ppg", OF_PPO | dict(policy_kwargs=OF_PPO["policy_kwargs"] | network), ("procgen",)
-        )
-        for name, network in (("detached", {}), ("shared", dict(architecture="shared")))
-    },
     "PPG, float32": Contestant("ppg", dict(mixed_precision=None), ("procgen",)),
-    "PPG, value units on": Contestant("ppg", dict(normalize_value_targets=True), ("procgen",)),
+    "PPG, detached, float32": Contestant(
+        "ppg", dict(mixed_precision=None, policy_kwargs=dict(architecture="detached")), ("procgen",)
+    ),
+    # From the paper's settings to those of PPO
+    "PPG, paper's": Contestant("ppg", PAPERS, ("procgen",)),
+    **{
+        f"PPG, paper's, {name}": Contestant("ppg", PAPERS | changes, ("procgen",))
+        for name, changes in {
+            "no auxiliary phase": WITHOUT_PHASE,
+            "shared": dict(policy_kwargs=dict(PAPERS["policy_kwargs"], architecture="shared")),
+            "E_pi 3": dict(n_epochs=3),
+            "E_pi 3, rollouts of 256": dict(n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=2),
+            "gradients clipped": dict(
+                max_grad_norm=0.5, policy_kwargs=dict(PAPERS["policy_kwargs"], optimizer_kwargs=dict(eps=1e-5))
+            ),
+            "value units on": dict(normalize_value_targets=True),
+            "float32": dict(mixed_precision=None),
+        }.items()
+    },
     "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
     "PPO, clip 0.1": Contestant("ppo", dict(clip_range=0.1), ABLATED),
 }
@@ -286,9 +297,15 @@ class Training(NamedTuple):
     def settings(self) -> Settings:
         """All hyperparameters, in the form of RL Zoo's files."""
         of_task = {**(self.task.changes or {}), **((self.task.ppg or {}) if self.algorithm.startswith("ppg") else {})}
-        changes = {**of_task, **(CONTESTANTS[self.contestant].changes or {})}
+        own = CONTESTANTS[self.contestant].changes or {}
+        changes = {**of_task, **own}
+        changes.pop("policy_kwargs", None)
         settings = entry(self.algorithm, self.task.env_id) | {"n_timesteps": self.n_timesteps}
-        network = {**(self.task.policy_kwargs or {}), **changes.pop("policy_kwargs", {})}
+        network = {
+            **(self.task.policy_kwargs or {}),
+            **of_task.get("policy_kwargs", {}),
+            **own.get("policy_kwargs", {}),
+        }
         text = settings.get("policy_kwargs", "dict()")
         if network := _differing(network, evaluated(text)):
             changes["policy_kwargs"] = f"{{**{text}, **{_text(network)}}}"
