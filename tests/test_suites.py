@@ -143,11 +143,12 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
     assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
 
 
-def test_where_neither_preset_was_trained_there_is_no_picture(tmp_path):
+@pytest.mark.parametrize("name", ["PPG, dual", "PPO"])
+def test_where_the_presets_were_not_both_trained_there_is_no_picture(name, tmp_path):
     results = Results(tmp_path)
-    one = Training(ASTERIX, "PPG, dual", 0, 1000)
+    one = Training(ASTERIX, name, 0, 1000)
     results.add(one, outcome_of(one, 3.0))
-    assert "| PPG, dual | 3.0 |" in report(results)
+    assert f"| {name} | 3.0 |" in report(results)
     assert (tmp_path / "suites.md").exists() and not list(tmp_path.glob("*.png"))
 
 

@@ -260,7 +260,7 @@ def report(results: Results) -> str:
     text = markdown(found)
     (results.folder / "suites.md").write_text(text)
     for comparison in found:
-        if comparison.curves["contestant"].isin(list(LEADING)).any():
+        if LEADING.keys() <= set(comparison.curves["contestant"]):
             plot(comparison, results.folder / f"suites_{comparison.suite}_{comparison.n_timesteps // 1000}k.png")
     returns = late_returns(found)
     if len(returns) > 0:
