@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from matplotlib.figure import Figure
 from stable_baselines3 import PPO
 
 from benchmarks import defaults, dips, family, hard
@@ -153,7 +153,7 @@ def test_where_the_presets_were_not_both_trained_there_is_no_picture(name, tmp_p
 
 
 def test_scores_of_few_seeds_are_drawn_without_an_interval():
-    axes = plt.figure().subplots()
+    axes = Figure().subplots()
     draw_scores(axes, {"few": np.array([[0.5], [0.7]]), "enough": np.array([[0.1], [0.2], [0.4]])})
     assert [label.get_text() for label in axes.get_yticklabels()] == ["enough", "few"]
     interval, mean, no_interval, mean_of_few = (line.get_xdata() for line in axes.lines)

@@ -129,6 +129,7 @@ class Contestant(NamedTuple):
 ABLATED = ("minatar",)
 WITHOUT_PHASE = dict(n_aux_epochs=0, aux_batch_size=None)
 # On Procgen, what the preset was before it was compared: the paper's, in the small
+PAPERS_NETWORK: Settings = dict(architecture="detached", optimizer_kwargs=dict(eps=1e-8))
 PAPERS: Settings = dict(
     n_steps=64,
     batch_size=1024,
@@ -136,8 +137,17 @@ PAPERS: Settings = dict(
     n_policy_iterations=8,
     normalize_value_targets=False,
     max_grad_norm=None,
-    policy_kwargs=dict(architecture="detached", optimizer_kwargs=dict(eps=1e-8)),
+    policy_kwargs=PAPERS_NETWORK,
 )
+FROM_PAPER: dict[str, Settings] = {
+    "no auxiliary phase": WITHOUT_PHASE,
+    "shared": dict(policy_kwargs=PAPERS_NETWORK | dict(architecture="shared")),
+    "E_pi 3": dict(n_epochs=3),
+    "E_pi 3, rollouts of 256": dict(n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=2),
+    "gradients clipped": dict(max_grad_norm=0.5, policy_kwargs=PAPERS_NETWORK | dict(optimizer_kwargs=dict(eps=1e-5))),
+    "value units on": dict(normalize_value_targets=True),
+    "float32": dict(mixed_precision=None),
+}
 # Those who are compared on all suites: presets, the most informative first
 LEADING = {
     "PPO": Contestant("ppo"),
@@ -183,20 +193,7 @@ ABLATIONS = {
     ),
     # From the paper's settings to those of PPO
     "PPG, paper's": Contestant("ppg", PAPERS, ("procgen",)),
-    **{
-        f"PPG, paper's, {name}": Contestant("ppg", PAPERS | changes, ("procgen",))
-        for name, changes in {
-            "no auxiliary phase": WITHOUT_PHASE,
-            "shared": dict(policy_kwargs=dict(PAPERS["policy_kwargs"], architecture="shared")),
-            "E_pi 3": dict(n_epochs=3),
-            "E_pi 3, rollouts of 256": dict(n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=2),
-            "gradients clipped": dict(
-                max_grad_norm=0.5, policy_kwargs=dict(PAPERS["policy_kwargs"], optimizer_kwargs=dict(eps=1e-5))
-            ),
-            "value units on": dict(normalize_value_targets=True),
-            "float32": dict(mixed_precision=None),
-        }.items()
-    },
+    **{f"PPG, paper's, {name}": Contestant("ppg", PAPERS | changes, ("procgen",)) for name, changes in FROM_PAPER.items()},
     "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
     "PPO, clip 0.1": Contestant("ppo", dict(clip_range=0.1), ABLATED),
 }
