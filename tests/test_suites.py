@@ -31,7 +31,7 @@ TINY = dict(n_envs=2, n_steps=16, batch_size=32, n_epochs=1)
 def outcome_of(one: Training, value: float) -> Outcome:
     keys = dict(settings=one.hash(), seed=one.seed)
     row = dict(suite=one.task.suite, task=one.task.env_id, contestant=one.contestant, steps=one.n_timesteps, **keys)
-    row |= dict(train_return=value, test_return=None, seconds=10, steps_per_second=7, machine="a machine")
+    row |= dict(train_return=value, test_return=None, seconds=10, steps_per_second=7, machine="a machine", test_episodes=None)
     return Outcome(row, pd.DataFrame({"seconds": [5.0, 10.0], "return": [0.0, value], "steps": [500, 1000]}).assign(**keys))
 
 
@@ -141,6 +141,17 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
     score = (4.1 - ASTERIX.low) / (ASTERIX.high - ASTERIX.low)
     assert f"| PPG | 4.0, 4.1, 4.2 | {score:.2f} (" in text and "| 1.00 (1.00 to 1.00) | 7 |" in text
     assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
+
+
+def test_the_report_says_over_how_many_episodes_agents_were_tested(tmp_path):
+    task = next(task for task in TASKS if task.is_tested)
+    results = Results(tmp_path)
+    for seed, n_episodes in enumerate((200, 2000)):
+        one = Training(task, "PPO", seed, 1000)
+        outcome = outcome_of(one, 3.0)
+        results.add(one, outcome._replace(row=outcome.row | dict(test_return=4.0, test_episodes=n_episodes)))
+    text = report(results)
+    assert "a machine. On all levels: means of 200 or 2,000 episodes." in text and "| PPO | 4.0, 4.0 |" in text
 
 
 @pytest.mark.parametrize("name", ["PPG, dual", "PPO"])

@@ -95,6 +95,11 @@ class Comparison(NamedTuple):
         rows = self.rows[(self.rows["contestant"] == name) & (self.rows["task"] == task.env_id)].sort_values("seed")
         return rows["test_return" if task.is_tested else "train_return"].to_numpy(float)
 
+    def tested(self) -> str:
+        """A sentence on the episodes of the tests; nothing where there were none."""
+        n_episodes = sorted(self.rows["test_episodes"].dropna().unique())
+        return f" On all levels: means of {' or '.join(f'{n:,.0f}' for n in n_episodes)} episodes." if n_episodes else ""
+
     def scores(self) -> Scores:
         """Of those who were trained on all tasks of the suite; of the seeds that all of these have."""
         scores = {}
@@ -136,8 +141,8 @@ def markdown(found: list[Comparison]) -> str:
         "# PPG beside PPO",
         "",
         "`python -m benchmarks.suites run`, then `report`; one thread per training, whose seconds are those of the processor. "
-        "Per seed the mean return of the last 100 episodes of the training, or, where it was on some levels only, of 200 "
-        "episodes on all levels. Scores are 0 at what random actions return and 1 at the return in brackets; their "
+        "Per seed the mean return of the last 100 episodes of the training, or, where it was on some levels only, of episodes "
+        "on all levels. Scores are 0 at what random actions return and 1 at the return in brackets; their "
         f"interquartile mean over seeds and tasks and the probability that a training is better than one of {BASELINE}, with "
         f"95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. All settings: suites_settings.yml.",
     ]
@@ -148,7 +153,7 @@ def markdown(found: list[Comparison]) -> str:
         better = improvements(others, scores[BASELINE]) if BASELINE in scores else {}
         titles = [f"{task.env_id} [{task.high:g}]" for task in tasks]
         lines += ["", f"## {comparison.suite}, {comparison.n_timesteps:,} steps", ""]
-        lines += [f"{' and '.join(comparison.rows['machine'].unique())}.", ""]
+        lines += [f"{' and '.join(comparison.rows['machine'].unique())}.{comparison.tested()}", ""]
         lines += [f"| | {' | '.join(titles)} | score | better than {BASELINE} | steps/s |", "|---" * (len(tasks) + 4) + "|"]
         for name in sorted(comparison.rows["contestant"].unique(), key=list(CONTESTANTS).index):
             returns = [", ".join(f"{value:.1f}" for value in comparison.returns(name, task)) for task in tasks]

@@ -22,7 +22,7 @@ from benchmarks.suites.contestants import Settings, Training
 from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 
 LAST_EPISODES = 100
-TEST_EPISODES = 200
+TEST_EPISODES = 2000  # returns of StarPilot scatter by more than their mean: with 200, a mean is known to 0.3
 CURVE_POINTS = 50
 N_CHECKPOINTS = 20
 
@@ -122,6 +122,7 @@ def train(training: Training, folder: Path) -> Outcome:
         seconds=round(seconds),
         steps_per_second=round(model.num_timesteps / seconds),
         machine=processor(),
+        test_episodes=TEST_EPISODES if training.task.is_tested else None,
     )
     return Outcome(row, curve(table, training.n_timesteps).assign(settings=training.hash(), seed=training.seed))
 
@@ -182,10 +183,10 @@ def _checkpoints(model: PPG, n_timesteps: int, folder: Path) -> PhasicCheckpoint
 
 
 def evaluate_on_all_levels(manager: ExperimentManager, model: BaseAlgorithm) -> float:
-    """Mean return of 200 episodes, with actions drawn as in training."""
+    """Mean return of many episodes, with actions drawn as in training."""
     manager.seed += 1000
     manager.eval_env_kwargs = {"num_threads": 1}
-    env: VecEnv = manager.create_envs(20, eval_env=True)
+    env: VecEnv = manager.create_envs(50, eval_env=True)
     mean, _ = evaluate_policy(model, env, TEST_EPISODES, deterministic=False)
     return round(float(mean), 3)  # type: ignore[arg-type]
 
