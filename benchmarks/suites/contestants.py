@@ -56,8 +56,8 @@ class Task(NamedTuple):
     recurrent: bool = False
 
 
-# Of MinAtar, `high` is a round number near what PPO reaches; of StarPilot one that tells returns apart after so few steps: with
-# 64, the most that is possible, all scores are below 0.1. MuJoCo's are those of D4RL (https://arxiv.org/abs/2004.07219)
+# Of MinAtar, `high` is a round number near what PPO reaches; of StarPilot one that tells returns apart after so few steps:
+# with 64, the most that is possible, all scores are below 0.1. MuJoCo's are those of D4RL (https://arxiv.org/abs/2004.07219)
 TASKS = [
     Task("minatar", "MinAtar/Asterix-v1", 2_000_000, 5, low=0.5, high=10.0),
     Task("minatar", "MinAtar/Breakout-v1", 2_000_000, 5, low=0.4, high=10.0),
