@@ -40,8 +40,9 @@ class PPG(PhasicEpochs):
     a KL term holds the policy where it is, and the true value function is trained further.
 
     Paper: https://arxiv.org/abs/2009.04416. Authors' code: https://github.com/openai/phasic-policy-gradient.
-    The defaults are for small environments: those of SB3's ``PPO``, and an auxiliary phase after each eight rollouts. The
-    paper's setting for Procgen is ``sb3_ppg.family.PAPER``, and in ``hyperparams/ppg.yml``.
+    The defaults are for small environments: those of SB3's ``PPO``, but rollouts of 1,024 steps and clipping at 0.3, and an
+    auxiliary phase after each four rollouts. The paper's setting for Procgen is ``sb3_ppg.family.PAPER``, and in
+    ``hyperparams/ppg.yml``.
 
     What is stored when ``learn()`` ends within a phase stays for the next call of ``learn()``.
 

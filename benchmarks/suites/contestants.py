@@ -241,7 +241,6 @@ ZOO_NAMES = {
     "HalfCheetah-v5": "HalfCheetah-v4",
     "Hopper-v5": "Hopper-v4",
     "Walker2d-v5": "Walker2d-v4",
-    "MiniGrid-DoorKey-8x8-v0": "MiniGrid-DoorKey-5x5-v0",
 }
 
 
