@@ -48,7 +48,7 @@ from sb3_ppg.errors import (
 )
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.objectives import Objective, RolloutEnd
+from sb3_ppg.objectives import Objective, RolloutEnd, objective_class
 from sb3_ppg.policies import MixedPrecision, MlpPolicy
 from sb3_ppg.saving.checkpoints import PhasicCheckpointCallback
 from sb3_ppg.saving.files import atomic_write
@@ -70,7 +70,7 @@ from sb3_ppg.training.processes import (
     require_equal,
     separate_generators,
 )
-from sb3_ppg.training.watched_vec_env import CheckedSteps, statistics_guarded, workers_watched
+from sb3_ppg.training.watched_vec_env import CheckedSteps, reset_infos, statistics_guarded, workers_watched
 
 
 class PhasicAlgorithm(PhasicModel):
@@ -162,7 +162,7 @@ class PhasicAlgorithm(PhasicModel):
                 self._update_info_buffer(infos, dones)
                 n_steps += 1
                 self.after_environment_step()
-                self.criterion.after_environment_step(dones, infos, env.unwrapped.reset_infos)
+                self.criterion.after_environment_step(dones, infos, reset_infos(env))
                 self._bootstrap_at_time_limits(rewards, dones, infos)
                 before = (self._last_obs, for_buffer(self.action_space, actions), rewards, self._last_episode_starts)
                 rollout_buffer.add(*before, values, log_probs, **also_stored)  # type: ignore[arg-type]
@@ -367,6 +367,9 @@ class PhasicAlgorithm(PhasicModel):
             self._check_objective()
 
     def _check_objective(self) -> None:
+        was = type(self.criterion)
+        remedy = f"this model was made with {was.__name__}: give another one to the constructor"
+        require(self, was is objective_class(self.objective), "objective", remedy)
         has_own_targets = type(self.criterion).value_targets is not Objective.value_targets
         remedy = f"{type(self.criterion).__name__} has value targets of its own, which are not recomputed; use False"
         require(self, not (self.recompute_advantages and has_own_targets), "recompute_advantages", remedy)

@@ -14,18 +14,19 @@ def is_count(value: Any, at_least: int = 1) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite Python number (and no truth value), as SB3 asks for."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a finite number (and no truth value), NumPy's included."""
+    is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return is_real and math.isfinite(value)
 
 
 def is_number_or_schedule(value: Any, is_allowed: Callable[[float], bool]) -> bool:
-    """Whether a number, or a schedule's first one, is finite and allowed."""
+    """Whether a number of Python's, as SB3 asks for, or a schedule's first one, is finite and allowed."""
     if callable(value):
         try:
             value = float(value(1.0))
         except (TypeError, ValueError):
             return False
-    return is_number(value) and is_allowed(value)
+    return isinstance(value, (int, float)) and is_number(value) and is_allowed(value)
 
 
 def is_within(space: spaces.Space, values: np.ndarray) -> bool:

@@ -19,6 +19,7 @@ from sb3_ppg.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.masks import MaskablePhasicActorCriticPolicy
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
+from sb3_ppg.training.watched_vec_env import only_normalizer
 
 __all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
 
@@ -43,7 +44,8 @@ class DeterministicPolicy(nn.Module):
     :param model: a model of this package
     :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one. A
         model that was loaded without its environment has none
-    :raises ArgumentError: if the model is not one of this package, or its observations cannot be normalised or named so
+    :raises ArgumentError: if the model is not one of this package, or its observations cannot be normalised or named so, as
+        where several ``VecNormalize`` are around its environments
     """
 
     policy: Any  # of one of the classes of this package
@@ -64,9 +66,10 @@ class DeterministicPolicy(nn.Module):
             self.input_names += ["hidden", "cell", "episode_start"]
             self.output_names += ["next_hidden", "next_cell"]
         self._check_names()
-        self.normalizers = self._normalizers(vec_normalize or model.get_vec_normalize_env())
+        self.normalizers = self._normalizers(vec_normalize or only_normalizer(model.env))
         self.action_type = th.as_tensor(np.zeros((), self.action_space.dtype)).dtype
         if isinstance(self.action_space, spaces.Box):
+            self.action_type = th.promote_types(self.action_type, th.float32)  # `predict` does not round to integers
             self.register_buffer("low", th.as_tensor(self.action_space.low))
             self.register_buffer("high", th.as_tensor(self.action_space.high))
         self.eval().requires_grad_(False)

@@ -20,6 +20,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
+from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.torch_layers import ImpalaCNN, init_normed
 
@@ -340,10 +341,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         """
         parameters = list(self.parameters() if parameters is None else parameters)
         kwargs = dict(self.optimizer_kwargs)
-        # Torch's fused kernel takes parameters and its own moments, which may come from a file, for contiguous ones
-        contiguous = all(parameter.is_contiguous() for parameter in parameters)
+        # Torch's fused kernel takes parameters and its own moments, which may come from a file, for contiguous ones, and real
+        plain = all(parameter.is_contiguous() and parameter.is_floating_point() for parameter in parameters)
         if self.optimizer_class is th.optim.Adam and not kwargs.keys() & {"fused", "foreach", "differentiable"}:
-            kwargs["fused"] = contiguous and self.device.type in ("cpu", "cuda")
+            kwargs["fused"] = plain and self.device.type in ("cpu", "cuda")
         return self.optimizer_class(parameters, lr=learning_rate, **kwargs)  # type: ignore[call-arg]
 
     @property
@@ -475,7 +476,7 @@ def _check_net_arch(net_arch: Any) -> None:
         if not net_arch.keys() <= {"pi", "vf"}:
             raise ArgumentError(f"`net_arch`={net_arch} cannot work: its keys are 'pi' and 'vf'")
     for branch in branches:
-        if not isinstance(branch, (list, tuple)) or any(not isinstance(units, int) or units < 1 for units in branch):
+        if not isinstance(branch, (list, tuple)) or not all(map(is_count, branch)):
             raise ArgumentError(f"`net_arch`={net_arch} cannot work: use lists of numbers of units, each at least 1")
 
 

@@ -28,7 +28,7 @@ from sb3_ppg.objectives import Coefficients, Objective, make_objective
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.training.optimization import Adversary, Epoch, Losses, mean_losses
 from sb3_ppg.training.processes import average_batch_statistics, n_processes, rank
-from sb3_ppg.training.value_units import change_value_units
+from sb3_ppg.training.value_units import change_value_units, set_value_units
 
 
 class PPG(PhasicEpochs):
@@ -320,11 +320,7 @@ class PPG(PhasicEpochs):
         if self.normalize_advantage:
             buffer.advantages = criterion.normalized_advantages(buffer.advantages, self.device)
         self._n_rollouts = 1 + (self._n_rollouts or self._n_updates // self.n_epochs)  # files of before have the latter only
-        if self.normalize_value_targets and self.n_aux_epochs > 0:
-            n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
-            weight = 1 / min(self._n_rollouts, n_averaged)  # at first, of all rollouts alike
-            optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
-            change_value_units(self.policy, optimizers, buffer.returns, weight)
+        self._update_value_units()
         self.replay.add(buffer, end)
         self._bring_older_rollouts_up_to_date()
         criterion.before_policy_phase(self.policy)
@@ -342,6 +338,16 @@ class PPG(PhasicEpochs):
             value_history = self._value_epochs(coefficients)
         self._n_updates += len(history)
         self._log_policy_phase(history, value_history, coefficients)
+
+    def _update_value_units(self) -> None:
+        """To those of the latest rollouts' value targets; or, where units were turned off since, to those of the return."""
+        optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
+        if self.normalize_value_targets and self.n_aux_epochs > 0:
+            n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
+            weight = 1 / min(self._n_rollouts, n_averaged)  # at first, of all rollouts alike
+            change_value_units(self.policy, optimizers, self.rollout_buffer.returns, weight)
+        elif self.policy.value_unit != 1.0:
+            set_value_units(self.policy, optimizers, 0.0, 1.0)
 
     def _policy_epochs(self, losses: Callable[..., Losses], coefficients: Coefficients) -> list[Epoch]:
         """In shuffled minibatches; fewer than E_π when ``target_kl`` is exceeded."""

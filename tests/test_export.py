@@ -167,3 +167,13 @@ def test_normalisation_below_another_wrapper_is_refused():
 def test_what_is_not_ours_is_refused():
     with pytest.raises(ArgumentError, match="is a PPO, not one of sb3_ppg's algorithms"):
         export.to_torchscript(PPO("MlpPolicy", "CartPole-v1"), "policy.pt")
+
+
+def test_numbers_that_predict_does_not_round_are_not_rounded():
+    """The mean of a normal distribution, also where the environment would like integers."""
+    space = spaces.Box(-2, 2, (2,), np.int64)
+    model = PPG("MlpPolicy", RandomEnv(VECTOR, space), seed=0, **SMALL)
+    observation = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
+    expected = model.predict(observation, deterministic=True)[0]
+    assert np.abs(expected).max() > 1e-4
+    np.testing.assert_allclose(export.DeterministicPolicy(model)(th.as_tensor(observation)).numpy(), expected, atol=1e-6)

@@ -10,7 +10,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import MlpExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.common.utils import ConstantSchedule
 from torch import nn
 from torch.nn import functional as F
@@ -254,6 +254,7 @@ def test_impala_takes_any_image(size):
         (dict(share_features_extractor="no"), "share_features_extractor"),
         (dict(net_arch=[0]), "net_arch"),
         (dict(net_arch="64"), "net_arch"),
+        (dict(net_arch=[True]), "net_arch"),
         (dict(net_arch=dict(foo=[8])), "net_arch.*foo.*pi"),
         (dict(net_arch=dict(pi=[8], vf=8)), "net_arch"),
     ],
@@ -286,6 +287,29 @@ def test_a_custom_value_head_is_refused_before_its_units_would_be_changed():
         PPG(OwnHead, "CartPole-v1")
     settings = dict(n_steps=32, n_policy_iterations=1, batch_size=32)
     assert PPG(OwnHead, "CartPole-v1", normalize_value_targets=False, **settings).learn(32).n_aux_phases == 1
+
+
+class ScaledFeatures(BaseFeaturesExtractor):
+    """A learned gain, which is a scalar, and a layer of complex numbers."""
+
+    def __init__(self, observation_space: spaces.Space):
+        super().__init__(observation_space, 8)
+        self.gain = nn.Parameter(th.tensor(1.0))
+        self.weight = nn.Parameter(th.randn(4, 8, dtype=th.cfloat))
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return self.gain * (observations.to(th.cfloat) @ self.weight).abs()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_parameters_that_are_scalars_or_complex(architecture):
+    kwargs = dict(features_extractor_class=ScaledFeatures, architecture=architecture, net_arch=[np.int64(8)])
+    settings = dict(n_steps=32, n_policy_iterations=1, batch_size=32, max_grad_norm=0.01)
+    model = PPG("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, seed=0, **settings)
+    before = {name: value.clone() for name, value in model.policy.named_parameters()}
+    model.learn(64)
+    changed = {name for name, value in model.policy.named_parameters() if not th.equal(value, before[name])}
+    assert {"features_extractor.gain", "features_extractor.weight"} <= changed and model.n_aux_phases == 2
 
 
 def test_a_features_extractor_may_be_any_callable():

@@ -146,7 +146,7 @@ def test_advantages_are_normalised_once_over_the_whole_rollout():
     raw = model.rollout_buffer.advantages.copy()
     model._policy_phase()
     expected = (raw - raw.mean()) / (raw.std() + 1e-8)
-    np.testing.assert_allclose(model.rollout_buffer.advantages, expected.swapaxes(0, 1).reshape(-1, 1), rtol=1e-5)
+    np.testing.assert_allclose(model.rollout_buffer.advantages, expected.swapaxes(0, 1).reshape(-1, 1), rtol=1e-5, atol=1e-6)
 
 
 def epochs_of(model) -> list[str]:
@@ -362,6 +362,35 @@ def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_n
         f"{head}.{buffer}" for head in ("value_net", "aux_value_net") for buffer in ("mean", "std")
     }:
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-2, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("off", [dict(normalize_value_targets=False), dict(n_aux_epochs=0)], ids=lambda off: next(iter(off)))
+def test_units_that_are_turned_off_later_are_those_of_the_return_again(off, tmp_path):
+    """The values stay what they are."""
+    model = make(normalize_value_targets=True, gamma=0.99).learn(16 * 6)
+    assert model.policy.value_unit > 1
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), **off)
+    assert loaded.policy.value_unit == model.policy.value_unit
+    observations = th.as_tensor(np.random.default_rng(0).normal(size=(5, 4)), dtype=th.float32)
+    expected = loaded.policy.predict_values(observations)
+    loaded._update_value_units()
+    assert loaded.policy.value_unit == 1
+    th.testing.assert_close(loaded.policy.predict_values(observations), expected)
+    loaded.learn(32)
+    assert loaded.policy.value_unit == 1
+
+
+def test_another_objective_after_the_model_was_made_is_refused():
+    model = make()
+    model.objective = "ewma"
+    with pytest.raises(ArgumentError, match=r"`objective`='ewma'.*made with PaperObjective"):
+        model.learn(16)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numbers = dict(gamma=np.float32(0.99), ent_coef=np.float32(0.01), n_steps=np.int64(16), beta_clone=np.float64(1))
+    assert make(**numbers).learn(48).n_aux_phases == 1
 
 
 def test_the_value_unit_is_an_average_over_a_phase():

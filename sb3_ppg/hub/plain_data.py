@@ -145,6 +145,8 @@ class Encoder:
         fields = SPACE_FIELDS.get(type(value))
         if fields is not None:
             arguments = {field: self.encode(getattr(value, field), f"{path}.{field}") for field in fields}
+            if type(value) in INTEGER_SPACES and value.dtype != np.int64:
+                arguments["dtype"] = np.dtype(value.dtype).name
             return {"$space": [type(value).__name__, arguments]}
         if type(value) is RewardNormalizer:
             state = {name: getattr(value, name) for name in ("gamma", "clip", "epsilon", "last_returns")}
@@ -171,6 +173,8 @@ SPACE_FIELDS: dict[type[spaces.Space], list[str]] = {
     spaces.MultiDiscrete: ["nvec", "start"],
     spaces.MultiBinary: ["n"],
 }
+INTEGER_SPACES = (spaces.Discrete, spaces.MultiDiscrete)  # which say of which type their integers are, if not int64
+INTEGERS = {np.dtype(kind).name for kind in np.typecodes["AllInteger"]}
 
 
 class Decoder:
@@ -276,8 +280,11 @@ class Decoder:
                 raise ModelFormatError(f"{path}: it has {len(arguments)} keys; more than {MAX_KEYS} are too many to be meant")
             return spaces.Dict(OrderedDict((key, self.space(space, f"{path}.{key}")) for key, space in arguments))
         cls = next(cls for cls in SPACE_FIELDS if cls.__name__ == kind)
-        fields = exactly(arguments, set(SPACE_FIELDS[cls]), path)
+        own_type = {"dtype"} & set(arguments) if cls in INTEGER_SPACES else set()
+        fields = exactly(arguments, set(SPACE_FIELDS[cls]) | own_type, path)
         values = {key: _to_numpy(self.decode(value, f"{path}.{key}")) for key, value in fields.items()}
+        if own_type and values["dtype"] not in INTEGERS:
+            raise ModelFormatError(f"{path}: {values['dtype']!r:.100} is no type of integers")
         if cls is spaces.MultiDiscrete and np.size(values["nvec"]) > MAX_DIMENSIONS:
             raise ModelFormatError(
                 f"{path}: it has {np.size(values['nvec'])} dimensions; more than {MAX_DIMENSIONS} are too many to be meant"

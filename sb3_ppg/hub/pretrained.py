@@ -50,6 +50,7 @@ from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.model_file import saved_by
 from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes, regular_file
+from sb3_ppg.training.watched_vec_env import only_normalizer
 
 SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"
@@ -110,6 +111,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         take the place of those before when they are complete
     :param custom_objects: what is not plain data, such as a features extractor of yours, by name; readers have to give it, too
     :raises ModelFormatError: if something else of it is not plain data, or beyond what readers accept
+    :raises ArgumentError: if several ``VecNormalize`` are around its environments
     :raises OSError: if they cannot be written; the files that were there are left as they were
     """
     encoder = Encoder(custom_objects)
@@ -129,7 +131,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         "n_envs": model.n_envs,
         "counters": {name: encoder.encode(getattr(model, name), name) for name in (*COUNTERS, *LATER_COUNTERS)},
         "optimizers": {name: describe_optimizer(recursive_getattr(model, name), encoder, name) for name in _optimizers(model)},
-        "vec_normalize": _describe_vec_normalize(model.get_vec_normalize_env(), encoder),
+        "vec_normalize": _describe_vec_normalize(only_normalizer(model.env), encoder),
     }
     text = json.dumps(description, indent=1, allow_nan=False)
     parse_json(text.encode(), "What describes this model")  # readers have limits

@@ -197,7 +197,7 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
         wrappers = {wrapper.name for wrapper in spec.additional_wrappers}
         kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
         json.dumps(kwargs)
-    except (AttributeError, NotImplementedError, TypeError):
+    except (AttributeError, LookupError, NotImplementedError, TypeError):
         return None, {}
     ours = str(spec.entry_point).startswith("sb3_ppg")  # known only after `sb3_ppg.zoo.register()`
     return (spec.id, kwargs) if wrappers <= {"Monitor"} and not ours else (None, {})

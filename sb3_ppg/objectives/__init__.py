@@ -25,13 +25,11 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 
 
-def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict[str, Any] | None) -> Objective:
+def objective_class(objective: Any) -> type[Objective]:
     """
     :param objective: a name from ``OBJECTIVES``, or a class derived from ``Objective``
-    :param policy: that it is for
-    :param kwargs: keyword arguments of the class
-    :return: the objective
-    :raises ArgumentError: if there is none of that name, or it does not take these arguments
+    :return: the class
+    :raises ArgumentError: if there is none of that name
     """
     cls = OBJECTIVES.get(objective) if isinstance(objective, str) else objective
     if not (isinstance(cls, type) and issubclass(cls, Objective)):
@@ -40,6 +38,18 @@ def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict
             f"`objective`={objective!r} is unknown{hint}: use one of {', '.join(map(repr, OBJECTIVES))}, or a class derived "
             "from sb3_ppg.objectives.Objective"
         )
+    return cls
+
+
+def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict[str, Any] | None) -> Objective:
+    """
+    :param objective: as for ``objective_class``
+    :param policy: that it is for
+    :param kwargs: keyword arguments of the class
+    :return: the objective
+    :raises ArgumentError: if there is none of that name, or it does not take these arguments
+    """
+    cls = objective_class(objective)
     try:
         return cls(policy, **(kwargs or {}))
     except TypeError as error:

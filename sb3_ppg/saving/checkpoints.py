@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from stable_baselines3.common.callbacks import BaseCallback
 
+from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving.files import atomic_write, atomic_writes
@@ -68,7 +69,7 @@ class PhasicCheckpointCallback(BaseCallback):
         run; what other runs wrote into the folder is left alone
     :param keep_buffers: of how many of these the auxiliary buffers, which are large, are kept, too; None: of all
     :param verbose: 2: say when a checkpoint is saved
-    :raises ArgumentError: for numbers that cannot work
+    :raises ArgumentError: for numbers that cannot work; when ``learn`` begins, if another callback is to call it
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class PhasicCheckpointCallback(BaseCallback):
         keep_buffers: int | None = None,
     ):
         super().__init__(verbose)
-        if save_freq < 1 or any(number is not None and number < 1 for number in (keep, keep_buffers)):
+        if not is_count(save_freq) or any(number is not None and not is_count(number) for number in (keep, keep_buffers)):
             raise ArgumentError(
                 f"`{save_freq=}`, `{keep=}`, `{keep_buffers=}` cannot work: use integers of at least 1, or None to keep all"
             )
@@ -101,6 +102,13 @@ class PhasicCheckpointCallback(BaseCallback):
     def settings(self) -> list[Any]:
         """What has to be the same in several processes."""
         return [self.save_freq, self.name_prefix, self.keep, self.keep_buffers]
+
+    def _init_callback(self) -> None:
+        if self.parent is not None:
+            raise ArgumentError(
+                f"{type(self).__name__} cannot work inside of {type(self.parent).__name__}, which would tell it neither of "
+                "rollouts nor of the end: give it to learn() itself, alone or in a list"
+            )
 
     def _on_training_start(self) -> None:
         self._n_rollouts = 0

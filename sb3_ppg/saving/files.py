@@ -55,7 +55,7 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
         _remove_leftovers(path)
-    temporaries = [path.with_name(f".{path.name}.{_machine()}-{os.getpid()}.tmp") for path in paths]
+    temporaries = [path.with_name(f".{_stem(path)}.{_machine()}-{os.getpid()}.tmp") for path in paths]
     try:
         yield temporaries
         for temporary, path in zip(temporaries, paths, strict=True):
@@ -72,6 +72,12 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
     finally:
         for temporary in temporaries:
             temporary.unlink(missing_ok=True)
+
+
+def _stem(path: Path) -> str:
+    """Of the temporary file's name, whose end needs room, too: file systems allow 255 bytes."""
+    name = path.name.encode()
+    return path.name if len(name) <= 200 else f"{zlib.crc32(name):08x}"
 
 
 def _flush(path: Path) -> None:
@@ -92,7 +98,7 @@ def _machine() -> str:
 
 def _remove_leftovers(path: Path) -> None:
     """Of processes of this machine that were killed while they wrote this file."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.{_machine()}-(\d+)\.tmp")
+    name = re.compile(rf"\.{re.escape(_stem(path))}\.{_machine()}-(\d+)\.tmp")
     for leftover in path.parent.iterdir():
         match = name.fullmatch(leftover.name)
         if match and not psutil.pid_exists(int(match[1])):

@@ -11,7 +11,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arguments import check_room
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
@@ -24,7 +24,7 @@ from sb3_ppg.saving.files import atomic_write, opened
 from sb3_ppg.saving.npz import NpzReader
 from sb3_ppg.saving.untrusted import parse_json
 from sb3_ppg.training.processes import number_and_size
-from sb3_ppg.training.watched_vec_env import statistics
+from sb3_ppg.training.watched_vec_env import normalizers, statistics
 
 FORMAT = "sb3_ppg auxiliary buffer"
 STATE_FORMAT_VERSION = 1
@@ -68,7 +68,7 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
 
 def write_training_state(model: PhasicModel, path: Path) -> None:
     """As ``save_training_state``, unchecked, into a file that may end up half-written."""
-    arrays = {**_rollouts(model.aux_buffer), **_replayed(model.replay), **_normalization(model.get_vec_normalize_env())}
+    arrays = {**_rollouts(model.aux_buffer), **_replayed(model.replay), **_normalization(model.env)}
     arrays |= generators.array_states()
     description = {
         "format": FORMAT,
@@ -98,7 +98,7 @@ def check_state_is_finite(model: PhasicModel) -> None:
         for index, state in parameters.get("state", {}).items() if "optim" in name else ():
             tensors = {key: value for key, value in state.items() if isinstance(value, th.Tensor)}
             numbers |= {f"{key} of parameter {index} in the {name}": value for key, value in tensors.items()}
-    numbers |= _rollouts(model.aux_buffer) | _replayed(model.replay) | _normalization(model.get_vec_normalize_env())
+    numbers |= _rollouts(model.aux_buffer) | _replayed(model.replay) | _normalization(model.env)
     reward_normalizer = getattr(model.rollout_buffer, "reward_normalizer", None)
     if reward_normalizer is not None:
         numbers["the reward normaliser's variance"] = np.asarray(reward_normalizer.return_rms.var)
@@ -146,12 +146,19 @@ def _replayed(replay: RolloutReplay) -> dict[str, np.ndarray]:
     }
 
 
-def _normalization(normalizer: VecNormalize | None) -> dict[str, np.ndarray]:
-    if normalizer is None:
-        return {}
+def _statistics(env: VecEnv | None) -> dict[str, RunningMeanStd]:
+    """Those of each ``VecNormalize`` among the wrappers, by their names in the file."""
     return {
-        f"normalize/{name}/{part}": np.asarray(getattr(rms, part), dtype=np.float64)
+        f"normalize{f'.{index}' if index > 0 else ''}/{name}": rms  # most have one
+        for index, normalizer in enumerate(normalizers(env))
         for name, rms in statistics(normalizer).items()
+    }
+
+
+def _normalization(env: VecEnv | None) -> dict[str, np.ndarray]:
+    return {
+        f"{name}/{part}": np.asarray(getattr(rms, part), dtype=np.float64)
+        for name, rms in _statistics(env).items()
         for part in ("mean", "var", "count")
     }
 
@@ -219,7 +226,7 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
     rollouts = _rollout_specifications(model)
     some_rollout = model.some_rollout() if model._n_replayed_rollouts else None
     replayed = _replay_specifications(model._n_replayed_rollouts, some_rollout)
-    normalization = _normalization(model.get_vec_normalize_env())
+    normalization = _normalization(model.env)
     others = {
         name: (array.shape, array.dtype)
         for name, array in {**generators.array_states(), **normalization}.items()
@@ -235,7 +242,7 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
         raise ValueError(f"it has {n_new!r:.100} new rollouts of {len(rollouts)}")
     cuda = {name: ((generators.CUDA_BYTES,), np.dtype(np.uint8)) for name in reader.names if generators.is_cuda_state(name)}
     if strange := reader.names - expected.keys() - cuda.keys() - {"description"}:
-        hint = ". Was its environment in VecNormalize?" if any(name.startswith("normalize/") for name in strange) else ""
+        hint = ". Was its environment in VecNormalize?" if any(name.startswith("normalize") for name in strange) else ""
         raise ValueError(f"it has {min(strange)!r:.100}, which this model does not need{hint}")
     arrays = {name: reader.array(name, *specification) for name, specification in {**others, **cuda}.items()}
     generators.check(python, arrays)
@@ -259,9 +266,7 @@ def _read_of_another_group(model: PhasicModel, file: BinaryIO) -> TrainingState:
     _check_format(description)
     common = {name: _identity(model)[name] for name in ("algorithm", "num_timesteps", "n_aux_phases")}
     _check_values(description, {**common, "checkpoint": model._checkpoint})
-    arrays = {
-        name: reader.array(name, one.shape, one.dtype) for name, one in _normalization(model.get_vec_normalize_env()).items()
-    }
+    arrays = {name: reader.array(name, one.shape, one.dtype) for name, one in _normalization(model.env).items()}
     return TrainingState(model.aux_buffer.emptied(), [], _checked_normalization(model, arrays), None, {})
 
 
@@ -396,12 +401,11 @@ def _checked_rollout(
 def _checked_normalization(
     model: PhasicModel, arrays: dict[str, np.ndarray]
 ) -> list[tuple[RunningMeanStd, np.ndarray, np.ndarray, float]]:
-    normalizer = model.get_vec_normalize_env()
     checked = []
-    for name, rms in statistics(normalizer).items() if normalizer is not None else ():
-        mean, var, count = (arrays[f"normalize/{name}/{part}"] for part in ("mean", "var", "count"))
+    for name, rms in _statistics(model.env).items():
+        mean, var, count = (arrays[f"{name}/{part}"] for part in ("mean", "var", "count"))
         is_possible = np.isfinite(mean).all() and np.isfinite(var).all() and (var >= 0).all() and 0 < count < np.inf
-        _require(bool(is_possible), f"normalize/{name}")
+        _require(bool(is_possible), name)
         checked.append((rms, mean, var, float(count)))
     return checked
 

@@ -205,7 +205,7 @@ def _checked(
     """
     weights = {name: weight for network in networks for name, weight in network.named_parameters() if weight.requires_grad}
     sums = th.stack([weight.detach().sum() for weight in weights.values()])
-    numbers = th.cat([history, sums]).cpu().numpy()
+    numbers = th.cat([history, sums.abs() if sums.is_complex() else sums]).cpu().numpy()
     table = numbers[: -len(sums)].reshape(n_steps, -1)
     if not np.isfinite(numbers).all():
         backup.restore()
@@ -296,7 +296,7 @@ def clip_gradients(gradients: list[th.Tensor], norm: th.Tensor, max_norm: float)
     :param norm: of all together, L2, shape (1,)
     :param max_norm: what it may be at most
     """
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0).squeeze()  # for parameters that are scalars, too
     for gradient in gradients:
         gradient.mul_(factor)
 
@@ -335,7 +335,7 @@ def take_step(optimizer: th.optim.Optimizer) -> None:
 
 
 # The powers with which the states of torch's optimizers grow with a gradient (RMSprop's momentum does not)
-MOMENTS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "grad_avg": 1, "square_avg": 2}
+MOMENTS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "grad_avg": 1, "square_avg": 2, "sum": 2, "exp_inf": 1}
 
 
 @th.no_grad()

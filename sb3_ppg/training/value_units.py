@@ -30,7 +30,21 @@ def change_value_units(
     old_mean, old_std = policy.value_net.mean.item(), policy.value_net.std.item()
     shift = mean - old_mean
     variance = (1 - weight) * old_std**2 + weight * std**2 + weight * (1 - weight) * shift**2
+    set_value_units(policy, optimizers, old_mean + weight * shift, max(variance**0.5, 1.0))
+
+
+def set_value_units(
+    policy: PhasicActorCriticPolicy, optimizers: Iterable[th.optim.Optimizer], mean: float, std: float
+) -> None:
+    """
+    Change the units; the values that the heads predict stay as they are.
+
+    :param policy: with its heads
+    :param optimizers: of its parameters
+    :param mean: where values are zero in the new unit
+    :param std: the new unit; both in the units of the (normalised) return
+    """
     for head in (policy.value_net, policy.aux_value_net):
-        factor = head.change_units(old_mean + weight * shift, max(variance**0.5, 1.0))
+        factor = head.change_units(mean, std)
         for optimizer in optimizers:
             rescale_moments(optimizer, head.parameters(), factor)

@@ -10,7 +10,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from sb3_ppg.errors import NonFiniteEnvironmentError, WorkerError
+from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, WorkerError
 
 
 class CheckedSteps:
@@ -71,8 +71,17 @@ def _check_step(observations: VecEnvObs, rewards: np.ndarray, dones: np.ndarray,
     check_finite("observation", observations)
     for index in np.flatnonzero(dones):
         last = infos[index].get("terminal_observation")
-        if last is not None:
+        if last is not None and infos[index].get("TimeLimit.truncated", False):  # else nobody looks at it
             check_finite("last observation of an episode", last, int(index))
+
+
+def reset_infos(env: VecEnv) -> list[dict[str, Any]]:
+    """
+    :param env: environments, with any wrappers
+    :return: what each has said of the beginning of its episode. Those below the wrappers may be none of SB3's, as in SuperSuit
+        and Isaac Lab, and say nothing
+    """
+    return getattr(env.unwrapped, "reset_infos", None) or [{} for _ in range(env.num_envs)]
 
 
 # ---- VecNormalize's statistics ----
@@ -87,6 +96,21 @@ def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
         if isinstance(env, VecNormalize):
             yield env
         env = env.venv
+
+
+def only_normalizer(env: VecEnv | None) -> VecNormalize | None:
+    """
+    :param env: environments, with any wrappers. None: there are none
+    :return: the ``VecNormalize`` among the wrappers, if there is one
+    :raises ArgumentError: if there are several, of which one alone would say something else
+    """
+    found = list(normalizers(env))
+    if len(found) > 1:
+        raise ArgumentError(
+            f"the environments are wrapped in {len(found)} VecNormalize, and this works for one: use one with `norm_obs` and "
+            "`norm_reward`"
+        )
+    return found[0] if found else None
 
 
 def statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:

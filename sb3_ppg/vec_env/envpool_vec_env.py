@@ -13,6 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.training.processes import rank
 
@@ -69,7 +70,10 @@ class EnvPoolVecEnv(VecEnv):
         self.options = options
         self.treat_truncation_as_termination = treat_truncation_as_termination
         self.all_infos = all_infos
+        if not is_count(seed, at_least=0):
+            raise ArgumentError(f"`{seed=}` cannot work: use an integer of at least 0")
         self._seed = seed + rank() * num_envs
+        self._is_begun = False  # whether it has been reset
         self._pool = self._make_pool(num_envs)
         self._start = time.time()
         with warnings.catch_warnings():
@@ -106,14 +110,16 @@ class EnvPoolVecEnv(VecEnv):
 
         :return: observations, (num_envs, ...)
         """
-        if self._seeds[0] is not None and self._seeds[0] != self._seed:  # EnvPool only takes a seed when it is made
-            self._seed = self._seeds[0]
+        seed = self._seeds[0]
+        if seed is not None and (seed != self._seed or self._is_begun):  # EnvPool only takes a seed when it is made
+            self._seed = seed
             self._pool.close()
             self._pool = self._make_pool(self.num_envs)
         self._reset_seeds()
         self._reset_options()
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, dtype=int)
+        self._is_begun = True
         observations, _ = self._pool.reset()
         return _cast(observations, self.observation_space)
 
@@ -122,6 +128,8 @@ class EnvPoolVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         actions = np.asarray(self.waiting_actions).astype(self._pool_action_space.dtype)
+        if not self._is_begun or len(actions) != self.num_envs:  # EnvPool would end the whole process
+            raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: reset() first, then one for each")
         observations, rewards, terminated, truncated, pool_infos = self._pool.step(actions)
         observations, rewards = _cast(observations, self.observation_space), np.array(rewards, dtype=np.float32)
         truncated = truncated & ~terminated

@@ -15,7 +15,7 @@ from sb3_ppg.extras import missing_extras_named
 ALGO = ["--algo", "ppg"]
 PLAY = [*ALGO, "-f", "logs"]
 PRETRAINED = "--pretrained"
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # full, or not to be written to
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST)  # full, or not to be written to
 RUN = {"env": ["--env"], "run": ["-f", "--folder"]}
 
 

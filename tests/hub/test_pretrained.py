@@ -32,7 +32,7 @@ from sb3_ppg.family import with_preset
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, COUNTERS, DESCRIPTION, LATER_COUNTERS, _arguments
 from tests.helpers import MASKED_ACTIONS, MaskedEnv, RandomEnv, image_space
-from tests.hub.small_models import BOX, DICT, SMALL, change, put, same_parameters, small_model
+from tests.hub.small_models import BOX, DICT, SMALL, change, put, refused, same_parameters, small_model
 
 pytestmark = pytest.mark.slow
 
@@ -368,3 +368,27 @@ def test_nothing_is_written_that_cannot_be_shared(tmp_path):
     with pytest.raises(ModelFormatError, match="learning_rate"):
         save_pretrained(small_model(learning_rate=lambda progress: 1e-3), tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, dtype=np.int32),
+        spaces.Discrete(3, start=2, dtype=np.int8),
+        spaces.MultiDiscrete([3, 2], dtype=np.int32),
+        spaces.Discrete(3),
+    ],
+    ids=str,
+)
+def test_integers_keep_their_type(space, tmp_path):
+    """The model's spaces equal those of its environment, which is asked for where it is loaded."""
+    env = RandomEnv(spaces.Dict({"one": BOX, "two": space}), space)
+    save_pretrained(PPG("MultiInputPolicy", env, **SMALL), tmp_path)
+    loaded = from_pretrained(tmp_path, env=env)
+    assert loaded.action_space == space and loaded.action_space.dtype == space.dtype
+    assert loaded.observation_space["two"].dtype == space.dtype
+    said = json.loads((tmp_path / DESCRIPTION).read_text())["spaces"]["action"]["$space"][1]
+    assert said.get("dtype") == (None if space.dtype == np.int64 else space.dtype.name)
+    for strange in ("float32", "O", ["int32"], {"$tuple": []}):
+        change(tmp_path, put("spaces", "action", "$space", 1, "dtype", value=strange))
+        refused(tmp_path, "no type of integers|cannot be read")

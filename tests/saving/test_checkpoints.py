@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import CallbackList, EvalCallback, EveryNTimesteps
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -265,3 +266,36 @@ def test_rollouts_for_which_there_is_no_room_are_not_loaded(tmp_path, monkeypatc
     with pytest.raises(ArgumentError, match="only 100 are available"):
         model.load_aux_buffer(path)
     assert model.aux_buffer is before
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        lambda checkpoints: EveryNTimesteps(16, checkpoints),
+        lambda checkpoints: EvalCallback(make_vec_env("CartPole-v1"), callback_after_eval=checkpoints),
+        lambda checkpoints: [EvalCallback(make_vec_env("CartPole-v1"), callback_on_new_best=checkpoints)],
+    ],
+    ids=["EveryNTimesteps", "callback_after_eval", "callback_on_new_best"],
+)
+def test_checkpoints_within_a_callback_that_does_not_pass_events_on_are_refused(within, tmp_path):
+    with pytest.raises(ArgumentError, match=r"PhasicCheckpointCallback cannot work inside of .*: give it to learn"):
+        small().learn(64, callback=within(PhasicCheckpointCallback(1, tmp_path)))
+    small().learn(16, callback=CallbackList([CallbackList([PhasicCheckpointCallback(1, tmp_path)])]))
+    assert steps(tmp_path) == {8, 16}
+
+
+@pytest.mark.parametrize(
+    "numbers", [dict(save_freq=0), dict(save_freq=2.0), dict(keep=2.0), dict(keep="2"), dict(keep_buffers=0)]
+)
+def test_numbers_of_checkpoints_that_cannot_work(numbers, tmp_path):
+    with pytest.raises(ArgumentError, match=f"`{next(iter(numbers))}={next(iter(numbers.values()))!r}`.*cannot work"):
+        PhasicCheckpointCallback(**{"save_freq": 1, "save_path": tmp_path, **numbers})
+
+
+def test_names_nearly_as_long_as_the_file_system_takes(tmp_path):
+    """A temporary file's is longer."""
+    path = tmp_path / ("a" * 242 + ".zip")
+    model = small()
+    for _ in range(2):
+        model.save(path)
+    assert same(PPG.load(path), model) and [one.name for one in tmp_path.iterdir()] == [path.name]

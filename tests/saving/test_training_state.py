@@ -20,7 +20,8 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, MaskablePPG, ModelFormatError, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
+from sb3_ppg.export import DeterministicPolicy
 from sb3_ppg.hub import save_pretrained
 from sb3_ppg.saving.files import atomic_write
 from tests.helpers import run_in_a_new_process
@@ -294,3 +295,26 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
         assert re.search(
             rf"{name}.* could not be written: {os.strerror(errno.EFBIG)}; what was there .* is as it was", message
         )
+
+
+def test_statistics_of_each_normalisation_come_back(tmp_path):
+    """Of one inside of the other: observations by one, rewards by the other."""
+
+    def environments():
+        return VecNormalize(VecNormalize(make_vec_env("CartPole-v1", 2, seed=0), norm_reward=False), norm_obs=False)
+
+    model = small(env=environments()).learn(100)
+    model.save(tmp_path / "model.zip")
+    model.save_aux_buffer(tmp_path / "state.npz")
+    env = environments()
+    loaded = PPG.load(tmp_path / "model.zip", env=env)
+    loaded.load_aux_buffer(tmp_path / "state.npz")
+    assert model.env.venv.obs_rms.count > 100 and model.env.ret_rms.count > 100
+    for ours, theirs in ((env.ret_rms, model.env.ret_rms), (env.venv.obs_rms, model.env.venv.obs_rms)):
+        assert np.array_equal(ours.mean, theirs.mean) and np.array_equal(ours.var, theirs.var) and ours.count == theirs.count
+    with pytest.raises(ModelFormatError, match=r"normalize\.1/obs_rms.*VecNormalize"):
+        PPG.load(tmp_path / "model.zip", env=env.venv.venv).load_aux_buffer(tmp_path / "state.npz")
+    with pytest.raises(ArgumentError, match="wrapped in 2 VecNormalize"):
+        save_pretrained(model, tmp_path / "shared")
+    with pytest.raises(ArgumentError, match="wrapped in 2 VecNormalize"):
+        DeterministicPolicy(model)

@@ -336,6 +336,9 @@ def test_samples_may_have_fields_that_are_no_tensors():
 @pytest.mark.parametrize("max_norm", [1e-3, 0.1, 100.0])
 def test_gradients_are_clipped_as_by_torch(max_norm):
     ours, expected = network_with_gradients(), network_with_gradients()
+    for network in (ours, expected):
+        network.gain = nn.Parameter(th.tensor(2.0))  # a scalar
+        network.gain.grad = th.tensor(0.3)
     gradients = [parameter.grad for parameter in ours.parameters() if parameter.grad is not None]
     norm = gradient_norm(gradients)
     clip_gradients(gradients, norm, max_norm)

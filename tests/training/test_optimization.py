@@ -201,8 +201,10 @@ def test_moments():
         lambda parameters: th.optim.Adam(parameters, lr=0.1, amsgrad=True),
         lambda parameters: th.optim.RMSprop(parameters, lr=0.1, centered=True, momentum=0.9, eps=0),
         lambda parameters: th.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: th.optim.Adagrad(parameters, lr=0.1),
+        lambda parameters: th.optim.Adamax(parameters, lr=0.1, eps=0),
     ],
-    ids=["Adam", "AMSGrad", "RMSprop", "SGD"],
+    ids=["Adam", "AMSGrad", "RMSprop", "SGD", "Adagrad", "Adamax"],
 )
 def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
     parameters = [nn.Parameter(th.zeros(2)), nn.Parameter(th.zeros(2))]

@@ -15,7 +15,15 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 from torch import nn
 
 from sb3_ppg import PPG, NonFiniteLossError, PhasicCheckpointCallback, RewardNormalizer, aux_buffer_path, latest_checkpoint
@@ -61,6 +69,78 @@ def test_bad_numbers_from_an_environment_are_named_before_they_train(tmp_path, v
     kept = PPG.load(latest_checkpoint(tmp_path), device="cpu")
     for ours, theirs in zip(kept.policy.parameters(), model.policy.parameters(), strict=True):
         assert th.equal(ours, theirs)
+
+
+class Diverging(gym.Env):
+    """A simulation that ends an episode where it diverges, with a last observation that is not finite."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+
+    def __init__(self, is_cut_off: bool):
+        self.is_cut_off = is_cut_off
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        is_over = self.steps == 5
+        observation = np.full(3, np.nan if is_over else 0.5, np.float32)
+        return observation, 1.0, is_over and not self.is_cut_off, is_over and self.is_cut_off, {}
+
+
+@pytest.mark.parametrize("wrap", [lambda venv: venv, VecNormalize], ids=["plain", "VecNormalize"])
+def test_a_bad_last_observation_matters_only_where_its_value_is_asked_for(wrap):
+    """Nobody looks at that of an episode that is over; where one is cut off, its value is a part of the last reward."""
+    small(env=wrap(DummyVecEnv([lambda: Diverging(False)] * 2))).learn(64)
+    with pytest.raises(NonFiniteEnvironmentError, match="last observation of an episode of environment 0 is nan after step 5"):
+        small(env=wrap(DummyVecEnv([lambda: Diverging(True)] * 2))).learn(64)
+
+
+class Foreign(VecEnv):
+    """As SuperSuit's and Isaac Lab's: what SB3's own constructor would make is not there, and below it is something else."""
+
+    def __init__(self):
+        self.num_envs, self.render_mode = 2, None
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+
+    @property
+    def unwrapped(self):
+        return Diverging(False)
+
+    def reset(self):
+        return np.zeros((2, 3), np.float32)
+
+    def step_async(self, actions):
+        pass
+
+    def step_wait(self):
+        return np.zeros((2, 3), np.float32), np.zeros(2, np.float32), np.zeros(2, bool), [{}, {}]
+
+    def close(self):
+        pass
+
+    def get_attr(self, attr_name, indices=None):
+        return [getattr(self, attr_name)] * 2
+
+    def set_attr(self, attr_name, value, indices=None):
+        pass
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        return []
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * 2
+
+    def seed(self, seed=None):
+        return [None] * 2
+
+
+@pytest.mark.parametrize("wrap", [lambda venv: venv, VecMonitor, VecNormalize], ids=["plain", "VecMonitor", "VecNormalize"])
+def test_vectorised_environments_of_others(wrap):
+    model = small(env=wrap(Foreign())).learn(64)
+    assert model.num_timesteps == 64 and model.n_aux_phases == 1
 
 
 class SpoiledAbove(VecEnvWrapper):

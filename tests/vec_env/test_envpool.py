@@ -133,8 +133,19 @@ def test_seeds():
     first, again, different = rollout(one), rollout(same), rollout(other)
     assert np.array_equal(first, again)
     assert len(np.unique(np.concatenate([first, different]))) == 2 * len(first)
-    other.seed(0)
-    assert np.array_equal(rollout(other), first)
+    for _ in range(2):  # also once more, as an evaluation is repeated
+        other.seed(0)
+        assert np.array_equal(rollout(other), first)
+
+
+def test_actions_that_would_end_the_process_are_refused():
+    venv = EnvPoolVecEnv("CartPole-v1", 2)
+    with pytest.raises(ValueError, match=r"2 actions for 2 environments: reset\(\) first"):
+        venv.step(np.zeros(2, dtype=int))
+    venv.reset()
+    with pytest.raises(ValueError, match="1 actions for 2 environments"):
+        venv.step(np.zeros(1, dtype=int))
+    assert venv.step(np.zeros(2, dtype=int))[0].shape == (2, 4)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5", "FrozenLake-v1", "CoinrunEasy-v0"])
@@ -179,6 +190,8 @@ def test_images_with_channels_last():
         ("CoinrunExploration-v0", {"num_levels": 200}, "would end the whole process"),
         ("CoinrunEasy-v0", {"num_level": 200}, "num_level"),
         ("CartPole-v1", {"num_envs": 0}, "cannot make CartPole-v1"),
+        ("CartPole-v1", {"seed": -3}, "`seed=-3` cannot work"),
+        ("CartPole-v1", {"seed": None}, "`seed=None` cannot work"),
     ],
 )
 def test_bad_input(env_id, options, complaint):
