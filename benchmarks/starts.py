@@ -42,8 +42,9 @@ RESULTS = Path(__file__).parent / "results"
 ROWS = RESULTS / "starts.csv"
 N_PHASES = 2
 MAX_TIMESTEPS = 150_000  # of more phases than one
-# Environments of the entries that are for many
+# Environments of the entries that are for many, of all algorithms or of one
 EXAMPLES = {
+    "ppg_mask/default": "InvalidActionsDiscrete-v0",
     "default": "FrozenLake-v1",
     "atari": "BreakoutNoFrameskip-v4",
     "minigrid": "MiniGrid-DoorKey-8x8-v0",
@@ -82,7 +83,8 @@ class Start(NamedTuple):
 
     @property
     def env_id(self) -> str:
-        return EXAMPLES.get(self.entry, self.entry)
+        own = f"{self.algorithm}/{self.entry}"
+        return EXAMPLES.get(own) or EXAMPLES.get(self.entry, self.entry)
 
     @property
     def hash(self) -> str:

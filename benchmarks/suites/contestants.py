@@ -55,6 +55,10 @@ class Task(NamedTuple):
     is_tested: bool = False
     recurrent: bool = False
 
+    def shown(self, value: float) -> str:
+        """A return, as tables have it."""
+        return f"{value:.2f}" if self.high <= 1 else f"{value:.1f}"
+
 
 # Of MinAtar, `high` is a round number near what PPO reaches; of StarPilot one that tells returns apart after so few steps:
 # with 64, the most that is possible, all scores are below 0.1. MuJoCo's are those of D4RL (https://arxiv.org/abs/2004.07219)

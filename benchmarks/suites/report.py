@@ -156,7 +156,7 @@ def markdown(found: list[Comparison]) -> str:
         lines += [f"{' and '.join(comparison.rows['machine'].unique())}.{comparison.tested()}", ""]
         lines += [f"| | {' | '.join(titles)} | score | better than {BASELINE} | steps/s |", "|---" * (len(tasks) + 4) + "|"]
         for name in sorted(comparison.rows["contestant"].unique(), key=list(CONTESTANTS).index):
-            returns = [", ".join(f"{value:.1f}" for value in comparison.returns(name, task)) for task in tasks]
+            returns = [", ".join(task.shown(value) for value in comparison.returns(name, task)) for task in tasks]
             speed = comparison.rows[comparison.rows["contestant"] == name]["steps_per_second"].median()
             summary = [str(table.get(name, "")) for table in (means, better)]
             lines.append(f"| {' | '.join([name, *returns, *summary, f'{speed:,.0f}'])} |")

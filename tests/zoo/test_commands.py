@@ -39,6 +39,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 import sb3_ppg
 from benchmarks import learning, variants
+from benchmarks.suites.contestants import TASKS, Training
 from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.hub.pretrained import NOT_SHARED
@@ -796,3 +797,18 @@ def test_no_entry_claims_to_be_tuned_that_was_not_run():
     for env_id in tuned:
         rows = results[(results.env == env_id) & (results.setting == "RL Zoo") & (results.algo == "ppg")]
         assert set(rows.hyperparameters) == {learning.hyperparameters(env_id, "ppg")} and len(rows) >= 3, env_id
+
+
+@pytest.mark.parametrize("algo", ["ppg", "ppg_lstm"])
+def test_no_entry_claims_to_be_tuned_that_the_suites_have_not_run(algo):
+    """Those whose comment says more than that; of a suite's own entry all tasks."""
+    lines = hyperparameter_file(algo).read_text().splitlines()
+    tuned = [line.split(":")[0] for comment, line in itertools.pairwise(lines) if comment.endswith(". Tuned")]
+    results = pd.read_csv(ROOT / "benchmarks" / "results" / "suites.csv")
+    assert tuned
+    for name in tuned:
+        tasks = [task for task in TASKS if name in (task.env_id, task.suite)]
+        assert tasks, name
+        for task in tasks:
+            own = results[results.settings == Training(task, "PPG", 0, task.n_timesteps).hash()]
+            assert len(set(own.seed)) >= 3, task.env_id
