@@ -645,7 +645,7 @@ def test_the_version(monkeypatch, capsys):
     assert capsys.readouterr().out == f"{sb3_ppg.__version__}\n"
 
 
-@pytest.mark.parametrize(("number", "is_said"), [(errno.ENOSPC, True), (errno.ENOENT, False)])
+@pytest.mark.parametrize(("number", "is_said"), [(errno.ENOSPC, True), (errno.ENOTDIR, True), (errno.ENOENT, False)])
 def test_a_full_disk_is_one_line(number, is_said, monkeypatch):
     def fail(*_):
         raise OSError(number, "model.zip could not be written")
