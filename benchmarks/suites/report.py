@@ -22,6 +22,7 @@ BOOTSTRAPS = 1000
 MIN_SEEDS = 3  # for an interval
 # The ablations of two presets. From LATE on returns are averaged: less noise than the last hundred episodes have
 ABLATED_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1", "StarpilotEasy-v0")
+PASSING = [*LEADING, "PPG, paper's"]  # whose longer trainings are at END what shorter ones are, as their rates are constant
 LATE, END = 800_000, 1_000_000
 Scores = dict[str, np.ndarray]  # of each contestant, (n_seeds, n_tasks)
 
@@ -214,12 +215,11 @@ def plot(comparison: Comparison, picture: Path) -> None:
 def late_returns(found: list[Comparison]) -> pd.DataFrame:
     """
     :param found: of all suites
-    :return: mean return of the last fifth of the first million steps, by contestant, task and seed. Longer trainings of the
-        presets count, whose learning rates are constant, so that they pass the same point
+    :return: mean return of the last fifth of the first million steps, by contestant, task and seed
     """
     parts = []
     for comparison in found:
-        names = LEADING | (ABLATIONS if comparison.n_timesteps == END else {})
+        names = [*LEADING, *ABLATIONS] if comparison.n_timesteps == END else PASSING
         if comparison.n_timesteps >= END:
             parts.append(comparison.curves[comparison.curves["contestant"].isin(names)])
     curves = pd.concat(parts) if parts else pd.DataFrame(columns=["contestant", "task", "seed", "steps", "return"])
