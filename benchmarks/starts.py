@@ -83,8 +83,7 @@ class Start(NamedTuple):
 
     @property
     def env_id(self) -> str:
-        own = f"{self.algorithm}/{self.entry}"
-        return EXAMPLES.get(own) or EXAMPLES.get(self.entry, self.entry)
+        return EXAMPLES.get(f"{self.algorithm}/{self.entry}", EXAMPLES.get(self.entry, self.entry))
 
     @property
     def hash(self) -> str:

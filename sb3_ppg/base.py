@@ -367,11 +367,11 @@ class PhasicAlgorithm(PhasicModel):
             self._check_objective()
 
     def _check_objective(self) -> None:
-        was = type(self.criterion)
-        remedy = f"this model was made with {was.__name__}: give another one to the constructor"
-        require(self, was is objective_class(self.objective), "objective", remedy)
-        has_own_targets = type(self.criterion).value_targets is not Objective.value_targets
-        remedy = f"{type(self.criterion).__name__} has value targets of its own, which are not recomputed; use False"
+        cls = type(self.criterion)
+        remedy = f"this model was made with {cls.__name__}: give another one to the constructor"
+        require(self, cls is objective_class(self.objective), "objective", remedy)
+        has_own_targets = cls.value_targets is not Objective.value_targets
+        remedy = f"{cls.__name__} has value targets of its own, which are not recomputed; use False"
         require(self, not (self.recompute_advantages and has_own_targets), "recompute_advantages", remedy)
         require(self, not (self.replay.capacity > 1 and has_own_targets), "replay_kwargs", remedy.replace("False", "None"))
         check_replay(self)

@@ -170,7 +170,7 @@ def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
     run_code(snippet.replace("1000", "3"), tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["stacked", "none", "not registered"])
+@pytest.mark.parametrize("kind", ["stacked", "none", "not registered", "without specs"])
 def test_the_card_does_not_promise_an_environment_that_a_name_does_not_make(hub_server, kind):
     if kind == "stacked":
         model = PPG("MlpPolicy", VecFrameStack(make_vec_env("CartPole-v1"), 2), **SMALL)
@@ -178,6 +178,8 @@ def test_the_card_does_not_promise_an_environment_that_a_name_does_not_make(hub_
         model = small_model()
         if kind == "none":
             model.env = None
+        elif kind == "without specs":
+            model.env.get_attr = lambda name, indices=None: []
     hub.push(model, "me/model", env_id="Mine-v0")
     assert "env = ...  # the one that it was trained in" in snippet_of(hub_server, "me/model")
     assert "playing **Mine-v0**" in hub_server.files("me/model")["README.md"].decode()
