@@ -1,6 +1,6 @@
 """
 The trained agents under ``pretrained``, from the tuned entries of ``hyperparams``: trained by RL Zoo's command, evaluated over
-100 episodes, written as plain data with a model card. What is there is left as it is. An hour on two cores.
+100 episodes, written as plain data with a model card. What is there is left as it is. Three hours on one core.
 
     python -m benchmarks.pretrained [--only ppg/LunarLander-v3]
 """
@@ -33,11 +33,13 @@ class Agent(NamedTuple):
     :param algo: its name in RL Zoo
     :param env_id: environment
     :param eval_freq: of the evaluations that are kept, in steps
+    :param seed: of the training; where those of the suites end far apart, of one that learned
     """
 
     algo: str
     env_id: str
     eval_freq: int
+    seed: int = 1
 
     @property
     def name(self) -> str:
@@ -47,7 +49,7 @@ class Agent(NamedTuple):
     @property
     def command(self) -> list[str]:
         """Of ``sb3-ppg``."""
-        options = ["--env", self.env_id, "--seed", "1", "--eval-freq", str(self.eval_freq), "--eval-episodes", "20"]
+        options = ["--env", self.env_id, "--seed", str(self.seed), "--eval-freq", str(self.eval_freq), "--eval-episodes", "20"]
         return ["train", "--algo", self.algo, *options]
 
 
@@ -58,10 +60,15 @@ AGENTS = [
     Agent("ppg", "Pendulum-v1", 10_000),
     Agent("ppg", "LunarLander-v3", 50_000),
     Agent("ppg", "LunarLanderContinuous-v3", 50_000),
+    Agent("ppg", "Hopper-v5", 50_000),
+    Agent("ppg", "Walker2d-v5", 50_000, seed=0),
+    Agent("ppg", "HalfCheetah-v5", 50_000, seed=2),
+    Agent("ppg", "MiniGrid-DoorKey-8x8-v0", 50_000),
     Agent("ppg", "MinAtar/Asterix-v1", 100_000),
     Agent("ppg", "MinAtar/Breakout-v1", 100_000),
     Agent("ppg", "MinAtar/SpaceInvaders-v1", 100_000),
     Agent("ppg_lstm", "CartPoleNoVel-v1", 10_000),
+    Agent("ppg_lstm", "MiniGrid-MemoryS9-v0", 50_000, seed=2),
     Agent("ppg_mask", "InvalidActionsDiscrete-v0", 5_000),
     Agent("ppg_mask", "InvalidActionsMultiDiscrete-v0", 5_000),
     Agent("ppg_mask", "InvalidActionsMultiBinary-v0", 5_000),

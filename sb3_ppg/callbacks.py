@@ -100,15 +100,18 @@ def every(callback: MaybeCallback) -> Iterator[BaseCallback]:
     :param callback: as ``learn`` takes it
     :return: it, and all that it calls
     """
-    children = callback if isinstance(callback, list) else []
+    children: list[BaseCallback | None] = [*callback] if isinstance(callback, list) else []
     if isinstance(callback, BaseCallback):
         yield callback
     if isinstance(callback, CallbackList):
-        children = callback.callbacks
-    if isinstance(callback, EventCallback) and callback.callback is not None:
-        children = [callback.callback]
+        children += callback.callbacks
+    if isinstance(callback, EventCallback):
+        children += [callback.callback]
+    if isinstance(callback, EvalCallback):
+        children += [callback.callback_on_new_best]
     for child in children:
-        yield from every(child)
+        if child is not None:
+            yield from every(child)
 
 
 def quiet(callback: MaybeCallback) -> MaybeCallback:

@@ -69,9 +69,22 @@ def test_callbacks_follow_the_auxiliary_phase(nest):
     assert witness.events == EVENTS
 
 
-def test_callbacks_of_events_follow_the_auxiliary_phase():
+def evaluation(**kwargs) -> EvalCallback:
+    return EvalCallback(make_vec_env("CartPole-v1"), eval_freq=16, n_eval_episodes=1, verbose=0, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        lambda witness: EveryNTimesteps(16, callback=witness),
+        lambda witness: evaluation(callback_on_new_best=witness),
+        lambda witness: evaluation(callback_after_eval=witness),
+    ],
+    ids=["EveryNTimesteps", "callback_on_new_best", "callback_after_eval"],
+)
+def test_callbacks_of_events_follow_the_auxiliary_phase(nest):
     witness = Witness()
-    make().learn(PHASE, callback=EveryNTimesteps(16, callback=witness))
+    make().learn(PHASE, callback=nest(witness))
     assert [event for event in witness.events if event[0] != "rollout"] == EVENTS[3:]
 
 

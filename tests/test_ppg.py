@@ -596,6 +596,18 @@ def test_a_phase_on_a_disk_is_the_same(tmp_path, policy):
     assert not list((tmp_path / "here").iterdir())  # nothing is left behind
 
 
+def test_a_disk_that_is_not_there_is_named_and_another_can_be_given(tmp_path):
+    """The file of a model may come from another machine."""
+    make(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "disk")).save(tmp_path / "model")
+    (tmp_path / "disk").touch()
+    env = make().get_env()
+    with pytest.raises(ArgumentError, match=rf"`path`='{tmp_path}/disk'.*File exists.*aux_buffer_kwargs"):
+        PPG.load(tmp_path / "model", env=env).learn(16)
+    elsewhere = dict(storage="mmap", path=tmp_path / "elsewhere")
+    model = PPG.load(tmp_path / "model", env=env, aux_buffer_kwargs=elsewhere).learn(16)
+    assert len(model.aux_buffer) == 1 and (tmp_path / "elsewhere").is_dir()
+
+
 @pytest.mark.parametrize(
     "kwargs, message",
     [

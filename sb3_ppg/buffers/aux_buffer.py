@@ -172,8 +172,7 @@ class AuxBuffer:
         """Where they are kept: as they are, or in a file."""
         if self.storage == "memory":
             return observations
-        self.path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self.path) as file:
+        with tempfile.TemporaryFile(dir=self._folder()) as file:
             np.ascontiguousarray(observations).tofile(file)
             file.flush()
             return np.asarray(np.memmap(file, observations.dtype, "r", shape=observations.shape))
@@ -182,8 +181,19 @@ class AuxBuffer:
         """How much room there is for more observations."""
         if self.storage == "memory":
             return available_memory()
-        self.path.mkdir(parents=True, exist_ok=True)
-        return shutil.disk_usage(self.path).free
+        return shutil.disk_usage(self._folder()).free
+
+    def _folder(self) -> Path:
+        """That of the files. A model may come from a machine that had another."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.path).close()
+        except OSError as error:
+            raise ArgumentError(
+                f"`path`={str(self.path)!r} of the auxiliary buffer cannot be used ({error.strerror}): give another folder, "
+                "aux_buffer_kwargs=dict(storage='mmap', path=...), also to load"
+            ) from error
+        return self.path
 
     def record(self, recorded_fn: Callable[[AuxiliaryBatch], th.Tensor], n_sequences: int) -> None:
         """

@@ -46,7 +46,7 @@ from sb3_ppg.hub.pretrained import NOT_SHARED
 from sb3_ppg.zoo import interrupted, launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
-from tests.helpers import ROOT, run, run_program
+from tests.helpers import ROOT, run, run_program, tuned_entries
 
 pytestmark = pytest.mark.slow
 
@@ -790,8 +790,7 @@ def test_every_entry_of_our_files_makes_a_model(algo, entry, tmp_path, monkeypat
 
 def test_no_entry_claims_to_be_tuned_that_was_not_run():
     """As the benchmark's table shows, with the hyperparameters that it was run with."""
-    lines = hyperparameter_file("ppg").read_text().splitlines()
-    tuned = [line.split(":")[0] for comment, line in itertools.pairwise(lines) if comment == "# Tuned"]
+    tuned = [name for name, comment in tuned_entries("ppg").items() if comment == "# Tuned"]
     results = pd.read_csv(ROOT / "benchmarks" / "results" / "learning.csv")
     assert set(tuned) == set(learning.ZOO_ENVS)
     for env_id in tuned:
@@ -802,8 +801,7 @@ def test_no_entry_claims_to_be_tuned_that_was_not_run():
 @pytest.mark.parametrize("algo", ["ppg", "ppg_lstm"])
 def test_no_entry_claims_to_be_tuned_that_the_suites_have_not_run(algo):
     """Those whose comment says more than that; of a suite's own entry all tasks."""
-    lines = hyperparameter_file(algo).read_text().splitlines()
-    tuned = [line.split(":")[0] for comment, line in itertools.pairwise(lines) if comment.endswith(". Tuned")]
+    tuned = [name for name, comment in tuned_entries(algo).items() if comment.endswith(". Tuned")]
     results = pd.read_csv(ROOT / "benchmarks" / "results" / "suites.csv")
     assert tuned
     for name in tuned:
