@@ -64,7 +64,7 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     ),
     (("mixed_precision",), lambda value: value in (None, "bf16", "tf32"), 'use "bf16", "tf32", or None for float32'),
     (("n_aux_epochs",), lambda value: is_count(value, at_least=0), "use an integer of at least 0"),
-    (("sde_sample_freq",), lambda value: value == -1 or is_count(value), "use an integer of at least 1, or -1 for never"),
+    (("sde_sample_freq",), lambda value: is_count(value, at_least=-1), "use an integer of at least 1, or -1 for never"),
     (("gamma", "gae_lambda"), lambda value: is_number(value) and 0 <= value <= 1, "use a number in [0, 1]"),
     (("ent_coef",), is_number, "use a finite number"),
     (
@@ -228,19 +228,19 @@ def tell_of_phases(model: PhasicModel, total_timesteps: int) -> None:
     Say how many phases a training has, and warn if it has none.
 
     :param model: before ``learn``
-    :param total_timesteps: the budget of this call
+    :param total_timesteps: the budget of this call, perhaps infinite
     """
-    if model.n_aux_epochs == 0:
+    if model.n_aux_epochs == 0 or math.isinf(total_timesteps):  # until a callback ends it
         return
     n_envs = model.n_envs * n_processes()
     per_rollout = model.n_steps * n_envs
     phase = per_rollout * model.n_policy_iterations
     n_phases = (math.ceil(total_timesteps / per_rollout) + model.aux_buffer.n_new) // model.n_policy_iterations
     if model.verbose >= 1:
-        print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,}")
+        print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
     if n_phases == 0 and model.aux_buffer.n_new == 0:
         warnings.warn(
-            f"A budget of {total_timesteps:,} steps ends before the first auxiliary phase, so there is nothing but PPO's "
+            f"A budget of {total_timesteps:,.0f} steps ends before the first auxiliary phase, so there is nothing but PPO's "
             f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {n_envs} * "
             f"{model.n_policy_iterations} = {phase:,} steps. Use smaller ones, so that at least three phases fit, or "
             "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",

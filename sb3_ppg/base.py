@@ -163,7 +163,8 @@ class PhasicAlgorithm(PhasicModel):
                 n_steps += 1
                 self.after_environment_step()
                 self.criterion.after_environment_step(dones, infos, reset_infos(env))
-                self._bootstrap_at_time_limits(rewards, dones, infos)
+                apart = getattr(rollout_buffer, "bootstrapped", None)  # of a buffer that normalises rewards
+                self._bootstrap_at_time_limits(rewards if apart is None else apart[n_steps - 1], dones, infos)
                 before = (self._last_obs, for_buffer(self.action_space, actions), rewards, self._last_episode_starts)
                 rollout_buffer.add(*before, values, log_probs, **also_stored)  # type: ignore[arg-type]
                 self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
@@ -490,6 +491,10 @@ class PhasicAlgorithm(PhasicModel):
         :raises ModelFormatError: if the file is damaged, too new, or another model's; nothing is changed then
         """
         load_training_state(self, Path(path))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, or a pickle: without what is there while ``learn`` runs."""
+        return {name: value for name, value in vars(self).items() if name not in ("_training_callback", "_exchange")}
 
     def _excluded_save_params(self) -> list[str]:
         return [

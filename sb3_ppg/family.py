@@ -5,6 +5,7 @@ and model cards read this table.
 A new member is a row, and, for RL Zoo, a file of its name in ``hyperparams``.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -159,7 +160,7 @@ def with_preset(zoo_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     :param arguments: of its algorithm
     :return: the same on top of its preset; ``policy_kwargs`` key by key
     """
-    preset = FAMILY[zoo_name].preset
+    preset = copy.deepcopy(FAMILY[zoo_name].preset)  # whose own dictionaries stay as they are
     merged = {**preset, **arguments}
     policy_kwargs = {**preset.get("policy_kwargs", {}), **(arguments.get("policy_kwargs") or {})}
     return {**merged, **({"policy_kwargs": policy_kwargs} if policy_kwargs else {})}

@@ -111,6 +111,32 @@ def test_under_normalised_rewards():
         np.testing.assert_allclose(model.rollout_buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
 
 
+class CutOff(RandomEnv):
+    """Always the same, until a time limit."""
+
+    def __init__(self):
+        super().__init__(spaces.Box(1, 1, (1,)), spaces.Discrete(2))
+
+    def step(self, action):
+        observation, _, _, ended, info = super().step(action)
+        return observation, 1.0, False, ended, info
+
+
+def test_what_follows_a_time_limit_is_in_normalised_units():
+    """γ V is added to the normalised reward, of which V is learned; it was divided and clipped with the raw one."""
+    normalizer = RewardNormalizer(gamma=0.9)
+    kwargs = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
+    model = PPG("MlpPolicy", make_vec_env(CutOff, 2, seed=0), n_steps=64, batch_size=64, gamma=0.9, device="cpu", **kwargs)
+    for _ in range(2):
+        collect(model)
+        buffer = model.rollout_buffer
+        ends = np.roll(buffer.episode_starts, -1, axis=0)[:-1].astype(bool)
+        value = model.policy.predict_values(th.ones(1, 1)).item()
+        expected = 1 / np.sqrt(normalizer.return_rms.var + normalizer.epsilon) + 0.9 * value * ends
+        assert 0 < ends.sum() < ends.size and value != 0
+        np.testing.assert_allclose(buffer.rewards[:-1], expected, rtol=1e-5)
+
+
 class OtherAdvantages(RolloutBuffer):
     def compute_returns_and_advantage(self, last_values, dones):
         super().compute_returns_and_advantage(last_values, dones)

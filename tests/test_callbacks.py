@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -19,7 +20,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.family import PAPERS_VALUES
-from tests.helpers import learn_and_log
+from tests.helpers import RandomEnv, learn_and_log
 
 SMALL = PAPERS_VALUES | dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
 PHASE = 16 * 3
@@ -167,6 +168,12 @@ def test_the_log_says_what_the_auxiliary_phase_has_led_to():
     assert logged["aux/kl"] > 0 and logged["aux/final_kl"] > 0
     assert logged["time/phase_position"] == 1.0
     assert logged["time/update_seconds"] > logged["aux/seconds"] > 0 and logged["time/rollout_seconds"] > 0
+
+
+def test_nothing_is_explained_where_the_targets_are_all_the_same():
+    logged = learn_and_log(make(RandomEnv(spaces.Box(0, 0, (2,)), spaces.Discrete(2)), gamma=0.0), PHASE)
+    for name in ("train/explained_variance", "aux/explained_variance", "aux/aux_explained_variance"):
+        assert np.isnan(logged[name]), name
 
 
 def test_the_logged_gradient_norm_is_that_before_clipping():

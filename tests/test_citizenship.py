@@ -1,8 +1,10 @@
 """What SB3's users expect of every algorithm."""
 
+import copy
 import csv
 import io
 import json
+import pickle
 import zipfile
 
 import gymnasium as gym
@@ -10,7 +12,13 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import CallbackList, CheckpointCallback, EvalCallback, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    EvalCallback,
+    StopTrainingOnMaxEpisodes,
+)
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
@@ -74,6 +82,28 @@ def test_save_and_load_keep_everything_but_the_stored_rollouts(kwargs, tmp_path)
     for name in ("num_timesteps", "_n_updates", "_n_aux_phases", "n_policy_iterations", "beta_clone", "n_value_epochs"):
         assert getattr(model, name) == getattr(loaded, name)
     assert loaded.clip_range(0.5) == pytest.approx(0.2) and loaded.lr_schedule(0.5) == pytest.approx(5e-4)
+
+
+@pytest.mark.parametrize("event", ["_on_rollout_start", "_on_step", "_on_rollout_end"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def test_callbacks_may_copy_the_model(copied, event):
+    """As for self-play; the callback, of which the model knows, holds modules in its ``globals``."""
+
+    class Snapshot(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+    copies = []
+    setattr(Snapshot, event, lambda self: copies.append(copied(self.model)) or True)
+    model = make(n_steps=4, batch_size=4).learn(4, callback=Snapshot())
+    assert copies[0].num_timesteps <= model.num_timesteps == 4
+    assert copies[-1].learn(8).num_timesteps == 8
+
+
+def test_until_a_callback_ends_it(capsys):
+    model = make(verbose=1).learn(float("inf"), callback=StopTrainingOnMaxEpisodes(3))
+    assert 0 < model.num_timesteps < 2000 and "One phase" not in capsys.readouterr().out
+    assert "in this budget of 32\n" in (make(verbose=1).learn(3.2e1), capsys.readouterr().out)[1]
 
 
 def test_after_loading_within_a_phase_the_phase_starts_over_and_says_so(tmp_path):

@@ -81,9 +81,8 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
     For a variant of PPG, derive from it and the variant's own: ``class Mine(NormalizedRewardRolloutBuffer,
     SequenceRolloutBuffer)`` for ``RecurrentPPG``, ``MaskableRolloutBuffer`` for ``MaskablePPG``.
 
-    The normaliser is saved with the model. Time limits have to be ordinary ends of episodes, as the authors treat them:
-    where ``TimeLimit.truncated`` is set, SB3 adds the bootstrapped value, which is in normalised units, to the reward
-    before this buffer sees it; use ``VecNormalize(gamma=0.99, norm_obs=False)`` there.
+    The normaliser is saved with the model. What would have followed a time limit, γ V, is in normalised units already:
+    ``PPG`` writes it to ``bootstrapped``, (n_steps, n_envs), from where it is added to the normalised rewards.
 
     :param reward_normalizer: keeps the statistics
     """
@@ -92,8 +91,12 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
         super().__init__(*args, **kwargs)
         self.reward_normalizer = reward_normalizer
 
+    def reset(self) -> None:
+        super().reset()
+        self.bootstrapped = np.zeros_like(self.rewards)
+
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
-        self.rewards = self.reward_normalizer.normalize(self.rewards, self.episode_starts)
+        self.rewards = self.reward_normalizer.normalize(self.rewards, self.episode_starts) + self.bootstrapped
         super().compute_returns_and_advantage(last_values, dones)
 
 

@@ -184,7 +184,7 @@ class OrderObjective(AdvantageHeadObjective):
         array = np.asarray(level)
         key = array.item() if array.size == 1 else array.tobytes()
         try:
-            return hash(key) % 2**62
+            return hash(key) % 2**62 + (key == -1)  # whose hash is that of -2
         except TypeError as error:
             raise ArgumentError(f"infos[{self.level_key!r}]={level!r} names no level: use a number or a text") from error
 

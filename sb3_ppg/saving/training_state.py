@@ -59,8 +59,15 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
     """
     :param model: between two iterations
     :param path: of the file, NumPy's npz: arrays and a text in JSON, no pickle
-    :raises NonFiniteError: if a number of the training's state is NaN or infinite; no file is written then
+    :raises ArgumentError: if the model came from a file, and what belongs to it was not loaded; no file is written then
+    :raises NonFiniteError: if a number of the training's state is NaN or infinite; likewise
     """
+    if (model._n_stored_rollouts, model._n_replayed_rollouts) != (len(model.aux_buffer), model.replay.n_stored):
+        raise ArgumentError(
+            f"This model was saved amid a phase, and its rollouts ({model._n_stored_rollouts}, and "
+            f"{model._n_replayed_rollouts} that the policy learns from again) are not here: use `load_aux_buffer` before, or "
+            "`learn`, which starts anew"
+        )
     check_state_is_finite(model)
     with atomic_write(file_of_process(path)) as temporary:
         write_training_state(model, temporary)

@@ -77,7 +77,7 @@ def auxiliary_outcome(
     :param policy: after it
     :param kl_to_recorded: of the objective
     :param batches: inputs of the policy's ``evaluate_auxiliary``; V_targ, (B,); what was recorded, (B, P)
-    :return: KL(π_old, π), in nats, and the explained variance of both value heads
+    :return: KL(π_old, π), in nats, and the explained variance of both value heads; NaN where the targets are all the same
     """
     kls, errors, targets = [], [], []
     with unvalidated_distributions():
@@ -91,5 +91,7 @@ def auxiliary_outcome(
     average_over_processes([centers])
     kl, variances = th.cat(kls).mean(), (columns - centers).square().mean(dim=1)
     average_over_processes([kl, variances])
-    numbers = th.stack([kl, *(1 - variances[:2] / variances[2])])
+    of_errors, of_targets = variances[:2], variances[2]
+    explained = th.where(of_targets > 0, 1 - of_errors / of_targets, th.nan)
+    numbers = th.stack([kl, *explained])
     return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers.tolist(), strict=True))

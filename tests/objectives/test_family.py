@@ -438,12 +438,24 @@ def test_environments_that_are_reset_where_episodes_end_have_other_levels():
 
 @pytest.mark.parametrize("level", [3, np.int64(3), np.array(3), np.array([3]), "forest", [1, 2], np.array([1.0, 2.0]), (1, 2)])
 def test_levels_of_all_kinds(level):
+    """Equal ones have one number, different ones two."""
     model = make("idaac", random_envs())
     other = "desert" if isinstance(level, str) else np.array(level) + 1
     assert model.criterion.number_of(level) == model.criterion.number_of(copy.deepcopy(level)) >= 0
     assert model.criterion.number_of(level) != model.criterion.number_of(other)
     with pytest.raises(ArgumentError, match=r"infos\['level_seed'\]=.* names no level"):
         model.criterion.number_of({"level": level})
+
+
+def test_levels_below_zero():
+    """-1 and -2 have one hash in CPython."""
+    numbers = {make("idaac", random_envs()).criterion.number_of(level) for level in range(-3, 3)}
+    assert len(numbers) == 6 and min(numbers) >= 0
+
+
+def test_a_preset_is_not_the_tables_own():
+    with_preset("ppg_replay", {})["replay_kwargs"]["policy_rollouts"] = 7
+    assert with_preset("ppg_replay", {})["replay_kwargs"] == {"policy_rollouts": 3}
 
 
 class Unbearable(RandomEnv):

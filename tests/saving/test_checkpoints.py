@@ -222,6 +222,25 @@ def test_without_its_file_the_phase_starts_over_and_says_so(tmp_path):
         model.learn(8, reset_num_timesteps=False)
 
 
+@pytest.mark.parametrize(
+    "kwargs", [{}, dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2))], ids=["phase", "replay"]
+)
+def test_a_phase_whose_rollouts_are_not_here_is_not_saved(kwargs, tmp_path):
+    """It would be read as a damaged file."""
+    small(**kwargs).learn(8).save(tmp_path / "model")
+    model = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), device="cpu")
+    with pytest.raises(ArgumentError, match=r"saved amid a phase.*1.*load_aux_buffer"):
+        model.save_aux_buffer(tmp_path / "buffer.npz")
+    assert not (tmp_path / "buffer.npz").exists()
+    with pytest.warns(UserWarning, match="This model was saved"):
+        model.learn(8)
+    model.save_aux_buffer(tmp_path / "buffer.npz")
+    model.save(tmp_path / "model")
+    again = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), device="cpu")
+    again.load_aux_buffer(tmp_path / "buffer.npz")
+    assert (len(again.aux_buffer), again.replay.n_stored) == (len(model.aux_buffer), model.replay.n_stored) != (0, 0)
+
+
 def test_the_generators_are_where_they_were(tmp_path):
     model = small().learn(8)
     random.seed(1), np.random.seed(2), th.manual_seed(3)
