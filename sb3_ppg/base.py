@@ -288,6 +288,9 @@ class PhasicAlgorithm(PhasicModel):
                 return self
         except BaseException as error:
             leave_after(error)
+            for one in every(callback):
+                if isinstance(one, PhasicCheckpointCallback):
+                    one.is_amid_iteration = True
             if self._exchange is not None:
                 self._exchange.forget()
             if isinstance(error, (NonFiniteEnvironmentError, ProcessGroupError)):
@@ -296,7 +299,7 @@ class PhasicAlgorithm(PhasicModel):
                 n_processes() > 1 and is_everybodys(error)
             )
             if is_expected and isinstance(error, Exception) and self._training_callback is not None:
-                self._training_callback.on_training_end()  # checkpoints are saved, files closed
+                self._training_callback.on_training_end()  # files are closed
             raise
         finally:
             self._training_callback = self._exchange = None

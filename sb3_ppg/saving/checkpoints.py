@@ -54,7 +54,8 @@ class PhasicCheckpointCallback(BaseCallback):
         model.learn(20_000 - model.num_timesteps, reset_num_timesteps=False)
 
     Both files take their places when both are complete, the model's last: where it is, the checkpoint is complete. A state
-    with a number that is NaN or infinite is not written, the checkpoint before it stays.
+    with a number that is NaN or infinite is not written, the checkpoint before it stays; nor is one after an error, which has
+    ended the training amid an iteration.
 
     Several processes each write a file with the state of their own part, "...aux_buffer.0_of_2.npz" and so on, in one folder;
     then the first one writes the model.
@@ -93,6 +94,7 @@ class PhasicCheckpointCallback(BaseCallback):
         self.keep = keep
         self.keep_buffers = keep_buffers
         self.model: PhasicModel
+        self.is_amid_iteration = False  # where an error has ended the training
         self._n_rollouts = 0
         self._saved_at: int | None = None
         self._run = uuid.uuid4().hex
@@ -112,6 +114,7 @@ class PhasicCheckpointCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         self._n_rollouts = 0
+        self.is_amid_iteration = False
         self._saved_at = self.num_timesteps if self.num_timesteps > 0 else None
         if self.num_timesteps > 0 and self.model._checkpoint is not None:
             self._run = self.model._checkpoint[0]
@@ -131,7 +134,8 @@ class PhasicCheckpointCallback(BaseCallback):
         self._n_rollouts += 1
 
     def _on_training_end(self) -> None:
-        self.save()
+        if not self.is_amid_iteration:
+            self.save()
 
     def save(self) -> None:
         """A checkpoint of now, unless there is one. Where a number is not finite it is not written, and a warning says so."""

@@ -15,7 +15,8 @@ from sb3_ppg.extras import missing_extras_named
 ALGO = ["--algo", "ppg"]
 PLAY = [*ALGO, "-f", "logs"]
 PRETRAINED = "--pretrained"
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST)  # full, or not to be written to
+# The disk is full, or not to be written to
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EFBIG)
 RUN = {"env": ["--env"], "run": ["-f", "--folder"]}
 
 
@@ -88,6 +89,7 @@ SCRIPTS = {
         "plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", [], {"archive": ["-i", "--input"]}
     ),
 }
+WITH_AGENTS = ", ".join(name for name, script in SCRIPTS.items() if script.agent is not None)
 
 
 def main() -> None:
@@ -149,7 +151,9 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
         with agreed():
             if name != "train" and n_processes() > 1:
                 raise ArgumentError(f"{name} is for one process: start it without torchrun")
-            if PRETRAINED in arguments and script.agent is not None:
+            if PRETRAINED in arguments:
+                if script.agent is None:
+                    raise ArgumentError(f"{name} does not take {PRETRAINED}: {WITH_AGENTS} do")
                 from sb3_ppg.zoo.trained_agents import take_pretrained
 
                 arguments = take_pretrained(script.agent, arguments)
@@ -170,7 +174,6 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
 def usage() -> str:
     """The list of scripts."""
     lines = [f"  {name:16} {script.about}" for name, script in SCRIPTS.items()]
-    with_agents = ", ".join(name for name, script in SCRIPTS.items() if script.agent is not None)
     return "\n".join(
         [
             "usage: sb3-ppg SCRIPT [options]     (options: sb3-ppg SCRIPT --help)",
@@ -178,7 +181,7 @@ def usage() -> str:
             *lines,
             "",
             "Beside RL Zoo's options:",
-            f"  {PRETRAINED:16} an agent that comes with the repository ({with_agents})",
+            f"  {PRETRAINED:16} an agent that comes with the repository ({WITH_AGENTS})",
             "  --continue       with `train -i MODEL`: go on exactly where the model's training stopped",
         ]
     )

@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import PPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, ModelFormatError
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes
 from sb3_ppg.saving.untrusted import generators_kept
 from sb3_ppg.training.processes import agreed, n_processes, rank
@@ -86,7 +86,12 @@ def _load_with_buffer(load: Any) -> Any:
             print(f"Loading {next(file for file in (file_of_process(path), *files_of_processes(path)) if file.exists())}")
             goes_on = n_steps > 0 or getattr(self, "asked_to_continue", False)
             with nullcontext() if goes_on else generators_kept():  # who starts over does so with a seed of its own
-                model.load_aux_buffer(path)
+                try:
+                    model.load_aux_buffer(path)
+                except ModelFormatError as error:  # of other rollouts, say
+                    if goes_on:
+                        raise
+                    print(f"{error}. The phase starts over")
         return model
 
     return load_pretrained_agent

@@ -213,6 +213,36 @@ def test_a_checkpoint_counts_on_when_training_goes_on(tmp_path):
     assert steps(tmp_path) == {32, 40}
 
 
+class Fails(RandomEnv):
+    """In its fourteenth step."""
+
+    def __init__(self):
+        super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), episode_length=1000)
+
+    def step(self, action):
+        if self.steps == 13:
+            raise OSError("the simulator is gone")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("error", ["in a step", "in an update"])
+def test_an_error_amid_an_iteration_leaves_the_checkpoint_before_it(error, tmp_path):
+    """RL Zoo, too, tells callbacks that such a training has ended."""
+    callback = PhasicCheckpointCallback(1, tmp_path, keep=1)
+    model = small(env=Fails()) if error == "in a step" else small()
+    callbacks = [callback, *([] if error == "in a step" else [SavesAt("on_aux_epoch_end", tmp_path, NonFiniteError("x"))])]
+    with pytest.raises((OSError, NonFiniteError)):
+        model.learn(100, callback=callbacks)
+    callback.on_training_end()
+    whole = 8 if error == "in a step" else 16
+    assert model.num_timesteps > whole and steps(tmp_path) == {whole}
+    env = make_vec_env(lambda: RandomEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))) if error == "in a step" else model.env
+    resumed = PPG.load(latest_checkpoint(tmp_path), env=env, device="cpu")
+    resumed.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path)))
+    resumed.learn(8, reset_num_timesteps=False, callback=callback)
+    assert steps(tmp_path) == {whole + 8}
+
+
 def test_without_its_file_the_phase_starts_over_and_says_so(tmp_path):
     small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path))
     model = PPG.load(latest_checkpoint(tmp_path), env=make_vec_env("CartPole-v1"), device="cpu")

@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -291,6 +292,25 @@ def test_optimize_and_train_a_trial_again(tmp_path):
             assert (made(1.0) if callable(made) else made) == value, name
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("record_training --pretrained", "record_training does not take --pretrained: train, enjoy, report, record_video do"),
+        ("plot_train --env Pendul", "-f"),
+    ],
+)
+def test_what_a_script_does_not_take(line, message, tmp_path, command, capsys):
+    with pytest.raises(SystemExit) as error:
+        command(line, tmp_path)
+    assert message in f"{error.value} {capsys.readouterr().err}"
+
+
+def test_a_search_where_the_file_has_an_auxiliary_batch_longer_than_the_phases(tmp_path, command):
+    options = "-optimize --n-trials 2 --eval-episodes 1 --n-evaluations 1 --no-optim-plots"
+    assert yaml.safe_load(hyperparameter_file("ppg").read_text())["Pendulum-v1"]["aux_batch_size"] > 64 * 4
+    assert "Number of finished trials:  2" in command(f"train --env Pendulum-v1 -n 768 {options}", tmp_path)
+
+
 @pytest.mark.parametrize("algo", ALGOS)
 def test_every_sampled_model_can_be_made(algo):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
@@ -563,6 +583,8 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
     begin = ("-i", "logs/ppg/FrozenLake-v1_1/rl_model_128_steps.zip", *SMALL)
     for seed in ("5", "6"):
         run(*env, "--seed", seed, "-f", seed, *begin, cwd=tmp_path)
+    other = run(*env, "-f", "other", *begin, "n_steps:64", cwd=tmp_path)  # whose rollouts those of the phase do not fit
+    assert re.search(r"does not belong to this model: its n steps is \d+, the model's 64\. The phase starts over", other)
     models = [PPG.load(tmp_path / seed / "ppg" / "FrozenLake-v1_1" / "FrozenLake-v1.zip") for seed in ("5", "6")]
     assert not any(th.equal(*pair) for pair in zip(*(model.policy.parameters() for model in models), strict=True))
 
