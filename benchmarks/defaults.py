@@ -41,6 +41,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks.machine import end_with_parent, processor
+from benchmarks.suites.contestants import COLORS
 from benchmarks.suites.queue import RESULTS, locked
 from benchmarks.suites.report import improvements, interquartile_means
 from sb3_ppg import PPG
@@ -392,7 +393,8 @@ def plot(picture: Path) -> None:
     """The scores of all seeds, by environment."""
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     tasks = [*SEARCHED, *UNSEEN]
-    for shift, color, name in ((0.15, "tab:orange", "ppo"), (-0.15, "tab:blue", "ppg")):
+    for shift, name in ((0.15, "ppo"), (-0.15, "ppg")):
+        color = COLORS[name.upper()]
         for position, task in enumerate(tasks):
             own = getattr(Seeds.of([task]), name)[:, 0]
             axes.plot(own, [position + shift] * len(own), "o", color=color, alpha=0.4)

@@ -125,6 +125,14 @@ def table_of(results: Results, comparison: Comparison) -> dict[str, dict[str, np
     }
 
 
+def machines(results: Results) -> list[str]:
+    """Of the rows that the tables have."""
+    shown = [(name, env_id, steps) for one in COMPARISONS for name in one.contestants for env_id, steps in one.tasks.items()]
+    hashes = {Training(BY_NAME[env_id], name, 0, steps).hash() for name, env_id, steps in shown}
+    rows = results.rows()
+    return list(rows[rows["settings"].isin(hashes)]["machine"].unique())
+
+
 def scored_tasks(table: dict[str, dict[str, np.ndarray]]) -> list[str]:
     """Those on which all contestants were trained, with the most seeds."""
     n_seeds = {env_id: min(len(row[env_id]) for row in table.values()) for env_id in next(iter(table.values()))}
@@ -154,7 +162,7 @@ def markdown(results: Results) -> str:
         "training (of StarPilot: of 200 episodes on all levels, after training on 200). Scores are 0 at what random actions "
         "return and 1 at the return in brackets; their interquartile mean over seeds and tasks, and the probability that a "
         "training is better than one of the first row, with 95 % stratified bootstrap intervals (rliable) from three seeds "
-        f"on. Time is that of rollouts and updates over PPG's. {' and '.join(results.rows()['machine'].unique())}.",
+        f"on. Time is that of rollouts and updates over PPG's. {' and '.join(machines(results))}.",
     ]
     times = time_ratios()
     for comparison in COMPARISONS:

@@ -40,6 +40,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 
+from benchmarks.suites.contestants import COLORS
 from sb3_ppg import PPG
 from sb3_ppg.zoo import register
 from sb3_ppg.zoo.registration import hyperparameter_file
@@ -198,8 +199,8 @@ def draw(axes: Axes, curves: pd.DataFrame, label: str) -> None:
     if len(curves) > 0:
         values = np.stack([one.episode_return.to_numpy() for _, one in curves.groupby("seed")])
         steps = curves[curves.seed == curves.seed.min()].step.to_numpy()
-        axes.plot(steps, values.mean(axis=0), label=label)
-        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
+        (line,) = axes.plot(steps, values.mean(axis=0), label=label, color=COLORS.get(label))
+        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.2)
 
 
 def plot(curves: pd.DataFrame, picture: Path) -> None:

@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 import torch as th
 import yaml
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import CSVOutputFormat, Logger
 
 from benchmarks.machine import end_with_parent, processor
@@ -47,7 +48,7 @@ EXAMPLES = {
     "ppg_mask/default": "InvalidActionsDiscrete-v0",
     "default": "FrozenLake-v1",
     "atari": "BreakoutNoFrameskip-v4",
-    "minigrid": "MiniGrid-DoorKey-8x8-v0",
+    "minigrid": "MiniGrid-SimpleCrossingS9N1-v0",
     "minatar": "MinAtar/Freeway-v1",
     "procgen": "CoinrunEasy-v0",
     "procgen-paper": "StarpilotHard-v0",
@@ -55,6 +56,21 @@ EXAMPLES = {
 }
 # On two cores a phase of 64 environments or more takes hours with images of 64 x 64
 SMALLER = dict(n_envs=16, n_policy_iterations=2)
+
+
+class StopAfter(BaseCallback):
+    """
+    Ends a training when whole iterations are over: in the first step of the next one.
+
+    :param n_timesteps: of these iterations
+    """
+
+    def __init__(self, n_timesteps: int):
+        super().__init__()
+        self.n_timesteps = n_timesteps
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps <= self.n_timesteps
 
 
 class Start(NamedTuple):
@@ -103,11 +119,12 @@ class Start(NamedTuple):
             n_phases = N_PHASES if N_PHASES * phase <= MAX_TIMESTEPS else 1
             model.set_logger(Logger(folder, [CSVOutputFormat(f"{folder}/progress.csv")]))
             start = time.process_time()
-            model.learn(n_phases * phase)
+            # Of a longer training: schedules would have come to 0 at the end
+            model.learn(2 * n_phases * phase, callback=StopAfter(n_phases * phase))
             seconds = time.process_time() - start
-            return self._row(model, n_phases, seconds, pd.read_csv(f"{folder}/progress.csv"))
+            return self._row(model, n_phases, n_phases * phase, seconds, pd.read_csv(f"{folder}/progress.csv"))
 
-    def _row(self, model: PPG, n_phases: int, seconds: float, progress: pd.DataFrame) -> dict[str, Any]:
+    def _row(self, model: PPG, n_phases: int, steps: int, seconds: float, progress: pd.DataFrame) -> dict[str, Any]:
         logged = progress.filter(regex="^(train|aux)/").ffill().iloc[-1]
         if not np.isfinite(logged.drop([name for name in logged.index if "explained" in name])).all():
             raise FloatingPointError(f"{self}: {logged.to_dict()}")
@@ -122,7 +139,7 @@ class Start(NamedTuple):
             settings=self.hash,
             env_id=self.env_id,
             changes=self.changes,
-            steps=model.num_timesteps,
+            steps=steps,
             phases=n_phases,
             episodes=len(returns),
             first=round(first, 3),
@@ -192,9 +209,9 @@ def markdown() -> str:
     lines = [
         "# Entries that are not tuned, started",
         "",
-        "`python -m benchmarks.starts run`, `report`: each by RL Zoo with seed 0 and one thread, in whole phases. Returns "
-        "are means of the first and the last fifth of the episodes; KL and explained variance those of the last auxiliary "
-        f"phase. {' and '.join(table['machine'].unique())}.",
+        "`python -m benchmarks.starts run`, `report`: each by RL Zoo with seed 0 and one thread, in whole phases, which "
+        "are the first half of its training. Returns are means of the first and the last fifth of the episodes; KL and "
+        f"explained variance those of the last auxiliary phase. {' and '.join(table['machine'].unique())}.",
         "",
         "| algorithm | entry | environment | smaller | steps | phases | return (episodes) | KL | explained var. | steps/s |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -190,6 +190,8 @@ ABLATIONS = {
         for name in ("PPG", "PPO")
         for ent in (0.003, 0.03)
     },
+    "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
+    "PPO, clip 0.1": Contestant("ppo", dict(clip_range=0.1), ABLATED),
     "PPG, clip 0.1": Contestant("ppg", dict(clip_range=0.1), ABLATED),
     "PPG, float32": Contestant("ppg", dict(mixed_precision=None), ("procgen",)),
     "PPG, detached, float32": Contestant(
@@ -198,8 +200,6 @@ ABLATIONS = {
     # From the paper's settings to those of PPO
     "PPG, paper's": Contestant("ppg", PAPERS, ("procgen",)),
     **{f"PPG, paper's, {name}": Contestant("ppg", PAPERS | changes, ("procgen",)) for name, changes in FROM_PAPER.items()},
-    "PPO, annealed": Contestant("ppo", dict(learning_rate="lin_5e-4"), ABLATED),
-    "PPO, clip 0.1": Contestant("ppo", dict(clip_range=0.1), ABLATED),
 }
 # The members of the family: their presets on top of PPG's entry for the task
 MEASURED = ("minatar", "lunarlander", "procgen")

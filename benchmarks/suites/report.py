@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
 from rliable.library import get_interval_estimates
 from rliable.metrics import aggregate_iqm, probability_of_improvement
 
@@ -101,6 +102,11 @@ class Comparison(NamedTuple):
         n_episodes = sorted(self.rows["test_episodes"].dropna().unique())
         return f" On all levels: means of {' or '.join(f'{n:,.0f}' for n in n_episodes)} episodes." if n_episodes else ""
 
+    def speed(self, name: str) -> float:
+        """Steps per second, over as many steps of each task."""
+        seconds = self.rows[self.rows["contestant"] == name].groupby("task")["seconds"].mean()
+        return self.n_timesteps * len(seconds) / seconds.sum()
+
     def scores(self) -> Scores:
         """Of those who were trained on all tasks of the suite; of the seeds that all of these have."""
         scores = {}
@@ -143,9 +149,10 @@ def markdown(found: list[Comparison]) -> str:
         "",
         "`python -m benchmarks.suites run`, then `report`; one thread per training, whose seconds are those of the processor. "
         "Per seed the mean return of the last 100 episodes of the training, or, where it was on some levels only, of episodes "
-        "on all levels. Scores are 0 at what random actions return and 1 at the return in brackets; their "
-        f"interquartile mean over seeds and tasks and the probability that a training is better than one of {BASELINE}, with "
-        f"95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. All settings: suites_settings.yml.",
+        "on all levels. Scores are 0 at what random actions return and 1 at the return in brackets, of as many "
+        "seeds as each task has; their interquartile mean over seeds and tasks and the probability that a training is better "
+        f"than one of {BASELINE}, with 95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. All settings: "
+        "suites_settings.yml.",
     ]
     for comparison in found:
         tasks, scores = comparison.tasks, comparison.scores()
@@ -158,9 +165,8 @@ def markdown(found: list[Comparison]) -> str:
         lines += [f"| | {' | '.join(titles)} | score | better than {BASELINE} | steps/s |", "|---" * (len(tasks) + 4) + "|"]
         for name in sorted(comparison.rows["contestant"].unique(), key=list(CONTESTANTS).index):
             returns = [", ".join(task.shown(value) for value in comparison.returns(name, task)) for task in tasks]
-            speed = comparison.rows[comparison.rows["contestant"] == name]["steps_per_second"].median()
             summary = [str(table.get(name, "")) for table in (means, better)]
-            lines.append(f"| {' | '.join([name, *returns, *summary, f'{speed:,.0f}'])} |")
+            lines.append(f"| {' | '.join([name, *returns, *summary, f'{comparison.speed(name):,.0f}'])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -202,8 +208,10 @@ def plot(comparison: Comparison, picture: Path) -> None:
                 part = curves[(curves["task"] == task.env_id) & (curves["contestant"] == name)]
                 if len(part) > 0:
                     draw_curves(axes, part, against, name)
-            axes.set(title=task.env_id, xlabel="environment steps" if against == "steps" else "seconds of one core")
+            axes.set(title=task.env_id + (", with LSTMs" if task.recurrent else ""))
+            axes.set(xlabel="environment steps" if against == "steps" else "seconds of one core")
             axes.set(ylabel="return")
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.grid(alpha=0.3)
             if axes.has_data():
                 axes.legend(loc="upper left")
@@ -248,8 +256,11 @@ def plot_ablation(returns: pd.DataFrame, picture: Path) -> None:
         for position, name in enumerate(names):
             seeds = table.loc[table["contestant"] == name, "return"]
             axes.plot(seeds, [position] * len(seeds), "o", markersize=4, color=COLORS[name[:3]])
-        axes.set(title=env_id, xlabel="return", yticks=range(len(names)), yticklabels=names, ylim=(-1, len(names)))
+        axes.set(
+            title=env_id, xlabel="return, 0.8M to 1M steps", yticks=range(len(names)), yticklabels=names, ylim=(-1, len(names))
+        )
         axes.grid(alpha=0.3)
+    figure.suptitle("A point per seed. Shaded: the seeds of PPO and of PPG; the line is their mean", fontsize="medium")
     figure.savefig(picture, dpi=100)
     plt.close(figure)
 
