@@ -288,9 +288,6 @@ class PhasicAlgorithm(PhasicModel):
                 return self
         except BaseException as error:
             leave_after(error)
-            for one in every(callback):
-                if isinstance(one, PhasicCheckpointCallback):
-                    one.is_amid_iteration = True
             if self._exchange is not None:
                 self._exchange.forget()
             if isinstance(error, (NonFiniteEnvironmentError, ProcessGroupError)):
@@ -299,7 +296,10 @@ class PhasicAlgorithm(PhasicModel):
                 n_processes() > 1 and is_everybodys(error)
             )
             if is_expected and isinstance(error, Exception) and self._training_callback is not None:
-                self._training_callback.on_training_end()  # files are closed
+                self._training_callback.on_training_end()  # checkpoints are saved, files closed
+            for one in every(callback):
+                if isinstance(one, PhasicCheckpointCallback):
+                    one.is_amid_iteration = True
             raise
         finally:
             self._training_callback = self._exchange = None

@@ -39,7 +39,7 @@ def check_command_line(names: Mapping[str, list[str]], arguments: list[str]) -> 
         raise ArgumentError(f"{named['model'][-1]} is not a model's zip file")
     for path in named.get("config", []):
         _check_config(path)
-    for part in named["envs"] if named.get("folder") else []:
+    for part in named.get("envs", []) if named.get("folder") else []:
         _check_trainings(part, [Path(folder) / algo.lower() for folder in named["folder"] for algo in args.algos])
     for folder in named.get("log", [])[-1:]:
         _check_writable(Path(folder))

@@ -230,8 +230,8 @@ def test_an_error_amid_an_iteration_leaves_the_checkpoint_before_it(error, tmp_p
     """RL Zoo, too, tells callbacks that such a training has ended."""
     callback = PhasicCheckpointCallback(1, tmp_path, keep=1)
     model = small(env=Fails()) if error == "in a step" else small()
-    callbacks = [callback, *([] if error == "in a step" else [SavesAt("on_aux_epoch_end", tmp_path, NonFiniteError("x"))])]
-    with pytest.raises((OSError, NonFiniteError)):
+    callbacks = [callback, *([] if error == "in a step" else [SavesAt("on_aux_epoch_end", tmp_path, OSError())])]
+    with pytest.raises(OSError):
         model.learn(100, callback=callbacks)
     callback.on_training_end()
     whole = 8 if error == "in a step" else 16
