@@ -605,7 +605,7 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("record_training --env Acrobot-v1", "no training of ppg on Acrobot-v1"),
         ("enjoy --load-checkpoint 1500", "nearest: rl_model_"),
         ("report --env Pendulum-v1", "no training of ppg on Pendulum-v1"),
-        ("report --exp-id 7", "nearest: CartPole-v1_1"),
+        ("report --exp-id 7", "nearest: CartPole-v1_"),
         ("report --episodes 0", "--episodes 0"),
         ("benchmark --log-dir logz", "nearest: logs"),
         ("plot_from_file -i comparisn", "comparisn.pkl does not exist"),
