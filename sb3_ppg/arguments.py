@@ -64,7 +64,7 @@ RULES: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
     ),
     (("mixed_precision",), lambda value: value in (None, "bf16", "tf32"), 'use "bf16", "tf32", or None for float32'),
     (("n_aux_epochs",), lambda value: is_count(value, at_least=0), "use an integer of at least 0"),
-    (("sde_sample_freq",), lambda value: is_count(value, at_least=-1), "use an integer of at least 1, or -1 for never"),
+    (("sde_sample_freq",), lambda value: is_count(value, at_least=-1), "use an integer of at least 1, or -1 or 0 for never"),
     (("gamma", "gae_lambda"), lambda value: is_number(value) and 0 <= value <= 1, "use a number in [0, 1]"),
     (("ent_coef",), is_number, "use a finite number"),
     (

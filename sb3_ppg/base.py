@@ -72,6 +72,8 @@ from sb3_ppg.training.processes import (
 )
 from sb3_ppg.training.watched_vec_env import CheckedSteps, reset_infos, statistics_guarded, workers_watched
 
+WHILE_LEARNING = ("_training_callback", "_exchange")  # attributes that are there while `learn` runs
+
 
 class PhasicAlgorithm(PhasicModel):
     """
@@ -163,8 +165,7 @@ class PhasicAlgorithm(PhasicModel):
                 n_steps += 1
                 self.after_environment_step()
                 self.criterion.after_environment_step(dones, infos, reset_infos(env))
-                apart = getattr(rollout_buffer, "bootstrapped", None)  # of a buffer that normalises rewards
-                self._bootstrap_at_time_limits(rewards if apart is None else apart[n_steps - 1], dones, infos)
+                self._bootstrap_at_time_limits(rewards, dones, infos, rollout_buffer)
                 before = (self._last_obs, for_buffer(self.action_space, actions), rewards, self._last_episode_starts)
                 rollout_buffer.add(*before, values, log_probs, **also_stored)  # type: ignore[arg-type]
                 self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
@@ -237,15 +238,22 @@ class PhasicAlgorithm(PhasicModel):
         if self.normalize_advantage:
             rollout_buffer.advantages = self.criterion.normalized_advantages(rollout_buffer.advantages, self.device)
 
-    def _bootstrap_at_time_limits(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
-        """Where an episode was cut off, what would have followed is added to its last reward: γ V(last observation)."""
+    def _bootstrap_at_time_limits(
+        self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
+    ) -> None:
+        """
+        Where an episode was cut off, what would have followed is added to its last reward: γ V(last observation). A buffer
+        that normalises rewards has a place of its own for it.
+        """
+        own = getattr(rollout_buffer, "bootstrapped", None)
+        place = rewards if own is None else own[rollout_buffer.pos]
         for index in np.flatnonzero(dones):
             last_observation = infos[index].get("terminal_observation")
             if last_observation is not None and infos[index].get("TimeLimit.truncated", False):
                 with th.no_grad():
                     observation, _ = self.policy.obs_to_tensor(last_observation)
                     (value,) = self.next_values(observation, np.array([False]), int(index))
-                rewards[index] += self.gamma * value
+                place[index] += self.gamma * value
 
     # ---- learning ----
 
@@ -297,9 +305,8 @@ class PhasicAlgorithm(PhasicModel):
             )
             if is_expected and isinstance(error, Exception) and self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
-            for one in every(callback):
-                if isinstance(one, PhasicCheckpointCallback):
-                    one.is_amid_iteration = True
+            for one in _checkpoint_callbacks(callback):
+                one.is_amid_iteration = True
             raise
         finally:
             self._training_callback = self._exchange = None
@@ -321,8 +328,10 @@ class PhasicAlgorithm(PhasicModel):
 
     def _signals_to_end(self, callback: MaybeCallback) -> list[int]:
         """SIGTERM where checkpoints are saved; Ctrl-C where other processes would be in the midst of something."""
-        saves = any(isinstance(one, PhasicCheckpointCallback) for one in every(callback))
-        return [*([signal.SIGTERM] if saves else []), *([signal.SIGINT] if n_processes() > 1 else [])]
+        return [
+            *([signal.SIGTERM] if _checkpoint_callbacks(callback) else []),
+            *([signal.SIGINT] if n_processes() > 1 else []),
+        ]
 
     def agreed_end(self) -> int | None:
         """
@@ -336,7 +345,7 @@ class PhasicAlgorithm(PhasicModel):
         """All processes begin with the same settings and the state of the first one, but draw other actions."""
         if n_processes() == 1:
             return
-        checkpoints = [one.settings() for one in every(callback) if isinstance(one, PhasicCheckpointCallback)]
+        checkpoints = [one.settings() for one in _checkpoint_callbacks(callback)]
         require_equal({**shared_settings(self), **arguments, "PhasicCheckpointCallback": checkpoints})
         share_state(self)
         separate_generators()
@@ -479,6 +488,7 @@ class PhasicAlgorithm(PhasicModel):
 
         :param path: of the file, an npz of NumPy's without pickle; by convention ``aux_buffer_path(path of the model)``
         :raises OSError: if it cannot be written; the file that was there is left as it was
+        :raises ArgumentError: if the model came from a file without the rollouts of its phase; likewise
         :raises NonFiniteError: if a number of this state, or of the model's, is NaN or infinite; likewise
         """
         save_training_state(self, Path(path))
@@ -497,7 +507,7 @@ class PhasicAlgorithm(PhasicModel):
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy, or a pickle: without what is there while ``learn`` runs."""
-        return {name: value for name, value in vars(self).items() if name not in ("_training_callback", "_exchange")}
+        return {name: value for name, value in vars(self).items() if name not in WHILE_LEARNING}
 
     def _excluded_save_params(self) -> list[str]:
         return [
@@ -506,9 +516,8 @@ class PhasicAlgorithm(PhasicModel):
             "replay",
             "criterion",
             "rollout_end",
-            "_training_callback",
-            "_exchange",
             "received_signal",
+            *WHILE_LEARNING,
         ]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
@@ -517,3 +526,8 @@ class PhasicAlgorithm(PhasicModel):
         if self.criterion.adversary_optimizer is not None:
             of_objective.append("criterion.adversary_optimizer")
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer", *of_objective], []
+
+
+def _checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:
+    """Those among a callback and all that it calls."""
+    return [one for one in every(callback) if isinstance(one, PhasicCheckpointCallback)]

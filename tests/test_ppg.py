@@ -482,6 +482,12 @@ def test_rounding_noise_of_the_first_auxiliary_step_does_not_move_the_policy():
     assert head_movement(eps=1e-8) > 1e-2
 
 
+def test_noise_that_is_never_renewed_within_a_rollout():
+    """As PPO takes it."""
+    of_never, of_zero = (make(env="Pendulum-v1", use_sde=True, sde_sample_freq=freq).learn(32) for freq in (-1, 0))
+    assert not changed(weights(of_never), weights(of_zero))
+
+
 # ---- bad input ----
 
 BAD_ARGUMENTS = [

@@ -208,9 +208,8 @@ def plot(comparison: Comparison, picture: Path) -> None:
                 part = curves[(curves["task"] == task.env_id) & (curves["contestant"] == name)]
                 if len(part) > 0:
                     draw_curves(axes, part, against, name)
-            axes.set(title=task.env_id + (", with LSTMs" if task.recurrent else ""))
+            axes.set(title=task.env_id + (", with LSTMs" if task.recurrent else ""), ylabel="return")
             axes.set(xlabel="environment steps" if against == "steps" else "seconds of one core")
-            axes.set(ylabel="return")
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.grid(alpha=0.3)
             if axes.has_data():

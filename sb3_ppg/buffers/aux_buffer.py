@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import torch as th
@@ -172,7 +172,7 @@ class AuxBuffer:
         """Where they are kept: as they are, or in a file."""
         if self.storage == "memory":
             return observations
-        with tempfile.TemporaryFile(dir=self._folder()) as file:
+        with self._new_file() as file:
             np.ascontiguousarray(observations).tofile(file)
             file.flush()
             return np.asarray(np.memmap(file, observations.dtype, "r", shape=observations.shape))
@@ -181,19 +181,19 @@ class AuxBuffer:
         """How much room there is for more observations."""
         if self.storage == "memory":
             return available_memory()
-        return shutil.disk_usage(self._folder()).free
+        self._new_file().close()
+        return shutil.disk_usage(self.path).free
 
-    def _folder(self) -> Path:
-        """That of the files. A model may come from a machine that had another."""
+    def _new_file(self) -> IO[bytes]:
+        """In the folder, which is made if it is not there. A model may come from a machine that had another."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=self.path).close()
+            return tempfile.TemporaryFile(dir=self.path)
         except OSError as error:
             raise ArgumentError(
                 f"`path`={str(self.path)!r} of the auxiliary buffer cannot be used ({error.strerror}): give another folder, "
                 "aux_buffer_kwargs=dict(storage='mmap', path=...), also to load"
             ) from error
-        return self.path
 
     def record(self, recorded_fn: Callable[[AuxiliaryBatch], th.Tensor], n_sequences: int) -> None:
         """

@@ -54,8 +54,8 @@ class PhasicCheckpointCallback(BaseCallback):
         model.learn(20_000 - model.num_timesteps, reset_num_timesteps=False)
 
     Both files take their places when both are complete, the model's last: where it is, the checkpoint is complete. A state
-    with a number that is NaN or infinite is not written, the checkpoint before it stays; nor is one after an
-    error amid an iteration, unless it is one that ``learn`` names, as of a worker that has died.
+    with a number that is NaN or infinite is not written, the checkpoint before it stays; nor is one after an error amid
+    an iteration, unless it is one that ``learn`` names, as of a worker that has died.
 
     Several processes each write a file with the state of their own part, "...aux_buffer.0_of_2.npz" and so on, in one folder;
     then the first one writes the model.

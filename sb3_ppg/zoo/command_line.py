@@ -39,7 +39,7 @@ def check_command_line(names: Mapping[str, list[str]], arguments: list[str]) -> 
         raise ArgumentError(f"{named['model'][-1]} is not a model's zip file")
     for path in named.get("config", []):
         _check_config(path)
-    for part in named.get("envs", []) if named.get("folder") else []:
+    for part in named.get("envs", []):
         _check_trainings(part, [Path(folder) / algo.lower() for folder in named["folder"] for algo in args.algos])
     for folder in named.get("log", [])[-1:]:
         _check_writable(Path(folder))
@@ -122,7 +122,7 @@ def _check_run(folder: Path, algo: str, env_id: str) -> None:
 
 def _check_trainings(part: str, folders: list[Path]) -> None:
     trainings = [entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_dir()]
-    if not any(part in training for training in trainings):
+    if folders and not any(part in training for training in trainings):  # without folders the script says what it lacks
         raise ArgumentError(f"there is no training of {part} in {', '.join(map(str, folders))}{nearest(part, trainings)}")
 
 

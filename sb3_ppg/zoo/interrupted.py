@@ -39,8 +39,7 @@ except ImportError:  # Windows: who is at work cannot be told there, so that a t
 PREFIX = "rl_model"  # of the Zoo's checkpoints
 MARKER = "unfinished.json"
 # What two commands may differ in and be the same: where the run lies, what is read from there, where logs go; what is shown
-ELSEWHERE = {"log_folder", "conf_file", "tensorboard_log", "command"}
-SHOWN = {"progress", "verbose", "log_interval"}
+MAY_DIFFER = {"log_folder", "conf_file", "tensorboard_log", "command", "progress", "verbose", "log_interval"}
 
 
 class Marker:
@@ -176,7 +175,7 @@ def _note_the_command(read: Any) -> Any:
 
 def _arguments(args: argparse.Namespace) -> dict[str, Any]:
     """What was asked for, however it was spelled, and wherever it is to be written."""
-    asked = {name: value for name, value in vars(args).items() if name not in ELSEWHERE | SHOWN}
+    asked = {name: value for name, value in vars(args).items() if name not in MAY_DIFFER}
     if args.trained_agent:
         asked["trained_agent"] = Path(args.trained_agent).absolute()
     parser = argparse.ArgumentParser(add_help=False)

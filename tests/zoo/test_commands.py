@@ -605,7 +605,7 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("record_training --env Acrobot-v1", "no training of ppg on Acrobot-v1"),
         ("enjoy --load-checkpoint 1500", "nearest: rl_model_"),
         ("report --env Pendulum-v1", "no training of ppg on Pendulum-v1"),
-        ("report --exp-id 7", "nearest: CartPole-v1_"),
+        ("report --exp-id 7", "nearest: CartPole-v1_1"),
         ("report --episodes 0", "--episodes 0"),
         ("benchmark --log-dir logz", "nearest: logs"),
         ("plot_from_file -i comparisn", "comparisn.pkl does not exist"),
@@ -626,10 +626,12 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("push_to_hub -orga me --env CartPole-v1 --eval-episodes 0", "--eval-episodes 0"),
     ],
 )
-def test_bad_input_names_what_is_nearest(trained, command, complaint, monkeypatch, capsys):
-    monkeypatch.chdir(trained)
-    (trained / "benchmark.yml").touch()
-    if not (trained / "study.log").exists():
+def test_bad_input_names_what_is_nearest(trained, command, complaint, monkeypatch, capsys, tmp_path):
+    # Some begin a training of their own
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("CartPole-v1_[2-9]*"))
+    monkeypatch.chdir(tmp_path)
+    Path("benchmark.yml").touch()
+    if not Path("study.log").exists():
         optuna.create_study(study_name="ppg", storage=JournalStorage(JournalFileBackend("study.log")))
     monkeypatch.setattr(sys, "argv", ["sb3-ppg", *command.split()])
     with pytest.raises(SystemExit) as exit_:
