@@ -15,6 +15,7 @@ Writes results/starts.csv and starts.md.
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -155,24 +156,19 @@ def starts() -> list[Start]:
     """Of every entry that is not tuned."""
     found = []
     for algorithm in ALGOS:
-        text = hyperparameter_file(algorithm).read_text()
-        names = untuned(text)
-        found += [Start.of(algorithm, name, entry) for name, entry in yaml.safe_load(text).items() if name in names]
+        entries = yaml.safe_load(hyperparameter_file(algorithm).read_text())
+        tuned = tuned_entries(algorithm)
+        found += [Start.of(algorithm, name, entry) for name, entry in entries.items() if name not in tuned]
     return found
 
 
-def untuned(text: str) -> set[str]:
+def tuned_entries(algo: str) -> dict[str, str]:
     """
-    :param text: of a file, whose entries follow a comment that ends with "Tuned", or another
-    :return: the names of its entries that no such comment stands before
+    :param algo: whose hyperparameter file
+    :return: its entries below a comment that ends with "Tuned", and these comments
     """
-    names, is_tuned = set(), False
-    for line in text.splitlines():
-        if line.startswith("#"):
-            is_tuned = line.endswith("Tuned")
-        elif line and not line.startswith(" ") and not is_tuned:
-            names.add(line.split(":")[0])
-    return names
+    lines = hyperparameter_file(algo).read_text().splitlines()
+    return {line.split(":")[0]: comment for comment, line in itertools.pairwise(lines) if comment.endswith("Tuned")}
 
 
 def rows() -> pd.DataFrame:

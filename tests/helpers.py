@@ -1,7 +1,6 @@
 """What several tests need."""
 
 import atexit
-import itertools
 import multiprocessing
 import os
 import signal
@@ -24,7 +23,6 @@ from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG
 from sb3_ppg.training.optimization import Losses
-from sb3_ppg.zoo.registration import hyperparameter_file
 from tests.fork_server import ask
 
 
@@ -202,9 +200,3 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)
-
-
-def tuned_entries(algo: str) -> dict[str, str]:
-    """Those of an algorithm's hyperparameter file whose comment ends with "Tuned", and these comments."""
-    lines = hyperparameter_file(algo).read_text().splitlines()
-    return {line.split(":")[0]: comment for comment, line in itertools.pairwise(lines) if comment.endswith("Tuned")}

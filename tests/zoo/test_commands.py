@@ -40,6 +40,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 import sb3_ppg
 from benchmarks import learning, variants
+from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS, Training
 from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.arguments import argument_names
@@ -47,7 +48,7 @@ from sb3_ppg.hub.pretrained import NOT_SHARED
 from sb3_ppg.zoo import interrupted, launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
-from tests.helpers import ROOT, run, run_program, tuned_entries
+from tests.helpers import ROOT, run, run_program
 
 pytestmark = pytest.mark.slow
 
