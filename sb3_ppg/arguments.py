@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
-from sb3_ppg.buffers.replay import COLLECTED, COMPUTED, RolloutReplay
-from sb3_ppg.buffers.rollouts import n_bytes
+from sb3_ppg.buffers.replay import COLLECTED, COMPUTED, SPENT, RolloutReplay
+from sb3_ppg.buffers.rollouts import KNOWN_PACKAGES, n_bytes
 from sb3_ppg.checks import is_count, is_number, is_number_or_schedule
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.extras import missing_extras_named
@@ -303,7 +303,7 @@ def check_replay(model: PhasicModel) -> None:
         f"minibatches have equally many samples of each of the last {most} rollouts; use at least that",
     )
     arrays = {name for name, value in vars(model.rollout_buffer).items() if isinstance(value, np.ndarray)}
-    own = sorted(arrays - {*COLLECTED, *COMPUTED})
+    own = sorted(arrays - {*COLLECTED, *COMPUTED, *SPENT})
     require(
         model,
         model.replay.capacity == 1 or not own,
@@ -398,18 +398,17 @@ def _check_rollout_buffer_class(model: PhasicModel) -> None:
 
 def _check_recomputation(model: PhasicModel) -> None:
     """Other buffers may compute advantages otherwise."""
-    ours = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
     cls = type(model.rollout_buffer)
     methods = [getattr(cls, name).__module__.split(".")[0] for name in ("compute_returns_and_advantage", "get")]
     require(
         model,
-        not model.recompute_advantages or all(method in ours for method in methods),
+        not model.recompute_advantages or all(method in KNOWN_PACKAGES for method in methods),
         "recompute_advantages",
         f"{cls.__name__} has a way of its own to compute advantages; use False",
     )
     require(
         model,
-        model.replay.capacity == 1 or all(method in ours for method in methods),
+        model.replay.capacity == 1 or all(method in KNOWN_PACKAGES for method in methods),
         "replay_kwargs",
         f"{cls.__name__} has a way of its own to compute advantages, or to give minibatches; use None",
     )

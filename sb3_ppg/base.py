@@ -37,7 +37,7 @@ from sb3_ppg.arguments import (
 )
 from sb3_ppg.buffers.replay import Rollout, full_like
 from sb3_ppg.buffers.rollouts import as_stored, by_step, in_order, one_observation
-from sb3_ppg.callbacks import every, quiet
+from sb3_ppg.callbacks import quiet
 from sb3_ppg.errors import (
     ArgumentError,
     NonFiniteActionError,
@@ -50,11 +50,11 @@ from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives import Objective, RolloutEnd, objective_class
 from sb3_ppg.policies import MixedPrecision, MlpPolicy
-from sb3_ppg.saving.checkpoints import PhasicCheckpointCallback
+from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
 from sb3_ppg.saving.files import atomic_write
+from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, marked, unmark
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
-from sb3_ppg.saving.untrusted import generators_kept
 from sb3_ppg.several_processes import check_group, share_state, shared_settings
 from sb3_ppg.training.exchange import RolloutExchange
 from sb3_ppg.training.memory import has_convolutions, keep_freed_memory
@@ -280,6 +280,7 @@ class PhasicAlgorithm(PhasicModel):
         check_group()
         try:
             with agreed():
+                check_checkpoint_callbacks(callback)
                 self._prepare_to_learn(total_timesteps)
             self._share_the_start(callback, total_timesteps=total_timesteps, reset_num_timesteps=reset_num_timesteps)
             with (
@@ -305,7 +306,7 @@ class PhasicAlgorithm(PhasicModel):
             )
             if is_expected and isinstance(error, Exception) and self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
-            for one in _checkpoint_callbacks(callback):
+            for one in checkpoint_callbacks(callback):
                 one.is_amid_iteration = True
             raise
         finally:
@@ -329,7 +330,7 @@ class PhasicAlgorithm(PhasicModel):
     def _signals_to_end(self, callback: MaybeCallback) -> list[int]:
         """SIGTERM where checkpoints are saved; Ctrl-C where other processes would be in the midst of something."""
         return [
-            *([signal.SIGTERM] if _checkpoint_callbacks(callback) else []),
+            *([signal.SIGTERM] if checkpoint_callbacks(callback) else []),
             *([signal.SIGINT] if n_processes() > 1 else []),
         ]
 
@@ -345,10 +346,10 @@ class PhasicAlgorithm(PhasicModel):
         """All processes begin with the same settings and the state of the first one, but draw other actions."""
         if n_processes() == 1:
             return
-        checkpoints = [one.settings() for one in _checkpoint_callbacks(callback)]
+        checkpoints = [one.settings() for one in checkpoint_callbacks(callback)]
         require_equal({**shared_settings(self), **arguments, "PhasicCheckpointCallback": checkpoints})
         share_state(self)
-        separate_generators()
+        separate_generators(self.device)
         self._exchange = RolloutExchange(self)
 
     def _prepare_to_learn(self, total_timesteps: int) -> None:
@@ -526,8 +527,3 @@ class PhasicAlgorithm(PhasicModel):
         if self.criterion.adversary_optimizer is not None:
             of_objective.append("criterion.adversary_optimizer")
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer", *of_objective], []
-
-
-def _checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:
-    """Those among a callback and all that it calls."""
-    return [one for one in every(callback) if isinstance(one, PhasicCheckpointCallback)]

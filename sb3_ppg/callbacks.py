@@ -100,18 +100,25 @@ def every(callback: MaybeCallback) -> Iterator[BaseCallback]:
     :param callback: as ``learn`` takes it
     :return: it, and all that it calls
     """
-    children: list[BaseCallback | None] = [*callback] if isinstance(callback, list) else []
     if isinstance(callback, BaseCallback):
         yield callback
+    for child in called_by(callback):
+        yield from every(child)
+
+
+def called_by(callback: MaybeCallback) -> list[BaseCallback]:
+    """
+    :param callback: as ``learn`` takes it
+    :return: whom it calls itself
+    """
+    children: list[BaseCallback | None] = [*callback] if isinstance(callback, list) else []
     if isinstance(callback, CallbackList):
         children += callback.callbacks
     if isinstance(callback, EventCallback):
         children += [callback.callback]
     if isinstance(callback, EvalCallback):
         children += [callback.callback_on_new_best]
-    for child in children:
-        if child is not None:
-            yield from every(child)
+    return [child for child in children if child is not None]
 
 
 def quiet(callback: MaybeCallback) -> MaybeCallback:

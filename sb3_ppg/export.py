@@ -11,7 +11,6 @@ from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
-from torch.distributions import Distribution
 
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.extras import missing_extras_named
@@ -19,6 +18,7 @@ from sb3_ppg.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.masks import MaskablePhasicActorCriticPolicy
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
+from sb3_ppg.training.optimization import unvalidated_distributions
 from sb3_ppg.training.watched_vec_env import only_normalizer
 
 __all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
@@ -193,7 +193,7 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
     :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
     """
     policy = DeterministicPolicy(model, vec_normalize)
-    with th.no_grad(), _Unvalidated():
+    with th.no_grad(), unvalidated_distributions():
         th.jit.trace(policy, policy.example_inputs()).save(str(path))
 
 
@@ -219,7 +219,7 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
     """
     policy = DeterministicPolicy(model, vec_normalize)
     axes = tuple({1 if name in ("hidden", "cell") else 0: "n_envs"} for name in policy.input_names)
-    with missing_extras_named(), th.no_grad(), _Unvalidated(), warnings.catch_warnings():
+    with missing_extras_named(), th.no_grad(), unvalidated_distributions(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of its own ways
         th.onnx.export(
             policy,
@@ -232,14 +232,3 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
             external_data=False,
             verbose=False,
         )
-
-
-class _Unvalidated:
-    """Without torch's checks of distributions, whose outcome depends on values and would become part of the program."""
-
-    def __enter__(self) -> None:
-        self.before = Distribution._validate_args
-        Distribution.set_default_validate_args(False)
-
-    def __exit__(self, *_: object) -> None:
-        Distribution.set_default_validate_args(self.before)

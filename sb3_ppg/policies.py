@@ -343,8 +343,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         kwargs = dict(self.optimizer_kwargs)
         # Torch's fused kernel takes parameters and its own moments, which may come from a file, for contiguous ones, and real
         plain = all(parameter.is_contiguous() and parameter.is_floating_point() for parameter in parameters)
-        if self.optimizer_class is th.optim.Adam and not kwargs.keys() & {"fused", "foreach", "differentiable"}:
-            kwargs["fused"] = plain and self.device.type in ("cpu", "cuda")
+        is_free = self.optimizer_class is th.optim.Adam and not kwargs.keys() & {"fused", "foreach", "differentiable"}
+        if is_free and plain and self.device.type in ("cpu", "cuda"):
+            kwargs["fused"] = True  # not False elsewhere, which would be torch's slowest way
         return self.optimizer_class(parameters, lr=learning_rate, **kwargs)  # type: ignore[call-arg]
 
     @property

@@ -3,7 +3,9 @@
 import warnings
 from typing import Any
 
+import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
+from torch.utils._pytree import tree_map
 
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ProcessGroupError
@@ -48,7 +50,9 @@ def share_state(model: PhasicModel) -> None:
     running = _running_statistics(model)
     own = None
     if rank() == 0:
-        own = (model.get_parameters(), [(rms.mean, rms.var, rms.count) for rms in running])
+        # Through the CPU: else each process would unpickle them on the first one's GPU
+        parameters = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, th.Tensor) else leaf, model.get_parameters())
+        own = (parameters, [(rms.mean, rms.var, rms.count) for rms in running])
     parameters, moments = from_first(own)
     if rank() > 0:
         model.set_parameters(parameters, device=model.device)

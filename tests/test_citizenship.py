@@ -48,7 +48,7 @@ def assert_same(a, b):
         elif isinstance(a[name], th.Tensor):
             assert th.equal(a[name], b[name]), name
         else:
-            assert a[name] == b[name] or name in ("state", "param_groups"), name
+            assert a[name] == b[name], name
 
 
 def optimizer_tensors(optimizer) -> list[th.Tensor]:
@@ -95,7 +95,9 @@ def test_callbacks_may_copy_the_model(copied, event):
 
     copies = []
     setattr(Snapshot, event, lambda self: copies.append(copied(self.model)) or True)
-    model = make(n_steps=4, batch_size=4).learn(4, callback=Snapshot())
+    model = make(n_steps=4, batch_size=4)
+    model.aux_buffer._copy_stream = th.Stream(device="cpu")  # as on GPUs
+    model.learn(4, callback=Snapshot())
     assert copies[0].num_timesteps <= model.num_timesteps == 4
     assert copies[-1].learn(8).num_timesteps == 8
 
@@ -298,10 +300,6 @@ def test_logger_formats_and_tensorboard(tmp_path):
     assert any(row["aux/n_phases"] and row["aux/kl"] for row in rows)
 
 
-def test_progress_bar():
-    make().learn(16, progress_bar=True)
-
-
 # ---- policies ----
 
 
@@ -346,7 +344,6 @@ def test_custom_extractor_activation_and_optimizer():
     assert isinstance(model.aux_optimizer, th.optim.RMSprop) and model.policy.value_net.in_features == 10
 
 
-@pytest.mark.slow
 def test_compiled_policy(tmp_path):
     """As SB3 documents it: ``model.policy = th.compile(model.policy)``."""
     plain, compiled = make().learn(PHASE), make()
@@ -361,7 +358,6 @@ def test_a_policy_class_may_be_given():
     assert isinstance(make(policy=MlpPolicy).policy, MlpPolicy)
 
 
-@pytest.mark.slow
 def test_it_learns():
     """Short: a walking-stick of a problem, that only a working update solves. Learning curves are in benchmarks/."""
 

@@ -38,6 +38,14 @@ def test_the_wheel_has_the_hyperparameters(tmp_path):
     assert found.startswith("True") and str(tmp_path / "site" / "sb3_ppg" / "hyperparams" / "ppg.yml") in found
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_a_clone_leaves_files_with_checksums_as_they_are():
+    """Git for Windows would write other ends of lines."""
+    files = subprocess.check_output(["git", "ls-files", "*SHA256SUMS", "*/model.json"], cwd=ROOT, text=True).split()
+    found = subprocess.check_output(["git", "check-attr", "text", "--", *files], cwd=ROOT, text=True).splitlines()
+    assert len(found) == len(files) > 10 and all(line.endswith(": text: unset") for line in found)
+
+
 def check_links(metadata: str) -> None:
     """What PyPI shows: pictures and links that lead to the repository, to files that are there, and no relative ones."""
     targets = re.findall(r"\]\(([^)]+)\)", metadata)

@@ -313,7 +313,8 @@ def test_parameters_that_are_scalars_or_complex(architecture):
 
 
 def test_a_features_extractor_may_be_any_callable():
-    make(CnnPolicy, IMAGE, features_extractor_class=partial(ImpalaCNN, features_dim=8))
+    policy = make(CnnPolicy, IMAGE, features_extractor_class=partial(ImpalaCNN, features_dim=8))
+    assert isinstance(policy.features_extractor, ImpalaCNN) and policy.features_dim == 8
 
 
 @pytest.mark.parametrize("kwargs", [dict(channels=()), dict(channels=(0,)), dict(n_blocks=-1), dict(features_dim=0)])

@@ -80,8 +80,12 @@ class AuxBuffer:
         self.capacity = capacity
         self.single_samples = False
         self.path = Path(tempfile.gettempdir() if path is None else path)
-        self._copy_stream = th.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._copy_stream: th.cuda.Stream | None = None
         self.reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, or a pickle. Streams can be neither."""
+        return {**vars(self), "_copy_stream": None}
 
     def reset(self) -> None:
         """Forget everything."""
@@ -289,9 +293,11 @@ class AuxBuffer:
     def _stack(self, sequences: list[Any]) -> th.Tensor:
         if isinstance(sequences[0], th.Tensor):
             return th.cat(sequences)
+        if self._copy_stream is None and self.device.type == "cuda":
+            self._copy_stream = th.cuda.Stream(self.device)
         if self._copy_stream is None:
             return th.as_tensor(np.concatenate(sequences), device=self.device)
-        dtype = th.from_numpy(sequences[0]).dtype
+        dtype = th.from_numpy(np.empty(0, sequences[0].dtype)).dtype
         pinned = th.empty(sum(map(len, sequences)), *sequences[0].shape[1:], dtype=dtype, pin_memory=True)
         np.concatenate(sequences, out=pinned.numpy())
         with th.cuda.stream(self._copy_stream):  # its own: the copy need not wait for the training that is queued

@@ -30,6 +30,7 @@ COLLECTED = (
     "lstm_states",
 )
 COMPUTED = ("advantages", "returns")
+SPENT = ("bootstrapped",)  # is in the rewards, once a rollout is complete
 END = "end "  # before the names of what follows a rollout, among its arrays
 
 

@@ -15,8 +15,8 @@ from sb3_ppg.training.optimization import split
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
 GATHERED_BYTES = 2**22
-# Whose rollout buffers have new arrays for each rollout
-ALLOCATE_ANEW = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
+# Whose rollout buffers have new arrays for each rollout, and compute advantages by GAE
+KNOWN_PACKAGES = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
 Observations = np.ndarray | dict[str, np.ndarray]
 
 
@@ -166,7 +166,7 @@ def reuses_memory(rollout_buffer: RolloutBuffer) -> bool:
     :return: whether the next rollout may be written over this one: buffers of SB3, sb3-contrib and ours take new arrays
     """
     resets = [cls for cls in type(rollout_buffer).__mro__ if "reset" in vars(cls)]
-    return any(cls.__module__.split(".")[0] not in ALLOCATE_ANEW for cls in resets)
+    return any(cls.__module__.split(".")[0] not in KNOWN_PACKAGES for cls in resets)
 
 
 def n_bytes(observations: Observations | PyTorchObs) -> int:

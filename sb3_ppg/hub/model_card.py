@@ -70,9 +70,6 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
-# How to act, by what the model has to be told besides the observation
-
-
 def python_usage(
     cls: type[PPG], repo_id: str, env_id: str | None, env_kwargs: dict[str, Any], custom_objects: list[str]
 ) -> str:

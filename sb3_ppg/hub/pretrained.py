@@ -48,8 +48,9 @@ from sb3_ppg.hub.plausibility import (
 from sb3_ppg.hub.saved_optimizers import describe_optimizer, load_optimizer, read_optimizer
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
+from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import saved_by
-from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes, regular_file
+from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, parse_json, read_bytes, regular_file
 from sb3_ppg.training.watched_vec_env import only_normalizer
 
 SCHEMA_VERSION = 1
@@ -141,9 +142,9 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     folder = Path(folder)
     together = [folder / name for name in (DESCRIPTION, ARRAYS, CHECKSUMS)]
     with atomic_writes(together) as (new_text, new_arrays, new_sums):
-        new_text.write_text(text, encoding="utf-8")
+        new_text.write_bytes(text.encode())
         new_arrays.write_bytes(save(encoder.arrays))  # safetensors' own errors would not be OSErrors
-        new_sums.write_text(_checksums({DESCRIPTION: new_text, ARRAYS: new_arrays}), encoding="utf-8")
+        new_sums.write_bytes(_checksums({DESCRIPTION: new_text, ARRAYS: new_arrays}))
 
 
 def from_pretrained(
@@ -214,8 +215,6 @@ def read_model(
     :raises ModelFormatError: see ``from_pretrained``
     """
     device = get_device(device)
-    if device.type == "cuda":
-        th.cuda.init()  # for the states of its generators to be there
     sums = _read_sums(folder)
     with _distrust(folder), generators_kept(), regular_file(folder / ARRAYS) as file:
         description = _described(
@@ -260,12 +259,12 @@ def write_checksums(folder: Path, names: list[str]) -> None:
     :param folder: where it will be
     :param names: of files there
     """
-    (folder / CHECKSUMS).write_text(_checksums({name: folder / name for name in names}), encoding="utf-8")
+    (folder / CHECKSUMS).write_bytes(_checksums({name: folder / name for name in names}))
 
 
-def _checksums(files: Mapping[str, Path]) -> str:
+def _checksums(files: Mapping[str, Path]) -> bytes:
     """As ``sha256sum`` writes it, of files that are to have these names."""
-    return "".join(f"{_sha256(files[name])}  {name}\n" for name in sorted(files))
+    return "".join(f"{_sha256(files[name])}  {name}\n" for name in sorted(files)).encode()
 
 
 def read_checked(folder: Path, name: str, limit: int) -> bytes:

@@ -8,8 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EventCallback
+from stable_baselines3.common.type_aliases import MaybeCallback
 
+from sb3_ppg.callbacks import called_by, every
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
@@ -105,13 +107,6 @@ class PhasicCheckpointCallback(BaseCallback):
         """What has to be the same in several processes."""
         return [self.save_freq, self.name_prefix, self.keep, self.keep_buffers]
 
-    def _init_callback(self) -> None:
-        if self.parent is not None:
-            raise ArgumentError(
-                f"{type(self).__name__} cannot work inside of {type(self.parent).__name__}, which would tell it neither of "
-                "rollouts nor of the end: give it to learn() itself, alone or in a list"
-            )
-
     def _on_training_start(self) -> None:
         self._n_rollouts = 0
         self.is_amid_iteration = False
@@ -191,6 +186,28 @@ def _bad_number(model: PhasicModel) -> str | None:
     except NonFiniteError as error:
         return str(error)
     return None
+
+
+def checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:
+    """
+    :param callback: as ``learn`` takes it
+    :return: those that save checkpoints, among it and all that it calls
+    """
+    return [one for one in every(callback) if isinstance(one, PhasicCheckpointCallback)]
+
+
+def check_checkpoint_callbacks(callback: MaybeCallback) -> None:
+    """
+    :param callback: as ``learn`` takes it
+    :raises ArgumentError: if one that saves checkpoints would not be told when
+    """
+    for outer in every(callback):
+        within = called_by(outer) if isinstance(outer, EventCallback) else []
+        for one in checkpoint_callbacks(within):
+            raise ArgumentError(
+                f"{type(one).__name__} cannot work inside of {type(outer).__name__}, which would tell it neither of "
+                "rollouts nor of the end: give it to learn() itself, alone or in a list"
+            )
 
 
 def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> Path:

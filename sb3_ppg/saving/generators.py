@@ -7,6 +7,8 @@ All three are Mersenne Twisters, 624 numbers of 32 bits and a position among the
 import math
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,25 @@ def restore(python: list[Any], arrays: dict[str, np.ndarray]) -> None:
     for index in range(th.cuda.device_count() if th.cuda.is_available() else 0):
         if f"torch/cuda/{index}" in arrays:
             th.cuda.set_rng_state(th.from_numpy(arrays[f"torch/cuda/{index}"]), index)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """
+    Whatever the block draws, or seeds: the global generators of Python, NumPy and torch are then as before it.
+    """
+    states = random.getstate(), np.random.get_state(), th.get_rng_state()
+    seed, on_gpus = th.initial_seed(), th.cuda.get_rng_state_all() if th.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        th.set_rng_state(states[2])
+        if on_gpus is None:
+            th.cuda.manual_seed_all(seed)  # which waits until GPUs are in use, as one from the block would
+        else:
+            th.cuda.set_rng_state_all(on_gpus)
 
 
 def check(python: Any, arrays: dict[str, np.ndarray]) -> None:

@@ -3,15 +3,11 @@
 import json
 import math
 import os
-import random
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import numpy as np
-import torch as th
 
 from sb3_ppg.errors import ModelFormatError
 
@@ -135,20 +131,3 @@ def _check_depth(data: Any, max_depth: int) -> None:
         if not level:
             return
     raise ValueError(f"nested more than {max_depth} deep")
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """
-    Whatever the block draws, or seeds: the global generators of Python, NumPy and torch are then as before it.
-    """
-    states = random.getstate(), np.random.get_state(), th.get_rng_state()
-    on_gpus = th.cuda.get_rng_state_all() if th.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        th.set_rng_state(states[2])
-        if on_gpus is not None:
-            th.cuda.set_rng_state_all(on_gpus)

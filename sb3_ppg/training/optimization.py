@@ -465,8 +465,8 @@ class _Validation:
 @contextmanager
 def unvalidated_distributions() -> Iterator[None]:
     """
-    Torch's distributions look at their arguments' values when they are made: a transfer from the device, each time. The
-    losses are checked instead, once per epoch. Several threads may be training.
+    Torch's distributions look at their arguments' values when they are made: a transfer from the device, each time, and in
+    an exported program a constant. The losses are checked instead, once per epoch. Several threads may be training.
     """
     _Validation.switch_off()
     try:
@@ -483,15 +483,22 @@ def tensor_float_32(enabled: bool) -> Iterator[None]:
 
     :param enabled: False: everything stays as it is
     """
-    if not enabled:
+    if not enabled or _is_tf32_on():
         yield
         return
     settings = th.backends.cuda.matmul
-    # Torch before 2.9 knows the second only; the two do not mix
-    name, value = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
-    before = getattr(settings, name)
-    setattr(settings, name, value)
+    before = getattr(settings, "fp32_precision", None)
+    settings.allow_tf32 = True  # by the older of its two names: after the newer one, torch's compiler could not ask for it
     try:
         yield
     finally:
-        setattr(settings, name, before)
+        settings.allow_tf32 = False
+        if before is not None:
+            settings.fp32_precision = before
+
+
+def _is_tf32_on() -> bool:
+    settings = th.backends.cuda.matmul
+    if hasattr(settings, "fp32_precision"):  # since torch 2.9
+        return settings.fp32_precision == "tf32"
+    return settings.allow_tf32

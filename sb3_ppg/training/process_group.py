@@ -46,27 +46,27 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
             model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 8), n_steps=128, seed=0).learn(100_000)
             model.save("ppg_cartpole")
 
-    CPUs talk by gloo, NVIDIA GPUs by NCCL; ``device="auto"`` is the GPU of the process's number on its node. From then on this
-    process ends when the agent that has started it does. Without ``torchrun``, or within a group that is there, nothing
-    happens. See docs/distributed.md.
+    CPUs talk by gloo, NVIDIA GPUs by NCCL, or by gloo, if some are to share one; ``device="auto"`` is the GPU of the process's
+    number on its node. From then on this process ends when the agent that has started it does. Without ``torchrun``, or within
+    a group that is there, nothing happens. See docs/distributed.md.
 
     :param timeout: in seconds, for how long a process waits for another one that is still there
     :param start_timeout: likewise, for all to come
     :raises ProcessGroupError: if some do not come
     :raises ArgumentError: if they have different versions of Python or of the packages that matter
     """
-    if n_started() == 0 or dist.is_initialized():
+    if n_started() == 0 or processes.is_together():
         yield
         return
     number, size = int(os.environ["RANK"]), n_started()
     end_with_the_agent()
     store = _meeting(number, size, start_timeout)
-    backend = "gloo"
-    if th.cuda.is_available():
-        th.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % th.cuda.device_count())
-        backend = "cpu:gloo,cuda:nccl"
+    n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
+    if n_gpus > 0:
+        th.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % n_gpus)
+    has_own = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) <= n_gpus  # NCCL knows no two processes on one GPU
     dist.init_process_group(
-        backend,
+        "cpu:gloo,cuda:nccl" if has_own else "gloo",
         store=dist.PrefixStore("group", store),
         rank=number,
         world_size=size,
@@ -79,7 +79,7 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
         processes.leave_after(error)
         raise
     finally:
-        if dist.is_initialized():
+        if processes.is_together():
             dist.destroy_process_group()
         processes.use_board(None)
         gc.collect()  # the group's threads end with its last reference; at the interpreter's exit they would abort it
@@ -93,7 +93,7 @@ def end_with_the_agent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _meeting(number: int, size: int, timeout: float) -> dist.Store:
+def _meeting(number: int, size: int, timeout: float) -> "dist.Store":
     """
     All processes of this attempt come together in a part of the store that no other attempt knows: torchrun's agent keeps one
     store for all, and its number of restarts is each node's own.
@@ -118,7 +118,7 @@ def _meeting(number: int, size: int, timeout: float) -> dist.Store:
     return own
 
 
-def _store(host: str, port: int, is_host: bool, timeout: float) -> dist.Store:
+def _store(host: str, port: int, is_host: bool, timeout: float) -> "dist.Store":
     """
     :raises RuntimeError: if it cannot be reached within so many seconds: torch itself waits for ever where something else has
         taken the port, and does not answer
@@ -142,7 +142,7 @@ def _store(host: str, port: int, is_host: bool, timeout: float) -> dist.Store:
     return made[0]
 
 
-def _preside(store: dist.Store, size: int, deadline: float) -> tuple[dist.Store, dict[str, Any]]:
+def _preside(store: "dist.Store", size: int, deadline: float) -> "tuple[dist.Store, dict[str, Any]]":
     """The first process waits for the others, and says what is wrong with them."""
     token = uuid.uuid4().hex
     own = dist.PrefixStore(token, store)
@@ -168,7 +168,7 @@ def _preside(store: dist.Store, size: int, deadline: float) -> tuple[dist.Store,
     return own, verdict
 
 
-def _arrive(store: dist.Store, number: int, deadline: float) -> tuple[dist.Store, dict[str, Any]]:
+def _arrive(store: "dist.Store", number: int, deadline: float) -> "tuple[dist.Store, dict[str, Any]]":
     """Any other process. The meeting that it finds may be that of an attempt that is over: there it is not expected."""
     name, found = uuid.uuid4().hex, None
     while time.monotonic() < deadline + GRACE:

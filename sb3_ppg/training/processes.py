@@ -22,13 +22,18 @@ from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
 
 Exc = TypeVar("Exc", bound=BaseException)
 FIRST_ERROR = "sb3_ppg/first_error"  # where processes look for it that are cut off
-_board: dist.Store | None = None  # for messages to those that cannot be reached by the group any more
+_board: "dist.Store | None" = None  # for messages to those that cannot be reached by the group any more
 _left_as: tuple[int, int] | None = None  # number and size, in a group that an error has ended
+
+
+def is_together() -> bool:
+    """Whether there is a group. Torch is built without them for some systems."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def n_processes() -> int:
     """How many train together."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return dist.get_world_size() if is_together() else 1
 
 
 def rank() -> int:
@@ -38,7 +43,7 @@ def rank() -> int:
 
 def number_and_size() -> tuple[int, int]:
     """Which of how many this is, also after an error has ended the group: files of several stay several."""
-    if dist.is_initialized():
+    if is_together():
         return dist.get_rank(), dist.get_world_size()
     return _left_as or (0, 1)
 
@@ -53,7 +58,7 @@ def has_left() -> bool:
     return _left_as is not None
 
 
-def use_board(store: dist.Store | None) -> None:
+def use_board(store: "dist.Store | None") -> None:
     """
     :param store: of the group, which outlives it
     """
@@ -71,7 +76,7 @@ def average_over_processes(tensors: list[th.Tensor]) -> None:
 
     :param tensors: of the same shapes in every process
     """
-    if not dist.is_initialized():
+    if not is_together():
         return
     for tensor, average in zip(tensors, _averages([tensor.flatten() for tensor in tensors]), strict=True):
         tensor.copy_(average.view_as(tensor))
@@ -123,7 +128,7 @@ def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float,
 
     def mean(array: np.ndarray) -> float:
         own = float(array.mean(dtype=np.float64))
-        if not dist.is_initialized():
+        if not is_together():
             return own
         average = th.tensor([own], dtype=th.float64, device=device)
         average_over_processes([average])
@@ -153,7 +158,7 @@ def gathered(value: Any) -> list[Any]:
     :param value: of this process; it is pickled
     :return: those of all, in their order
     """
-    if not dist.is_initialized():
+    if not is_together():
         return [value]
     everyone: list[Any] = [None] * dist.get_world_size()
     with _connected():
@@ -166,7 +171,7 @@ def from_first(value: Any) -> Any:
     :param value: of this process; it is pickled
     :return: that of the first one
     """
-    if not dist.is_initialized():
+    if not is_together():
         return value
     values = [value if rank() == 0 else None]
     with _connected():
@@ -213,11 +218,16 @@ def described(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def separate_generators() -> None:
-    """Processes whose generators are in the same state would draw the same actions: then each gets a seed of its own."""
-    states = gathered(sha256(th.get_rng_state().numpy().tobytes()).digest())
-    if len(set(states)) < len(states):
-        set_random_seed((int.from_bytes(states[rank()][:4], "little") + rank()) % 2**32)
+def separate_generators(device: th.device) -> None:
+    """
+    Processes whose generators are in the same state would draw the same actions: then each gets a seed of its own.
+
+    :param device: on which actions are drawn
+    """
+    states = [th.get_rng_state(), *([th.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    hashes = [sha256(state.numpy().tobytes()).digest() for state in states]
+    if any(len(set(everyones)) < len(everyones) for everyones in zip(*gathered(hashes), strict=True)):
+        set_random_seed((int.from_bytes(hashes[0][:4], "little") + rank()) % 2**32)
 
 
 # ---- errors ----
@@ -281,7 +291,7 @@ def leave_after(error: BaseException) -> None:
     :param error: which ends this process's training
     """
     global _left_as
-    if not dist.is_initialized() or is_everybodys(error):
+    if not is_together() or is_everybodys(error):
         return
     if _board is not None and not isinstance(error, ProcessGroupError):
         with suppress(RuntimeError):  # whoever keeps it may have ended, too

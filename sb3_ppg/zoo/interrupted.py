@@ -89,6 +89,8 @@ class Marker:
 
     def remove(self) -> None:
         """The training has come to its end."""
+        if self._file is not None and fcntl is None:
+            self._file.close()  # Windows removes no open file. Elsewhere the lock is held until the file is gone
         self.path.unlink(missing_ok=True)
         if self._file is not None:
             self._file.close()

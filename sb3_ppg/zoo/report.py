@@ -140,8 +140,9 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int =
         axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
         axes.plot(steps, returns.rolling(window, min_periods=1).mean(), label=f"mean of {window} episodes")
     if (log_path / "evaluations.npz").exists():
-        evaluations = np.load(log_path / "evaluations.npz")
-        axes.plot(evaluations["timesteps"], evaluations["results"].mean(axis=1), "o-", label="evaluation, deterministic")
+        with np.load(log_path / "evaluations.npz") as evaluations:
+            steps, returns = evaluations["timesteps"], evaluations["results"].mean(axis=1)
+        axes.plot(steps, returns, "o-", label="evaluation, deterministic")
     if not axes.lines:
         raise FileNotFoundError(f"{log_path} has no monitor files and no evaluations.npz")
     axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")

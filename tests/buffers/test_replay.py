@@ -16,8 +16,10 @@ from sb3_ppg import (
     MaskablePPG,
     ModelFormatError,
     NonFiniteLossError,
+    NormalizedRewardRolloutBuffer,
     PhasicCallback,
     RecurrentPPG,
+    RewardNormalizer,
     hub,
 )
 from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
@@ -282,6 +284,31 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
     other.save_aux_buffer(tmp_path / "state.npz")  # what there is now
     other.load_aux_buffer(tmp_path / "state.npz")
     assert all(th.isfinite(parameter).all() for parameter in other.policy.parameters())
+
+
+def test_replayed_rewards_are_normalised_once(tmp_path):
+    """A rollout of before has the rewards that it had when it was new, in a training that goes on, too."""
+    buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer)
+    kwargs = dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()), replay_kwargs=dict(policy_rollouts=3))
+    model, rewards = make(**buffer, **kwargs), []
+
+    class Keep(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:
+            latest = self.model.replay.rollouts[-1:]
+            rewards.extend(rollout.buffer.rewards.copy() for rollout in latest)
+
+    model.learn(4 * 16, callback=Keep())
+    kept = [rollout.buffer.rewards for rollout in model.replay.rollouts]
+    assert len(kept) == 3 and len(rewards) == 3
+    assert all(np.array_equal(now, then) for now, then in zip(kept[:2], rewards[1:], strict=True))
+    model.save(tmp_path / "model.zip")
+    model.save_aux_buffer(tmp_path / "state.npz")
+    other = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    other.load_aux_buffer(tmp_path / "state.npz")
+    assert all(np.array_equal(a.buffer.rewards, b) for a, b in zip(other.replay.rollouts, kept, strict=True))
 
 
 def test_the_rollouts_of_a_shared_model_are_read_from_the_other_file(tmp_path):

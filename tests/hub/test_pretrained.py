@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -38,6 +39,20 @@ pytestmark = pytest.mark.slow
 
 
 # ---- round trips ----
+
+
+def test_files_of_a_system_with_other_ends_of_lines(tmp_path, monkeypatch):
+    """Windows writes text with "\\r\\n", unless it is told not to."""
+    write_text = Path.write_text
+
+    def as_on_windows(self, data, encoding=None, errors=None, newline=None):
+        return write_text(self, data, encoding, errors, "\r\n" if newline is None else newline)
+
+    model = small_model()
+    with monkeypatch.context() as windows:
+        windows.setattr(Path, "write_text", as_on_windows)
+        save_pretrained(model, tmp_path)
+    same_parameters(from_pretrained(tmp_path, device="cpu"), model)
 
 
 MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {

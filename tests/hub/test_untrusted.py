@@ -22,7 +22,8 @@ from sb3_ppg.errors import MAX_MESSAGE, ModelFormatError, printable
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.array_file import ArrayFile
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
-from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, generators_kept, parse_json, read_bytes
+from sb3_ppg.saving.generators import generators_kept
+from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, parse_json, read_bytes
 from tests.helpers import MaskedEnv, RandomEnv
 from tests.hub.small_models import BOX, SMALL, change, put, refused, same_parameters, small_model
 
@@ -364,6 +365,16 @@ def test_a_seed_that_is_asked_for_is_used(tmp_path):
         th.manual_seed(np.random.randint(5) + random.randrange(5))
         raise KeyError
     assert generator_states() == before
+
+
+def test_gpus_draw_as_if_nothing_had_been_read(monkeypatch):
+    """Before they are in use, their seed is the last one that anybody has asked for."""
+    asked = []
+    monkeypatch.setattr(th.cuda, "manual_seed_all", asked.append)
+    th.manual_seed(5)
+    with generators_kept():
+        th.manual_seed(3)
+    assert asked[-1] == 5
 
 
 # ---- numbers that learn() could not use ----

@@ -323,8 +323,9 @@ def test_rollouts_for_which_there_is_no_room_are_not_loaded(tmp_path, monkeypatc
         lambda checkpoints: EveryNTimesteps(16, checkpoints),
         lambda checkpoints: EvalCallback(make_vec_env("CartPole-v1"), callback_after_eval=checkpoints),
         lambda checkpoints: [EvalCallback(make_vec_env("CartPole-v1"), callback_on_new_best=checkpoints)],
+        lambda checkpoints: EveryNTimesteps(16, CallbackList([CallbackList([checkpoints])])),
     ],
-    ids=["EveryNTimesteps", "callback_after_eval", "callback_on_new_best"],
+    ids=["EveryNTimesteps", "callback_after_eval", "callback_on_new_best", "a list within"],
 )
 def test_checkpoints_within_a_callback_that_does_not_pass_events_on_are_refused(within, tmp_path):
     with pytest.raises(ArgumentError, match=r"PhasicCheckpointCallback cannot work inside of .*: give it to learn"):

@@ -212,7 +212,9 @@ def test_a_member_that_is_longer_than_it_claims_is_not_unpacked(tmp_path):
 def test_settings_may_be_numpys(tmp_path):
     model = small(n_steps=np.int64(8)).learn(16)
     model.save_aux_buffer(tmp_path / "buffer.npz")
+    stored = model.aux_buffer
     model.load_aux_buffer(tmp_path / "buffer.npz")
+    assert model.aux_buffer is not stored and len(model.aux_buffer) == len(stored) > 0
 
 
 def test_loading_leaves_the_generators_alone_unless_asked(model_file):

@@ -353,7 +353,9 @@ def test_gradients_are_clipped_as_by_torch(max_norm):
 def test_fused_steps_are_for_contiguous_parameters_alone():
     """Torch's kernel would pair a channels_last weight with the wrong moments of one that a file holds contiguously."""
     convolutions, dense = make(), PPG("MlpPolicy", "CartPole-v1", device="cpu")
-    assert not convolutions.policy.optimizer.defaults["fused"]
+    for optimizer in (convolutions.policy.optimizer, convolutions.value_optimizer, convolutions.aux_optimizer):
+        # Not False: torch would take it for both, and make steps of single tensors on GPUs
+        assert optimizer.defaults["fused"] is optimizer.defaults["foreach"] is None
     for optimizer in (dense.policy.optimizer, dense.value_optimizer, dense.aux_optimizer):
         assert optimizer.defaults["fused"]
     for kwargs in (dict(fused=False), dict(foreach=True)):
@@ -584,9 +586,17 @@ def test_tf32_holds_while_training():
     before = matmul.fp32_precision
     assert before != "tf32"
     found = []
+
+    def look(*_):
+        """By each of torch's names for it; its compiler asks by the second."""
+        found.append((matmul.fp32_precision, th.get_float32_matmul_precision(), matmul.allow_tf32))
+        return True
+
     model = make(mixed_precision="tf32")
-    model.learn(32, callback=lambda *_: found.append(matmul.fp32_precision) or True)
-    assert set(found) == {"tf32"} and matmul.fp32_precision == before
+    model.learn(32, callback=look)
+    assert set(found) == {("tf32", "high", True)}
+    look()
+    assert found[-1] == (before, "highest", False)
     with pytest.raises(RuntimeError), tensor_float_32(True):
         raise RuntimeError
     assert matmul.fp32_precision == before
@@ -595,7 +605,7 @@ def test_tf32_holds_while_training():
 def test_without_tf32_nothing_is_looked_at(monkeypatch):
     """Torch has two ways to set it, which do not mix."""
     monkeypatch.setattr("sb3_ppg.training.optimization.th.backends.cuda.matmul", None)
-    make(n_aux_epochs=0).learn(32)
+    assert make(n_aux_epochs=0).learn(32).num_timesteps == 32
 
 
 # ---- on a GPU: the logic, with a device that is none ----

@@ -39,7 +39,7 @@ from sb3_ppg import (
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
 from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.training import process_group as starting
-from sb3_ppg.training.processes import gathered, n_processes, rank
+from sb3_ppg.training.processes import gathered, n_processes, rank, separate_generators
 from tests.helpers import ROOT, MaskedEnv, RandomEnv
 from tests.saving.small_models import everything, numbers_of
 from tests.training.several import free_port, in_processes, pretend_to_be
@@ -446,6 +446,51 @@ def test_a_port_that_is_taken_is_named_by_all():
         port = listening.getsockname()[1]
         said = messages(2, port, {0: 4, 1: 4})
     assert all(f"127.0.0.1:{port}" in text for text in said.values())
+
+
+@pytest.mark.parametrize("n_gpus, backend", [(0, "gloo"), (1, "gloo"), (2, "cpu:gloo,cuda:nccl")])
+def test_processes_that_share_a_gpu_do_not_talk_by_nccl(n_gpus, backend, monkeypatch):
+    """Which refuses them."""
+    asked, start = [], dist.init_process_group
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **options: asked.append(name) or start("gloo", **options))
+    monkeypatch.setattr(th.cuda, "is_available", lambda: n_gpus > 0)
+    monkeypatch.setattr(th.cuda, "device_count", lambda: n_gpus)
+    monkeypatch.setattr(th.cuda, "set_device", lambda number: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    pretend_to_be(0, 1, free_port())
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    with process_group():
+        assert asked == [backend]
+
+
+def test_generators_of_gpus_are_separated_too(monkeypatch):
+    """Where actions are drawn, whatever the CPU has drawn."""
+    monkeypatch.setattr(th.cuda, "get_rng_state", lambda device: th.zeros(16, dtype=th.uint8))
+    other, device = b"another CPU state", th.device("cuda")
+
+    def seed_after(gpu: bytes | None) -> int:
+        """:param gpu: the hash of the other process's, None: the same"""
+        monkeypatch.setattr(
+            "sb3_ppg.training.processes.gathered", lambda hashes: [hashes, [other, hashes[1] if gpu is None else gpu]]
+        )
+        th.manual_seed(5)
+        separate_generators(device)
+        return th.initial_seed()
+
+    assert seed_after(None) != 5 and seed_after(b"another GPU state") == 5
+
+
+def test_torch_without_process_groups():
+    code = """
+import torch._dynamo  # which asks for them as torch was built
+import torch.distributed as dist
+dist.is_available = lambda: False
+for name in ("Store", "is_initialized", "PrefixStore", "TCPStore"):
+    delattr(dist, name)
+from sb3_ppg import PPG
+print(PPG("MlpPolicy", "CartPole-v1", n_steps=32, n_policy_iterations=1, device="cpu").learn(64).n_aux_phases)
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split()[-1] == "2"
 
 
 def test_without_torchrun_nothing_happens():

@@ -163,6 +163,23 @@ def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_p
     assert claimed(command) is None
 
 
+def test_without_locks_a_run_ends_as_well(tmp_path, monkeypatch):
+    """As on Windows, where no open file is removed."""
+    marker, unlink = Marker(tmp_path), Path.unlink
+
+    def refuse_open_files(self, missing_ok=False):
+        if not marker._file.closed:
+            raise PermissionError
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr("sb3_ppg.zoo.interrupted.fcntl", None)
+    monkeypatch.setattr(Path, "unlink", refuse_open_files)
+    marker.write({}, seed=5)
+    assert (tmp_path / MARKER).exists()
+    marker.remove()
+    assert not (tmp_path / MARKER).exists()
+
+
 def test_a_run_goes_on_whatever_the_kill_has_left(tmp_path, monkeypatch, capsys):
     """After all steps, but before the last model; with files that the Zoo was writing."""
     monkeypatch.chdir(tmp_path)
