@@ -288,6 +288,13 @@ def check_replay(model: PhasicModel) -> None:
     :param model: with its objective
     :raises ArgumentError: if epochs cannot draw from the rollouts that they are to draw from
     """
+    asked = RolloutReplay(**(model.replay_kwargs or {}))
+    require(
+        model,
+        all(vars(asked)[name] == vars(model.replay)[name] for name in ("n_rollouts", "max_uses", "staleness")),
+        "replay_kwargs",
+        "this model was made with others: give these to the constructor, or to `load`",
+    )
     given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
     most = max(model.replay.n_rollouts.values())
     require(

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from sb3_ppg.actions import for_buffer, for_environments
 from sb3_ppg.advantages import gae
 from sb3_ppg.arguments import (
+    argument_names,
     check_arguments,
     check_auxiliary_batches,
     check_policy,
@@ -38,6 +39,7 @@ from sb3_ppg.arguments import (
 from sb3_ppg.buffers.replay import Rollout, full_like
 from sb3_ppg.buffers.rollouts import as_stored, by_step, in_order, one_observation
 from sb3_ppg.callbacks import quiet
+from sb3_ppg.checks import without_numpy
 from sb3_ppg.errors import (
     ArgumentError,
     NonFiniteActionError,
@@ -374,6 +376,9 @@ class PhasicAlgorithm(PhasicModel):
 
         :raises ArgumentError: if arguments cannot work, alone or together
         """
+        for name in argument_names(type(self)):
+            if name in vars(self):
+                setattr(self, name, without_numpy(getattr(self, name)))
         check_arguments(self)
         if hasattr(self, "aux_buffer"):  # the model is complete
             check_policy(self)

@@ -8,6 +8,16 @@ import numpy as np
 from gymnasium import spaces
 
 
+def without_numpy(value: Any) -> Any:
+    """
+    NumPy's scalars make other arithmetic of float32 arrays than Python's numbers, of which alone files know.
+
+    :param value: any
+    :return: the number of Python's, or the value
+    """
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def is_count(value: Any, at_least: int = 1) -> bool:
     """Whether it is an integer (and no truth value) of at least so much."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= at_least)

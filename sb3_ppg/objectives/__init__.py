@@ -3,6 +3,7 @@
 from typing import Any
 
 from sb3_ppg.buffers.rollouts import RolloutEnd
+from sb3_ppg.checks import without_numpy
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.objectives.advantage_head import AdvantageHeadObjective, OrderObjective
 from sb3_ppg.objectives.base import Coefficients, Objective
@@ -51,7 +52,7 @@ def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict
     """
     cls = objective_class(objective)
     try:
-        return cls(policy, **(kwargs or {}))
+        return cls(policy, **{name: without_numpy(value) for name, value in (kwargs or {}).items()})
     except TypeError as error:
         raise ArgumentError(f"`objective_kwargs`={kwargs!r} cannot work with `objective`={objective!r}: {error}") from error
 

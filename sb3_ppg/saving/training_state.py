@@ -128,6 +128,10 @@ def _identity(model: PhasicModel) -> dict[str, Any]:
     }
 
 
+# The arguments with which a description says so
+SAID_BY = {"n_new_rollouts": "aux_buffer_kwargs", "replay_uses": "replay_kwargs"}
+
+
 def _phase(model: PhasicModel) -> dict[str, Any]:
     """Where it is, if the stored rollouts do not tell: some may be of former phases, or replayed."""
     n_new = {} if model.aux_buffer.capacity is None else {"n_new_rollouts": model.aux_buffer.n_new}
@@ -321,6 +325,8 @@ def _check_description(model: PhasicModel, description: Any) -> list[Any]:
     if "checkpoint" in description:  # which the first files did not have
         wanted["checkpoint"] = model._checkpoint
     if strange := description.keys() ^ {"format", "version", "python", *wanted, *_phase(model)}:
+        for name in strange & SAID_BY.keys():
+            raise ModelFormatError(f"is of a training with other `{SAID_BY[name]}`: use those of its training")
         raise ModelFormatError(f"is damaged: its description has too much or too little, {min(strange)!r:.100}")
     _check_values(description, wanted)
     return description["python"]

@@ -80,6 +80,11 @@ SETTINGS = {
         ),
     ),
     "masks": lambda: (masked(), dict(algorithm=MaskablePPG)),
+    "NumPy's numbers": lambda: (discrete(), dict(gamma=np.float64(0.99), gae_lambda=np.float64(0.95))),
+    "NumPy's numbers, DNA": lambda: (
+        discrete(),
+        of_the_family("dna")[1] | dict(objective_kwargs=dict(td_lambda=np.float64(0.9))),
+    ),
     "a queue of rollouts": lambda: (discrete(), dict(aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True)),
     "late rollouts, LSTMs, two kinds of epochs": lambda: (
         VecNormalize(discrete()),

@@ -231,6 +231,17 @@ def test_another_models_file_is_refused(tmp_path, other, message):
         other().load_aux_buffer(path)
 
 
+@pytest.mark.parametrize("name, value", [("replay_kwargs", dict(policy_rollouts=2)), ("aux_buffer_kwargs", dict(capacity=4))])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_file_of_a_training_with_other_arguments_names_them(name, value, before, tmp_path):
+    """It is not damaged."""
+    model, path = saved(tmp_path, **({name: value} if before else {}))
+    model.save(tmp_path / "model.zip")
+    other = PPG.load(tmp_path / "model.zip", **{name: None if before else value})
+    with pytest.raises(ModelFormatError, match=f"buffer.npz is of a training with other `{name}`: use those"):
+        other.load_aux_buffer(path)
+
+
 def test_other_observations_are_refused(tmp_path):
     _, path = saved(tmp_path)
     acrobot = small()
