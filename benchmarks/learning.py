@@ -194,13 +194,13 @@ def markdown(rows: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(axes: Axes, curves: pd.DataFrame, label: str) -> None:
+def draw(axes: Axes, curves: pd.DataFrame, label: str, color: str) -> None:
     """The learning curves of one contestant's seeds, if there are any: their mean, and their range."""
     if len(curves) > 0:
         values = np.stack([one.episode_return.to_numpy() for _, one in curves.groupby("seed")])
         steps = curves[curves.seed == curves.seed.min()].step.to_numpy()
-        (line,) = axes.plot(steps, values.mean(axis=0), label=label, color=COLORS.get(label))
-        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.2)
+        axes.plot(steps, values.mean(axis=0), label=label, color=color)
+        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2)
 
 
 def plot(curves: pd.DataFrame, picture: Path) -> None:
@@ -211,7 +211,7 @@ def plot(curves: pd.DataFrame, picture: Path) -> None:
     for axes, (env_id, setting, _) in zip(panels.flat, EXPERIMENTS, strict=False):
         for algo in ("ppg", "ppo"):
             part = curves[(curves.env == env_id) & (curves.setting == setting) & (curves.algo == algo)]
-            draw(axes, part, algo.upper())
+            draw(axes, part, algo.upper(), COLORS[algo.upper()])
         axes.set(title=f"{env_id}\n{setting}", xlabel="environment steps", ylabel="return in training")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")

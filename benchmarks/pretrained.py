@@ -20,7 +20,7 @@ from rl_zoo3 import utils
 
 from sb3_ppg import hub
 from sb3_ppg.zoo import patched
-from sb3_ppg.zoo.sharing import ZOO, evaluated_run
+from sb3_ppg.zoo.sharing import ZOO, evaluated_run, wrapper_names
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "pretrained"
@@ -75,17 +75,18 @@ AGENTS = [
 ]
 
 
-def usage(agent: Agent) -> str:
-    """What its card says about it."""
+def usage(agent: Agent, wrappers: list[str]) -> str:
+    """What its card says about it, and about the wrappers of its environment."""
     commit = subprocess.check_output(["git", "log", "-1", "--format=%h"], cwd=ROOT, text=True).strip()
     algo = "" if agent.algo == "ppg" else f" --algo {agent.algo}"
+    within = f", the environment being within {', '.join(wrappers)}" if wrappers else ""
     return f"""In the folder of the repository:
 
 ```bash
 sb3-ppg enjoy{algo} --env {agent.env_id} --pretrained
 ```
 
-In Python `hub.from_pretrained("pretrained/{agent.name}", env=...)`. Trained with commit {commit} by
+In Python `hub.from_pretrained("pretrained/{agent.name}", env=...)`{within}. Trained with commit {commit} by
 
 ```bash
 sb3-ppg {" ".join(agent.command)}
@@ -101,7 +102,7 @@ def make(agent: Agent) -> hub.Evaluation:
         args = argparse.Namespace(
             algo=agent.algo, env=env_name, env_kwargs=None, no_render=True, seed=0, n_envs=1, device="cpu"
         )
-        vars(args).update(stochastic=False, deterministic=True, eval_episodes=100)
+        vars(args).update(stochastic=False, deterministic=False, eval_episodes=100)  # as `enjoy` acts
         run = evaluated_run(args, model_path, Path(log_path), Path(temporary))
         files = {name: path for name, path in run.files.items() if name in (ZOO, "logs/evaluations.npz")}
         assert files.keys() == {ZOO, "logs/evaluations.npz"}
@@ -112,7 +113,7 @@ def make(agent: Agent) -> hub.Evaluation:
             env_id=agent.env_id,
             evaluation=run.evaluation,
             files=files,
-            usage=usage(agent),
+            usage=usage(agent, wrapper_names(run.config)),
         )
     return run.evaluation
 

@@ -96,6 +96,15 @@ MASKABLE = {
     ),
     "MaskablePPO": Contestant(MaskablePPO, "MlpPolicy", MASKED),
 }
+# PPG's and PPO's, as in all pictures, for the variants
+COLORS = {
+    "RecurrentPPG": "tab:blue",
+    "RecurrentPPG, stored states": "tab:cyan",
+    "RecurrentPPO": "tab:red",
+    "PPG": "tab:gray",
+    "MaskablePPG": "tab:blue",
+    "MaskablePPO": "tab:red",
+}
 EXPERIMENTS = {
     "CartPole-v1 without velocities": Experiment("CartPoleNoVel-v1", 8, 100_000, True, range(5), RECURRENT),
     "100 actions, 80 invalid": Experiment(
@@ -179,7 +188,7 @@ def plot(curves: pd.DataFrame, picture: Path) -> None:
     for axes, (experiment, settings) in zip(panels, EXPERIMENTS.items(), strict=True):
         for contestant in settings.contestants:
             part = curves[(curves.experiment == experiment) & (curves.contestant == contestant)]
-            draw(axes, part, contestant)
+            draw(axes, part, contestant, COLORS[contestant])
         axes.set(title=experiment, xlabel="environment steps", ylabel="return in training")
         axes.grid(alpha=0.3)
         if axes.has_data():

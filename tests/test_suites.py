@@ -143,6 +143,26 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
     assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
 
 
+def test_a_kill_between_curve_and_row_leaves_no_curve_twice(tmp_path):
+    results = Results(tmp_path)
+    for name in ("PPO", "PPG"):
+        one = Training(ASTERIX, name, 0, 1000)
+        results.add(one, outcome_of(one, 3.0))
+    rows = tmp_path / "suites.csv"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:-1]))
+    assert not results.has(one)
+    results.add(one, outcome_of(one, 5.0))
+    assert "| PPG | 5.0 |" in report(results) and (tmp_path / "suites_minatar_1k.png").exists()
+    assert len(results.curves()) == 2 * len(outcome_of(one, 5.0).curve)
+
+
+def test_the_queue_may_be_tried_in_another_folder(tmp_path):
+    """Nothing of what is committed changes."""
+    command = [sys.executable, "-m", "benchmarks.suites", "report", "--results", str(tmp_path)]
+    assert subprocess.check_output(command, text=True, cwd=ROOT).startswith("# PPG beside PPO")
+    assert [file.name for file in tmp_path.iterdir()] == ["suites.md"]
+
+
 def test_the_report_says_over_how_many_episodes_agents_were_tested(tmp_path):
     task = next(task for task in TASKS if task.is_tested)
     results = Results(tmp_path)

@@ -8,7 +8,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the
 
 import benchmarks.suites
 from benchmarks.suites.contestants import CONTESTANTS, TASKS
-from benchmarks.suites.queue import Results, run, trainings
+from benchmarks.suites.queue import RESULTS, Results, run, trainings
 from benchmarks.suites.report import report
 
 
@@ -26,9 +26,11 @@ def main() -> None:
     running.add_argument("--jobs", default=1, type=int, help="trainings at a time")
     running.add_argument("--folder", default="logs/suites", type=Path, help="for what is needed to go on")
     running.add_argument("--list", action="store_true", help="only list what is missing")
-    commands.add_parser("report", help="write tables and pictures")
+    reporting = commands.add_parser("report", help="write tables and pictures")
+    for command in (running, reporting):
+        command.add_argument("--results", default=RESULTS, type=Path, help="the folder of rows, tables and pictures")
     args = parser.parse_args()
-    results = Results()
+    results = Results(args.results)
     if args.command == "report":
         print(report(results))
         return

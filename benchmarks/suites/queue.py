@@ -33,8 +33,8 @@ class Results(NamedTuple):
         return self._read("suites.csv")
 
     def curves(self) -> pd.DataFrame:
-        """About fifty points of each training."""
-        return self._read("suites_curves.csv")
+        """About fifty points of each training, whose row a kill may have kept from being written: it was run again then."""
+        return self._read("suites_curves.csv").drop_duplicates(["settings", "seed", "steps"], keep="last")
 
     def _read(self, name: str) -> pd.DataFrame:
         file = self.folder / name

@@ -89,7 +89,12 @@ SCRIPTS = {
         "plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", [], {"archive": ["-i", "--input"]}
     ),
 }
-WITH_AGENTS = ", ".join(name for name, script in SCRIPTS.items() if script.agent is not None)
+WITH_AGENTS = [name for name, script in SCRIPTS.items() if script.agent is not None]
+# Options of ours: what they mean, and for which scripts
+OWN_OPTIONS = {
+    PRETRAINED: ("an agent that comes with the repository", WITH_AGENTS),
+    "--continue": ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
+}
 
 
 def main() -> None:
@@ -153,14 +158,17 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
                 raise ArgumentError(f"{name} is for one process: start it without torchrun")
             if PRETRAINED in arguments:
                 if script.agent is None:
-                    raise ArgumentError(f"{name} does not take {PRETRAINED}: {WITH_AGENTS} do")
+                    raise ArgumentError(f"{name} does not take {PRETRAINED}: {', '.join(WITH_AGENTS)} do")
                 from sb3_ppg.zoo.trained_agents import take_pretrained
 
                 arguments = take_pretrained(script.agent, arguments)
                 sys.argv[1:] = [*script.defaults, *arguments]
             if name == "train":
                 sys.argv[1:] = take_continue(sys.argv[1:], patches)
-            if not {"-h", "--help"} & set(arguments):
+            if {"-h", "--help"} & set(arguments):
+                for line in own_options([name]):
+                    print(line)
+            else:
                 check_command_line(script.names, sys.argv[1:])
         if name == "train":
             train_together(patches)
@@ -180,8 +188,19 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "Beside RL Zoo's options:",
-            f"  {PRETRAINED:16} an agent that comes with the repository ({WITH_AGENTS})",
-            "  --continue       with `train -i MODEL`: go on exactly where the model's training stopped",
+            *own_options([*SCRIPTS]),
         ]
     )
+
+
+def own_options(names: list[str]) -> list[str]:
+    """
+    :param names: of scripts
+    :return: lines on what they take beside the Zoo's options; none, if that is nothing
+    """
+    lines = [
+        f"  {option:16} {about} ({', '.join(scripts)})"
+        for option, (about, scripts) in OWN_OPTIONS.items()
+        if {*scripts} & {*names}
+    ]
+    return ["Beside RL Zoo's options:", *lines] if lines else []

@@ -27,6 +27,10 @@ ENVS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+class NoPicturesError(ArgumentError, TypeError):
+    """A ``TypeError``, after which SB3's ``make_vec_env`` makes the environment without a way to render it."""
+
+
 def register_masks() -> None:
     """Make sb3-contrib's environments known to Gymnasium, and let ``train`` evaluate under the environment's masks."""
     for env_id, (name, kwargs) in ENVS.items():
@@ -36,7 +40,7 @@ def register_masks() -> None:
 
 def _make(name: str, render_mode: str | None = None, **kwargs: Any) -> gym.Env:
     if render_mode is not None:
-        raise ArgumentError(f"{name} of sb3-contrib has no pictures: use --no-render")
+        raise NoPicturesError(f"{name} of sb3-contrib has no pictures: use --no-render")
     return getattr(envs, name)(**kwargs)
 
 

@@ -813,6 +813,23 @@ def test_every_entry_of_our_files_makes_a_model(algo, entry, tmp_path, monkeypat
     model.env.close()
 
 
+@pytest.mark.parametrize(("script", "options"), [("train", 2), ("enjoy", 1), ("plot_train", 0)])
+def test_the_help_of_a_script_names_what_we_add_to_it(script, options, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", script, "--help"])
+    with pytest.raises(SystemExit):
+        launcher.main()
+    ours, _, theirs = capsys.readouterr().out.partition("usage:")
+    assert sum(option in ours for option in ("--pretrained", "--continue")) == options and "--help" in theirs
+
+
+def test_environments_without_pictures_are_made_as_any_other():
+    """By SB3's helper, which asks for pictures first."""
+    register()
+    assert make_vec_env("InvalidActionsDiscrete-v0", 2).num_envs == 2
+    with pytest.raises(ValueError, match="has no pictures: use --no-render"):
+        gym.make("InvalidActionsDiscrete-v0", render_mode="human")
+
+
 def test_no_entry_claims_to_be_tuned_that_was_not_run():
     """As the benchmark's table shows, with the hyperparameters that it was run with."""
     tuned = [name for name, comment in tuned_entries("ppg").items() if comment == "# Tuned"]

@@ -1,5 +1,6 @@
 """The agents under ``pretrained``, and ``--pretrained``."""
 
+import itertools
 import os
 import re
 import sys
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 from huggingface_sb3 import EnvironmentName
 
+from benchmarks import pretrained
+from benchmarks.starts import tuned_entries
+from benchmarks.suites.contestants import TASKS
 from sb3_ppg import ArgumentError
-from sb3_ppg.zoo import launcher, patched
+from sb3_ppg.zoo import ALGOS, launcher, patched
 from sb3_ppg.zoo.report import evaluate, load_agent
 from sb3_ppg.zoo.sharing import unpack
 from tests.helpers import ROOT, run
@@ -37,6 +41,14 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
         )
         returns = evaluate(model, N_EPISODES)
     assert abs(np.mean(returns) - mean) <= 4 * std / N_EPISODES**0.5 + 1e-2, returns
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_tuned_entry_has_one(algo):
+    """Of entries for many environments, each that the suites have."""
+    env_ids = [[task.env_id for task in TASKS if task.suite == name] or [name] for name in tuned_entries(algo)]
+    names = {f"{algo}/{EnvironmentName(env_id)}" for env_id in itertools.chain(*env_ids)}
+    assert names == {agent.name for agent in pretrained.AGENTS if agent.algo == algo}
 
 
 def test_who_reads_a_file_that_is_unpacked_anew_reads_it_whole(tmp_path):
