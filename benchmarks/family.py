@@ -162,7 +162,7 @@ def markdown(results: Results) -> str:
         "training (of StarPilot: of 200 episodes on all levels, after training on 200). Scores are 0 at what random actions "
         "return and 1 at the return in brackets; their interquartile mean over seeds and tasks, and the probability that a "
         "training is better than one of the first row, with 95 % stratified bootstrap intervals (rliable) from three seeds "
-        f"on. Time is that of rollouts and updates over PPG's. {' and '.join(machines(results))}.",
+        f"on. Time is that of rollouts and updates over PPG's, in Breakout. {' and '.join(machines(results))}.",
     ]
     times = time_ratios()
     for comparison in COMPARISONS:
