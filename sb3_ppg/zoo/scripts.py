@@ -21,6 +21,7 @@ from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
 from rl_zoo3.utils import get_model_path, get_trained_models
 
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.zoo.ffmpeg import provide_ffmpeg
 from sb3_ppg.zoo.patches import Patches
 
@@ -64,6 +65,8 @@ def benchmark() -> None:
     with Patches() as patches:
         patches.replace(subprocess, "call", timed_call)
         if not {"-h", "--help"} & set(sys.argv):
+            if n_agents == 0:
+                raise ArgumentError(f"{args.log_dir} holds no trained agents: --log-dir names the folder of trainings")
             print(f"{args.log_dir} holds {n_agents} agents. Each plays {args.n_timesteps:,} steps (-n); 150,000 take minutes")
         runpy.run_module("rl_zoo3.benchmark", run_name="__main__", alter_sys=True)
 

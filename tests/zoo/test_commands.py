@@ -625,6 +625,7 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("plot_train -e CartPol-v1 -f logs", "no training of CartPol-v1 in logs/ppg; nearest: CartPole-v1_"),
         ("all_plots -a ppg ppo -e Pendulum-v1 -f logs", "no training of Pendulum-v1 in logs/ppg, logs/ppo"),
         ("push_to_hub -orga me --env CartPole-v1 --eval-episodes 0", "--eval-episodes 0"),
+        ("benchmark --no-hub --log-dir logs/ppg", "logs/ppg holds no trained agents"),
     ],
 )
 def test_bad_input_names_what_is_nearest(trained, command, complaint, monkeypatch, capsys, tmp_path):
