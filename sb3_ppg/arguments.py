@@ -421,6 +421,17 @@ def _check_recomputation(model: PhasicModel) -> None:
     )
 
 
+def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
+    """
+    :param model: with its objective
+    :param aux_batch_size: of its auxiliary phase, in samples
+    :return: whether these are single ones, not whole sequences: where nothing keeps a sequence together
+    """
+    if model.has_memory or model.criterion.needs_whole_sequences:
+        return False
+    return not model.criterion.shuffles_sequences or aux_batch_size < model.n_steps
+
+
 def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
     """
     :param model: with its buffers
@@ -430,12 +441,10 @@ def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
     stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
-    are_whole = model.has_memory or model.criterion.needs_whole_sequences
-    may_be_single = not are_whole and (not model.criterion.shuffles_sequences or model.aux_batch_size < model.n_steps)
-    less = "" if are_whole else ", or less, for minibatches of single samples"
+    less = ", or less, for minibatches of single samples" if has_single_samples(model, 1) else ""
     require(
         model,
-        may_be_single or model.aux_batch_size % model.n_steps == 0,
+        has_single_samples(model, model.aux_batch_size) or model.aux_batch_size % model.n_steps == 0,
         "aux_batch_size",
         f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it{less}",
     )

@@ -111,12 +111,6 @@ class PhasicEpochs(PhasicAlgorithm):
         self.policy.set_training_mode(True)
         return outcome
 
-    def _aux_batches_of_samples(self) -> bool:
-        """Whether minibatches of the auxiliary phase are of single samples: where nothing keeps a sequence together."""
-        if self.has_memory or self.criterion.needs_whole_sequences:
-            return False
-        return not self.criterion.shuffles_sequences or self._aux_samples_per_batch() < self.n_steps
-
     def _aux_samples_per_batch(self) -> int:
         """
         As asked for; or a sixteenth of a rollout, but not less than a minibatch of the policy phase has. With memory, where

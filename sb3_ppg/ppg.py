@@ -17,6 +17,7 @@ from sb3_ppg.arguments import (
     check_auxiliary_batches,
     check_policy,
     check_policy_class,
+    has_single_samples,
     warn_of_learning_rates,
     warn_of_truncated_minibatches,
 )
@@ -384,7 +385,7 @@ class PPG(PhasicEpochs):
     def _auxiliary_phase(self) -> None:
         """Optimise L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
         start = time.perf_counter()
-        self.aux_buffer.single_samples = self._aux_batches_of_samples()
+        self.aux_buffer.single_samples = has_single_samples(self, self._aux_samples_per_batch())
         n_sequences = self._aux_sequences_per_batch()
         events = AuxiliaryPhaseEvents(self._training_callback, self.aux_buffer.n_samples, self.n_aux_epochs)
         if self.verbose >= 1:

@@ -523,7 +523,6 @@ BAD_ARGUMENTS = [
     (dict(n_aux_epochs=False), "n_aux_epochs"),
     (dict(gamma=True), "gamma"),
     (dict(learning_rate=None), "learning_rate"),
-    (dict(learning_rate=np.float32(1e-3)), "learning_rate"),
     (dict(learning_rate=lambda _: float("nan")), "learning_rate"),
     (dict(clip_range=lambda: 0.2), "clip_range"),
     (dict(max_grad_norm=lambda _: 0.5), "max_grad_norm"),
@@ -539,6 +538,16 @@ BAD_ARGUMENTS = [
     (dict(policy=None), "policy"),
     (dict(policy=3), "policy"),
 ]
+
+
+def test_numpys_numbers_are_pythons():
+    """A file has no others, and arithmetic with them differs."""
+    given = dict(learning_rate=np.float32(1e-3), gamma=np.float64(0.9), n_steps=np.uint8(200), batch_size=np.uint8(200))
+    model = PPG("MlpPolicy", "CartPole-v1", n_policy_iterations=np.int64(1), seed=np.int64(3), device="cpu", **given)
+    found = [model.learning_rate, model.gamma, model.n_steps, model.batch_size, model.n_policy_iterations, model.seed]
+    assert [*map(type, found)] == [float, float, int, int, int, int] and found[0] == np.float32(1e-3)
+    model.gae_lambda = np.float64(0.5)
+    assert model.learn(200).n_aux_phases == 1 and type(model.gae_lambda) is float
 
 
 @pytest.mark.parametrize("kwargs, message", BAD_ARGUMENTS, ids=[" ".join(kwargs) for kwargs, _ in BAD_ARGUMENTS])
