@@ -32,14 +32,15 @@ def test_they_are_small():
 @pytest.mark.parametrize("folder", AGENTS, ids=lambda folder: str(folder.relative_to(FOLDER)))
 def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
     card = (folder / "README.md").read_text()
-    mean, std = map(float, re.findall(r"Mean return \*\*(-?[\d.]+) ± ([\d.]+)\*\*", card)[0])
+    ((mean, std, how),) = re.findall(r"Mean return \*\*(-?[\d.]+) ± ([\d.]+)\*\* .* with (\w+) actions", card)
+    mean, std, deterministic = float(mean), float(std), {"deterministic": True, "stochastic": False}[how]
     algo, env_name = folder.parent.name, EnvironmentName(folder.name)
     unpack(folder, algo, env_name, tmp_path / "run", force=False, numbered=True)
     with patched():
         model = load_agent(
             algo, env_name.gym_id, tmp_path / "run" / f"{env_name}.zip", tmp_path / "run" / env_name, device="cpu"
         )
-        returns = evaluate(model, N_EPISODES)
+        returns = evaluate(model, N_EPISODES, deterministic)
     assert abs(np.mean(returns) - mean) <= 4 * std / N_EPISODES**0.5 + 1e-2, returns
 
 
