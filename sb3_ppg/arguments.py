@@ -238,7 +238,7 @@ def tell_of_phases(model: PhasicModel, total_timesteps: int) -> None:
     n_phases = (math.ceil(total_timesteps / per_rollout) + model.aux_buffer.n_new) // model.n_policy_iterations
     if model.verbose >= 1:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
-    if n_phases == 0 and model.aux_buffer.n_new == 0:
+    if n_phases == 0 and model.aux_buffer.n_new == 0 and model._n_aux_phases == 0:
         warnings.warn(
             f"A budget of {total_timesteps:,.0f} steps ends before the first auxiliary phase, so there is nothing but PPO's "
             f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {n_envs} * "

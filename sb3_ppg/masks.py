@@ -1,5 +1,6 @@
 """Policies that give no probability to actions that are not possible, by sb3-contrib's maskable distributions."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -67,9 +68,9 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         """
         :param latent_pi: of the policy's network, (B, latent_dim_pi)
         :param action_masks: as the methods below take them
-        :return: π(.|s), in the object that all have of this policy, as in SB3
+        :return: π(.|s)
         """
-        distribution = self.action_dist.proba_distribution(self.action_net(latent_pi))
+        distribution = copy.copy(self.action_dist).proba_distribution(self.action_net(latent_pi))
         distribution.apply_masking(action_masks)
         return distribution
 

@@ -1,5 +1,6 @@
 """The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
 
+import copy
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution, StateDependentNoiseDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
 from stable_baselines3.common.torch_layers import (
@@ -420,6 +421,15 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         distribution = self._get_action_dist_from_latent(latent_pi)
         values, aux_values = self.value_net(latent_vf).flatten(), self.aux_value_net(latent_pi).flatten()
         return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
+
+    def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
+        """As in SB3, but in an object of its own: a thread that predicts would change the one of a training."""
+        distribution = copy.copy(self.action_dist)
+        if isinstance(distribution, StateDependentNoiseDistribution):
+            return distribution.proba_distribution(self.action_net(latent_pi), self.log_std, latent_pi)
+        if isinstance(distribution, DiagGaussianDistribution):
+            return distribution.proba_distribution(self.action_net(latent_pi), self.log_std)
+        return distribution.proba_distribution(self.action_net(latent_pi))
 
     def _policy_features(self, obs: PyTorchObs) -> th.Tensor:
         return super(ActorCriticPolicy, self).extract_features(obs, self.pi_features_extractor)

@@ -312,6 +312,17 @@ def test_parameters_that_are_scalars_or_complex(architecture):
     assert {"features_extractor.gain", "features_extractor.weight"} <= changed and model.n_aux_phases == 2
 
 
+@pytest.mark.parametrize("env, kwargs", [("CartPole-v1", {}), ("Pendulum-v1", {}), ("Pendulum-v1", dict(use_sde=True))])
+def test_a_thread_may_predict_while_another_trains(env, kwargs):
+    """Distributions are objects of their own."""
+    policy = PPG("MlpPolicy", env, device="cpu", **kwargs).policy
+    observations = th.zeros(5, *policy.observation_space.shape)
+    of_training = policy.get_distribution(observations)
+    expected = of_training.log_prob(of_training.mode())
+    policy.predict(np.ones(policy.observation_space.shape, np.float32))
+    assert th.equal(of_training.log_prob(of_training.mode()), expected) and expected.shape == (5,)
+
+
 def test_a_features_extractor_may_be_any_callable():
     policy = make(CnnPolicy, IMAGE, features_extractor_class=partial(ImpalaCNN, features_dim=8))
     assert isinstance(policy.features_extractor, ImpalaCNN) and policy.features_dim == 8

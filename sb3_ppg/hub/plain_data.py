@@ -278,6 +278,8 @@ class Decoder:
         if kind == "Dict":
             if len(arguments) > MAX_KEYS:
                 raise ModelFormatError(f"{path}: it has {len(arguments)} keys; more than {MAX_KEYS} are too many to be meant")
+            if not all(key.isprintable() for key, _ in arguments):  # they become names of modules
+                raise ModelFormatError(f"{path}: it has keys that cannot be printed")
             return spaces.Dict(OrderedDict((key, self.space(space, f"{path}.{key}")) for key, space in arguments))
         cls = next(cls for cls in SPACE_FIELDS if cls.__name__ == kind)
         own_type = {"dtype"} & set(arguments) if cls in INTEGER_SPACES else set()

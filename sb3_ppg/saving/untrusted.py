@@ -3,11 +3,14 @@
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from sb3_ppg.errors import ModelFormatError
 
@@ -15,6 +18,8 @@ MAX_TEXT_BYTES = 2**22
 MAX_VALUES = 200_000  # in JSON; a model of a thousand tensors has a tenth of it
 MAX_DEPTH = 100
 MAX_INTEGER = 2**63 - 1
+MAX_KEY = 1000
+TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 @contextmanager
@@ -85,15 +90,14 @@ def parse_json(content: bytes, name: str | Path, max_depth: int = MAX_DEPTH) -> 
             raise ValueError(f"larger than {MAX_TEXT_BYTES} bytes")
         if sum(content.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES:  # one of them is before each value or key
             raise ValueError(f"more than {MAX_VALUES} values")
-        data = json.loads(
+        _check_depth(content, max_depth)
+        return json.loads(
             content.decode("utf-8"),
             parse_constant=_no_constant,
             parse_int=_integer,
             parse_float=_float,
             object_pairs_hook=_no_key_twice,
         )
-        _check_depth(data, max_depth)
-        return data
     except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"{name} cannot be read ({type(error).__name__}: {error})") from error
 
@@ -118,16 +122,14 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
         raise ValueError("a key is there twice")
+    if any(len(key) > MAX_KEY for key in data):  # errors say where they are, which would take long for each value below
+        raise ValueError(f"a key of more than {MAX_KEY} characters")
     return data
 
 
-def _check_depth(data: Any, max_depth: int) -> None:
-    """Not left to Python's recursion limit, which other packages raise (torch's compiler does)."""
-    level = [data]
-    for _ in range(max_depth):
-        level = [
-            part for one in level if isinstance(one, (dict, list)) for part in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return
-    raise ValueError(f"nested more than {max_depth} deep")
+def _check_depth(content: bytes, max_depth: int) -> None:
+    """Before it is read: Python's recursion limit is raised by other packages (torch's compiler does), the stack is not."""
+    signs = np.frombuffer(TEXT.sub(b"", content), dtype=np.uint8)
+    steps = np.isin(signs, [*b"[{"]).astype(np.int8) - np.isin(signs, [*b"]}"])
+    if np.cumsum(steps, dtype=np.int64).max(initial=0) > max_depth:
+        raise ValueError(f"nested more than {max_depth} deep")

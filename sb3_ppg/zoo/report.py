@@ -16,6 +16,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
 
+from sb3_ppg.errors import printable
 from sb3_ppg.zoo.masks import is_masked
 
 
@@ -45,8 +46,8 @@ def main() -> None:
     try:
         plot_learning_curve(Path(log_path), f"{args.algo.upper()} on {args.env}", picture)
         print(f"Learning curve: {picture}")
-    except OSError as error:
-        print(f"Learning curve: none, {error}")
+    except Exception as error:  # of files that may be a stranger's
+        print(f"Learning curve: none, {printable(f'{type(error).__name__}: {error}')}")
 
 
 def add_gym_packages(parser: argparse.ArgumentParser) -> None:

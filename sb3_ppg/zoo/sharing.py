@@ -46,6 +46,8 @@ from sb3_ppg.zoo.report import add_gym_packages, evaluate, load_agent, plot_lear
 ZOO = "zoo.json"
 MAX_ZOO_BYTES, MAX_ZOO_DEPTH = 2**14, 10
 MAX_LOG_BYTES = 2**26
+MAX_HEADER = 10_000  # bytes of a line
+MAX_ARGUMENT = 10**6  # of a wrapper
 WRAPPER_SETTINGS = ("env_wrapper", "vec_env_wrapper")
 LOG_FILES = re.compile(r"evaluations\.npz|\d+\.monitor\.csv")
 
@@ -452,6 +454,8 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
             content = read_checked(source, f"logs/{file.name}", MAX_LOG_BYTES)
             if file.name.endswith(".npz"):
                 _check_npz(content, file.name)
+            elif any(len(line) > MAX_HEADER for line in content.split(b"\n", 2)[:2]):
+                raise ModelFormatError(f"logs/{file.name} has a longer header than the monitor of a training writes")
             (log_path / file.name).write_bytes(content)
 
 
@@ -464,8 +468,8 @@ def _check_npz(content: bytes, name: str) -> None:
             if sum(member.file_size for member in archive.infolist()) > MAX_LOG_BYTES:
                 raise ValueError(f"it unpacks to more than {MAX_LOG_BYTES} bytes")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            if not all(isinstance(arrays[key], np.ndarray) for key in arrays.files):
-                raise ValueError("not all in it are arrays")
+            if not all(isinstance(arrays[key], np.ndarray) and arrays[key].dtype.kind in "biuf" for key in arrays.files):
+                raise ValueError("not all in it are arrays of numbers")
     except Exception as error:  # zipfile's, NumPy's, zlib's
         raise ModelFormatError(f"logs/{name} cannot be read ({type(error).__name__}: {error})") from error
 
@@ -493,6 +497,13 @@ def _read_environment(source: Path, env_name: EnvironmentName, allowed: set[str]
     return {"config": config, "env_kwargs": env_kwargs}
 
 
+def _largest(value: Any) -> float:
+    """The largest number in it, by its size."""
+    if isinstance(value, (list, dict)):
+        return max(map(_largest, value.values() if isinstance(value, dict) else value), default=0)
+    return abs(value) if isinstance(value, (int, float)) else 0
+
+
 def _check_settings(config: Any, env_kwargs: Any) -> None:
     """
     :raises ModelFormatError: if they are not what the Zoo writes
@@ -501,6 +512,8 @@ def _check_settings(config: Any, env_kwargs: Any) -> None:
         raise ModelFormatError(f"{ZOO} cannot be read: config and env_kwargs are {config!r:.100} and {env_kwargs!r:.100}")
     if unknown := set(config) - {"n_timesteps", "frame_stack", *WRAPPER_SETTINGS}:
         raise ModelFormatError(f"{ZOO}: unknown settings {sorted(unknown)}")
+    if _largest([config.get(key) for key in WRAPPER_SETTINGS]) > MAX_ARGUMENT:
+        raise ModelFormatError(f"{ZOO}: a wrapper's argument above {MAX_ARGUMENT:,} is too large to be meant")
     for name, largest in (("n_timesteps", 2**53), ("frame_stack", 1000)):
         value = config.get(name, 0)
         if not (is_number(value) and 0 <= value <= largest and value == int(value)):  # 1e6 is one

@@ -351,6 +351,34 @@ def test_loading_leaves_the_global_generators_alone(copied, reader):
     assert generator_states() == before
 
 
+def test_depth_is_known_before_anything_is_read(monkeypatch):
+    """Where somebody has raised the recursion limit, reading would end the process."""
+    monkeypatch.setattr("sb3_ppg.saving.untrusted.json.loads", lambda *_, **__: pytest.fail("it was read"))
+    for text in ("[" * 190_000 + "]" * 190_000, '{"a[": ' * 101 + "1" + "}" * 101, '["\\"", ' * 101 + "1" + "]" * 101):
+        with pytest.raises(ModelFormatError, match="nested more than 100 deep"):
+            parse_json(text.encode(), "it")
+
+
+def test_brackets_in_text_are_not_depth():
+    data = {"[" * 500: ["[" * 200, '"' + "{" * 200, "\\"]}
+    assert parse_json(json.dumps(data).encode(), "it") == data
+
+
+def test_long_keys_are_refused_at_once(copied):
+    start = time.perf_counter()
+    change(copied, put("arguments", "policy_kwargs", value={"k" * 2_000_000: [0] * 20_000}))
+    refused(copied, "a key of more than 1000 characters")
+    assert time.perf_counter() - start < 5
+
+
+def test_keys_that_a_terminal_would_obey_are_refused(tmp_path):
+    space = spaces.Dict({"\x1b[2J": spaces.Box(-1, 1, (2,))})
+    save_pretrained(
+        PPG("MultiInputPolicy", RandomEnv(space, spaces.Discrete(2)), device="cpu", n_steps=8, batch_size=8), tmp_path
+    )
+    refused(tmp_path, "keys that cannot be printed")
+
+
 def test_a_seed_that_is_asked_for_is_used(tmp_path):
     model = small_model()
     model.save(tmp_path / "model.zip")

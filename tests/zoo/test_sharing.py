@@ -197,6 +197,10 @@ MALICIOUS = [
     ({"unknown": 1}, r"'unknown'\] are not known"),
     ({"env_kwargs": {"a": nested(400)}}, "cannot be read"),
     ({"config": {"frame_stack": -3}}, "no numbers"),
+    (
+        {"config": {"env_wrapper": [{"gymnasium.wrappers.FrameStackObservation": {"stack_size": 2 * 10**8}}]}},
+        "too large to be meant",
+    ),
     ({"config": {"frame_stack": 2.5}}, "no numbers"),
     ('{"env_id": "CartPole-v1", "env_kwargs": {}, "config": {"n_timesteps": NaN}}', "cannot be read"),
 ]
@@ -241,6 +245,7 @@ def npy(shape: str, content: bytes) -> bytes:
         zip_of(results=bytes(2**27)),
         zip_of(results=npy("(1000000000000,)", bytes(8))),
         zip_of(results=b"\x80\x04N."),
+        zip_of(results=npy("(1,)", b"text    ").replace(b"<f8", b"<U2")),
         b"PK\x03\x04",
     ],
 )
@@ -251,6 +256,28 @@ def test_a_log_that_is_a_bomb(hub_server, model, tmp_path, monkeypatch, content)
     before = time.process_time()
     assert re.search("evaluations.npz cannot be read", load_from_hub(monkeypatch))
     assert time.process_time() - before < 5 and not (tmp_path / "logs" / "ppg" / "CartPole-v1_1").exists()
+
+
+@pytest.mark.parametrize("header", [b"#" + b"[" * 100_000, b"#{}\n" + b"a," * 300_000])
+def test_a_monitor_file_that_takes_long_to_read(hub_server, model, tmp_path, monkeypatch, header):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "0.monitor.csv").write_bytes(header)
+    hub.push(model, "me/model", files={"logs/0.monitor.csv": tmp_path / "0.monitor.csv"})
+    assert "logs/0.monitor.csv has a longer header than the monitor of a training writes" in load_from_hub(monkeypatch)
+
+
+def test_logs_that_cannot_be_drawn_are_no_error(hub_server, model, tmp_path, monkeypatch, capsys):
+    """The agent is evaluated all the same."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "0.monitor.csv").write_text("hello")
+    hub.push(model, "me/model", files={"logs/0.monitor.csv": tmp_path / "0.monitor.csv"})
+    assert not load_from_hub(monkeypatch)
+    monkeypatch.setattr("sb3_ppg.zoo.report.load_agent", lambda *_, **__: None)  # it is not CartPole's
+    monkeypatch.setattr("sb3_ppg.zoo.report.evaluate", lambda *_: [1.0])
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "report", "--env", "CartPole-v1", "-f", "logs", "--episodes", "1"])
+    launcher.main()
+    output = capsys.readouterr().out
+    assert "Mean return over 1 episodes" in output and "Learning curve: none, AssertionError" in output
 
 
 def test_a_damaged_environment(hub_server, model, tmp_path, monkeypatch):
