@@ -46,6 +46,8 @@ def main() -> None:
     try:
         plot_learning_curve(Path(log_path), f"{args.algo.upper()} on {args.env}", picture)
         print(f"Learning curve: {picture}")
+    except OSError as error:
+        print(f"Learning curve: none, {error}")
     except Exception as error:  # of files that may be a stranger's
         print(f"Learning curve: none, {printable(f'{type(error).__name__}: {error}')}")
 
