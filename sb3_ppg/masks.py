@@ -1,6 +1,5 @@
 """Policies that give no probability to actions that are not possible, by sb3-contrib's maskable distributions."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -70,7 +69,8 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         :param action_masks: as the methods below take them
         :return: π(.|s)
         """
-        distribution = copy.copy(self.action_dist).proba_distribution(self.action_net(latent_pi))
+        distribution = super()._get_action_dist_from_latent(latent_pi)
+        assert isinstance(distribution, MaskableDistribution)
         distribution.apply_masking(action_masks)
         return distribution
 

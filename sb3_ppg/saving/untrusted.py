@@ -19,7 +19,8 @@ MAX_VALUES = 200_000  # in JSON; a model of a thousand tensors has a tenth of it
 MAX_DEPTH = 100
 MAX_INTEGER = 2**63 - 1
 MAX_KEY = 1000
-TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Of JSON, once and without going back, also where it has no end
+TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 @contextmanager

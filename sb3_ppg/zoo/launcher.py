@@ -15,6 +15,7 @@ from sb3_ppg.extras import missing_extras_named
 ALGO = ["--algo", "ppg"]
 PLAY = [*ALGO, "-f", "logs"]
 PRETRAINED = "--pretrained"
+CONTINUE = "--continue"
 # The disk is full, or not to be written to
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EFBIG)
 RUN = {"env": ["--env"], "run": ["-f", "--folder"]}
@@ -93,7 +94,7 @@ WITH_AGENTS = [name for name, script in SCRIPTS.items() if script.agent is not N
 # Options of ours: what they mean, and for which scripts
 OWN_OPTIONS = {
     PRETRAINED: ("an agent that comes with the repository", WITH_AGENTS),
-    "--continue": ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
+    CONTINUE: ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
 }
 
 

@@ -16,9 +16,8 @@ from sb3_ppg.errors import ArgumentError, ModelFormatError
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes
 from sb3_ppg.training.processes import agreed, n_processes, rank
+from sb3_ppg.zoo.launcher import CONTINUE
 from sb3_ppg.zoo.patches import Patches
-
-CONTINUE = "--continue"
 
 
 def take_continue(arguments: list[str], patches: Patches) -> list[str]:

@@ -452,11 +452,17 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
     for file in (source / "logs").iterdir() if (source / "logs").is_dir() else []:
         if LOG_FILES.fullmatch(file.name):
             content = read_checked(source, f"logs/{file.name}", MAX_LOG_BYTES)
-            if file.name.endswith(".npz"):
-                _check_npz(content, file.name)
-            elif any(len(line) > MAX_HEADER for line in content.split(b"\n", 2)[:2]):
-                raise ModelFormatError(f"logs/{file.name} has a longer header than the monitor of a training writes")
+            check = _check_npz if file.name.endswith(".npz") else _check_monitor
+            check(content, file.name)
             (log_path / file.name).write_bytes(content)
+
+
+def _check_monitor(content: bytes, name: str) -> None:
+    """
+    :raises ModelFormatError: if it would take long to read
+    """
+    if any(len(line) > MAX_HEADER for line in content.split(b"\n", 2)[:2]):
+        raise ModelFormatError(f"logs/{name} has a longer header than the monitor of a training writes")
 
 
 def _check_npz(content: bytes, name: str) -> None:

@@ -359,6 +359,14 @@ def test_depth_is_known_before_anything_is_read(monkeypatch):
             parse_json(text.encode(), "it")
 
 
+@pytest.mark.parametrize("text", ['"' + '\\"' * 2_000_000, '"' * 4_000_001], ids=["escapes", "quotes"])
+def test_text_without_an_end_is_read_once(text):
+    start = time.process_time()
+    with pytest.raises(ModelFormatError, match="it cannot be read"):
+        parse_json(text.encode(), "it")
+    assert time.process_time() - start < 5
+
+
 def test_brackets_in_text_are_not_depth():
     data = {"[" * 500: ["[" * 200, '"' + "{" * 200, "\\"]}
     assert parse_json(json.dumps(data).encode(), "it") == data
