@@ -41,7 +41,7 @@ from sb3_ppg.family import PAPERS_VALUES, with_preset
 
 # What the entries of PPG and PPO were when the family was trained, before they were searched
 BEFORE: dict[str, dict] = {
-    "minatar": dict(changes=dict(n_epochs=4)),
+    "minatar": dict(changes=dict(n_epochs=4, learning_rate=5e-4)),
     "mujoco": dict(changes=dict(gamma=0.999)),
     "procgen": dict(ppg=PAPERS | dict(mixed_precision="bf16")),
 }

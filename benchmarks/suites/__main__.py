@@ -10,6 +10,7 @@ import benchmarks.suites
 from benchmarks.suites.contestants import CONTESTANTS, TASKS
 from benchmarks.suites.queue import RESULTS, Results, run, trainings
 from benchmarks.suites.report import report
+from benchmarks.suites.speed import measured
 
 
 def main() -> None:
@@ -26,13 +27,18 @@ def main() -> None:
     running.add_argument("--jobs", default=1, type=int, help="trainings at a time")
     running.add_argument("--folder", default="logs/suites", type=Path, help="for what is needed to go on")
     running.add_argument("--list", action="store_true", help="only list what is missing")
+    speed = commands.add_parser("speed", help="measure what a step costs PPG and PPO; let nothing else run beside it")
+    speed.add_argument("--suite", nargs="*", default=[], choices=sorted({task.suite for task in TASKS}), help="only these")
     reporting = commands.add_parser("report", help="write tables and pictures")
-    for command in (running, reporting):
+    for command in (running, speed, reporting):
         command.add_argument("--results", default=RESULTS, type=Path, help="the folder of rows, tables and pictures")
     args = parser.parse_args()
     results = Results(args.results)
     if args.command == "report":
         print(report(results))
+        return
+    if args.command == "speed":
+        results.add_speed(measured([task for task in TASKS if not args.suite or task.suite in args.suite]))
         return
     chosen = trainings(args.suite, args.task, args.contestant, args.seeds, args.steps)
     if args.list:

@@ -131,6 +131,7 @@ class Contestant(NamedTuple):
 
 
 ABLATED = ("minatar",)
+RATES = (5e-4, 2.5e-4, 2e-3)  # the first is that of the ablations
 WITHOUT_PHASE = dict(n_aux_epochs=0, aux_batch_size=None)
 # On Procgen, what the preset was before it was compared: the paper's, in the small
 PAPERS_NETWORK: Settings = dict(architecture="detached", optimizer_kwargs=dict(eps=1e-8))
@@ -158,8 +159,9 @@ LEADING = {
     "PPG": Contestant("ppg"),
 }
 COLORS = {"PPO": "tab:red", "PPG": "tab:blue"}  # in pictures; also of theirs with changes
-# The preset with one thing changed
+# One thing changed in the presets, on MinAtar in what they were before their learning rate was chosen
 ABLATIONS = {
+    **{f"PPG, learning rate {rate:g}": Contestant("ppg", dict(learning_rate=rate), ABLATED) for rate in RATES},
     **{f"PPG, E_pi {n}": Contestant("ppg", dict(n_epochs=n), ABLATED) for n in (1, 2, 4, 8, 16)},
     "PPG, shared": Contestant("ppg", dict(policy_kwargs=dict(architecture="shared")), (*ABLATED, "procgen")),
     "PPG, detached": Contestant("ppg", dict(policy_kwargs=dict(architecture="detached")), (*ABLATED, "procgen")),
@@ -177,14 +179,13 @@ ABLATIONS = {
     **{f"PPG, beta_clone {beta:g}": Contestant("ppg", dict(beta_clone=beta), ABLATED) for beta in (0.3, 1.0, 3.0, 10.0)},
     **{f"PPG, batch {size}": Contestant("ppg", dict(batch_size=size), ABLATED) for size in (256, 512, 1024)},
     **{f"PPG, auxiliary batch {size}": Contestant("ppg", dict(aux_batch_size=size), ABLATED) for size in (512, 1024, 4096)},
-    **{f"PPG, learning rate {rate:g}": Contestant("ppg", dict(learning_rate=rate), ABLATED) for rate in (2.5e-4, 1e-3)},
     **{f"PPG, auxiliary rate {rate:g}": Contestant("ppg", dict(aux_learning_rate=rate), ABLATED) for rate in (2.5e-4, 1e-3)},
     "PPG, annealed": Contestant("ppg", dict(learning_rate="lin_5e-4"), ABLATED),
     "PPG, advantages per minibatch": Contestant("ppg_minibatch", None, ABLATED),
     # PPO is tuned with the same trials
+    **{f"PPO, learning rate {rate:g}": Contestant("ppo", dict(learning_rate=rate), ABLATED) for rate in RATES},
     **{f"PPO, E_pi {n}": Contestant("ppo", dict(n_epochs=n), ABLATED) for n in (3, 4, 8, 16)},
     **{f"PPO, batch {size}": Contestant("ppo", dict(batch_size=size), ABLATED) for size in (256, 1024)},
-    **{f"PPO, learning rate {rate:g}": Contestant("ppo", dict(learning_rate=rate), ABLATED) for rate in (2.5e-4, 1e-3)},
     **{
         f"{name}, entropy {ent:g}": Contestant(name.lower(), dict(ent_coef=ent), ABLATED)
         for name in ("PPG", "PPO")
@@ -201,6 +202,8 @@ ABLATIONS = {
     "PPG, paper's": Contestant("ppg", PAPERS, ("procgen",)),
     **{f"PPG, paper's, {name}": Contestant("ppg", PAPERS | changes, ("procgen",)) for name, changes in FROM_PAPER.items()},
 }
+ABLATIONS = {name: one._replace(changes=dict(learning_rate=RATES[0]) | (one.changes or {})) for name, one in ABLATIONS.items()}
+BEFORE = {name: f"{name}, learning rate {RATES[0]:g}" for name in LEADING}  # in which one thing is changed on MinAtar
 # The members of the family: their presets on top of PPG's entry for the task
 MEASURED = ("minatar", "lunarlander", "procgen")
 RELATIVES = {

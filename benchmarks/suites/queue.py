@@ -3,7 +3,7 @@
 import fcntl
 import multiprocessing
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +36,22 @@ class Results(NamedTuple):
         """About fifty points of each training, whose row a kill may have kept from being written: it was run again then."""
         return self._read("suites_curves.csv").drop_duplicates(["settings", "seed", "steps"], keep="last")
 
-    def _read(self, name: str) -> pd.DataFrame:
+    def speed(self) -> pd.DataFrame:
+        """Seconds per million steps, in turns on one machine, of those tasks where this was measured."""
+        return self._read("suites_speed.csv", ["task", "contestant", "seconds", "machine"])
+
+    def add_speed(self, table: pd.DataFrame) -> None:
+        """
+        :param table: of some tasks, in place of what is known of them
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        known = self.speed()
+        others = known[~known["task"].isin(table["task"])]
+        pd.concat([others, table] if len(others) else [table]).to_csv(self.folder / "suites_speed.csv", index=False)
+
+    def _read(self, name: str, columns: Sequence[str] = ("suite", "steps", "settings", "seed")) -> pd.DataFrame:
         file = self.folder / name
-        return pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["suite", "steps", "settings", "seed"])
+        return pd.read_csv(file) if file.exists() else pd.DataFrame(columns=list(columns))
 
     def has(self, training: Training) -> bool:
         """Whether it was run with these settings, by whatever name."""

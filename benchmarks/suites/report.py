@@ -15,7 +15,17 @@ from matplotlib.ticker import EngFormatter
 from rliable.library import get_interval_estimates
 from rliable.metrics import aggregate_iqm, probability_of_improvement
 
-from benchmarks.suites.contestants import ABLATIONS, COLORS, CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
+from benchmarks.suites.contestants import (
+    ABLATIONS,
+    BEFORE,
+    COLORS,
+    CONTESTANTS,
+    LEADING,
+    TASKS,
+    Task,
+    Training,
+    contestants_on,
+)
 from benchmarks.suites.queue import Results
 
 BASELINE = "PPO"
@@ -23,7 +33,11 @@ BOOTSTRAPS = 1000
 MIN_SEEDS = 3  # for an interval
 # The ablations of two presets. From LATE on returns are averaged: less noise than the last hundred episodes have
 ABLATED_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1", "StarpilotEasy-v0")
-PASSING = [*LEADING, "PPG, paper's"]  # whose longer trainings are at END what shorter ones are, as their rates are constant
+PASSING = [
+    *LEADING,
+    *BEFORE.values(),
+    "PPG, paper's",
+]  # whose longer trainings are at END what shorter ones are, as their rates are constant
 LATE, END = 800_000, 1_000_000
 Scores = dict[str, np.ndarray]  # of each contestant, (n_seeds, n_tasks)
 
@@ -80,12 +94,14 @@ class Comparison(NamedTuple):
     :param n_timesteps: the length
     :param rows: of results
     :param curves: of the same trainings
+    :param speed: what a step costs, measured in turns; may be of other tasks, too, or of none
     """
 
     suite: str
     n_timesteps: int
     rows: pd.DataFrame
     curves: pd.DataFrame
+    speed: pd.DataFrame
 
     @property
     def tasks(self) -> list[Task]:
@@ -102,8 +118,25 @@ class Comparison(NamedTuple):
         n_episodes = sorted(self.rows["test_episodes"].dropna().unique())
         return f" On all levels: means of {' or '.join(f'{n:,.0f}' for n in n_episodes)} episodes." if n_episodes else ""
 
-    def speed(self, name: str) -> float:
-        """Steps per second, over as many steps of each task."""
+    def seconds(self, name: str, task: Task) -> "pd.Series[float]":
+        """
+        At each point of the curve: measured in turns, or, where they were not, mean of the trainings.
+        """
+        curves = self.curves[(self.curves["task"] == task.env_id) & (self.curves["contestant"] == name)]
+        taken = curves.groupby("steps")["seconds"].mean()
+        in_turns = self.speed[(self.speed["task"] == task.env_id) & (self.speed["contestant"] == name)]["seconds"]
+        return taken if in_turns.empty else pd.Series(taken.index * in_turns.median() / 1e6, taken.index)
+
+    def time_ratio(self) -> str:
+        """A sentence on PPG's time over that of the baseline, where it was measured for all tasks; else nothing."""
+        own = self.speed[self.speed["task"].isin([task.env_id for task in self.tasks])]
+        if own["task"].nunique() < len(self.tasks) or len(own) == 0:
+            return ""
+        sums = own.groupby(["contestant", "task"])["seconds"].median().groupby("contestant").sum()
+        return f" PPG takes {sums['PPG'] / sums[BASELINE]:.2f} times {BASELINE}'s time, in turns on {own['machine'].iloc[0]}."
+
+    def steps_per_second(self, name: str) -> float:
+        """Of the trainings, over as many steps of each task."""
         seconds = self.rows[self.rows["contestant"] == name].groupby("task")["seconds"].mean()
         return self.n_timesteps * len(seconds) / seconds.sum()
 
@@ -138,7 +171,7 @@ def comparisons(results: Results) -> list[Comparison]:
         rows = rows.drop(columns="contestant").merge(names, on="settings")
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
-            found.append(Comparison(suite, n_timesteps, rows, curves))
+            found.append(Comparison(suite, n_timesteps, rows, curves, results.speed()))
     return found
 
 
@@ -161,26 +194,25 @@ def markdown(found: list[Comparison]) -> str:
         better = improvements(others, scores[BASELINE]) if BASELINE in scores else {}
         titles = [f"{task.env_id} [{task.high:g}]" for task in tasks]
         lines += ["", f"## {comparison.suite}, {comparison.n_timesteps:,} steps", ""]
-        lines += [f"{' and '.join(comparison.rows['machine'].unique())}.{comparison.tested()}", ""]
+        lines += [f"{' and '.join(comparison.rows['machine'].unique())}.{comparison.tested()}{comparison.time_ratio()}", ""]
         lines += [f"| | {' | '.join(titles)} | score | better than {BASELINE} | steps/s |", "|---" * (len(tasks) + 4) + "|"]
         for name in sorted(comparison.rows["contestant"].unique(), key=list(CONTESTANTS).index):
             returns = [", ".join(task.shown(value) for value in comparison.returns(name, task)) for task in tasks]
             summary = [str(table.get(name, "")) for table in (means, better)]
-            lines.append(f"| {' | '.join([name, *returns, *summary, f'{comparison.speed(name):,.0f}'])} |")
+            lines.append(f"| {' | '.join([name, *returns, *summary, f'{comparison.steps_per_second(name):,.0f}'])} |")
     return "\n".join(lines) + "\n"
 
 
-def draw_curves(axes: Axes, curves: pd.DataFrame, against: str, label: str) -> None:
+def draw_curves(axes: Axes, curves: pd.DataFrame, x: np.ndarray, label: str) -> None:
     """
     The mean of a contestant's seeds, and their range.
 
     :param axes: where
     :param curves: of one task and one contestant
-    :param against: "steps" or "seconds"
+    :param x: steps or seconds, at each point
     :param label: its name, one of the leading
     """
     values = curves.pivot(index="steps", columns="seed", values="return")
-    x = values.index if against == "steps" else curves.groupby("steps")["seconds"].mean()
     axes.plot(x, values.mean(axis=1), label=label, color=COLORS[label])
     axes.fill_between(x, values.min(axis=1), values.max(axis=1), alpha=0.2, color=COLORS[label])
 
@@ -207,7 +239,8 @@ def plot(comparison: Comparison, picture: Path) -> None:
             for name in LEADING:
                 part = curves[(curves["task"] == task.env_id) & (curves["contestant"] == name)]
                 if len(part) > 0:
-                    draw_curves(axes, part, against, name)
+                    seconds = comparison.seconds(name, task)
+                    draw_curves(axes, part, (seconds.index if against == "steps" else seconds).to_numpy(), name)
             axes.set(title=task.env_id + (", with LSTMs" if task.recurrent else ""), ylabel="return")
             axes.set(xlabel="environment steps" if against == "steps" else "seconds of one core")
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -236,7 +269,7 @@ def late_returns(found: list[Comparison]) -> pd.DataFrame:
 
 def plot_ablation(returns: pd.DataFrame, picture: Path) -> None:
     """
-    One point per seed; the ranges of the presets' seeds are shaded.
+    One point per seed; the ranges of the seeds of what is changed are shaded.
 
     :param returns: of all who were trained
     :param picture: to write
@@ -249,7 +282,8 @@ def plot_ablation(returns: pd.DataFrame, picture: Path) -> None:
     for axes, env_id in zip(panels, ABLATED_IDS, strict=True):
         table = returns[returns["task"] == env_id]
         for name, color in COLORS.items():
-            seeds = table.loc[table["contestant"] == name, "return"]
+            changed = BEFORE[name] if (table["contestant"] == BEFORE[name]).any() else name
+            seeds = table.loc[table["contestant"] == changed, "return"]
             axes.axvspan(seeds.min(), seeds.max(), color=color, alpha=0.1)
             axes.axvline(seeds.mean(), color=color, alpha=0.5)
         for position, name in enumerate(names):
@@ -259,7 +293,8 @@ def plot_ablation(returns: pd.DataFrame, picture: Path) -> None:
             title=env_id, xlabel="return, 0.8M to 1M steps", yticks=range(len(names)), yticklabels=names, ylim=(-1, len(names))
         )
         axes.grid(alpha=0.3)
-    figure.suptitle("A point per seed. Shaded: the seeds of PPO and of PPG; the line is their mean", fontsize="medium")
+    title = f"A point per seed. Shaded: the seeds of what is changed, on MinAtar {', '.join(BEFORE.values())}; their means"
+    figure.suptitle(title, fontsize="medium")
     figure.savefig(picture, dpi=100)
     plt.close(figure)
 

@@ -96,7 +96,7 @@ def train(training: Training, folder: Path) -> Outcome:
     th.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-        manager, model = _make(training, folder)
+        manager, model = make_model(training, folder)
         episodes = Episodes(folder / "episodes.csv")
         callbacks: list[BaseCallback] = [episodes]
         if isinstance(model, PPG):
@@ -127,7 +127,11 @@ def train(training: Training, folder: Path) -> Outcome:
     return Outcome(row, curve(table, training.n_timesteps).assign(settings=training.hash(), seed=training.seed))
 
 
-def _make(training: Training, folder: Path) -> tuple[ExperimentManager, BaseAlgorithm]:
+def make_model(training: Training, folder: Path) -> tuple[ExperimentManager, BaseAlgorithm]:
+    """
+    :param training: which
+    :param folder: of its own
+    """
     task = training.task
     return make(training.algorithm, task.env_id, training.settings(), folder, training.seed, task.env_kwargs)
 

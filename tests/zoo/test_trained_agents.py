@@ -45,11 +45,12 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
 
 
 @pytest.mark.parametrize("algo", ALGOS)
-def test_the_list_has_every_tuned_entry(algo):
-    """Of those for many environments, each that the suites have."""
+def test_every_tuned_entry_has_an_agent(algo):
+    """Of those for many environments, each that the suites have; but for those whose files are large."""
     env_ids = [[task.env_id for task in TASKS if task.suite == name] or [name] for name in tuned_entries(algo)]
     names = {f"{algo}/{EnvironmentName(env_id)}" for env_id in itertools.chain(*env_ids)}
-    assert names == {agent.name for agent in pretrained.AGENTS if agent.algo == algo}
+    assert names - {*pretrained.LEFT_OUT} == {agent.name for agent in pretrained.AGENTS if agent.algo == algo}
+    assert names - {*pretrained.LEFT_OUT} == {f"{algo}/{path.name}" for path in AGENTS if path.parent.name == algo}
 
 
 def test_who_reads_a_file_that_is_unpacked_anew_reads_it_whole(tmp_path):
