@@ -227,6 +227,10 @@ OLDER = {
         )
         for n, epochs in ((2, 3), (3, 2), (6, 1), (2, 6))
     },
+    # As many passes over each rollout as PPG has, and the rate of when the family was trained
+    "ppg_replay, E_pi 4, learning rate 0.0005": Contestant(
+        "ppg", {**FAMILY["ppg_replay"].preset, "n_epochs": 4, "learning_rate": 5e-4}, ("minatar",)
+    ),
 }
 # Advantages anew before each further epoch
 RECOMPUTED = {
