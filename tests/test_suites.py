@@ -18,6 +18,7 @@ from benchmarks.suites import report as suites_report
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
 from benchmarks.suites.queue import Results, locked, run_one, trainings
 from benchmarks.suites.report import comparisons, draw_scores, interquartile_means, late_returns, plot_ablation, report
+from benchmarks.suites.speed import whole_phases
 from benchmarks.suites.training import Outcome, curve, train
 from sb3_ppg import PPG
 from tests.helpers import ROOT, wait_for
@@ -143,6 +144,34 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
     assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
 
 
+def test_times_of_several_machines_are_compared_as_measured_in_turns(tmp_path):
+    """A training of PPG takes 10 s here, and one of PPO 10 s on another machine; in turns PPG takes twice as long."""
+    results = Results(tmp_path)
+    for name in ("PPO", "PPG"):
+        one = Training(ASTERIX, name, 0, 1000)
+        results.add(one, outcome_of(one, 3.0))
+    (of_trainings,) = comparisons(results)
+    assert list(of_trainings.seconds("PPG", ASTERIX)) == [5.0, 10.0] and of_trainings.time_ratio() == ""
+    turns = dict(contestant=["PPO", "PPG"] * 3, seconds=[3.0, 6.0, 4.0, 8.0, 90.0, 180.0], machine="a machine")
+    for env_id in ("Hopper-v5", ASTERIX.env_id, "Hopper-v5"):
+        results.add_speed(pd.DataFrame(turns).assign(task=env_id))
+    assert len(results.speed()) == 12
+    (in_turns,) = comparisons(results)
+    np.testing.assert_allclose(in_turns.seconds("PPG", ASTERIX), [500 * 8e-6, 1000 * 8e-6])
+    assert "PPG takes 2.00 times PPO's time, in turns on a machine." in report(results)
+
+
+@pytest.mark.parametrize(("algorithm", "n_steps"), [("ppg", 64), ("ppo", 32)])
+def test_what_a_step_costs_is_measured_over_whole_phases(algorithm, n_steps, monkeypatch):
+    own = {} if algorithm == "ppo" else dict(n_policy_iterations=2, n_aux_epochs=1, aux_batch_size=None)
+    monkeypatch.setitem(CONTESTANTS, "tiny", Contestant(algorithm, {**TINY, **own}))
+    learned = []
+    monkeypatch.setattr(PPG if algorithm == "ppg" else PPO, "learn", lambda model, n, **kwargs: learned.append(n))
+    clock = iter([1.0, 4.2])
+    monkeypatch.setattr("benchmarks.suites.speed.time.process_time", lambda: next(clock))
+    assert whole_phases(ASTERIX, "tiny")() == {"seconds": pytest.approx(3.2e6 / n_steps)} and learned == [n_steps]
+
+
 def test_a_kill_between_curve_and_row_leaves_no_curve_twice(tmp_path):
     results = Results(tmp_path)
     for name in ("PPO", "PPG"):
@@ -191,15 +220,17 @@ def test_scores_of_few_seeds_are_drawn_without_an_interval():
     assert interval[0] <= mean[0] <= interval[1] and np.isnan(no_interval).all() and mean_of_few[0] == pytest.approx(0.6)
 
 
-def test_an_ablation_is_measured_where_the_longer_training_of_the_preset_passes(tmp_path):
-    """Of the preset's two million steps the last fifth of the first million; what equals the preset has its name."""
+def test_an_ablation_is_measured_where_the_longer_training_of_what_is_changed_passes(tmp_path):
+    """Of its two million steps the last fifth of the first million; what has the same settings has its name."""
     results = Results(tmp_path)
-    for name, n_timesteps in (("PPG", 2_000_000), ("PPG, detached", 1_000_000), ("PPG, dual", 1_000_000), ("PPO", 500_000)):
+    changed = "PPG, learning rate 0.0005"
+    longer = {"PPG": 2_000_000, changed: 2_000_000}
+    for name, n_timesteps in (longer | {"PPG, detached": 1_000_000, "PPG, dual": 1_000_000, "PPO": 500_000}).items():
         one = Training(ASTERIX, name, len(name), n_timesteps)
         points = pd.DataFrame({"seconds": 1.0, "return": [1, 2, 4, 100], "steps": [800_000, 900_000, 1_000_000, 1_100_000]})
         results.add(one, outcome_of(one, 9.0)._replace(curve=points.assign(settings=one.hash(), seed=one.seed)))
     returns = late_returns(comparisons(results))
-    expected = {("PPG", 3): 3.0, ("PPG", len("PPG, detached")): 3.0, ("PPG, dual", len("PPG, dual")): 3.0}
+    expected = {(name, len(name)): 3.0 for name in (*longer, "PPG, dual")} | {(changed, len("PPG, detached")): 3.0}
     assert {(row.contestant, row.seed): row[4] for row in returns.itertuples()} == expected
     plot_ablation(returns, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").stat().st_size > 5_000

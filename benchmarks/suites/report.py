@@ -180,7 +180,8 @@ def markdown(found: list[Comparison]) -> str:
     lines = [
         "# PPG beside PPO",
         "",
-        "`python -m benchmarks.suites run`, then `report`; one thread per training, whose seconds are those of the processor. "
+        "`python -m benchmarks.suites run`, then `report`; one thread per training, whose seconds are those of the processor; "
+        "where a suite was trained on several machines, compare them only as measured in turns (`speed`). "
         "Per seed the mean return of the last 100 episodes of the training, or, where it was on some levels only, of episodes "
         "on all levels. Scores are 0 at what random actions return and 1 at the return in brackets, of as many "
         "seeds as each task has; their interquartile mean over seeds and tasks and the probability that a training is better "
