@@ -33,11 +33,8 @@ BOOTSTRAPS = 1000
 MIN_SEEDS = 3  # for an interval
 # The ablations of two presets. From LATE on returns are averaged: less noise than the last hundred episodes have
 ABLATED_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1", "StarpilotEasy-v0")
-PASSING = [
-    *LEADING,
-    *BEFORE.values(),
-    "PPG, paper's",
-]  # whose longer trainings are at END what shorter ones are, as their rates are constant
+# Whose longer trainings are at END what shorter ones are, as their rates are constant
+PASSING = [*LEADING, *BEFORE.values(), "PPG, paper's"]
 LATE, END = 800_000, 1_000_000
 Scores = dict[str, np.ndarray]  # of each contestant, (n_seeds, n_tasks)
 
@@ -119,9 +116,7 @@ class Comparison(NamedTuple):
         return f" On all levels: means of {' or '.join(f'{n:,.0f}' for n in n_episodes)} episodes." if n_episodes else ""
 
     def seconds(self, name: str, task: Task) -> "pd.Series[float]":
-        """
-        At each point of the curve: measured in turns, or, where they were not, mean of the trainings.
-        """
+        """At each point of its curve: as measured in turns, or, where this was not done, the mean of the trainings."""
         curves = self.curves[(self.curves["task"] == task.env_id) & (self.curves["contestant"] == name)]
         taken = curves.groupby("steps")["seconds"].mean()
         in_turns = self.speed[(self.speed["task"] == task.env_id) & (self.speed["contestant"] == name)]["seconds"]
