@@ -34,11 +34,12 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
     card = (folder / "README.md").read_text()
     ((mean, std, how),) = re.findall(r"Mean return \*\*(-?[\d.]+) ± ([\d.]+)\*\* .* with (\w+) actions", card)
     mean, std, deterministic = float(mean), float(std), {"deterministic": True, "stochastic": False}[how]
-    algo, env_name = folder.parent.name, EnvironmentName(folder.name)
-    unpack(folder, algo, env_name, tmp_path / "run", force=False, numbered=True)
+    agent = next(agent for agent in pretrained.AGENTS if agent.name == str(folder.relative_to(FOLDER)))
+    env_name = EnvironmentName(agent.env_id)
+    unpack(folder, agent.algo, env_name, tmp_path / "run", force=False, numbered=True)
     with patched():
         model = load_agent(
-            algo, env_name.gym_id, tmp_path / "run" / f"{env_name}.zip", tmp_path / "run" / env_name, device="cpu"
+            agent.algo, agent.env_id, tmp_path / "run" / f"{env_name}.zip", tmp_path / "run" / env_name, device="cpu"
         )
         returns = evaluate(model, N_EPISODES, deterministic)
     assert abs(np.mean(returns) - mean) <= 4 * std / N_EPISODES**0.5 + 1e-2, returns
