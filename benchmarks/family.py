@@ -33,7 +33,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.machine import processor
 from benchmarks.speed import Measure, take_turns
-from benchmarks.suites.contestants import OLDER, PAPERS, RECOMPUTED, RELATIVES, TASKS, Task, Training
+from benchmarks.suites.contestants import OLDER, PAPERS, RATE_BEFORE, RECOMPUTED, RELATIVES, TASKS, Task, Training
 from benchmarks.suites.queue import RESULTS, Results, run
 from benchmarks.suites.report import Scores, draw_scores, improvements, interquartile_means
 from sb3_ppg import PPG, MinAtarCNN
@@ -41,7 +41,7 @@ from sb3_ppg.family import PAPERS_VALUES, with_preset
 
 # What the entries of PPG and PPO were when the family was trained, before they were searched
 BEFORE: dict[str, dict] = {
-    "minatar": dict(changes=dict(n_epochs=4, learning_rate=5e-4)),
+    "minatar": dict(changes=dict(n_epochs=4, learning_rate=RATE_BEFORE)),
     "mujoco": dict(changes=dict(gamma=0.999)),
     "procgen": dict(ppg=PAPERS | dict(mixed_precision="bf16")),
 }

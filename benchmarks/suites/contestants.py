@@ -131,7 +131,8 @@ class Contestant(NamedTuple):
 
 
 ABLATED = ("minatar",)
-RATES = (5e-4, 2.5e-4, 2e-3)  # the first is that of the ablations
+RATE_BEFORE = 5e-4  # MinAtar's, with which the ablations and the family were trained
+RATES = (RATE_BEFORE, 2.5e-4, 2e-3)
 WITHOUT_PHASE = dict(n_aux_epochs=0, aux_batch_size=None)
 # On Procgen, what the preset was before it was compared: the paper's, in the small
 PAPERS_NETWORK: Settings = dict(architecture="detached", optimizer_kwargs=dict(eps=1e-8))
@@ -202,8 +203,10 @@ ABLATIONS = {
     "PPG, paper's": Contestant("ppg", PAPERS, ("procgen",)),
     **{f"PPG, paper's, {name}": Contestant("ppg", PAPERS | changes, ("procgen",)) for name, changes in FROM_PAPER.items()},
 }
-ABLATIONS = {name: one._replace(changes=dict(learning_rate=RATES[0]) | (one.changes or {})) for name, one in ABLATIONS.items()}
-BEFORE = {name: f"{name}, learning rate {RATES[0]:g}" for name in LEADING}  # in which one thing is changed on MinAtar
+ABLATIONS = {
+    name: one._replace(changes=dict(learning_rate=RATE_BEFORE) | (one.changes or {})) for name, one in ABLATIONS.items()
+}
+BEFORE = {name: f"{name}, learning rate {RATE_BEFORE:g}" for name in LEADING}  # in which one thing is changed on MinAtar
 # The members of the family: their presets on top of PPG's entry for the task
 MEASURED = ("minatar", "lunarlander", "procgen")
 RELATIVES = {
@@ -228,8 +231,8 @@ OLDER = {
         for n, epochs in ((2, 3), (3, 2), (6, 1), (2, 6))
     },
     # As many passes over each rollout as PPG has, and the rate of when the family was trained
-    "ppg_replay, E_pi 4, learning rate 0.0005": Contestant(
-        "ppg", {**FAMILY["ppg_replay"].preset, "n_epochs": 4, "learning_rate": 5e-4}, ("minatar",)
+    f"ppg_replay, E_pi 4, learning rate {RATE_BEFORE:g}": Contestant(
+        "ppg", {**FAMILY["ppg_replay"].preset, "n_epochs": 4, "learning_rate": RATE_BEFORE}, ("minatar",)
     ),
 }
 # Advantages anew before each further epoch

@@ -115,10 +115,13 @@ class Comparison(NamedTuple):
         n_episodes = sorted(self.rows["test_episodes"].dropna().unique())
         return f" On all levels: means of {' or '.join(f'{n:,.0f}' for n in n_episodes)} episodes." if n_episodes else ""
 
+    def curves_of(self, name: str, task: Task) -> pd.DataFrame:
+        """Of all seeds."""
+        return self.curves[(self.curves["task"] == task.env_id) & (self.curves["contestant"] == name)]
+
     def seconds(self, name: str, task: Task) -> "pd.Series[float]":
         """At each point of its curve: as measured in turns, or, where this was not done, the mean of the trainings."""
-        curves = self.curves[(self.curves["task"] == task.env_id) & (self.curves["contestant"] == name)]
-        taken = curves.groupby("steps")["seconds"].mean()
+        taken = self.curves_of(name, task).groupby("steps")["seconds"].mean()
         in_turns = self.speed[(self.speed["task"] == task.env_id) & (self.speed["contestant"] == name)]["seconds"]
         return taken if in_turns.empty else pd.Series(taken.index * in_turns.median() / 1e6, taken.index)
 
@@ -226,14 +229,14 @@ def draw_scores(axes: Axes, scores: Scores) -> None:
 
 def plot(comparison: Comparison, picture: Path) -> None:
     """Curves of the leading contestants against steps and against seconds, and the scores of all."""
-    tasks, curves = comparison.tasks, comparison.curves
+    tasks = comparison.tasks
     figure = plt.figure(figsize=(4 * len(tasks) + 6, 8), layout="constrained")
     grid = figure.add_gridspec(2, len(tasks) + 1, width_ratios=[4] * len(tasks) + [6])
     for row, against in enumerate(("steps", "seconds")):
         for column, task in enumerate(tasks):
             axes = figure.add_subplot(grid[row, column])
             for name in LEADING:
-                part = curves[(curves["task"] == task.env_id) & (curves["contestant"] == name)]
+                part = comparison.curves_of(name, task)
                 if len(part) > 0:
                     seconds = comparison.seconds(name, task)
                     draw_curves(axes, part, (seconds.index if against == "steps" else seconds).to_numpy(), name)
