@@ -215,7 +215,7 @@ def read_model(
     :raises ModelFormatError: see ``from_pretrained``
     """
     device = get_device(device)
-    sums = _read_sums(folder)
+    sums = read_sums(folder)
     with _distrust(folder), generators_kept(), regular_file(folder / ARRAYS) as file:
         description = _described(
             parse_json(_read_checked(folder, DESCRIPTION, sums), folder / DESCRIPTION), folder / DESCRIPTION
@@ -275,7 +275,7 @@ def read_checked(folder: Path, name: str, limit: int) -> bytes:
     :return: its content, once it is what ``SHA256SUMS`` says
     :raises ModelFormatError: if it is not, is missing, too large or no regular file
     """
-    return _read_checked(folder, name, _read_sums(folder), limit)
+    return _read_checked(folder, name, read_sums(folder), limit)
 
 
 def _read_checked(folder: Path, name: str, sums: Mapping[str, str], limit: int = MAX_TEXT_BYTES) -> bytes:
@@ -285,8 +285,12 @@ def _read_checked(folder: Path, name: str, sums: Mapping[str, str], limit: int =
     return content
 
 
-def _read_sums(folder: Path) -> dict[str, str]:
-    """Checksums by name of the file."""
+def read_sums(folder: Path) -> dict[str, str]:
+    """
+    :param folder: where ``SHA256SUMS`` is
+    :return: checksums by name of the file
+    :raises ModelFormatError: if it is damaged, missing, too large or no regular file
+    """
     sums = {}
     for line in read_bytes(folder / CHECKSUMS, MAX_SUMS_BYTES).splitlines(keepends=True):
         match = re.fullmatch(rb"([0-9a-f]{64})  ([^\n]+)\n", line)

@@ -34,7 +34,16 @@ from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
 from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.plain_data import exactly
-from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, read_checked, read_model, vec_normalize_of, why_not_pickle
+from sb3_ppg.hub.pretrained import (
+    ARRAYS,
+    CHECKSUMS,
+    DESCRIPTION,
+    read_checked,
+    read_model,
+    read_sums,
+    vec_normalize_of,
+    why_not_pickle,
+)
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.untrusted import parse_json
 from sb3_ppg.zoo import masks
@@ -482,7 +491,7 @@ def _check_npz(content: bytes, name: str) -> None:
 
 def _read_environment(source: Path, env_name: EnvironmentName, allowed: set[str]) -> dict[str, Any]:
     """``zoo.json``, with nothing in it but what ``describe_environment`` writes. What it hands to constructors is shown."""
-    if not os.path.lexists(source / ZOO):
+    if not os.path.lexists(source / ZOO) and ZOO not in read_sums(source):
         return {"config": {"n_timesteps": 0}, "env_kwargs": {}}
     data = parse_json(read_checked(source, ZOO, MAX_ZOO_BYTES), source / ZOO, MAX_ZOO_DEPTH)
     exactly(data, {"env_id", "env_kwargs", "config"}, ZOO)

@@ -286,6 +286,9 @@ def test_a_damaged_environment(hub_server, model, tmp_path, monkeypatch):
     content = hub_server.files("me/model")[ZOO]
     hub_server.repositories["me/model"].commit("main", {ZOO: content.replace(b"1000", b"1001")}, [])
     assert "damaged" in load_from_hub(monkeypatch)
+    hub_server.repositories["me/model"].commit("main", {}, [ZOO])  # its checksum stays: something has been lost
+    assert ZOO in load_from_hub(monkeypatch)
+    assert not list(tmp_path.rglob("*.zip"))
 
 
 def test_a_zip_in_the_place_of_a_model(hub_server, tmp_path, monkeypatch):
