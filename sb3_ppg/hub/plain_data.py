@@ -153,6 +153,7 @@ class Encoder:
             state |= {name: getattr(value.return_rms, name) for name in ("mean", "var", "count")}
             return {"$reward_normalizer": self.encode(state, path)}
         if type(value) is spaces.Dict:
+            _check_keys(list(value), path)
             return {"$space": ["Dict", [[key, self.encode(space, f"{path}.{key}")] for key, space in value.items()]]}
         raise ModelFormatError(
             f"{path}={value!r} is not plain data and cannot be shared without pickle: name it here, custom_objects="
@@ -276,10 +277,7 @@ class Decoder:
     def _space(self, data: list, path: str) -> spaces.Space:
         kind, arguments = data
         if kind == "Dict":
-            if len(arguments) > MAX_KEYS:
-                raise ModelFormatError(f"{path}: it has {len(arguments)} keys; more than {MAX_KEYS} are too many to be meant")
-            if not all(key.isprintable() for key, _ in arguments):  # they become names of modules
-                raise ModelFormatError(f"{path}: it has keys that cannot be printed")
+            _check_keys([key for key, _ in arguments], path)
             return spaces.Dict(OrderedDict((key, self.space(space, f"{path}.{key}")) for key, space in arguments))
         cls = next(cls for cls in SPACE_FIELDS if cls.__name__ == kind)
         own_type = {"dtype"} & set(arguments) if cls in INTEGER_SPACES else set()
@@ -352,6 +350,16 @@ def set_statistics(rms: RunningMeanStd, mean: Any, var: Any, count: Any, path: s
         )
     # As they are made: half precision would overflow with the next samples
     rms.mean, rms.var, rms.count = np.asarray(mean, dtype=np.float64), np.asarray(var, dtype=np.float64), float(count)
+
+
+def _check_keys(keys: list[str], path: str) -> None:
+    """
+    :raises ModelFormatError: if a ``Dict`` space of these is not to be read
+    """
+    if len(keys) > MAX_KEYS:
+        raise ModelFormatError(f"{path}: it has {len(keys)} keys; more than {MAX_KEYS} are too many to be meant")
+    if not all(key.isprintable() for key in keys):  # they become names of modules
+        raise ModelFormatError(f"{path}: it has keys that cannot be printed")
 
 
 def _to_numpy(value: Any) -> Any:

@@ -379,12 +379,18 @@ def test_long_keys_are_refused_at_once(copied):
     assert time.perf_counter() - start < 5
 
 
-def test_keys_that_a_terminal_would_obey_are_refused(tmp_path):
-    space = spaces.Dict({"\x1b[2J": spaces.Box(-1, 1, (2,))})
-    save_pretrained(
-        PPG("MultiInputPolicy", RandomEnv(space, spaces.Discrete(2)), device="cpu", n_steps=8, batch_size=8), tmp_path
-    )
+def test_keys_that_a_terminal_would_obey_are_neither_read_nor_written(tmp_path):
+    def of_key(key: str) -> PPG:
+        space = spaces.Dict({key: spaces.Box(-1, 1, (2,))})
+        return PPG("MultiInputPolicy", RandomEnv(space, spaces.Discrete(2)), device="cpu", n_steps=8, batch_size=8)
+
+    save_pretrained(of_key("a"), tmp_path)
+    assert list(from_pretrained(tmp_path).observation_space) == ["a"]
+    change(tmp_path, put("spaces", "observation", "$space", 1, 0, 0, value="\x1b[2J"))
     refused(tmp_path, "keys that cannot be printed")
+    with pytest.raises(ModelFormatError, match="keys that cannot be printed"):
+        save_pretrained(of_key("\x1b[2J"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_seed_that_is_asked_for_is_used(tmp_path):
