@@ -34,13 +34,13 @@ import pandas as pd
 import rl_zoo3
 import torch as th
 import yaml
-from matplotlib.axes import Axes
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 
 from benchmarks.suites.contestants import COLORS
+from benchmarks.suites.report import draw_seeds
 from sb3_ppg import PPG
 from sb3_ppg.zoo import register
 from sb3_ppg.zoo.registration import hyperparameter_file
@@ -194,13 +194,10 @@ def markdown(rows: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(axes: Axes, curves: pd.DataFrame, label: str, color: str) -> None:
-    """The learning curves of one contestant's seeds, if there are any: their mean, and their range."""
-    if len(curves) > 0:
-        values = np.stack([one.episode_return.to_numpy() for _, one in curves.groupby("seed")])
-        steps = curves[curves.seed == curves.seed.min()].step.to_numpy()
-        axes.plot(steps, values.mean(axis=0), label=label, color=color)
-        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2)
+def of_seeds(curves: pd.DataFrame) -> pd.DataFrame:
+    """The returns of one contestant, (n_points, n_seeds), at the steps of the first seed: others differ by little."""
+    parts = [part for _, part in curves.groupby("seed")]
+    return pd.DataFrame(np.stack([part.episode_return for part in parts], axis=1), index=parts[0].step)
 
 
 def plot(curves: pd.DataFrame, picture: Path) -> None:
@@ -211,7 +208,7 @@ def plot(curves: pd.DataFrame, picture: Path) -> None:
     for axes, (env_id, setting, _) in zip(panels.flat, EXPERIMENTS, strict=False):
         for algo in ("ppg", "ppo"):
             part = curves[(curves.env == env_id) & (curves.setting == setting) & (curves.algo == algo)]
-            draw(axes, part, algo.upper(), COLORS[algo.upper()])
+            draw_seeds(axes, of_seeds(part), algo.upper(), COLORS[algo.upper()])
         axes.set(title=f"{env_id}\n{setting}", xlabel="environment steps", ylabel="return in training")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")

@@ -39,7 +39,8 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from benchmarks.learning import N_EPISODES, RESULTS, curve, draw
+from benchmarks.learning import N_EPISODES, RESULTS, curve, of_seeds
+from benchmarks.suites.report import draw_seeds
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 
 # RL Zoo's for RecurrentPPO on CartPoleNoVel-v1
@@ -188,7 +189,8 @@ def plot(curves: pd.DataFrame, picture: Path) -> None:
     for axes, (experiment, settings) in zip(panels, EXPERIMENTS.items(), strict=True):
         for contestant in settings.contestants:
             part = curves[(curves.experiment == experiment) & (curves.contestant == contestant)]
-            draw(axes, part, contestant, COLORS[contestant])
+            if len(part) > 0:
+                draw_seeds(axes, of_seeds(part), contestant, COLORS[contestant])
         axes.set(title=experiment, xlabel="environment steps", ylabel="return in training")
         axes.grid(alpha=0.3)
         if axes.has_data():

@@ -202,18 +202,17 @@ def markdown(found: list[Comparison]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_curves(axes: Axes, curves: pd.DataFrame, x: np.ndarray, label: str) -> None:
+def draw_seeds(axes: Axes, values: pd.DataFrame, label: str, color: str) -> None:
     """
     The mean of a contestant's seeds, and their range.
 
     :param axes: where
-    :param curves: of one task and one contestant
-    :param x: steps or seconds, at each point
-    :param label: its name, one of the leading
+    :param values: (n_points, n_seeds), against its index
+    :param label: the contestant's name
+    :param color: its color
     """
-    values = curves.pivot(index="steps", columns="seed", values="return")
-    axes.plot(x, values.mean(axis=1), label=label, color=COLORS[label])
-    axes.fill_between(x, values.min(axis=1), values.max(axis=1), alpha=0.2, color=COLORS[label])
+    axes.plot(values.index, values.mean(axis=1), label=label, color=color)
+    axes.fill_between(values.index, values.min(axis=1), values.max(axis=1), alpha=0.2, color=color)
 
 
 def draw_scores(axes: Axes, scores: Scores) -> None:
@@ -238,8 +237,10 @@ def plot(comparison: Comparison, picture: Path) -> None:
             for name in LEADING:
                 part = comparison.curves_of(name, task)
                 if len(part) > 0:
-                    seconds = comparison.seconds(name, task)
-                    draw_curves(axes, part, (seconds.index if against == "steps" else seconds).to_numpy(), name)
+                    values = part.pivot(index="steps", columns="seed", values="return")
+                    if against == "seconds":
+                        values = values.set_axis(comparison.seconds(name, task))
+                    draw_seeds(axes, values, name, COLORS[name])
             axes.set(title=task.env_id + (", with LSTMs" if task.recurrent else ""), ylabel="return")
             axes.set(xlabel="environment steps" if against == "steps" else "seconds of one core")
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
