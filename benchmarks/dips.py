@@ -4,17 +4,21 @@ phase; with all defaults, with the entry of hyperparams/ppg.yml, with the paper'
 losses as they are, without value units.
 
 Each time the agent plays 40 episodes with actions drawn as in training. Writes results/dips.csv and dips.md; trainings that
-the CSV has are not run again.
+the CSV has, with the same arguments, are not run again.
 
     python -m benchmarks.dips [--plot]
 """
 
 import argparse
+import hashlib
+import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch as th
+import yaml
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import LinearSchedule
@@ -22,20 +26,15 @@ from stable_baselines3.common.utils import LinearSchedule
 from benchmarks.machine import processor
 from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.family import PAPERS_VALUES
+from sb3_ppg.zoo.registration import hyperparameter_file
 
 ROWS = Path(__file__).parent / "results" / "dips.csv"
+ENTRY = yaml.safe_load(hyperparameter_file("ppg").read_text())["CartPole-v1"]
+for not_an_argument in ("policy", "n_timesteps"):
+    del ENTRY[not_an_argument]
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "RL Zoo": dict(
-        n_envs=8,
-        n_steps=128,
-        batch_size=256,
-        n_epochs=4,
-        n_policy_iterations=8,
-        clip_range=0.2,
-        learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
-        max_grad_norm=None,
-    ),
+    "RL Zoo": ENTRY,
     "arguments of the paper": PAPERS_VALUES,
     "and its losses as they are": PAPERS_VALUES | dict(normalize_value_targets=False),
 }
@@ -68,16 +67,31 @@ class PlayAroundPhases(PhasicCallback):
         self.rows[-1] |= dict(after=self.play(), final_kl=round(self.logger.name_to_value["aux/final_kl"], 5))
 
 
+def hash_of(setting: str) -> str:
+    """Of all arguments of a setting."""
+    defaults = {name: parameter.default for name, parameter in signature(PPG).parameters.items()}
+    return hashlib.sha256(json.dumps(defaults | SETTINGS[setting], sort_keys=True, default=repr).encode()).hexdigest()[:8]
+
+
 def add_rows(setting: str, seed: int) -> None:
     """
     :param setting: by name
     :param seed: of the agent and its environment
     """
     callback, arguments = PlayAroundPhases(seed=1000 + seed), dict(SETTINGS[setting])
+    rate = arguments.get("learning_rate")
+    if isinstance(rate, str):  # as in the entries
+        arguments["learning_rate"] = LinearSchedule(float(rate.removeprefix("lin_")), 0.0, 1.0)
     env = make_vec_env("CartPole-v1", arguments.pop("n_envs", 1), seed=seed)
     PPG("MlpPolicy", env, seed=seed, device="cpu", **arguments).learn(N_STEPS, callback=callback)
-    table = pd.DataFrame(callback.rows).assign(setting=setting, seed=seed, machine=processor())
+    table = pd.DataFrame(callback.rows).assign(setting=setting, seed=seed, machine=processor(), arguments=hash_of(setting))
     table.to_csv(ROWS, mode="a", index=False, header=not ROWS.exists())
+
+
+def present_rows() -> pd.DataFrame:
+    """Of trainings with the arguments that the settings have now."""
+    rows = pd.read_csv(ROWS)
+    return rows[rows["arguments"] == rows["setting"].map(hash_of)]
 
 
 def largest_fall(changes: pd.Series) -> str:
@@ -119,10 +133,10 @@ def main() -> None:
     th.set_num_threads(1)
     for setting in SETTINGS:
         for seed in () if args.plot else SEEDS:
-            known = pd.read_csv(ROWS)[["setting", "seed"]] if ROWS.exists() else pd.DataFrame(columns=["setting", "seed"])
-            if not ((known["setting"] == setting) & (known["seed"] == seed)).any():
+            rows = present_rows() if ROWS.exists() else pd.DataFrame(columns=["setting", "seed"])
+            if not ((rows["setting"] == setting) & (rows["seed"] == seed)).any():
                 add_rows(setting, seed)
-    text = markdown(pd.read_csv(ROWS))
+    text = markdown(present_rows())
     (ROWS.parent / "dips.md").write_text(text)
     print(text)
 

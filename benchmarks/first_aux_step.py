@@ -7,12 +7,14 @@ Right before the auxiliary phase pi_old = pi, so the KL term's gradient is zero 
     python -m benchmarks.first_aux_step
 """
 
+import argparse
 from pathlib import Path
 
 import torch as th
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.logger import Logger
 
+from benchmarks.machine import processor
 from sb3_ppg import PPG, losses
 from sb3_ppg.family import PAPERS_VALUES
 
@@ -70,11 +72,13 @@ def kl_after_steps(precision: str, eps: float, n_steps: int) -> tuple[float, flo
 
 def main() -> None:
     """Measure and write the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     th.set_num_threads(1)
     lines = [
         "# Rounding noise of the first auxiliary steps",
         "",
-        "`python -m benchmarks.first_aux_step`: CartPole-v1, MlpPolicy, 256 samples, KL term alone, learning rate 5e-4.",
+        "`python -m benchmarks.first_aux_step`: CartPole-v1, MlpPolicy, 256 samples, KL term alone, learning rate 5e-4. "
+        f"{processor()}.",
         "",
         "| precision | Adam's eps | steps | KL(pi_old, pi), nats | largest movement of a head weight, in learning rates |",
         "|---|---|---|---|---|",

@@ -5,6 +5,7 @@ in ten lie between. Prints a table in Markdown, and writes results/logs.csv, log
     python -m benchmarks.logs
 """
 
+import argparse
 import os
 import tempfile
 from collections.abc import Callable
@@ -125,6 +126,7 @@ def plot(curves: pd.DataFrame, picture: Path) -> None:
 
 def main() -> None:
     """Train, and summarise."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     th.set_num_threads(1)
     summaries, curves = {}, []
     for name, make in TRAININGS.items():

@@ -151,14 +151,31 @@ def test_times_of_several_machines_are_compared_as_measured_in_turns(tmp_path):
         one = Training(ASTERIX, name, 0, 1000)
         results.add(one, outcome_of(one, 3.0))
     (of_trainings,) = comparisons(results)
-    assert list(of_trainings.seconds("PPG", ASTERIX)) == [5.0, 10.0] and of_trainings.time_ratio() == ""
+    assert list(of_trainings.seconds("PPG", ASTERIX)) == [5.0, 10.0] and of_trainings.times() == ""
     turns = dict(contestant=["PPO", "PPG"] * 3, seconds=[3.0, 6.0, 4.0, 8.0, 90.0, 180.0], machine="a machine")
     for env_id in ("Hopper-v5", ASTERIX.env_id, "Hopper-v5"):
         results.add_speed(pd.DataFrame(turns).assign(task=env_id))
     assert len(results.speed()) == 12
     (in_turns,) = comparisons(results)
     np.testing.assert_allclose(in_turns.seconds("PPG", ASTERIX), [500 * 8e-6, 1000 * 8e-6])
-    assert "PPG takes 2.00 times PPO's time, in turns on a machine." in report(results)
+    assert "PPG takes 2.00 times PPO's time, in turns on a machine. When PPO's trainings end, " in report(results)
+
+
+def test_scores_in_the_time_of_the_baseline(tmp_path):
+    """PPO's 1,000 steps take 4 ms; PPG's take 6 ms, and after 4 ms it is a third of the way from 0, after 3 ms, to its end."""
+    results = Results(tmp_path)
+    for name, value in (("PPO", 5.0), ("PPG", 9.0)):
+        one = Training(ASTERIX, name, 0, 1000)
+        results.add(one, outcome_of(one, value))
+    turns = dict(contestant=["PPO", "PPG"], seconds=[4.0, 6.0], machine="a machine")
+    results.add_speed(pd.DataFrame(turns).assign(task=ASTERIX.env_id))
+    (comparison,) = comparisons(results)
+    expected = {name: [[(value - ASTERIX.low) / (ASTERIX.high - ASTERIX.low)]] for name, value in (("PPO", 5.0), ("PPG", 3.0))}
+    scores = comparison.in_time_of_baseline()
+    assert scores.keys() == expected.keys()
+    for name, score in expected.items():
+        np.testing.assert_allclose(scores[name], score)
+    assert "PPG's score by the curves is 0.26, PPO's 0.47; the former is higher with probability 0.00." in comparison.times()
 
 
 @pytest.mark.parametrize(("algorithm", "n_steps"), [("ppg", 64), ("ppo", 32)])
@@ -229,8 +246,13 @@ def test_an_ablation_is_measured_where_the_longer_training_of_what_is_changed_pa
         one = Training(ASTERIX, name, len(name), n_timesteps)
         points = pd.DataFrame({"seconds": 1.0, "return": [1, 2, 4, 100], "steps": [800_000, 900_000, 1_000_000, 1_100_000]})
         results.add(one, outcome_of(one, 9.0)._replace(curve=points.assign(settings=one.hash(), seed=one.seed)))
+    # The same seed for a million steps, of which more points are known
+    one = Training(ASTERIX, changed, len(changed), 1_000_000)
+    points = pd.DataFrame({"seconds": 1.0, "return": [2, 3, 7, 4], "steps": [850_000, 900_000, 950_000, 1_000_000]})
+    results.add(one, outcome_of(one, 9.0)._replace(curve=points.assign(settings=one.hash(), seed=one.seed)))
     returns = late_returns(comparisons(results))
     expected = {(name, len(name)): 3.0 for name in (*longer, "PPG, dual")} | {(changed, len("PPG, detached")): 3.0}
+    expected[changed, len(changed)] = 4.0
     assert {(row.contestant, row.seed): row[4] for row in returns.itertuples()} == expected
     plot_ablation(returns, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").stat().st_size > 5_000

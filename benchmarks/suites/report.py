@@ -125,13 +125,32 @@ class Comparison(NamedTuple):
         in_turns = self.speed[(self.speed["task"] == task.env_id) & (self.speed["contestant"] == name)]["seconds"]
         return taken if in_turns.empty else pd.Series(taken.index * in_turns.median() / 1e6, taken.index)
 
-    def time_ratio(self) -> str:
-        """A sentence on PPG's time over that of the baseline, where it was measured for all tasks; else nothing."""
+    def in_time_of_baseline(self) -> Scores:
+        """The scores of the leading when the baseline's trainings end, by their curves."""
+        scores = {}
+        for name in LEADING:
+            columns = []
+            for task in self.tasks:
+                curves = self.curves_of(name, task).pivot(index="steps", columns="seed", values="return")
+                end, seconds = self.seconds(BASELINE, task).iloc[-1], self.seconds(name, task)
+                returns = np.array([np.interp(end, seconds, curves[seed]) for seed in curves])
+                columns.append((returns - task.low) / (task.high - task.low))
+            scores[name] = np.stack(columns, axis=1)
+        return scores
+
+    def times(self) -> str:
+        """On PPG's time and that of the baseline, where both were trained and measured on all tasks; else nothing."""
         own = self.speed[self.speed["task"].isin([task.env_id for task in self.tasks])]
-        if own["task"].nunique() < len(self.tasks) or len(own) == 0:
+        if own["task"].nunique() < len(self.tasks) or not LEADING.keys() <= self.scores().keys():
             return ""
         sums = own.groupby(["contestant", "task"])["seconds"].median().groupby("contestant").sum()
-        return f" PPG takes {sums['PPG'] / sums[BASELINE]:.2f} times {BASELINE}'s time, in turns on {own['machine'].iloc[0]}."
+        scores = self.in_time_of_baseline()
+        means, better = interquartile_means(scores), improvements(scores, scores[BASELINE])
+        return (
+            f" PPG takes {sums['PPG'] / sums[BASELINE]:.2f} times {BASELINE}'s time, in turns on {own['machine'].iloc[0]}. "
+            f"When {BASELINE}'s trainings end, PPG's score by the curves is {means['PPG']}, {BASELINE}'s {means[BASELINE]}; "
+            f"the former is higher with probability {better['PPG']}."
+        )
 
     def steps_per_second(self, name: str) -> float:
         """Of the trainings, over as many steps of each task."""
@@ -193,7 +212,7 @@ def markdown(found: list[Comparison]) -> str:
         better = improvements(others, scores[BASELINE]) if BASELINE in scores else {}
         titles = [f"{task.env_id} [{task.high:g}]" for task in tasks]
         lines += ["", f"## {comparison.suite}, {comparison.n_timesteps:,} steps", ""]
-        lines += [f"{' and '.join(comparison.rows['machine'].unique())}.{comparison.tested()}{comparison.time_ratio()}", ""]
+        lines += [f"{' and '.join(comparison.rows['machine'].unique())}.{comparison.tested()}{comparison.times()}", ""]
         lines += [f"| | {' | '.join(titles)} | score | better than {BASELINE} | steps/s |", "|---" * (len(tasks) + 4) + "|"]
         for name in sorted(comparison.rows["contestant"].unique(), key=list(CONTESTANTS).index):
             returns = [", ".join(task.shown(value) for value in comparison.returns(name, task)) for task in tasks]
@@ -255,16 +274,20 @@ def plot(comparison: Comparison, picture: Path) -> None:
 def late_returns(found: list[Comparison]) -> pd.DataFrame:
     """
     :param found: of all suites
-    :return: mean return of the last fifth of the first million steps, by contestant, task and seed
+    :return: mean return of the last fifth of the first million steps, by contestant, task and seed; of several trainings of
+        one seed, which are the same until the shortest ends, that of the shortest
     """
     parts = []
     for comparison in found:
         names = [*LEADING, *ABLATIONS] if comparison.n_timesteps == END else PASSING
         if comparison.n_timesteps >= END:
-            parts.append(comparison.curves[comparison.curves["contestant"].isin(names)])
-    curves = pd.concat(parts) if parts else pd.DataFrame(columns=["contestant", "task", "seed", "steps", "return"])
+            own = comparison.curves[comparison.curves["contestant"].isin(names)]
+            parts.append(own.assign(length=comparison.n_timesteps))
+    columns = ["contestant", "task", "seed"]
+    curves = pd.concat(parts) if parts else pd.DataFrame(columns=[*columns, "length", "steps", "return"])
     late = curves[(curves["steps"] > LATE) & (curves["steps"] <= END) & curves["task"].isin(ABLATED_IDS)]
-    return late.groupby(["contestant", "task", "seed"], as_index=False)["return"].mean()
+    means = late.groupby([*columns, "length"], as_index=False)["return"].mean()  # by length, too: the shortest comes first
+    return means.drop_duplicates(columns).drop(columns="length")
 
 
 def plot_ablation(returns: pd.DataFrame, picture: Path) -> None:
