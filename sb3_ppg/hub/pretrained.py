@@ -510,7 +510,10 @@ def _set_env(model: PPG, venv: VecEnv, vec_normalize: dict[str, Any] | None) -> 
             venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
         venv = _wrap_in_vec_normalize(venv, vec_normalize)
     venv = model._wrap_env(venv, verbose=0)
-    check_for_correct_spaces(venv, model.observation_space, model.action_space)
+    try:
+        check_for_correct_spaces(venv, model.observation_space, model.action_space)
+    except ValueError as error:
+        raise ModelFormatError(f"`env` is not what the model was trained in: {error}") from error
     model.env, model.n_envs = venv, venv.num_envs
     model._vec_normalize_env = unwrap_vec_normalize(venv)
 

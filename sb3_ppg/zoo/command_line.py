@@ -21,6 +21,7 @@ def check_command_line(names: Mapping[str, list[str]], arguments: list[str]) -> 
     parser.add_argument("--algo", "--algos", "-a", dest="algos", nargs="+", default=[])
     parser.add_argument("--exp-id", type=int, default=0)
     parser.add_argument("--gym-packages", nargs="+", default=[])
+    parser.add_argument("-optimize", "--optimize-hyperparameters", dest="optimize", action="store_true")
     for kind, options in names.items():
         parser.add_argument(*options, dest=kind, nargs="+", default=[])
     args, _ = parser.parse_known_args(arguments)
@@ -33,16 +34,25 @@ def check_command_line(names: Mapping[str, list[str]], arguments: list[str]) -> 
         _check_environment(env_id)
     if "run" in named and args.exp_id == 0:
         _check_run(Path(named["run"][-1]), args.algos[-1], (named["env"] or ["CartPole-v1"])[-1])
-    for path in [*named.get("folder", []), *named.get("model", []), *map(_with_ending, named.get("archive", []))]:
+    for path in [*named.get("folder", []), *map(_with_ending, named.get("archive", []))]:
         check_path(Path(path))
-    if named.get("model") and not named["model"][-1].endswith(".zip"):
-        raise ArgumentError(f"{named['model'][-1]} is not a model's zip file")
+    for path in named.get("model", []):
+        _check_agent(path, args.optimize)
     for path in named.get("config", []):
         _check_config(path)
     for part in named.get("envs", []):
         _check_trainings(part, [Path(folder) / algo.lower() for folder in named["folder"] for algo in args.algos])
     for folder in named.get("log", [])[-1:]:
         _check_writable(Path(folder))
+
+
+def _check_agent(path: str, is_searching: bool) -> None:
+    """Of a training that begins with it."""
+    check_path(Path(path))
+    if not path.endswith(".zip"):
+        raise ArgumentError(f"{path} is not a model's zip file")
+    if is_searching:
+        raise ArgumentError("-optimize does not take an agent to begin with: each of its trials begins anew")
 
 
 def _check_writable(folder: Path) -> None:

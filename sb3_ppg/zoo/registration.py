@@ -155,7 +155,10 @@ def _understand_our_hyperparameters() -> None:
 def _our_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
     """Those of the Zoo as SB3's, and ours, too."""
     if hyperparams.get("aux_learning_rate") is not None:
-        parsed = ExperimentManager._preprocess_schedules({"learning_rate": hyperparams["aux_learning_rate"]})
+        try:
+            parsed = ExperimentManager._preprocess_schedules({"learning_rate": hyperparams["aux_learning_rate"]})
+        except ValueError as error:
+            raise ArgumentError(str(error).replace("learning_rate", "aux_learning_rate")) from error
         hyperparams["aux_learning_rate"] = parsed["learning_rate"]
     return {
         name: LinearSchedule(value.initial_value, 0.0, 1.0) if isinstance(value, SimpleLinearSchedule) else value

@@ -11,6 +11,7 @@ import yaml
 from huggingface_sb3 import EnvironmentName
 from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS, get_saved_hyperparams, utils
+from rl_zoo3.exp_manager import ExperimentManager
 from sb3_contrib.common.maskable import evaluation as maskable
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("-f", "--folder", default="logs", help="log folder of the training")
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest)")
     parser.add_argument("--episodes", default=100, type=int, help="how many episodes to evaluate")
+    add_ways_to_act(parser)
     parser.add_argument("--seed", default=0, type=int, help="of the evaluation's environment")
     add_gym_packages(parser)
     args = parser.parse_args()
@@ -38,8 +40,10 @@ def main() -> None:
     env_name = EnvironmentName(args.env)
     _, model_path, log_path = utils.get_model_path(args.exp_id, args.folder, args.algo, env_name)
     model = load_agent(args.algo, args.env, model_path, Path(log_path) / env_name, seed=args.seed)
-    returns = evaluate(model, args.episodes)
-    print(f"Mean return over {args.episodes} episodes: {np.mean(returns):.1f} +/- {np.std(returns):.1f}")
+    deterministic = is_deterministic(args, args.env)
+    returns = evaluate(model, args.episodes, deterministic)
+    summary = f"Mean return over {args.episodes} episodes: {np.mean(returns):.1f} +/- {np.std(returns):.1f}"
+    print(f"{summary}, with {'deterministic' if deterministic else 'stochastic'} actions")
     print(f"Model:          {model_path}")
     print(f"Logs:           {log_path}")
     picture = Path(log_path) / "learning_curve.png"
@@ -59,6 +63,26 @@ def add_gym_packages(parser: argparse.ArgumentParser) -> None:
     :param parser: to which the option is added
     """
     parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register further environments")
+
+
+def add_ways_to_act(parser: argparse.ArgumentParser) -> None:
+    """
+    As the Zoo's ``enjoy`` has them.
+
+    :param parser: to which the options are added
+    """
+    parser.add_argument("--deterministic", action="store_true", help="deterministic actions (the default but for images)")
+    parser.add_argument("--stochastic", action="store_true", help="stochastic actions")
+
+
+def is_deterministic(args: argparse.Namespace, env_id: str) -> bool:
+    """
+    :param args: with the options of ``add_ways_to_act``
+    :param env_id: environment
+    :return: whether to take the most likely actions, as ``enjoy`` decides it
+    """
+    images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
+    return not (args.stochastic or (images and not args.deterministic))
 
 
 def load_agent(

@@ -88,7 +88,8 @@ def plot_train() -> None:
             except FileNotFoundError as error:
                 print(f"There is no training of {algo}: no folder {error.filename}")
     if not plt.gca().lines:
-        print(f"There is no curve: no training has {args.episode_window} episodes, the window of the mean (-w)")
+        of_success = " and logs successes" if "success" in others else ""
+        print(f"There is no curve: no training has {args.episode_window} episodes, the window of the mean (-w){of_success}")
     plt.show()
 
 

@@ -24,7 +24,6 @@ import torch as th
 import yaml
 from huggingface_sb3 import EnvironmentName, ModelName
 from rl_zoo3 import ALGOS, get_latest_run_id, get_saved_hyperparams, utils
-from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecVideoRecorder
@@ -50,7 +49,15 @@ from sb3_ppg.zoo import masks
 from sb3_ppg.zoo.ffmpeg import provide_ffmpeg
 from sb3_ppg.zoo.patches import Patches
 from sb3_ppg.zoo.procgen import ENV_IDS
-from sb3_ppg.zoo.report import add_gym_packages, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
+from sb3_ppg.zoo.report import (
+    add_gym_packages,
+    add_ways_to_act,
+    evaluate,
+    is_deterministic,
+    load_agent,
+    plot_learning_curve,
+    saved_env_kwargs,
+)
 
 ZOO = "zoo.json"
 MAX_ZOO_BYTES, MAX_ZOO_DEPTH = 2**14, 10
@@ -59,6 +66,7 @@ MAX_HEADER = 10_000  # bytes of a line
 MAX_ARGUMENT = 10**6  # of a wrapper
 WRAPPER_SETTINGS = ("env_wrapper", "vec_env_wrapper")
 LOG_FILES = re.compile(r"evaluations\.npz|\d+\.monitor\.csv")
+OF_ONE_AGENT = re.compile(rf"{LOG_FILES.pattern}|vecnormalize\.pkl|learning_curve\.png")  # which another one may not have
 
 # The wrappers that a shared model may name, by module
 WRAPPERS_OF = {
@@ -97,8 +105,7 @@ def _arguments_of_push() -> argparse.Namespace:
     parser.add_argument("--no-render", action="store_true", help="no video")
     parser.add_argument("--eval-episodes", default=10, type=int, help="how many episodes to evaluate")
     parser.add_argument("--n-envs", default=1, type=int, help="number of environments")
-    parser.add_argument("--deterministic", action="store_true", help="deterministic actions (the default but for images)")
-    parser.add_argument("--stochastic", action="store_true", help="stochastic actions")
+    add_ways_to_act(parser)
     parser.add_argument("--seed", default=0, type=int, help="random seed")
     parser.add_argument("--num-threads", default=-1, type=int, help="threads of PyTorch (-1: its own choice)")
     parser.add_argument("--device", default="auto", help="PyTorch device")
@@ -206,8 +213,7 @@ def evaluated_run(args: argparse.Namespace, model_path: str, log_path: Path, fol
         device=args.device,
     )
     assert isinstance(model, PPG)
-    images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
-    deterministic = not (args.stochastic or (images and not args.deterministic))
+    deterministic = is_deterministic(args, env_id)
     returns = th.tensor(evaluate(model, args.eval_episodes, deterministic))
     evaluation = hub.Evaluation(returns.mean().item(), returns.std(unbiased=False).item(), len(returns), deterministic)
     print(f"Mean return over {len(returns)} episodes: {evaluation.mean:.2f} +/- {evaluation.std:.2f}")
@@ -428,12 +434,19 @@ def unpack(
 
 
 def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:
-    """In its place; where that is the folder of all trainings (``--exp-id -1``), only files of the same names are replaced."""
+    """
+    In its place. Where that is the folder of all trainings (``--exp-id -1``), or has been used, files of the same names are
+    replaced, and those that are left of another agent removed.
+    """
     there = [file for file in made.rglob("*") if file.is_file() and (log_path / file.relative_to(made)).exists()]
     if not force and (there or (numbered and log_path.exists())):
         raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
     if numbered:
         shutil.rmtree(log_path, ignore_errors=True)
+    for folder in (made, *filter(Path.is_dir, made.iterdir())):
+        for file in (log_path / folder.relative_to(made)).glob("*"):
+            if OF_ONE_AGENT.fullmatch(file.name) and not (folder / file.name).exists():
+                file.unlink()
     # Each file takes its place in one step: others may be reading it
     shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
 
@@ -457,13 +470,16 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
     arguments = {"algo": algo, "env": env_name.gym_id, "env_kwargs": env_kwargs, "eval_env_kwargs": None}
     (log_path / env_name / "config.yml").write_text(yaml.safe_dump(config))
     (log_path / env_name / "args.yml").write_text(yaml.safe_dump(arguments))
+    model._n_stored_rollouts = model._n_replayed_rollouts = 0  # no shared model has them: nobody is to be told
     model.save(log_path / f"{env_name}.zip")
-    for file in (source / "logs").iterdir() if (source / "logs").is_dir() else []:
-        if LOG_FILES.fullmatch(file.name):
-            content = read_checked(source, f"logs/{file.name}", MAX_LOG_BYTES)
-            check = _check_npz if file.name.endswith(".npz") else _check_monitor
-            check(content, file.name)
-            (log_path / file.name).write_bytes(content)
+    there = {f"logs/{file.name}" for file in (source / "logs").iterdir()} if (source / "logs").is_dir() else set()
+    for path in sorted(there | read_sums(source).keys()):
+        folder, _, name = path.rpartition("/")
+        if folder == "logs" and LOG_FILES.fullmatch(name):
+            content = read_checked(source, path, MAX_LOG_BYTES)
+            check = _check_npz if name.endswith(".npz") else _check_monitor
+            check(content, name)
+            (log_path / name).write_bytes(content)
 
 
 def _check_monitor(content: bytes, name: str) -> None:

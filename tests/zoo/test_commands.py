@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 import zipfile
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from sb3_ppg.hub.pretrained import NOT_SHARED
 from sb3_ppg.zoo import interrupted, launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
 from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file, register
+from sb3_ppg.zoo.report import add_ways_to_act, is_deterministic
 from tests.helpers import ROOT, run, run_program
 
 pytestmark = pytest.mark.slow
@@ -116,7 +117,7 @@ def test_enjoy(trained):
 def test_report(trained):
     output = run("report", "--env", "CartPole-v1", "--episodes", "5", cwd=trained)
     folder = Path("logs/ppg/CartPole-v1_1")
-    assert "Mean return over 5 episodes: " in output
+    assert re.search(r"Mean return over 5 episodes: [\d.]+ \+/- [\d.]+, with deterministic actions\n", output)
     for line in (
         f"Model:          {folder / 'CartPole-v1.zip'}",
         f"Logs:           {folder}",
@@ -124,6 +125,22 @@ def test_report(trained):
     ):
         assert line in output
     assert (trained / folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "deterministic"),
+    [
+        ("CartPole-v1", [], True),
+        ("CartPole-v1", ["--stochastic"], False),
+        ("MiniGrid-DoorKey-8x8-v0", [], False),
+        ("MiniGrid-DoorKey-8x8-v0", ["--deterministic"], True),
+        ("BreakoutNoFrameskip-v4", [], False),
+    ],
+)
+def test_report_acts_as_enjoy_does(env_id, options, deterministic):
+    parser = ArgumentParser()
+    add_ways_to_act(parser)
+    assert is_deterministic(parser.parse_args(options), env_id) is deterministic
 
 
 def test_report_says_the_return_also_where_it_cannot_draw(trained, run_folder, tmp_path, command):
@@ -200,6 +217,9 @@ def test_plot_train_draws_several_algorithms_in_one_picture(trained, command):
     plt.close("all")
     output = command("plot_train -a ppg a2c -e CartPole-v1 -f logs -w 100000", trained)
     assert "no training has 100000 episodes" in output and "There is no training of a2c: no folder logs/a2c" in output
+    plt.close("all")
+    output = command("plot_train -e CartPole-v1 -f logs -w 2 -y success", trained)
+    assert "no training has 2 episodes, the window of the mean (-w) and logs successes" in output
     plt.close("all")
 
 
@@ -616,6 +636,8 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("train -params clip_range:-1.0", "`clip_range`"),
         ("train -params n_steps:abc", "use name:value with values in Python's notation"),
         ("train -i benchmark.yml", "not a model's zip file"),
+        ("train -i logs/ppg/CartPole-v1_1/CartPole-v1.zip -optimize", "-optimize does not take an agent"),
+        ("train --env MountainCar-v0 -params aux_learning_rate:[1]", "Invalid value for aux_learning_rate: [1]"),
         ("train -conf no_such_module", "No module named 'no_such_module'"),
         ("train --gym-packages no_such_module", "No module named 'no_such_module'"),
         ("train --env my_package:Mine-v0", "use --gym-packages my_package --env Mine-v0"),

@@ -289,6 +289,10 @@ def test_a_damaged_environment(hub_server, model, tmp_path, monkeypatch):
     hub_server.repositories["me/model"].commit("main", {}, [ZOO])  # its checksum stays: something has been lost
     assert ZOO in load_from_hub(monkeypatch)
     assert not list(tmp_path.rglob("*.zip"))
+    (tmp_path / "evaluations.npz").write_bytes(b"")
+    hub.push(model, "me/model", files={"logs/evaluations.npz": tmp_path / "evaluations.npz"})
+    hub_server.repositories["me/model"].commit("main", {}, ["logs/evaluations.npz"])
+    assert "evaluations.npz is missing" in load_from_hub(monkeypatch)
 
 
 def test_a_zip_in_the_place_of_a_model(hub_server, tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ from huggingface_sb3 import EnvironmentName
 from benchmarks import pretrained
 from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS
-from sb3_ppg import ArgumentError
+from sb3_ppg import PPG, ArgumentError
+from sb3_ppg.hub import save_pretrained
 from sb3_ppg.zoo import ALGOS, launcher, patched
 from sb3_ppg.zoo.report import evaluate, load_agent
 from sb3_ppg.zoo.sharing import unpack
@@ -66,6 +67,22 @@ def test_who_reads_a_file_that_is_unpacked_anew_reads_it_whole(tmp_path):
         assert reader.read() == whole and os.fstat(reader.fileno()).st_nlink == 0
 
 
+def test_nothing_is_left_of_another_agent_in_its_place(tmp_path):
+    """One without normalisation and evaluations; what a user made there stays."""
+    name, run_folder = EnvironmentName("MountainCarContinuous-v0"), tmp_path / "run"
+    unpack(FOLDER / "ppg" / name, "ppg", name, run_folder, force=True, numbered=False)
+    (run_folder / "videos").mkdir()
+    of_agent = [run_folder / name / "vecnormalize.pkl", run_folder / "evaluations.npz", run_folder / "learning_curve.png"]
+    of_user = run_folder / "videos" / "learning_curve.png"
+    for file in (of_agent[-1], of_user):
+        file.write_bytes(b"a picture")
+    assert all(file.exists() for file in of_agent)
+    save_pretrained(PPG("MlpPolicy", name.gym_id, n_steps=64, device="cpu"), tmp_path / "other")
+    unpack(tmp_path / "other", "ppg", name, run_folder, force=True, numbered=False)
+    assert not any(file.exists() for file in of_agent) and of_user.exists()
+    assert (run_folder / f"{name}.zip").exists() and "normalize: false" in (run_folder / name / "config.yml").read_text()
+
+
 def test_the_commands(tmp_path):
     """In a folder of one's own; what is unpacked is a training like others."""
     assert "Mean reward: 500" in run("enjoy", "--env", "CartPole-v1", "--pretrained", "--no-render", "-n", "600", cwd=tmp_path)
@@ -76,7 +93,8 @@ def test_the_commands(tmp_path):
     of_default = run("report", "--pretrained", "--episodes", "2", cwd=tmp_path)
     assert "Mean return over 2 episodes: 500.0" in of_default
     options = ("-n", "64", "-params", "n_envs:1", "n_steps:64", "--eval-freq", "-1")
-    assert "Loading pretrained agent" in run("train", "--env", "CartPole-v1", "--pretrained", *options, cwd=tmp_path)
+    output = run("train", "--env", "CartPole-v1", "--pretrained", *options, cwd=tmp_path)
+    assert "Loading pretrained agent" in output and "without those rollouts" not in output
 
 
 @pytest.mark.parametrize("folder", AGENTS, ids=lambda folder: str(folder.relative_to(FOLDER)))
