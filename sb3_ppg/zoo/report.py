@@ -42,7 +42,7 @@ def main() -> None:
     model = load_agent(args.algo, args.env, model_path, Path(log_path) / env_name, seed=args.seed)
     deterministic = is_deterministic(args, args.env)
     returns = evaluate(model, args.episodes, deterministic)
-    summary = f"Mean return over {args.episodes} episodes: {np.mean(returns):.1f} +/- {np.std(returns):.1f}"
+    summary = f"Mean return over {args.episodes} episodes: {np.mean(returns):.2f} +/- {np.std(returns):.2f}"
     print(f"{summary}, with {'deterministic' if deterministic else 'stochastic'} actions")
     print(f"Model:          {model_path}")
     print(f"Logs:           {log_path}")
