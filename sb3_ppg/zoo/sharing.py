@@ -438,15 +438,14 @@ def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:
     In its place. Where that is the folder of all trainings (``--exp-id -1``), or has been used, files of the same names are
     replaced, and those that are left of another agent removed.
     """
-    there = [file for file in made.rglob("*") if file.is_file() and (log_path / file.relative_to(made)).exists()]
-    if not force and (there or (numbered and log_path.exists())):
+    new = {log_path / file.relative_to(made) for file in made.rglob("*") if file.is_file()}
+    left = {file for folder in {file.parent for file in new} for file in folder.glob("*") if OF_ONE_AGENT.fullmatch(file.name)}
+    if not force and (left or any(file.exists() for file in new) or (numbered and log_path.exists())):
         raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
     if numbered:
         shutil.rmtree(log_path, ignore_errors=True)
-    for folder in (made, *filter(Path.is_dir, made.iterdir())):
-        for file in (log_path / folder.relative_to(made)).glob("*"):
-            if OF_ONE_AGENT.fullmatch(file.name) and not (folder / file.name).exists():
-                file.unlink()
+    for file in left - new:
+        file.unlink(missing_ok=True)
     # Each file takes its place in one step: others may be reading it
     shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import time
 import zipfile
@@ -121,6 +122,11 @@ def test_without_an_experiment_folder_no_other_training_is_touched(hub_server, m
     assert "already exists" in load_from_hub(monkeypatch, "--exp-id", "-1")
     assert load_from_hub(monkeypatch, "--exp-id", "-1", "--force") == ""
     assert [other.read_bytes() == b"mine" for other in others] == [True, True, False]
+    (tmp_path / "logs" / "ppg" / "CartPole-v1.zip").unlink()
+    shutil.rmtree(tmp_path / "logs" / "ppg" / "CartPole-v1")
+    evaluations = tmp_path / "logs" / "ppg" / "evaluations.npz"
+    evaluations.write_bytes(b"mine")
+    assert "already exists" in load_from_hub(monkeypatch, "--exp-id", "-1") and evaluations.read_bytes() == b"mine"
 
 
 def test_a_training_that_needs_its_number_of_environments(hub_server, tmp_path, monkeypatch):
