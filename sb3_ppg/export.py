@@ -191,6 +191,7 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
     :param model: a model of this package
     :param path: of the file
     :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
+    :raises ArgumentError: see ``DeterministicPolicy``
     """
     policy = DeterministicPolicy(model, vec_normalize)
     with th.no_grad(), unvalidated_distributions():
@@ -215,7 +216,8 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
     :param model: a model of this package
     :param path: of the file
     :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
-    :raises MissingExtraError: without ``sb3-ppg[export]``
+    :raises ArgumentError: see ``DeterministicPolicy``
+    :raises MissingExtraError: (an ``ImportError``) without ``sb3-ppg[export]``
     """
     policy = DeterministicPolicy(model, vec_normalize)
     axes = tuple({1 if name in ("hidden", "cell") else 0: "n_envs"} for name in policy.input_names)

@@ -53,7 +53,7 @@ def policy_gradient_loss(
     weights: th.Tensor | None = None,
 ) -> th.Tensor:
     """
-    The clipped surrogate objective, as a loss (section 2.1, "L^clip"):
+    The clipped surrogate objective, as a loss ("L^clip" in the paper):
 
     .. code-block:: none
 
@@ -93,7 +93,7 @@ def decoupled_policy_gradient_loss(
 ) -> th.Tensor:
     """
     The clipped surrogate objective, decoupled: the clip keeps π near a *proximal* policy, while importance weights correct for
-    the *behaviour* policy that took the actions (Hilton, Cobbe, Schulman, https://arxiv.org/abs/2110.00641, section 2.2):
+    the *behaviour* policy that took the actions (Hilton, Cobbe, Schulman, https://arxiv.org/abs/2110.00641):
 
     .. code-block:: none
 
@@ -130,7 +130,7 @@ def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
     """
     Second-order estimate of KL(π_old, π) from the taken actions: 1/2 E[(log π(a|s) - log π_old(a|s))²]
 
-    The authors' code uses it instead of clipping when its ``kl_penalty`` is set (section 3.6).
+    The authors' code has it in place of clipping in the paper's variant, with ``clip_param`` 0 and ``kl_penalty`` 1.
 
     :param log_prob: log π(a|s), shape (B,)
     :param old_log_prob: log π_old(a|s), shape (B,)
@@ -164,7 +164,7 @@ def value_loss(
     weights: th.Tensor | None = None,
 ) -> th.Tensor:
     """
-    Mean squared error E[(V(s) - V_targ)²] of the policy phase (section 2.1, "L^value"; the 1/2 is SB3's ``vf_coef``).
+    Mean squared error E[(V(s) - V_targ)²] of the policy phase ("L^value" in the paper; the 1/2 is SB3's ``vf_coef``).
 
     With ``clip_range_vf``, V is first kept within that distance of the value predicted at rollout time, as in SB3's PPO.
 
@@ -241,7 +241,7 @@ def clip_fraction(log_ratio: th.Tensor, clip_range: float) -> th.Tensor:
 
 def auxiliary_value_loss(values: th.Tensor, targets: th.Tensor, weights: th.Tensor | None = None) -> th.Tensor:
     """
-    1/2 E[(V(s) - V_targ)²], for the auxiliary and for the true value head (section 2.2, "L^aux" and "L^value").
+    1/2 E[(V(s) - V_targ)²], for the auxiliary and for the true value head ("L^aux" and "L^value" in the paper).
 
     :param values: prediction of one of the two heads, shape (B,)
     :param targets: V_targ as computed when the rollout was collected, shape (B,)
@@ -253,7 +253,7 @@ def auxiliary_value_loss(values: th.Tensor, targets: th.Tensor, weights: th.Tens
 
 def joint_loss(aux_value_loss: th.Tensor, clone_loss: th.Tensor, true_value_loss: th.Tensor, beta_clone: float) -> th.Tensor:
     """
-    L^joint + L^value = L^aux + β_clone E[KL(π_old(.|s), π(.|s))] + L^value (section 2.2).
+    L^joint + L^value = L^aux + β_clone E[KL(π_old(.|s), π(.|s))] + L^value, the losses of the auxiliary phase.
 
     :param aux_value_loss: L^aux, scalar
     :param clone_loss: E[KL], scalar, in nats
@@ -274,13 +274,14 @@ def distribution_parameters(distribution: Distribution) -> th.Tensor:
     :param distribution: as returned by ``policy.get_distribution``
     :return: shape (B, P): the (log-)probabilities' logits of Discrete (n), MultiDiscrete (sum of n) and MultiBinary (n; under
         masks 2 n) actions; mean and standard deviation (2 x dimensions) of Box actions, before squashing if there is any
+    :raises NotImplementedError: for a distribution that is not one of SB3's or sb3-contrib's
     """
     raise NotImplementedError(f"No exact KL divergence is known for {type(distribution).__name__}")
 
 
 def kl_divergence(distribution: Distribution, old_parameters: th.Tensor, reverse: bool = False) -> th.Tensor:
     """
-    KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions (section 2.2, the cloning term).
+    KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions: the cloning term.
 
     Squashing actions through tanh leaves it unchanged: a KL divergence is invariant under a bijection.
 

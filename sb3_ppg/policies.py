@@ -136,7 +136,7 @@ class AuxiliaryEvaluation(NamedTuple):
     """
     What one pass through the networks gives to the auxiliary phase.
 
-    :param distribution: π(.|s). SB3 has one object for it, which the next pass overwrites
+    :param distribution: π(.|s)
     :param aux_values: of the auxiliary value head, (B,)
     :param values: of the true value function, V(s), (B,)
     :param latent_pi: what the policy's heads read, (B, latent_dim_pi)
@@ -159,11 +159,12 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
     :param action_space: Action space
     :param lr_schedule: Learning rate schedule (could be constant)
     :param architecture: ``"dual"``: two networks (the paper's default); ``"detached"``: one network, the value gradient
-        stops at its last shared layer in the policy phase (section 3.5); ``"shared"``: one network, nothing detached
+        stops at its last shared layer in the policy phase (the paper's single-network variant); ``"shared"``: one network,
+        nothing detached
     :param detach_value_in_aux_phase: with ``"detached"`` only. False: the auxiliary phase lets the true value function's
         gradient through, as the paper says; True: it stays stopped, as in the authors' code
     :param net_arch: Layers after the features extractor. With one network they are shared, so a list, or a dict with the
-        same layers for ``pi`` and ``vf``. Default: none after a CNN, else two of 64 units
+        same layers for ``pi`` and ``vf``. Default: none after ``NatureCNN`` or ``ImpalaCNN``, else two of 64 units
     :param ortho_init: SB3's orthogonal initialisation. Default: yes, except with ``ImpalaCNN``, which brings the authors'
     :param features_extractor_class: Features extractor
     :param share_features_extractor: Whether policy and value function share the features extractor. Default: as the

@@ -128,6 +128,7 @@ class PPG(PhasicEpochs):
     :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation: ``dict(storage="mmap",
         path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
+    :raises TypeError: for an argument that there is not
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {

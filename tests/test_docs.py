@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch as th
 
 from tests.helpers import ROOT
 
@@ -90,7 +91,7 @@ def test_the_tests_that_pages_name_are_there():
     assert len(named) > 30 and named <= there
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_links_of_pages_outside_the_site_lead_somewhere(page):
     """To files that are there, and to their headings. (Sphinx looks at those of the site.)"""
     for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", (ROOT / page).read_text()):
@@ -149,13 +150,17 @@ def test_a_new_objective_as_the_page_shows_it(tmp_path):
     model, cls = names["model"], names["RewardPrediction"]
     assert type(model.criterion) is cls and model.n_aux_phases == 4
     # Rewards of CartPole are 1: it knows, and what is kept belongs together
-    assert model.criterion.head.bias.abs().sum() > 0
+    observations = th.as_tensor(model.rollout_buffer.observations).reshape(-1, 4)[:64]
+    with th.no_grad():
+        _, latent = model.policy.evaluate_policy(observations)
+        predicted = model.criterion.head(th.cat([latent, th.eye(2).repeat(32, 1)], dim=1))
+    assert (predicted - 1).abs().mean() < 0.3  # which a head that has not learned says is about 0
 
     from sb3_ppg import RecurrentPPG, hub
     from tests.helpers import learn_and_log
 
     recurrent = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=64, n_policy_iterations=2, objective=cls)
-    assert learn_and_log(recurrent, 128)["aux/reward_loss"] >= 0
+    assert 0 < learn_and_log(recurrent, 128)["aux/reward_loss"] < 2
     with pytest.raises(Exception, match="RewardPrediction"):
         hub.save_pretrained(model, tmp_path)
     hub.save_pretrained(model, tmp_path, custom_objects={"RewardPrediction": cls})

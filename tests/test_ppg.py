@@ -460,7 +460,7 @@ def test_neither_phase_looks_at_values_minibatch_by_minibatch(monkeypatch):
 # ---- the first auxiliary step ----
 
 
-def head_movement(eps: float, dtype: th.dtype = th.float32) -> float:
+def head_movement(eps: float) -> float:
     """How far the first auxiliary step moves the policy head, in learning rates. Only KL has a gradient for the head, and at
     pi_old = pi that gradient is rounding noise."""
     model = make(n_steps=64, policy_kwargs=dict(optimizer_kwargs=dict(eps=eps)), n_aux_epochs=1, aux_batch_size=192)

@@ -79,7 +79,8 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
         )
 
     For a variant of PPG, derive from it and the variant's own: ``class Mine(NormalizedRewardRolloutBuffer,
-    SequenceRolloutBuffer)`` for ``RecurrentPPG``, ``MaskableRolloutBuffer`` for ``MaskablePPG``.
+    SequenceRolloutBuffer)``, of ``sb3_ppg.buffers.sequences``, for ``RecurrentPPG``, sb3-contrib's ``MaskableRolloutBuffer``
+    for ``MaskablePPG``.
 
     The normaliser is saved with the model. What would have followed a time limit, γ V, is in normalised units already:
     ``PPG`` writes it to ``bootstrapped``, (n_steps, n_envs), from where it is added to the normalised rewards.

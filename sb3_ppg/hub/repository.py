@@ -82,7 +82,7 @@ def push(
             custom_objects=custom_objects,
         )
         api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))
-        with _explained(f"{repo_id} could not be pushed", repo_id, revision):
+        with _explained(f"{repo_id} could not be pushed", revision):
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -186,7 +186,7 @@ def download(repo_id: str, names: list[str], revision: str | None = None, token:
     :return: a folder of the client's cache with those files, all of one commit
     :raises HubError: if there is no such repository or revision, or it cannot be reached
     """
-    with _explained(f"{repo_id} could not be loaded", repo_id, revision):
+    with _explained(f"{repo_id} could not be loaded", revision):
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=names, revision=revision, token=token))
 
 
@@ -221,14 +221,14 @@ def zip_of_sb3(repo_id: str, revision: str | None = None, token: str | bool | No
     :return: the name of the SB3 zip file in it, if it has one
     :raises HubError: if it cannot be read
     """
-    with _explained(f"{repo_id} could not be loaded", repo_id, revision):
+    with _explained(f"{repo_id} could not be loaded", revision):
         names = huggingface_hub.HfApi(token=token).list_repo_files(repo_id, revision=revision)
     archives = [name for name in names if re.fullmatch(r"[\w.-]+\.zip", name) and name != "train_eval_metrics.zip"]
     return archives[0] if len(archives) == 1 else None
 
 
 @contextmanager
-def _explained(what: str, repo_id: str, revision: str | None) -> Iterator[None]:
+def _explained(what: str, revision: str | None) -> Iterator[None]:
     """Errors of the Hub's client in our words."""
     try:
         yield

@@ -19,8 +19,8 @@ class PaperObjective(Objective):
     L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase.
 
     Where ``extras`` has "weights", they weigh each sample's terms in the policy phase, and what is kept as "weights" those of
-    the value losses in the auxiliary phase; the KL terms hold the policy on all samples alike. (So in the decoupled objective
-    and PPG-EWMA; terms of other relatives are not weighed.)
+    the value losses in the auxiliary phase; the KL terms hold the policy on all samples alike. (Terms that a relative
+    adds of its own, as DCPG's distance or DAAC's advantage error, are not weighed.)
 
     :param policy: in training
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper

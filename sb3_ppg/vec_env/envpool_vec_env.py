@@ -40,7 +40,7 @@ class EnvPoolVecEnv(VecEnv):
     its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the
     episode was cut off, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
     What else EnvPool says of a step is in the infos of environments that have finished, or with ``all_infos`` of all.
-    Numbers of 64 bits are given in 32.
+    Floating point numbers of 64 bits are given in 32.
 
     :param env_id: EnvPool's name of the environment
     :param num_envs: how many

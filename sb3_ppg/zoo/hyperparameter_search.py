@@ -87,7 +87,7 @@ def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, A
     if "n_policy_iterations" in FAMILY[zoo_name].preset:
         del hyperparams["n_policy_iterations"]
     hyperparams["batch_size"] = 2 ** hyperparams.pop("batch_size_pow")
-    hyperparams["aux_batch_size"] = None  # sixteen of a phase, however long; the file's may be longer than a phase
+    hyperparams["aux_batch_size"] = None  # sixteen of a rollout, however long; the file's may be longer than a phase
     hyperparams["policy_kwargs"] = {
         "net_arch": NET_ARCHS[hyperparams.pop("net_arch")],
         "activation_fn": ACTIVATION_FNS[hyperparams.pop("activation_fn")],

@@ -1,9 +1,9 @@
 """
 Makes PPG known to RL Zoo (rl_zoo3 2.9.2), which has no plugin mechanism.
 
-``register()`` fills the Zoo's tables and teaches its ``ExperimentManager`` our algorithms, for good, and touches nothing else:
-no other algorithm, no other package. ``patched()`` also repairs the Zoo's scripts, for as long as it lasts; the launcher runs
-every script in it.
+``register()`` fills the Zoo's tables and teaches its ``ExperimentManager`` our algorithms and environments, for good; other
+algorithms are touched where they meet these: Procgen's games, entries for all of MiniGrid or MinAtar. ``patched()`` also
+repairs the Zoo's scripts, for as long as it lasts; the launcher runs every script in it.
 """
 
 import importlib

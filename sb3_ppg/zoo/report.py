@@ -71,7 +71,7 @@ def add_ways_to_act(parser: argparse.ArgumentParser) -> None:
 
     :param parser: to which the options are added
     """
-    parser.add_argument("--deterministic", action="store_true", help="deterministic actions (the default but for images)")
+    parser.add_argument("--deterministic", action="store_true", help="deterministic actions (default but for Atari, MiniGrid)")
     parser.add_argument("--stochastic", action="store_true", help="stochastic actions")
 
 
@@ -169,7 +169,7 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int =
     if (log_path / "evaluations.npz").exists():
         with np.load(log_path / "evaluations.npz") as evaluations:
             steps, returns = evaluations["timesteps"], evaluations["results"].mean(axis=1)
-        axes.plot(steps, returns, "o-", label="evaluation, deterministic")
+        axes.plot(steps, returns, "o-", label="evaluation")
     if not axes.lines:
         raise FileNotFoundError(f"{log_path} has no monitor files and no evaluations.npz")
     axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")

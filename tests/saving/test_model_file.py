@@ -93,7 +93,7 @@ class Others(PPG):
     """Somebody else's."""
 
 
-def test_a_users_class_is_loaded_by_itself(model_file, tmp_path):
+def test_a_users_class_is_loaded_by_itself(tmp_path):
     Mine("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu").save(tmp_path / "mine.zip")
     assert type(Mine.load(tmp_path / "mine")) is Mine
 
