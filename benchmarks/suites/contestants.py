@@ -70,7 +70,7 @@ TASKS = [
         "procgen",
         "StarpilotEasy-v0",
         2_000_000,
-        3,
+        4,
         low=2.5,
         high=10.0,
         env_kwargs=dict(num_levels=200, start_level=0, num_threads=1),
