@@ -25,7 +25,7 @@ class AuxiliaryBatch(NamedTuple):
     """
     Samples for the auxiliary phase: B = number of sequences x ``n_steps``, sequence after sequence; or B single ones.
 
-    :param observations: (B, *observation shape), in the type of the observation space
+    :param observations: (B, and the shape of one), in the type of the observation space
     :param context: what the policy needs beside them, by name, (B, ...), or (number of sequences, ...)
     :param value_targets: V_targ, in the units of the (normalised) return, (B,)
     :param recorded: what the objective has recorded before the phase's epochs, (B, P): the parameters of π_old(.|s), as in
