@@ -18,23 +18,19 @@ from typing import Any
 
 import pandas as pd
 import torch as th
-import yaml
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.machine import processor
+from benchmarks.suites.contestants import entry
 from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.family import PAPERS_VALUES
-from sb3_ppg.zoo.registration import hyperparameter_file
 
 ROWS = Path(__file__).parent / "results" / "dips.csv"
-ENTRY = yaml.safe_load(hyperparameter_file("ppg").read_text())["CartPole-v1"]
-for not_an_argument in ("policy", "n_timesteps"):
-    del ENTRY[not_an_argument]
 SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "RL Zoo": ENTRY,
+    "RL Zoo": {name: value for name, value in entry("ppg", "CartPole-v1").items() if name not in ("policy", "n_timesteps")},
     "arguments of the paper": PAPERS_VALUES,
     "and its losses as they are": PAPERS_VALUES | dict(normalize_value_targets=False),
 }
@@ -91,7 +87,7 @@ def add_rows(setting: str, seed: int) -> None:
 def present_rows() -> pd.DataFrame:
     """Of trainings with the arguments that the settings have now."""
     rows = pd.read_csv(ROWS)
-    return rows[rows["arguments"] == rows["setting"].map(hash_of)]
+    return rows[rows["arguments"] == rows["setting"].map({setting: hash_of(setting) for setting in SETTINGS})]
 
 
 def largest_fall(changes: pd.Series) -> str:

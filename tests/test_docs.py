@@ -91,7 +91,7 @@ def test_the_tests_that_pages_name_are_there():
     assert len(named) > 30 and named <= there
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_of_pages_outside_the_site_lead_somewhere(page):
     """To files that are there, and to their headings. (Sphinx looks at those of the site.)"""
     for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", (ROOT / page).read_text()):

@@ -7,6 +7,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import rl_zoo3
 import torch as th
 import yaml
@@ -54,6 +55,10 @@ class Task(NamedTuple):
     ppg: Settings | None = None
     is_tested: bool = False
     recurrent: bool = False
+
+    def scores(self, returns: np.ndarray) -> np.ndarray:
+        """0 where a return is ``low``, 1 where it is ``high``."""
+        return (returns - self.low) / (self.high - self.low)
 
     def shown(self, value: float) -> str:
         """A return, as tables have it."""

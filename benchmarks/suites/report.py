@@ -119,6 +119,10 @@ class Comparison(NamedTuple):
         """Of all seeds."""
         return self.curves[(self.curves["task"] == task.env_id) & (self.curves["contestant"] == name)]
 
+    def returns_by_step(self, name: str, task: Task) -> pd.DataFrame:
+        """Along its curves, (n_points, n_seeds)."""
+        return self.curves_of(name, task).pivot(index="steps", columns="seed", values="return")
+
     def seconds(self, name: str, task: Task) -> "pd.Series[float]":
         """At each point of its curve: as measured in turns, or, where this was not done, the mean of the trainings."""
         taken = self.curves_of(name, task).groupby("steps")["seconds"].mean()
@@ -131,10 +135,9 @@ class Comparison(NamedTuple):
         for name in LEADING:
             columns = []
             for task in self.tasks:
-                curves = self.curves_of(name, task).pivot(index="steps", columns="seed", values="return")
                 end, seconds = self.seconds(BASELINE, task).iloc[-1], self.seconds(name, task)
-                returns = np.array([np.interp(end, seconds, curves[seed]) for seed in curves])
-                columns.append((returns - task.low) / (task.high - task.low))
+                curves = self.returns_by_step(name, task).T.to_numpy()
+                columns.append(task.scores(np.array([np.interp(end, seconds, curve) for curve in curves])))
             scores[name] = np.stack(columns, axis=1)
         return scores
 
@@ -161,7 +164,7 @@ class Comparison(NamedTuple):
         """Of those who were trained on all tasks of the suite; of the seeds that all of these have."""
         scores = {}
         for name in self.rows["contestant"].unique():
-            columns = [(self.returns(name, task) - task.low) / (task.high - task.low) for task in self.tasks]
+            columns = [task.scores(self.returns(name, task)) for task in self.tasks]
             n_seeds = min(map(len, columns))
             if n_seeds > 0:
                 scores[name] = np.stack([column[:n_seeds] for column in columns], axis=1)
@@ -254,9 +257,8 @@ def plot(comparison: Comparison, picture: Path) -> None:
         for column, task in enumerate(tasks):
             axes = figure.add_subplot(grid[row, column])
             for name in LEADING:
-                part = comparison.curves_of(name, task)
-                if len(part) > 0:
-                    values = part.pivot(index="steps", columns="seed", values="return")
+                values = comparison.returns_by_step(name, task)
+                if len(values) > 0:
                     if against == "seconds":
                         values = values.set_axis(comparison.seconds(name, task))
                     draw_seeds(axes, values, name, COLORS[name])

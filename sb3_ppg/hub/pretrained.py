@@ -218,7 +218,7 @@ def read_model(
     sums = read_sums(folder)
     with _distrust(folder), generators_kept(), regular_file(folder / ARRAYS) as file:
         description = _described(
-            parse_json(_read_checked(folder, DESCRIPTION, sums), folder / DESCRIPTION), folder / DESCRIPTION
+            parse_json(read_checked(folder, DESCRIPTION, sums), folder / DESCRIPTION), folder / DESCRIPTION
         )
         decoder = Decoder(ArrayFile(folder / ARRAYS, file, _sum_of(ARRAYS, sums, folder)), custom_objects)
         vec_normalize = _vec_normalize(decoder, description["vec_normalize"])
@@ -267,18 +267,15 @@ def _checksums(files: Mapping[str, Path]) -> bytes:
     return "".join(f"{_sha256(files[name])}  {name}\n" for name in sorted(files)).encode()
 
 
-def read_checked(folder: Path, name: str, limit: int) -> bytes:
+def read_checked(folder: Path, name: str, sums: Mapping[str, str], limit: int = MAX_TEXT_BYTES) -> bytes:
     """
     :param folder: where the files are
     :param name: of the file
+    :param sums: as ``read_sums`` returns them
     :param limit: the most bytes that it may have
     :return: its content, once it is what ``SHA256SUMS`` says
     :raises ModelFormatError: if it is not, is missing, too large or no regular file
     """
-    return _read_checked(folder, name, read_sums(folder), limit)
-
-
-def _read_checked(folder: Path, name: str, sums: Mapping[str, str], limit: int = MAX_TEXT_BYTES) -> bytes:
     content = read_bytes(folder / name, limit)
     if hashlib.sha256(content).hexdigest() != _sum_of(name, sums, folder):
         raise ModelFormatError(f"{folder / name} is damaged, or {CHECKSUMS} is: they do not agree")

@@ -14,6 +14,7 @@ import runpy
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -439,7 +440,8 @@ def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:
     replaced, and those that are left of another agent removed.
     """
     new = {log_path / file.relative_to(made) for file in made.rglob("*") if file.is_file()}
-    left = {file for folder in {file.parent for file in new} for file in folder.glob("*") if OF_ONE_AGENT.fullmatch(file.name)}
+    folders = {file.parent for file in new}
+    left = {file for folder in folders for file in folder.glob("*") if OF_ONE_AGENT.fullmatch(file.name)}
     if not force and (left or any(file.exists() for file in new) or (numbered and log_path.exists())):
         raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
     if numbered:
@@ -458,7 +460,8 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
         raise ModelFormatError(
             f"this is a model of {type(model).__name__} with objective={model.objective!r}: use --algo {zoo_name_of(model)}"
         )
-    description = _read_environment(source, env_name, allowed)
+    sums = read_sums(source)
+    description = _read_environment(source, sums, env_name, allowed)
     (log_path / env_name).mkdir(parents=True)
     config = {**description["config"], "normalize": False}
     if saved_vec_normalize is not None:
@@ -472,10 +475,10 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
     model._n_stored_rollouts = model._n_replayed_rollouts = 0  # no shared model has them: nobody is to be told
     model.save(log_path / f"{env_name}.zip")
     there = {f"logs/{file.name}" for file in (source / "logs").iterdir()} if (source / "logs").is_dir() else set()
-    for path in sorted(there | read_sums(source).keys()):
+    for path in sorted(there | sums.keys()):
         folder, _, name = path.rpartition("/")
         if folder == "logs" and LOG_FILES.fullmatch(name):
-            content = read_checked(source, path, MAX_LOG_BYTES)
+            content = read_checked(source, path, sums, MAX_LOG_BYTES)
             check = _check_npz if name.endswith(".npz") else _check_monitor
             check(content, name)
             (log_path / name).write_bytes(content)
@@ -504,11 +507,11 @@ def _check_npz(content: bytes, name: str) -> None:
         raise ModelFormatError(f"logs/{name} cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _read_environment(source: Path, env_name: EnvironmentName, allowed: set[str]) -> dict[str, Any]:
+def _read_environment(source: Path, sums: Mapping[str, str], env_name: EnvironmentName, allowed: set[str]) -> dict[str, Any]:
     """``zoo.json``, with nothing in it but what ``describe_environment`` writes. What it hands to constructors is shown."""
-    if not os.path.lexists(source / ZOO) and ZOO not in read_sums(source):
+    if not os.path.lexists(source / ZOO) and ZOO not in sums:
         return {"config": {"n_timesteps": 0}, "env_kwargs": {}}
-    data = parse_json(read_checked(source, ZOO, MAX_ZOO_BYTES), source / ZOO, MAX_ZOO_DEPTH)
+    data = parse_json(read_checked(source, ZOO, sums, MAX_ZOO_BYTES), source / ZOO, MAX_ZOO_DEPTH)
     exactly(data, {"env_id", "env_kwargs", "config"}, ZOO)
     env_id, config, env_kwargs = data["env_id"], data["config"], data["env_kwargs"]
     if env_id != env_name.gym_id:

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 from huggingface_sb3 import EnvironmentName
 
-from sb3_ppg.hub.pretrained import write_checksums
+from sb3_ppg.hub.pretrained import read_sums, write_checksums
 from sb3_ppg.zoo.sharing import WRAPPERS, ZOO, _read_environment
 from tests.attack.harness import Attack
 from tests.attack.models import FILE_CHANGES, UNCHANGED
@@ -33,7 +33,7 @@ def _write(content: bytes, folder: Path) -> None:
 
 
 def _load(folder: Path) -> dict[str, Any]:
-    return _read_environment(folder, EnvironmentName("CartPole-v1"), WRAPPERS)
+    return _read_environment(folder, read_sums(folder), EnvironmentName("CartPole-v1"), WRAPPERS)
 
 
 def _use(description: dict[str, Any]) -> None:
