@@ -35,8 +35,8 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from benchmarks.machine import processor
 from sb3_ppg import PPG, NormalizedRewardRolloutBuffer, RewardNormalizer
+from sb3_ppg.environments import EnvPoolVecEnv
 from sb3_ppg.family import PAPER
-from sb3_ppg.vec_env import EnvPoolVecEnv
 
 HERE = Path(__file__).parent
 AUTHORS = HERE / "data" / "procgen_hard_authors.csv"

@@ -27,9 +27,9 @@ from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from benchmarks.machine import processor
 from sb3_ppg import PPG
+from sb3_ppg.environments import EnvPoolVecEnv
 from sb3_ppg.family import PAPERS_VALUES
-from sb3_ppg.torch_layers import ImpalaCNN
-from sb3_ppg.vec_env import EnvPoolVecEnv
+from sb3_ppg.policies.extractors import ImpalaCNN
 
 RESULTS = Path(__file__).parent / "results"
 GAME = "StarpilotEasy-v0"

@@ -30,10 +30,10 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from benchmarks.machine import processor
 from sb3_ppg import PPG, ImpalaCNN
-from sb3_ppg.training import optimization
-from sb3_ppg.training.process_group import process_group
-from sb3_ppg.training.processes import rank
-from sb3_ppg.vec_env import EnvPoolVecEnv
+from sb3_ppg.distributed.collectives import rank
+from sb3_ppg.distributed.group import process_group
+from sb3_ppg.environments import EnvPoolVecEnv
+from sb3_ppg.optim import epoch as optimization
 
 RESULTS = Path(__file__).parent / "results"
 N_TURNS = 3

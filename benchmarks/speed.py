@@ -52,9 +52,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.machine import model_name
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
-from sb3_ppg.training.memory import keep_freed_memory
-from sb3_ppg.training.optimization import optimize_epoch
-from sb3_ppg.vec_env import EnvPoolVecEnv
+from sb3_ppg.environments import EnvPoolVecEnv
+from sb3_ppg.optim.epoch import optimize_epoch
+from sb3_ppg.optim.micro_batches import keep_freed_memory
 
 RESULTS = Path(__file__).parent / "results"
 N_TURNS = 5

@@ -7,7 +7,7 @@ Takes ``pip install ".[procgen]"``. A network of half the paper's width makes it
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, RewardNormalizer
-from sb3_ppg.vec_env import EnvPoolVecEnv
+from sb3_ppg.environments import EnvPoolVecEnv
 
 GAME, N_LEVELS = "CoinrunEasy-v0", 200
 

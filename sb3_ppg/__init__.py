@@ -8,14 +8,14 @@ from sb3_ppg.buffers.reward_normalizer import (
     RewardNormalizer,
 )
 from sb3_ppg.callbacks import PhasicCallback
+from sb3_ppg.distributed.group import process_group
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
 from sb3_ppg.saving.checkpoints import PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
-from sb3_ppg.torch_layers import ImpalaCNN, MinAtarCNN
-from sb3_ppg.training.process_group import process_group
 
 __version__ = version("sb3-ppg")
 

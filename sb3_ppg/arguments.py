@@ -13,14 +13,14 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.buffers.replay import COLLECTED, COMPUTED, SPENT, RolloutReplay
 from sb3_ppg.buffers.rollouts import KNOWN_PACKAGES, n_bytes
+from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.checks import is_count, is_number, is_number_or_schedule
+from sb3_ppg.distributed.collectives import n_processes, n_processes_here
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
+from sb3_ppg.optim.micro_batches import looks_at_the_batch
 from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
-from sb3_ppg.training.memory import looks_at_the_batch
-from sb3_ppg.training.processes import n_processes, n_processes_here
-from sb3_ppg.training.system_memory import available_memory
 
 REPLAY_ARGUMENTS = tuple(inspect.signature(RolloutReplay).parameters)
 Constructor = TypeVar("Constructor", bound=Callable[..., None])

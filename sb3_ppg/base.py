@@ -40,6 +40,19 @@ from sb3_ppg.buffers.replay import Rollout, full_like
 from sb3_ppg.buffers.rollouts import as_stored, by_step, in_order, one_observation
 from sb3_ppg.callbacks import quiet
 from sb3_ppg.checks import without_numpy
+from sb3_ppg.distributed.agreement import check_group, share_state, shared_settings
+from sb3_ppg.distributed.collectives import (
+    agreed,
+    gathered,
+    is_everybodys,
+    leave_after,
+    n_processes,
+    rank,
+    require_equal,
+    separate_generators,
+)
+from sb3_ppg.distributed.exchange import RolloutExchange
+from sb3_ppg.environments.watched import CheckedSteps, reset_infos, statistics_guarded, workers_watched
 from sb3_ppg.errors import (
     ArgumentError,
     NonFiniteActionError,
@@ -51,28 +64,15 @@ from sb3_ppg.errors import (
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives import Objective, RolloutEnd, objective_class
+from sb3_ppg.optim.epoch import tensor_float_32, unvalidated_distributions
+from sb3_ppg.optim.micro_batches import has_convolutions, keep_freed_memory
 from sb3_ppg.policies import MixedPrecision, MlpPolicy
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, marked, unmark
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
-from sb3_ppg.several_processes import check_group, share_state, shared_settings
-from sb3_ppg.training.exchange import RolloutExchange
-from sb3_ppg.training.memory import has_convolutions, keep_freed_memory
-from sb3_ppg.training.optimization import tensor_float_32, unvalidated_distributions
-from sb3_ppg.training.preemption import ending_between_iterations
-from sb3_ppg.training.processes import (
-    agreed,
-    gathered,
-    is_everybodys,
-    leave_after,
-    n_processes,
-    rank,
-    require_equal,
-    separate_generators,
-)
-from sb3_ppg.training.watched_vec_env import CheckedSteps, reset_infos, statistics_guarded, workers_watched
+from sb3_ppg.training.session import ending_between_iterations
 
 WHILE_LEARNING = ("_training_callback", "_exchange")  # attributes that are there while `learn` runs
 

@@ -12,14 +12,14 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
+from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.extras import missing_extras_named
-from sb3_ppg.lstm import RecurrentPhasicActorCriticPolicy
-from sb3_ppg.masks import MaskablePhasicActorCriticPolicy
+from sb3_ppg.optim.epoch import unvalidated_distributions
 from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
+from sb3_ppg.policies.masked import MaskablePhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
-from sb3_ppg.training.optimization import unvalidated_distributions
-from sb3_ppg.training.watched_vec_env import only_normalizer
 
 __all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
 

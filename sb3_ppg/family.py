@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.policies.extractors import ImpalaCNN
 from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
-from sb3_ppg.torch_layers import ImpalaCNN
 
 PLAY = """obs = env.reset()
 for _ in range(1000):

@@ -16,14 +16,14 @@ from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.environments.watched import workers_watched
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.masks import (
+from sb3_ppg.policies.masked import (
     MaskableMultiInputPhasicActorCriticPolicy,
     MaskablePhasicActorCriticCnnPolicy,
     MaskablePhasicActorCriticPolicy,
 )
 from sb3_ppg.ppg import PPG
-from sb3_ppg.training.watched_vec_env import workers_watched
 
 
 class MaskablePPG(PPG):

@@ -24,12 +24,12 @@ from sb3_ppg.arguments import (
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
+from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
 from sb3_ppg.epochs import PhasicEpochs
 from sb3_ppg.objectives import Coefficients, Objective, make_objective
+from sb3_ppg.optim.epoch import Adversary, Epoch, Losses, mean_losses
+from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
-from sb3_ppg.training.optimization import Adversary, Epoch, Losses, mean_losses
-from sb3_ppg.training.processes import average_batch_statistics, n_processes, rank
-from sb3_ppg.training.value_units import change_value_units, set_value_units
 
 
 class PPG(PhasicEpochs):

@@ -16,7 +16,7 @@ from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, longest_equal_part
-from sb3_ppg.lstm import (
+from sb3_ppg.policies.lstm import (
     RecurrentMultiInputPhasicActorCriticPolicy,
     RecurrentPhasicActorCriticCnnPolicy,
     RecurrentPhasicActorCriticPolicy,

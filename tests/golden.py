@@ -13,8 +13,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, losses
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.objectives import RolloutEnd
-from sb3_ppg.training import optimization
-from sb3_ppg.training.optimization import Epoch, optimize_epoch
+from sb3_ppg.optim import epoch as optimization
+from sb3_ppg.optim.epoch import Epoch, optimize_epoch
 
 DATA = Path(__file__).parent / "data"
 # Their heads of the policy, and networks of objectives

@@ -71,7 +71,7 @@ def test_a_command_of_a_page_is_understood(command, tmp_path, monkeypatch):
         launcher.main()
 
 
-PUBLIC = ("sb3_ppg", "sb3_ppg.objectives", "sb3_ppg.hub", "sb3_ppg.vec_env", "sb3_ppg.zoo", "sb3_ppg.export")
+PUBLIC = ("sb3_ppg", "sb3_ppg.objectives", "sb3_ppg.hub", "sb3_ppg.environments", "sb3_ppg.zoo", "sb3_ppg.export")
 
 
 def test_the_reference_has_every_public_name():
@@ -122,7 +122,7 @@ ENTRY_POINTS = {
     ),
     "sb3_ppg.family": ("with_preset",),
     "sb3_ppg.hub": ("save_pretrained", "push"),
-    "sb3_ppg.vec_env": ("EnvPoolVecEnv",),
+    "sb3_ppg.environments": ("EnvPoolVecEnv",),
     "sb3_ppg.zoo": ("register",),
     "sb3_ppg.export": ("to_onnx", "to_torchscript"),
 }

@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
 from sb3_ppg.family import PAPERS_VALUES
-from sb3_ppg.training.optimization import optimize_epoch
+from sb3_ppg.optim.epoch import optimize_epoch
 from tests.golden import DATA, DoubleImpalaCNN, DoubleNormalizedRewardRolloutBuffer, ImageEnv
 
 N_ENVS, N_STEPS, N_ROLLOUTS = 4, 8, 2

@@ -23,7 +23,7 @@ from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.rollouts import minibatches
 from sb3_ppg.errors import NonFiniteActionError
 from sb3_ppg.family import PAPERS_VALUES
-from sb3_ppg.training.optimization import optimize_epoch
+from sb3_ppg.optim.epoch import optimize_epoch
 from tests.helpers import ROOT, RandomEnv, collect, image_space, learn_and_log, losses_of, transfers_to_host
 
 SMALL = PAPERS_VALUES | dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)

@@ -27,7 +27,8 @@ from sb3_ppg import (
 )
 from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
-from sb3_ppg.lstm import (
+from sb3_ppg.optim.epoch import Losses
+from sb3_ppg.policies.lstm import (
     RecurrentPhasicActorCriticPolicy,
     _of_similar_length,
     last_states,
@@ -35,7 +36,6 @@ from sb3_ppg.lstm import (
     run_lstm,
     unpack_states,
 )
-from sb3_ppg.training.optimization import Losses
 from tests.helpers import RandomEnv, collect, image_space, learn_and_log
 
 VECTOR = spaces.Box(-1, 1, (3,))

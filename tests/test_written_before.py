@@ -11,11 +11,11 @@ from huggingface_sb3 import EnvironmentName
 
 import sb3_ppg
 from sb3_ppg import NormalizedRewardRolloutBuffer, hub
+from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.ppg import PPG
-from sb3_ppg.training.processes import rank
 from sb3_ppg.zoo.sharing import ZOO, download_without_pickle
+from tests.distributed.several import in_processes
 from tests.hub_server import Repository
-from tests.training.several import in_processes
 from tests.written import FOLDER, N_TIMESTEPS, SAMPLES, weights
 
 OF_ONE = sorted(path for path in FOLDER.glob("*/*") if path.name in SAMPLES)

@@ -19,7 +19,7 @@ from sb3_ppg import PPG, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPP
 from sb3_ppg.family import with_preset
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, write_checksums
 from sb3_ppg.zoo.sharing import ZOO, describe_environment
-from tests.training.several import in_processes
+from tests.distributed.several import in_processes
 
 FOLDER = Path(__file__).parent / "data" / "written_before"
 # A phase of three rollouts, and two of the next
@@ -113,7 +113,7 @@ def write_in_several(folder: Path) -> None:
     model = make("ppg").learn(2 * N_TIMESTEPS)
     model.save(folder / "model.zip")
     model.save_aux_buffer(folder / "aux.npz")
-    np.save(folder / f"observations_{sb3_ppg.training.processes.rank()}.npy", np.stack(model.aux_buffer.observations))
+    np.save(folder / f"observations_{sb3_ppg.distributed.collectives.rank()}.npy", np.stack(model.aux_buffer.observations))
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch.utils._pytree import tree_map
 
 from sb3_ppg.buffers.rollouts import Observations, n_bytes, reuses_memory
+from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.training.system_memory import available_memory
 
 
 class AuxiliaryBatch(NamedTuple):

@@ -7,8 +7,8 @@ import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
+from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError, NonFiniteError
-from sb3_ppg.training.processes import moments, n_processes
 
 
 class RewardNormalizer:

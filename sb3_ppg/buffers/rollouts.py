@@ -11,7 +11,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sb3_ppg.training.optimization import split
+from sb3_ppg.optim.epoch import split
 
 # Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
 GATHERED_BYTES = 2**22

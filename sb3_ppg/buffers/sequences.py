@@ -11,7 +11,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 
 from sb3_ppg.buffers.rollouts import FLATTENED, order_by_environment
-from sb3_ppg.lstm import pack_states
+from sb3_ppg.policies.lstm import pack_states
 
 
 class SequenceSamples(NamedTuple):

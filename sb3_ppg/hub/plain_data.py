@@ -27,7 +27,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.hub.array_file import ArrayFile, Entry
 from sb3_ppg.objectives import OBJECTIVES
-from sb3_ppg.torch_layers import ImpalaCNN, MinAtarCNN
+from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 
 OURS: tuple[type, ...] = (
     *ALGORITHMS.values(),
@@ -68,7 +68,7 @@ FORMER_MODULES = {
     "sb3_ppg.ppg",
     "sb3_ppg.recurrent",
     "sb3_ppg.reward_normalizer",
-    "sb3_ppg.torch_layers",
+    "sb3_ppg.policies.extractors",
     *(cls.__module__ for cls in CLASSES.values() if not cls.__module__.startswith("sb3_ppg.")),
 }
 

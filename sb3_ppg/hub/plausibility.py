@@ -15,13 +15,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from sb3_ppg import losses
+from sb3_ppg.buffers.system_memory import total_memory
 from sb3_ppg.checks import is_count, is_number
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.array_file import ArrayFile
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.policies import ValueHead
 from sb3_ppg.ppg import PPG
-from sb3_ppg.training.system_memory import total_memory
 
 # What the classes are for that the policy's arguments may name
 ROLES: dict[str, type] = {

@@ -32,6 +32,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 
 from sb3_ppg.arguments import argument_names, check_auxiliary_batches
 from sb3_ppg.checks import is_number
+from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.hub.array_file import ArrayFile
@@ -51,7 +52,6 @@ from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import saved_by
 from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, parse_json, read_bytes, regular_file
-from sb3_ppg.training.watched_vec_env import only_normalizer
 
 SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"

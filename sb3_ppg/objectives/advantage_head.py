@@ -23,8 +23,8 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.policies import PhasicActorCriticPolicy
-from sb3_ppg.training.optimization import Losses
 
 
 class AdvantageHeadObjective(PaperObjective):

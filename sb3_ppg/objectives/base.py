@@ -12,11 +12,11 @@ from sb3_ppg import losses
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
 from sb3_ppg.checks import is_number, is_within
+from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
+from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.policies import PhasicActorCriticPolicy
-from sb3_ppg.training.optimization import Losses
-from sb3_ppg.training.processes import moments, n_processes
 
 
 class Coefficients(NamedTuple):

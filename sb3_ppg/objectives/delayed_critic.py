@@ -22,9 +22,9 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.optim.epoch import Losses
+from sb3_ppg.optim.micro_batches import looks_at_the_batch
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
-from sb3_ppg.training.memory import looks_at_the_batch
-from sb3_ppg.training.optimization import Losses
 
 # What follows a sequence, among what is kept of a rollout; with the keys of dictionaries
 LAST = "last_observations "

@@ -21,8 +21,8 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.policies import PhasicActorCriticPolicy
-from sb3_ppg.training.optimization import Losses
 
 Constraint = Literal["kl", "reverse_kl", "logits"]
 

@@ -10,8 +10,8 @@ from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, Objective, require_number
+from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
-from sb3_ppg.training.optimization import Losses
 
 
 class PaperObjective(Objective):

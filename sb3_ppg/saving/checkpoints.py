@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_ppg.callbacks import called_by, every
 from sb3_ppg.checks import is_count
+from sb3_ppg.distributed.collectives import agreed, from_first, gathered, has_left, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving.files import atomic_write, atomic_writes
@@ -23,7 +24,6 @@ from sb3_ppg.saving.training_state import (
     files_of_processes,
     write_training_state,
 )
-from sb3_ppg.training.processes import agreed, from_first, gathered, has_left, n_processes, rank
 
 SUFFIX = ".aux_buffer.npz"
 

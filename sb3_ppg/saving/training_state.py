@@ -17,14 +17,14 @@ from sb3_ppg.arguments import check_room
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.replay import END, KINDS, Kind, Rollout, RolloutReplay
 from sb3_ppg.checks import is_count, is_within
+from sb3_ppg.distributed.collectives import number_and_size
+from sb3_ppg.environments.watched import normalizers, statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving import generators
 from sb3_ppg.saving.files import atomic_write, opened
 from sb3_ppg.saving.npz import NpzReader
 from sb3_ppg.saving.untrusted import parse_json
-from sb3_ppg.training.processes import number_and_size
-from sb3_ppg.training.watched_vec_env import normalizers, statistics
 
 FORMAT = "sb3_ppg auxiliary buffer"
 STATE_FORMAT_VERSION = 1

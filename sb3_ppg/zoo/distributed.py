@@ -8,9 +8,9 @@ from typing import Any
 
 from rl_zoo3.exp_manager import ExperimentManager
 
+from sb3_ppg.distributed.collectives import agreed, from_first, n_processes, rank
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.family import FAMILY
-from sb3_ppg.training.processes import agreed, from_first, n_processes, rank
 from sb3_ppg.zoo.patches import Patches
 
 

@@ -23,12 +23,12 @@ from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.distributed.collectives import from_first, n_processes, rank
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.family import FAMILY
 from sb3_ppg.saving.checkpoints import latest_checkpoint
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.model_file import checkpoint_of
-from sb3_ppg.training.processes import from_first, n_processes, rank
 from sb3_ppg.zoo.patches import Patches
 
 try:

@@ -10,7 +10,7 @@ import gymnasium as gym
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
-from sb3_ppg.training.processes import rank
+from sb3_ppg.distributed.collectives import rank
 
 ALL_GAMES = """
     Bigfish Bossfight Caveflyer Chaser Climber Coinrun Dodgeball Fruitbot Heist Jumper Leaper Maze Miner Ninja Plunder
@@ -32,7 +32,9 @@ def register_procgen() -> None:
     otherwise.
     """
     for env_id in ENV_IDS:
-        gym.register(env_id, entry_point="sb3_ppg.vec_env:EnvPoolEnv", kwargs={"env_id": env_id}, disable_env_checker=True)
+        gym.register(
+            env_id, entry_point="sb3_ppg.environments:EnvPoolEnv", kwargs={"env_id": env_id}, disable_env_checker=True
+        )
     _evaluate_on_all_levels()
     _train_in_envpool()
 
@@ -76,6 +78,6 @@ def _envpool(
     env_id: str, seed: int, options: dict[str, Any], monitor_file: str | None, env_fns: list[Callable[[], gym.Env]]
 ) -> VecEnv:
     """In the place of a ``VecEnv`` class, which takes functions that make single environments."""
-    from sb3_ppg.vec_env import EnvPoolVecEnv
+    from sb3_ppg.environments import EnvPoolVecEnv
 
     return VecMonitor(EnvPoolVecEnv(env_id, len(env_fns), seed, **options), monitor_file)

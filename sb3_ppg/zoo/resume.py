@@ -12,10 +12,10 @@ from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import PPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
+from sb3_ppg.distributed.collectives import agreed, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes
-from sb3_ppg.training.processes import agreed, n_processes, rank
 from sb3_ppg.zoo.launcher import CONTINUE
 from sb3_ppg.zoo.patches import Patches
 

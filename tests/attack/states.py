@@ -18,9 +18,9 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, ModelFormatError, RecurrentPPG
+from sb3_ppg.environments.watched import statistics
 from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.saving.model_file import checked_model_file
-from sb3_ppg.training.watched_vec_env import statistics
 from tests.attack.harness import Attack, Finding
 from tests.attack.mutations import Change, changed_array, changed_json, encoded, places
 from tests.helpers import MaskedEnv, RandomEnv, image_space

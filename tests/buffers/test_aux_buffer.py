@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
-from sb3_ppg.training.system_memory import VERSION_1, VERSION_2, total_memory
+from sb3_ppg.buffers.system_memory import VERSION_1, VERSION_2, total_memory
 
 N_STEPS, N_ENVS = 5, 3
 IMAGES = spaces.Box(0, 255, (1, 8, 8), np.uint8)
@@ -192,8 +192,8 @@ def cgroup(folder: Path, names: tuple[str, str, str], limit: int | str, used: in
 
 def room(root: Path, own: str, monkeypatch) -> int:
     (root / "self").write_text(own)
-    monkeypatch.setattr("sb3_ppg.training.system_memory.CGROUP_ROOT", root)
-    monkeypatch.setattr("sb3_ppg.training.system_memory.OWN_CGROUPS", root / "self")
+    monkeypatch.setattr("sb3_ppg.buffers.system_memory.CGROUP_ROOT", root)
+    monkeypatch.setattr("sb3_ppg.buffers.system_memory.OWN_CGROUPS", root / "self")
     return AuxBuffer().available_bytes()
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import PPG
-from sb3_ppg.training.watched_vec_env import statistics
+from sb3_ppg.environments.watched import statistics
 from tests.helpers import MaskedEnv, RandomEnv
 
 N_ENVS = 2

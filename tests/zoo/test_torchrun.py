@@ -19,11 +19,11 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import load_results
 
 from sb3_ppg import PPG, ArgumentError, PhasicCheckpointCallback, latest_checkpoint
-from sb3_ppg.training.processes import rank
+from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.interrupted import MARKER, Marker, _forget_later_episodes, interrupted_run
+from tests.distributed.several import free_port, in_processes
 from tests.helpers import ROOT, wait_for
-from tests.training.several import free_port, in_processes
 
 pytestmark = pytest.mark.slow
 TRAIN = ["-m", "sb3_ppg", "train", "--env", "CartPole-v1", "--seed", "3"]

@@ -16,9 +16,9 @@ from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG, MaskablePPG, NonFiniteLossError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.family import with_preset
+from tests.distributed.several import in_processes
 from tests.helpers import MaskedEnv
 from tests.helpers import collect as collect_rollout
-from tests.training.several import in_processes
 
 pytestmark = pytest.mark.slow
 

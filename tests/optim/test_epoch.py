@@ -7,8 +7,9 @@ import pytest
 import torch as th
 from torch import nn
 
+from sb3_ppg.distributed.collectives import moments
 from sb3_ppg.errors import NonFiniteLossError
-from sb3_ppg.training.optimization import (
+from sb3_ppg.optim.epoch import (
     Losses,
     accumulate_gradient,
     mean_losses,
@@ -16,7 +17,6 @@ from sb3_ppg.training.optimization import (
     rescale_moments,
     unvalidated_distributions,
 )
-from sb3_ppg.training.processes import moments
 from tests.helpers import transfers_to_host
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch as th
 import torch.distributed as dist
 
+from sb3_ppg.distributed import collectives as processes
 from sb3_ppg.errors import ArgumentError, ProcessGroupError
-from sb3_ppg.training import processes
 
 MEETING = "sb3_ppg/meeting"
 PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")

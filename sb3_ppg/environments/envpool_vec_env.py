@@ -14,8 +14,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.checks import is_count
+from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.training.processes import rank
 
 # What Procgen links to on Python 3.11, in an order in which it can be loaded
 QT_LIBRARIES = [
@@ -32,7 +32,7 @@ class EnvPoolVecEnv(VecEnv):
     Any EnvPool environment with Box, Discrete or (flat) Dict observations and Box or Discrete actions, as a ``VecEnv``::
 
         from sb3_ppg import PPG
-        from sb3_ppg.vec_env import EnvPoolVecEnv
+        from sb3_ppg.environments import EnvPoolVecEnv
 
         model = PPG("CnnPolicy", EnvPoolVecEnv("CoinrunEasy-v0", num_envs=8, num_levels=200), n_policy_iterations=4)
 

@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from sb3_ppg.vec_env.envpool_vec_env import EnvPoolVecEnv, observation_at
+from sb3_ppg.environments.envpool_vec_env import EnvPoolVecEnv, observation_at
 
 
 class EnvPoolEnv(gym.Env):

@@ -15,8 +15,8 @@ from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecMonitor, VecNormalize, VecVideoRecorder
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN
-from sb3_ppg.vec_env import EnvPoolEnv, EnvPoolVecEnv
-from sb3_ppg.vec_env.envpool_vec_env import import_envpool
+from sb3_ppg.environments import EnvPoolEnv, EnvPoolVecEnv
+from sb3_ppg.environments.envpool_vec_env import import_envpool
 from sb3_ppg.zoo.procgen import ENV_IDS
 from sb3_ppg.zoo.registration import register
 from tests.helpers import collect, run
@@ -201,7 +201,8 @@ def test_bad_input(env_id, options, complaint):
 
 def test_without_the_extra(tmp_path):
     code = (
-        "import sys; sys.modules['envpool'] = None; from sb3_ppg.vec_env import EnvPoolVecEnv; EnvPoolVecEnv('CartPole-v1', 2)"
+        "import sys; sys.modules['envpool'] = None\n"
+        "from sb3_ppg.environments import EnvPoolVecEnv; EnvPoolVecEnv('CartPole-v1', 2)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0 and 'pip install "sb3-ppg[envpool]"' in done.stderr
@@ -210,7 +211,8 @@ def test_without_the_extra(tmp_path):
 @pytest.mark.skipif(sys.version_info >= (3, 12) or sys.platform != "linux", reason="EnvPool's wheels carry Qt there")
 def test_procgen_without_qt(tmp_path):
     code = (
-        "from sb3_ppg.vec_env import envpool_vec_env as e; e.QT_LIBRARIES.clear(); e.EnvPoolVecEnv('CartPole-v1', 2).reset()\n"
+        "from sb3_ppg.environments import envpool_vec_env as e; e.QT_LIBRARIES.clear()\n"
+        "e.EnvPoolVecEnv('CartPole-v1', 2).reset()\n"
         "e.EnvPoolVecEnv('CoinrunEasy-v0', 2)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)

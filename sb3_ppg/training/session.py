@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-from sb3_ppg.training.processes import told
+from sb3_ppg.distributed.collectives import told
 
 
 class Ending(Protocol):

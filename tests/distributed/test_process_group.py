@@ -36,13 +36,13 @@ from sb3_ppg import (
     latest_checkpoint,
     process_group,
 )
+from sb3_ppg.distributed import group as starting
+from sb3_ppg.distributed.collectives import gathered, n_processes, rank, separate_generators
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
 from sb3_ppg.family import FAMILY, with_preset
-from sb3_ppg.training import process_group as starting
-from sb3_ppg.training.processes import gathered, n_processes, rank, separate_generators
+from tests.distributed.several import free_port, in_processes, pretend_to_be
 from tests.helpers import ROOT, MaskedEnv, RandomEnv
 from tests.saving.small_models import everything, numbers_of
-from tests.training.several import free_port, in_processes, pretend_to_be
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 N_STEPS, N_ENVS = 8, 2
@@ -471,7 +471,7 @@ def test_generators_of_gpus_are_separated_too(monkeypatch):
     def seed_after(gpu: bytes | None) -> int:
         """:param gpu: the hash of the other process's, None: the same"""
         monkeypatch.setattr(
-            "sb3_ppg.training.processes.gathered", lambda hashes: [hashes, [other, hashes[1] if gpu is None else gpu]]
+            "sb3_ppg.distributed.collectives.gathered", lambda hashes: [hashes, [other, hashes[1] if gpu is None else gpu]]
         )
         th.manual_seed(5)
         separate_generators(device)

@@ -15,9 +15,9 @@ from torch.optim.adam import adam
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import approximate_kl
-from sb3_ppg.training.processes import average_gradients, average_over_processes, n_processes
 
 ADVICE = (
     "The weights are those from before that epoch. Normalise observations and rewards (VecNormalize), or use a smaller "

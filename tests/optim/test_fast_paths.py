@@ -24,12 +24,12 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import sb3_ppg.buffers.aux_buffer
-import sb3_ppg.training.memory
+import sb3_ppg.optim.micro_batches
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN
 from sb3_ppg.buffers.rollouts import minibatches
-from sb3_ppg.torch_layers import ImageConv2d
-from sb3_ppg.training.memory import HEAP_LIMIT, fitting_micro_batch_size, keep_freed_memory
-from sb3_ppg.training.optimization import clip_gradients, gradient_norm, optimize_epoch, split, take_step, tensor_float_32
+from sb3_ppg.optim.epoch import clip_gradients, gradient_norm, optimize_epoch, split, take_step, tensor_float_32
+from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, keep_freed_memory
+from sb3_ppg.policies.extractors import ImageConv2d
 from tests.helpers import RandomEnv, collect, image_space, losses_of
 
 ARCHITECTURES = ("dual", "detached", "shared")
@@ -468,7 +468,7 @@ def test_on_a_gpu_minibatches_are_whole():
 
 
 def test_a_micro_batch_holds_at_least_one_sample(monkeypatch):
-    monkeypatch.setattr(sb3_ppg.training.memory, "HEAP_LIMIT", 1000)
+    monkeypatch.setattr(sb3_ppg.optim.micro_batches, "HEAP_LIMIT", 1000)
     assert make()._micro_batch_size() == 1
 
 
@@ -489,7 +489,7 @@ def test_looking_for_the_size_leaves_no_trace():
 
 
 def test_automatic_micro_batches_are_used_in_both_phases(monkeypatch):
-    monkeypatch.setattr(sb3_ppg.training.memory, "HEAP_LIMIT", 8 * 36 * 36 * 4 * 6)  # 5 samples: 4
+    monkeypatch.setattr(sb3_ppg.optim.micro_batches, "HEAP_LIMIT", 8 * 36 * 36 * 4 * 6)  # 5 samples: 4
     model = make()
     sizes = []
     model.policy.features_extractor.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
@@ -604,7 +604,7 @@ def test_tf32_holds_while_training():
 
 def test_without_tf32_nothing_is_looked_at(monkeypatch):
     """Torch has two ways to set it, which do not mix."""
-    monkeypatch.setattr("sb3_ppg.training.optimization.th.backends.cuda.matmul", None)
+    monkeypatch.setattr("sb3_ppg.optim.epoch.th.backends.cuda.matmul", None)
     assert make(n_aux_epochs=0).learn(32).num_timesteps == 32
 
 

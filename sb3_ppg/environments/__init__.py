@@ -1,6 +1,6 @@
 """Environments by EnvPool. Needs the extra ``envpool``, or ``procgen``."""
 
-from sb3_ppg.vec_env.envpool_env import EnvPoolEnv
-from sb3_ppg.vec_env.envpool_vec_env import EnvPoolVecEnv
+from sb3_ppg.environments.envpool_env import EnvPoolEnv
+from sb3_ppg.environments.envpool_vec_env import EnvPoolVecEnv
 
 __all__ = ["EnvPoolEnv", "EnvPoolVecEnv"]

@@ -8,9 +8,9 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 
 from sb3_ppg import losses
+from sb3_ppg.distributed.collectives import average_over_processes, moments
+from sb3_ppg.optim.epoch import Epoch, mean_losses, unvalidated_distributions
 from sb3_ppg.policies import PhasicActorCriticPolicy
-from sb3_ppg.training.optimization import Epoch, mean_losses, unvalidated_distributions
-from sb3_ppg.training.processes import average_over_processes, moments
 
 
 def policy_phase_summary(

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch as th
 
+from sb3_ppg.distributed.collectives import moments
+from sb3_ppg.optim.epoch import rescale_moments
 from sb3_ppg.policies import PhasicActorCriticPolicy
-from sb3_ppg.training.optimization import rescale_moments
-from sb3_ppg.training.processes import moments
 
 
 def change_value_units(

@@ -8,8 +8,8 @@ import numpy as np
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.training.processes import n_processes
-from sb3_ppg.training.watched_vec_env import normalizers, statistics
+from sb3_ppg.distributed.collectives import n_processes
+from sb3_ppg.environments.watched import normalizers, statistics
 
 Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
 

@@ -12,7 +12,7 @@ from sb3_contrib.common.maskable.distributions import MaskableDistribution, make
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 
-from sb3_ppg.policies import (
+from sb3_ppg.policies.mlp import (
     AuxiliaryEvaluation,
     MultiInputPhasicActorCriticPolicy,
     PhasicActorCriticCnnPolicy,

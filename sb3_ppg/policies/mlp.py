@@ -23,7 +23,7 @@ from torch import nn
 
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.torch_layers import ImpalaCNN, init_normed
+from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
 
 Architecture = Literal["dual", "detached", "shared"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")

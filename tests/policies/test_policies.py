@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy
 from sb3_ppg.policies import ValueHead
-from sb3_ppg.torch_layers import init_normed
+from sb3_ppg.policies.extractors import init_normed
 
 VECTOR = spaces.Box(-1, 1, (4,))
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)

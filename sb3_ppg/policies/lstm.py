@@ -13,7 +13,7 @@ from torch import nn
 
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.policies import (
+from sb3_ppg.policies.mlp import (
     ARCHITECTURES,
     Architecture,
     AuxiliaryEvaluation,

@@ -1,4 +1,4 @@
-"""What processes that train together have in common when a training begins; see ``sb3_ppg.training.processes``."""
+"""What processes that train together have in common when a training begins; see ``sb3_ppg.distributed.collectives``."""
 
 import warnings
 from typing import Any
@@ -8,11 +8,11 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch.utils._pytree import tree_map
 
 from sb3_ppg.arguments import argument_names
+from sb3_ppg.distributed.collectives import from_first, has_left, n_processes, rank
+from sb3_ppg.distributed.group import n_started
+from sb3_ppg.environments.watched import normalizers, statistics
 from sb3_ppg.errors import ProcessGroupError
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.training.process_group import n_started
-from sb3_ppg.training.processes import from_first, has_left, n_processes, rank
-from sb3_ppg.training.watched_vec_env import normalizers, statistics
 
 # Arguments that may be each process's own
 OWN = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")

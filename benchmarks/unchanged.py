@@ -1,0 +1,200 @@
+"""
+Compare two versions of the package: parameters after short trainings, the help of each command, the public names.
+
+``python -m benchmarks.unchanged record FILE`` in a checkout of one version writes what it does; ``compare FILE`` in a checkout
+of the other prints the differences and exits with 1 if there are any. Both need the same machine: rounding depends on it.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch as th
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import FakeImageEnv, SimpleMultiObsEnv
+
+from sb3_ppg import PPG, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg.family import with_preset
+
+SMALL: dict[str, Any] = dict(n_steps=32, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=2)
+SMALL |= dict(seed=0, device="cpu")
+N_TIMESTEPS = 5 * 2 * 32  # two phases and a half
+PUBLIC_MODULES = ["", "buffers.rollouts", "export", "family", "hub", "losses", "objectives", "policies", "zoo"]
+
+
+def cart_pole(n_envs: int = 2) -> Any:
+    """Environments with discrete actions."""
+    return make_vec_env("CartPole-v1", n_envs, seed=0)
+
+
+def pendulum() -> Any:
+    """Environments with continuous actions."""
+    return make_vec_env("Pendulum-v1", 2, seed=0)
+
+
+def ppg(env: Any = None, policy: str = "MlpPolicy", cls: type[PPG] = PPG, **kwargs: Any) -> PPG:
+    """A small model."""
+    return cls(policy, cart_pole() if env is None else env, **{**SMALL, **kwargs})
+
+
+def member(name: str, **kwargs: Any) -> PPG:
+    """A small model of a member of the family, with the member's own arguments."""
+    arguments = with_preset(name, {})
+    free = {key: value for key, value in SMALL.items() if key not in arguments}
+    return PPG("MlpPolicy", cart_pole(), **{**free, **arguments, **kwargs})
+
+
+def images() -> Any:
+    """Environments with image observations."""
+
+    def make() -> gym.Env:
+        env = FakeImageEnv(screen_height=36, screen_width=36, n_channels=1)
+        env.observation_space.seed(0)
+        return env
+
+    return make_vec_env(make, 2, seed=0)
+
+
+def masked() -> Any:
+    """Environments that exclude actions."""
+    return make_vec_env(lambda: InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3), 2, seed=0)
+
+
+TRAININGS: dict[str, Callable[[], PPG]] = {
+    "dual": ppg,
+    "detached": lambda: ppg(policy_kwargs=dict(architecture="detached"), n_value_epochs=2),
+    "shared": lambda: ppg(policy_kwargs=dict(architecture="shared"), target_kl=0.02),
+    "KL penalty, micro-batches": lambda: ppg(clip_range=None, kl_coef=1.0, micro_batch_size=5),
+    "gSDE": lambda: ppg(pendulum(), use_sde=True, sde_sample_freq=4),
+    "Box": lambda: ppg(pendulum(), normalize_value_targets="running", recompute_advantages=True),
+    "Dict": lambda: ppg(make_vec_env(SimpleMultiObsEnv, 2, seed=0), "MultiInputPolicy"),
+    "images": lambda: ppg(images(), "CnnPolicy"),
+    "bf16": lambda: ppg(images(), "CnnPolicy", mixed_precision="bf16"),
+    "reward normaliser": lambda: ppg(
+        rollout_buffer_class=NormalizedRewardRolloutBuffer,
+        rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+        max_grad_norm=None,
+    ),
+    "LSTM": lambda: ppg(None, "MlpLstmPolicy", RecurrentPPG),
+    "LSTM, stored states, detached": lambda: ppg(
+        pendulum(), "MlpLstmPolicy", RecurrentPPG, recompute_states=False, policy_kwargs=dict(architecture="detached")
+    ),
+    "masks": lambda: ppg(masked(), "MlpPolicy", MaskablePPG),
+    "decoupled": lambda: ppg(objective="decoupled", replay_kwargs=dict(policy_rollouts=3, value_rollouts=2), n_value_epochs=1),
+    **{name: lambda name=name: member(name) for name in ("ppg_ewma", "ppg_replay", "dcpg", "ddcpg", "daac", "idaac", "dna")},  # type: ignore[misc]
+}
+PROCESSES = """
+import json, sys
+from benchmarks.unchanged import numbers, ppg
+from sb3_ppg import process_group
+with process_group() as group:
+    model = ppg().learn(640)
+    json.dump(numbers(model), open(f"{sys.argv[1]}/{__import__('os').environ['RANK']}.json", "w"))
+"""
+
+
+def numbers(model: PPG) -> list[float]:
+    """The sum over each parameter, in ascending order: names may change."""
+    return sorted(float(weight.detach().double().sum()) for weight in model.policy.parameters())
+
+
+def in_two_processes() -> list[float]:
+    """Sums of the parameters that two processes train together."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
+        script.write_text(PROCESSES)
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            "--master-port=0",
+            "--rdzv-backend=c10d",
+        ]
+        variables = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+        command += ["--rdzv-endpoint=localhost:0", str(script), folder]
+        subprocess.run(command, check=True, env=variables, capture_output=True)
+        return json.loads(Path(folder, "0.json").read_text())
+
+
+def trained() -> dict[str, Any]:
+    """Sums of the parameters after each training."""
+    th.set_num_threads(1)
+    found = {name: numbers(make().learn(N_TIMESTEPS)) for name, make in TRAININGS.items()}
+    return {**found, "two processes": in_two_processes()}
+
+
+def helps() -> dict[str, str]:
+    """What each command prints for ``--help``."""
+    commands = ["train", "enjoy", "report", "record_video", "record_training", "push_to_hub", "load_from_hub", "benchmark"]
+    commands += ["plot_train", "plot_from_file", "all_plots"]
+    variables = {**os.environ, "COLUMNS": "100", "PYTHONPATH": os.getcwd()}
+    found = {}
+    for command in ["", *commands]:
+        words = [sys.executable, "-m", "sb3_ppg", *command.split(), "--help"]
+        found[command] = subprocess.run(words, capture_output=True, text=True, env=variables).stdout
+    return found
+
+
+def public_names() -> dict[str, list[str]]:
+    """Names that a user imports."""
+    found = {}
+    for module in PUBLIC_MODULES:
+        loaded = importlib.import_module(f"sb3_ppg.{module}".removesuffix("."))
+        own = [name for name, value in vars(loaded).items() if getattr(value, "__module__", "").startswith("sb3_ppg")]
+        found[module] = sorted(getattr(loaded, "__all__", [name for name in own if not name.startswith("_")]))
+    return found
+
+
+def record() -> dict[str, Any]:
+    """All that is compared."""
+    return {"parameters": trained(), "help": helps(), "names": public_names()}
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A line for each difference."""
+    found = []
+    for name, sums in before["parameters"].items():
+        there = now["parameters"].get(name, [])
+        if len(there) != len(sums):
+            found.append(f"parameters of {name}: {len(sums)} before, {len(there)} now")
+            continue
+        worst = max(abs(a - b) / (abs(a) + 1e-12) for a, b in zip(sums, there, strict=True))
+        if worst > 0:
+            found.append(f"parameters of {name}: relative difference {worst:.2g}")
+    for command, text in before["help"].items():
+        if now["help"].get(command) != text:
+            found.append(f"help of {command or 'sb3-ppg'}")
+    for module, names in before["names"].items():
+        gone = sorted(set(names) - set(now["names"].get(module, [])))
+        if gone:
+            found.append(f"names of sb3_ppg.{module} that are gone: {', '.join(gone)}")
+    return found
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["record", "compare"])
+    parser.add_argument("file", type=Path)
+    arguments = parser.parse_args()
+    now = record()
+    if arguments.what == "record":
+        arguments.file.write_text(json.dumps(now, indent=1))
+        return
+    found = differences(json.loads(arguments.file.read_text()), now)
+    print("\n".join(found) or "Nothing differs")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
