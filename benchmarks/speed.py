@@ -205,7 +205,7 @@ def impala(device: str, architecture: str, path: str) -> Measure:
 
     joint_losses, auxiliary_losses = (
         partial(model._losses, losses, model._coefficients())
-        for losses in (model.criterion.joint_losses, model.criterion.auxiliary_losses)
+        for losses in (model.objective.joint_losses, model.objective.auxiliary_losses)
     )
 
     def policy_minibatch() -> None:
@@ -333,7 +333,7 @@ def micro_batches(network: str, precision: str) -> Measure:
     ready(model)
     collect(model)
     batch = next(model.rollout_buffer.get(1024))
-    joint_losses = partial(model._losses, model.criterion.joint_losses, model._coefficients())
+    joint_losses = partial(model._losses, model.objective.joint_losses, model._coefficients())
 
     def speed(size: int) -> float:
         arguments = ("policy", [model.policy], model.policy.optimizer, [batch], joint_losses, size)
@@ -544,7 +544,7 @@ def images(storage: str, cold: bool) -> Measure:
             Path("/proc/sys/vm/drop_caches").write_text("1")
         read = seconds(read_everything)
         batch = next(model.aux_buffer.minibatches(8))
-        loss = partial(model._losses, model.criterion.auxiliary_losses, model._coefficients())
+        loss = partial(model._losses, model.objective.auxiliary_losses, model._coefficients())
         train = seconds(lambda: optimize_epoch("aux", [model.policy], model.aux_optimizer, [batch], loss, 64))
         return dict(store=store, read=read, train=train * 64 * 4 / 8)
 

@@ -133,6 +133,15 @@ def argument_names(cls: type[PhasicModel]) -> list[str]:
     return [name for name in names if name != "self"]
 
 
+def argument_value(model: PhasicModel, argument: str) -> Any:
+    """
+    :param model: any
+    :param argument: the name of a constructor's argument
+    :return: its value, as it may be given to the constructor
+    """
+    return getattr(model, "objective_class" if argument == "objective" else argument, None)
+
+
 def require(model: PhasicModel, condition: bool, argument: str, remedy: str) -> None:
     """
     :param model: whose argument it is
@@ -142,7 +151,7 @@ def require(model: PhasicModel, condition: bool, argument: str, remedy: str) -> 
     :raises ArgumentError: with the argument, its value and the remedy
     """
     if not condition:
-        raise ArgumentError(f"`{argument.lstrip('_')}`={getattr(model, argument)!r} cannot work: {remedy}")
+        raise ArgumentError(f"`{argument.lstrip('_')}`={argument_value(model, argument)!r} cannot work: {remedy}")
 
 
 def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
@@ -344,10 +353,11 @@ def warn_of_stale_data(model: PhasicModel) -> None:
     :param model: before ``learn``
     """
     is_old = model.replay.n_rollouts["policy"] > 1 or model.replay.staleness > 0
-    if is_old and not model.criterion.corrects_for_staleness:
+    if is_old and not model.objective.corrects_for_staleness:
+        objective = argument_value(model, "objective")
         warnings.warn(
             f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
-            f"`objective`={model.objective!r} does not correct: its clip range would hold the policy near those. Use "
+            f"`objective`={objective!r} does not correct: its clip range would hold the policy near those. Use "
             "`objective`='decoupled' or 'ewma'",
             stacklevel=5,
         )
@@ -427,9 +437,9 @@ def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
     :param aux_batch_size: of its auxiliary phase, in samples
     :return: whether these are single ones, not whole sequences: where nothing keeps a sequence together
     """
-    if model.has_memory or model.criterion.needs_whole_sequences:
+    if model.has_memory or model.objective.needs_whole_sequences:
         return False
-    return not model.criterion.shuffles_sequences or aux_batch_size < model.n_steps
+    return not model.objective.shuffles_sequences or aux_batch_size < model.n_steps
 
 
 def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:

@@ -63,7 +63,7 @@ from sb3_ppg.errors import (
 )
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.objectives import Objective, RolloutEnd, objective_class
+from sb3_ppg.objectives import Objective, RolloutEnd, find_objective, objective_name
 from sb3_ppg.optim.epoch import tensor_float_32, unvalidated_distributions
 from sb3_ppg.optim.micro_batches import has_convolutions, keep_freed_memory
 from sb3_ppg.policies import MixedPrecision, MlpPolicy
@@ -84,7 +84,7 @@ class PhasicAlgorithm(PhasicModel):
     depends on. How the policy learns is said by ``PPG``.
     """
 
-    criterion: Objective
+    objective: Objective
     rollout_end: RolloutEnd | None = None  # of the latest rollout
     mixed_precision: MixedPrecision | None
     received_signal: int | None = None  # which asks this process to end, see `ending_between_iterations`
@@ -95,7 +95,7 @@ class PhasicAlgorithm(PhasicModel):
 
     def kept_context(self) -> dict[str, np.ndarray]:
         end = self.rollout_end or self._some_rollout_end()
-        return {**self.context(), **self.criterion.kept_of(self.rollout_buffer, end)}
+        return {**self.context(), **self.objective.kept_of(self.rollout_buffer, end)}
 
     def some_rollout(self) -> Rollout:
         return Rollout(full_like(self.rollout_buffer), self._some_rollout_end())
@@ -106,7 +106,7 @@ class PhasicAlgorithm(PhasicModel):
         return RolloutEnd(observations, values.numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
 
     def is_kept_context(self, context: dict[str, np.ndarray]) -> bool:
-        return self.is_context(context) and self.criterion.is_kept(self, context)
+        return self.is_context(context) and self.objective.is_kept(self, context)
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -143,7 +143,7 @@ class PhasicAlgorithm(PhasicModel):
         """
         checked = CheckedSteps(env, self._last_obs)  # type: ignore[arg-type]
         self.policy.set_training_mode(False)
-        self.criterion.before_rollout(self._last_episode_starts)  # type: ignore[arg-type]
+        self.objective.before_rollout(self._last_episode_starts)  # type: ignore[arg-type]
         n_steps, n_new = 0, env.num_envs * n_processes()
         actions: Any  # a tensor, then an array, by the name that callbacks of SB3 know
         rollout_buffer.reset()
@@ -166,7 +166,7 @@ class PhasicAlgorithm(PhasicModel):
                 self._update_info_buffer(infos, dones)
                 n_steps += 1
                 self.after_environment_step()
-                self.criterion.after_environment_step(dones, infos, reset_infos(env))
+                self.objective.after_environment_step(dones, infos, reset_infos(env))
                 self._bootstrap_at_time_limits(rewards, dones, infos, rollout_buffer)
                 before = (self._last_obs, for_buffer(self.action_space, actions), rewards, self._last_episode_starts)
                 rollout_buffer.add(*before, values, log_probs, **also_stored)  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ class PhasicAlgorithm(PhasicModel):
         rollout_buffer.returns = (advantages + present).T.reshape(-1, 1)
         rollout_buffer.advantages = advantages.T.reshape(-1, 1)
         if self.normalize_advantage:
-            rollout_buffer.advantages = self.criterion.normalized_advantages(rollout_buffer.advantages, self.device)
+            rollout_buffer.advantages = self.objective.normalized_advantages(rollout_buffer.advantages, self.device)
 
     def _bootstrap_at_time_limits(
         self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
@@ -386,15 +386,15 @@ class PhasicAlgorithm(PhasicModel):
             self._check_objective()
 
     def _check_objective(self) -> None:
-        cls = type(self.criterion)
+        cls = type(self.objective)
         remedy = f"this model was made with {cls.__name__}: give another one to the constructor"
-        require(self, cls is objective_class(self.objective), "objective", remedy)
+        require(self, cls is self.objective_class, "objective", remedy)
         has_own_targets = cls.value_targets is not Objective.value_targets
         remedy = f"{cls.__name__} has value targets of its own, which are not recomputed; use False"
         require(self, not (self.recompute_advantages and has_own_targets), "recompute_advantages", remedy)
         require(self, not (self.replay.capacity > 1 and has_own_targets), "replay_kwargs", remedy.replace("False", "None"))
         check_replay(self)
-        self.criterion.check(self)
+        self.objective.check(self)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
@@ -451,14 +451,17 @@ class PhasicAlgorithm(PhasicModel):
         :raises ModelFormatError: if the file is damaged, another class's or a newer version's
         :raises ArgumentError: for arguments that cannot work, or an ``objective`` with other parameters
         """
+        if "objective" in kwargs:
+            kwargs["objective_class"] = find_objective(kwargs.pop("objective"))
         with checked_model_file(path, cls) as file, nullcontext() if "seed" in kwargs else generators_kept():
             try:
                 model = super().load(file, *args, **kwargs)
             except ValueError as error:
-                if "objective" not in kwargs or isinstance(error, ArgumentError):
+                if "objective_class" not in kwargs or isinstance(error, ArgumentError):
                     raise
+                name = objective_name(kwargs["objective_class"])
                 raise ArgumentError(
-                    f"`objective`={kwargs['objective']!r} cannot take the file's parameters: load it as it is, and give "
+                    f"`objective`={name!r} cannot take the file's parameters: load it as it is, and give "
                     'its policy\'s to a new model: set_parameters({"policy": ...}, exact_match=False)'
                 ) from error
         unmark(model)
@@ -520,7 +523,7 @@ class PhasicAlgorithm(PhasicModel):
             *super()._excluded_save_params(),
             "aux_buffer",
             "replay",
-            "criterion",
+            "objective",
             "rollout_end",
             "received_signal",
             *WHILE_LEARNING,
@@ -528,7 +531,7 @@ class PhasicAlgorithm(PhasicModel):
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         # Most objectives have nothing to save
-        of_objective = ["criterion"] if self.criterion.state_dict() else []
-        if self.criterion.adversary_optimizer is not None:
-            of_objective.append("criterion.adversary_optimizer")
+        of_objective = ["objective"] if self.objective.state_dict() else []
+        if self.objective.adversary_optimizer is not None:
+            of_objective.append("objective.adversary_optimizer")
         return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer", *of_objective], []

@@ -29,7 +29,7 @@ class PhasicEpochs(PhasicAlgorithm):
     _fitting_micro_batch_size: tuple[int | None] | None = None  # once it is known
 
     def _policy_phase_optimizers(self) -> list[th.optim.Optimizer]:
-        of_adversary = self.criterion.adversary_optimizer
+        of_adversary = self.objective.adversary_optimizer
         return [self.policy.optimizer, self.value_optimizer, *([] if of_adversary is None else [of_adversary])]
 
     def _prepare_to_learn(self, total_timesteps: int) -> None:
@@ -74,7 +74,7 @@ class PhasicEpochs(PhasicAlgorithm):
         **options: Any,
     ) -> Epoch:
         self.policy.set_training_mode(True)  # a callback between two epochs may have evaluated it
-        networks, micro_batch_size = [self.policy, self.criterion], self._micro_batch_size()
+        networks, micro_batch_size = [self.policy, self.objective], self._micro_batch_size()
         return optimize_epoch(phase, networks, optimizer, batches, losses, micro_batch_size, self.max_grad_norm, **options)
 
     def _losses(self, losses: Callable[..., Losses], coefficients: Coefficients, batch: Any) -> Losses:
@@ -95,7 +95,7 @@ class PhasicEpochs(PhasicAlgorithm):
     def _recorded(self, batch: AuxiliaryBatch) -> th.Tensor:
         """In the micro-batches of the epochs that follow, for rounding to be the same: KL(π_old, π) starts at zero."""
         inputs = map(self.network_inputs, split(batch, self._micro_batch_size()))
-        return th.cat([self.criterion.recorded(self.policy, part) for part in inputs])
+        return th.cat([self.objective.recorded(self.policy, part) for part in inputs])
 
     def _outcome(self, n_sequences: int) -> dict[str, float]:
         """Of an auxiliary phase, from a part of its samples, evenly spread."""
@@ -105,7 +105,7 @@ class PhasicEpochs(PhasicAlgorithm):
         parts = (part for batch in batches for part in split(batch, self._micro_batch_size()))
         outcome = auxiliary_outcome(
             self.policy,
-            self.criterion.kl_to_recorded,
+            self.objective.kl_to_recorded,
             ((self.network_inputs(part), part.value_targets, part.recorded) for part in parts),
         )
         self.policy.set_training_mode(True)
@@ -123,7 +123,7 @@ class PhasicEpochs(PhasicAlgorithm):
         return math.ceil(self._aux_samples_per_batch() / self.aux_buffer.sequence_length)
 
     def _micro_batch_size(self) -> int | None:
-        if self.micro_batch_size != "auto" or self.criterion.needs_whole_minibatches:
+        if self.micro_batch_size != "auto" or self.objective.needs_whole_minibatches:
             return None if self.micro_batch_size == "auto" else self.micro_batch_size
         if self._fitting_micro_batch_size is None:  # asked once per training: the network stays as it is
             observation = obs_as_tensor(one_observation(self.rollout_buffer), self.device)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.objectives import objective_name
 from sb3_ppg.policies.extractors import ImpalaCNN
 from sb3_ppg.ppg import PPG
 from sb3_ppg.recurrent import RecurrentPPG
@@ -182,4 +183,5 @@ def zoo_name_of(model: PPG) -> str:
     """
     algorithm = member_of(type(model)).algorithm
     names = [name for name, member in FAMILY.items() if member.algorithm is algorithm]
-    return next((name for name in names if FAMILY[name].preset.get("objective") == model.objective), names[0])
+    objective = objective_name(model.objective_class)
+    return next((name for name in names if FAMILY[name].preset.get("objective") == objective), names[0])

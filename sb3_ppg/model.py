@@ -37,7 +37,7 @@ class PhasicModel(OnPolicyAlgorithm):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
     has_memory: ClassVar[bool] = False  # whether a sample needs those before it
     policy: PhasicActorCriticPolicy
-    criterion: nn.Module  # an instance of the argument `objective`
+    objective: nn.Module  # an instance of the argument `objective`
     aux_buffer: AuxBuffer
     replay: RolloutReplay
     batch_size: int
@@ -50,7 +50,7 @@ class PhasicModel(OnPolicyAlgorithm):
     clip_range_vf: float | Schedule | None
     normalize_advantage: bool
     normalize_value_targets: Any  # see `PPG`
-    objective: Any  # see `PPG`
+    objective_class: Any  # of `objective`
     recompute_advantages: bool
     replay_kwargs: dict[str, Any] | None
     aux_buffer_kwargs: dict[str, Any] | None

@@ -26,7 +26,7 @@ from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
 from sb3_ppg.epochs import PhasicEpochs
-from sb3_ppg.objectives import Coefficients, Objective, make_objective
+from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective
 from sb3_ppg.optim.epoch import Adversary, Epoch, Losses, mean_losses
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
@@ -226,7 +226,7 @@ class PPG(PhasicEpochs):
         self.replay_kwargs = replay_kwargs
         self.micro_batch_size = micro_batch_size
         self.mixed_precision = mixed_precision
-        self.objective = objective
+        self.objective_class = find_objective(objective)
         self.objective_kwargs = objective_kwargs
         self.aux_buffer_kwargs = aux_buffer_kwargs
 
@@ -251,10 +251,10 @@ class PPG(PhasicEpochs):
         # As PPO: schedules from here on
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
-        self.criterion = make_objective(self.objective, self.policy, self.objective_kwargs).to(self.device)
-        trained = [*self.policy.parameters(), *self.criterion.trained_with_policy()]
+        self.objective = make_objective(self.objective_class, self.policy, self.objective_kwargs).to(self.device)
+        trained = [*self.policy.parameters(), *self.objective.trained_with_policy()]
         # The policy's own optimizer is that of the policy (or joint) epochs
-        if self.criterion.trained_with_policy():
+        if self.objective.trained_with_policy():
             self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
@@ -295,7 +295,7 @@ class PPG(PhasicEpochs):
                 self._store_rollout()
         finally:
             self.replay.keep_latest()
-        average_batch_statistics([self.policy, self.criterion])
+        average_batch_statistics([self.policy, self.objective])
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
     def _store_rollout(self) -> None:
@@ -306,7 +306,7 @@ class PPG(PhasicEpochs):
         if self.aux_buffer.n_new < self.n_policy_iterations:
             return
         try:
-            if self.criterion.is_due(self.num_timesteps - self.n_steps * self.n_envs * n_processes()):
+            if self.objective.is_due(self.num_timesteps - self.n_steps * self.n_envs * n_processes()):
                 self._auxiliary_phase()
         finally:  # after an error, too, the next phase waits for new rollouts
             self.aux_buffer.end_phase()
@@ -314,29 +314,29 @@ class PPG(PhasicEpochs):
 
     def _policy_phase(self) -> None:
         """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout, or rollouts."""
-        criterion, buffer = self.criterion, self.rollout_buffer
+        objective, buffer = self.objective, self.rollout_buffer
         end: Any = self.rollout_end  # None where rollouts came from elsewhere, which few objectives mind
         self.policy.set_training_mode(True)
         self._update_learning_rate(self._policy_phase_optimizers())
-        buffer.returns = criterion.value_targets(buffer, end)
+        buffer.returns = objective.value_targets(buffer, end)
         if self.normalize_advantage:
-            buffer.advantages = criterion.normalized_advantages(buffer.advantages, self.device)
+            buffer.advantages = objective.normalized_advantages(buffer.advantages, self.device)
         self._n_rollouts = 1 + (self._n_rollouts or self._n_updates // self.n_epochs)  # files of before have the latter only
         self._update_value_units()
         self.replay.add(buffer, end)
         self._bring_older_rollouts_up_to_date()
-        criterion.before_policy_phase(self.policy)
+        objective.before_policy_phase(self.policy)
         for rollout in [*self._older_rollouts(), self.replay.rollouts[-1]]:
-            rollout.extras = criterion.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
+            rollout.extras = objective.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
         self._n_epochs_of_update = 0
         coefficients = self._coefficients()
         if self.n_value_epochs is None:
-            history, value_history = self._policy_epochs(criterion.joint_losses, coefficients), []
-        elif criterion.values_first:
+            history, value_history = self._policy_epochs(objective.joint_losses, coefficients), []
+        elif objective.values_first:
             value_history = self._value_epochs(coefficients)
-            history = self._policy_epochs(criterion.policy_losses, coefficients)
+            history = self._policy_epochs(objective.policy_losses, coefficients)
         else:
-            history = self._policy_epochs(criterion.policy_losses, coefficients)
+            history = self._policy_epochs(objective.policy_losses, coefficients)
             value_history = self._value_epochs(coefficients)
         self._n_updates += len(history)
         self._log_policy_phase(history, value_history, coefficients)
@@ -355,9 +355,9 @@ class PPG(PhasicEpochs):
         """In shuffled minibatches; fewer than E_π when ``target_kl`` is exceeded."""
         history: list[Epoch] = []
         adversary = None
-        if self.criterion.adversary_optimizer is not None:
-            losses_of_adversary = partial(self._losses, self.criterion.adversary_losses, coefficients)
-            adversary = Adversary(self.criterion.adversary_optimizer, losses_of_adversary)
+        if self.objective.adversary_optimizer is not None:
+            losses_of_adversary = partial(self._losses, self.objective.adversary_losses, coefficients)
+            adversary = Adversary(self.objective.adversary_optimizer, losses_of_adversary)
         for batches in self._epochs("policy", self.n_epochs, self.batch_size):
             history.append(
                 self._epoch(
@@ -366,7 +366,7 @@ class PPG(PhasicEpochs):
                     batches,
                     partial(self._losses, losses, coefficients),
                     target_kl=self.target_kl,
-                    after_step=partial(self.criterion.after_policy_step, self.policy),
+                    after_step=partial(self.objective.after_policy_step, self.policy),
                     adversary=adversary,
                 )
             )
@@ -378,9 +378,9 @@ class PPG(PhasicEpochs):
 
     def _value_epochs(self, coefficients: Coefficients) -> list[Epoch]:
         """E_V of them, in shuffled minibatches."""
-        losses = partial(self._losses, self.criterion.value_losses, coefficients)
-        batch_size = self.criterion.value_batch_size or self.batch_size
-        epochs = self._epochs("value", self.criterion.n_value_epochs(self.n_value_epochs or 0), batch_size)
+        losses = partial(self._losses, self.objective.value_losses, coefficients)
+        batch_size = self.objective.value_batch_size or self.batch_size
+        epochs = self._epochs("value", self.objective.n_value_epochs(self.n_value_epochs or 0), batch_size)
         return [self._epoch("policy", self.value_optimizer, batches, losses) for batches in epochs]
 
     def _auxiliary_phase(self) -> None:
@@ -397,12 +397,12 @@ class PPG(PhasicEpochs):
 
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
         update_learning_rate(self.aux_optimizer, learning_rate)
-        losses = partial(self._losses, self.criterion.auxiliary_losses, self._coefficients())
+        losses = partial(self._losses, self.objective.auxiliary_losses, self._coefficients())
         history: list[Epoch] = []
         for _ in range(self.n_aux_epochs):
             history.append(self._epoch("auxiliary", self.aux_optimizer, self.aux_buffer.minibatches(n_sequences), losses))
             events.epoch_end(mean_losses([history[-1]]))
-        self.criterion.after_auxiliary_phase(self.policy)
+        self.objective.after_auxiliary_phase(self.policy)
         self._n_aux_phases += 1
         self._record("aux", {**mean_losses(history), **self._outcome(n_sequences), "learning_rate": learning_rate})
         self._record("aux", {"n_phases": self._n_aux_phases, "seconds": time.perf_counter() - start})

@@ -101,7 +101,7 @@ class GoldenTraining:
         )
         self.model.set_logger(Logger(folder=None, output_formats=[]))
         self.policy = self.model.policy.double()
-        self.model.criterion.double()
+        self.model.objective.double()
         self.load_weights("weights_init")
         self.epochs: list[Epoch] = []
         self.gradient_norms: list[dict[str, float]] = []
@@ -124,7 +124,7 @@ class GoldenTraining:
 
     def named_parameters(self) -> dict[str, th.nn.Parameter]:
         """Of the policy and of the objective's own networks."""
-        of_objective = {name: p for name, p in self.model.criterion.named_parameters() if not name.startswith("proximal.")}
+        of_objective = {name: p for name, p in self.model.objective.named_parameters() if not name.startswith("proximal.")}
         return {**dict(self.policy.named_parameters()), **of_objective}
 
     def _record_gradient_norms(self, optimizer: th.optim.Optimizer) -> None:

@@ -103,7 +103,7 @@ def losses_of(name: str, model: PPG, batch: Any, **coefficients: float | None) -
     :param batch: of its rollout buffer, or of its auxiliary buffer
     :param coefficients: that are others than the model's
     """
-    losses = getattr(model.criterion, name)
+    losses = getattr(model.objective, name)
     return losses(model.policy, model.network_inputs(batch), batch, model._coefficients()._replace(**coefficients))
 
 

@@ -148,12 +148,12 @@ def test_a_new_objective_as_the_page_shows_it(tmp_path):
     names: dict = {}
     exec(code, names)  # ours
     model, cls = names["model"], names["RewardPrediction"]
-    assert type(model.criterion) is cls and model.n_aux_phases == 4
+    assert type(model.objective) is cls and model.n_aux_phases == 4
     # Rewards of CartPole are 1: it knows, and what is kept belongs together
     observations = th.as_tensor(model.rollout_buffer.observations).reshape(-1, 4)[:64]
     with th.no_grad():
         _, latent = model.policy.evaluate_policy(observations)
-        predicted = model.criterion.head(th.cat([latent, th.eye(2).repeat(32, 1)], dim=1))
+        predicted = model.objective.head(th.cat([latent, th.eye(2).repeat(32, 1)], dim=1))
     assert (predicted - 1).abs().mean() < 0.3  # which a head that has not learned says is about 0
 
     from sb3_ppg import RecurrentPPG, hub
@@ -165,7 +165,7 @@ def test_a_new_objective_as_the_page_shows_it(tmp_path):
         hub.save_pretrained(model, tmp_path)
     hub.save_pretrained(model, tmp_path, custom_objects={"RewardPrediction": cls})
     loaded = hub.from_pretrained(tmp_path, custom_objects={"RewardPrediction": cls})
-    np.testing.assert_array_equal(loaded.criterion.head.bias.detach().numpy(), model.criterion.head.bias.detach().numpy())
+    np.testing.assert_array_equal(loaded.objective.head.bias.detach().numpy(), model.objective.head.bias.detach().numpy())
 
 
 def test_what_an_objective_keeps_belongs_to_its_observations():

@@ -205,8 +205,8 @@ def test_every_option_has_an_effect():
 def test_the_auxiliary_phase_clips_its_gradient_and_splits_its_minibatches():
     model = make(aux_batch_size=32, n_aux_epochs=1, max_grad_norm=0.01, micro_batch_size=5)
     fill_phase(model)
-    norms, sizes, original = [], [], model.criterion.auxiliary_losses
-    model.criterion.auxiliary_losses = lambda *args: sizes.append(len(args[2].value_targets)) or original(*args)
+    norms, sizes, original = [], [], model.objective.auxiliary_losses
+    model.objective.auxiliary_losses = lambda *args: sizes.append(len(args[2].value_targets)) or original(*args)
     model.aux_optimizer.register_step_pre_hook(lambda *_: norms.append(total_norm(model)))
     model._auxiliary_phase()
     assert norms == [pytest.approx(0.01, rel=1e-4)]
@@ -216,15 +216,15 @@ def test_the_auxiliary_phase_clips_its_gradient_and_splits_its_minibatches():
 # The other mistakes of the list, and the tests that would catch them
 ELSEWHERE = {
     "the KL's mean over action dimensions": "losses::test_kl_is_torchs_summed_over_action_dimensions",
-    "remainders that leak": "training/optimization::test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer",
+    "remainders that leak": "optim/epoch::test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer",
     "broadcasts": "losses::test_shapes_that_would_broadcast_are_refused",
     "float32 images": "buffers/aux_buffer::test_memory_is_the_observations_once_in_their_own_type",
     "aliases": "buffers/aux_buffer::test_rollouts_are_kept_by_reference_and_do_not_alias",
     "annealing by phase": "ppg::test_schedules_run_over_the_whole_budget",
     "a budget cut short": "ppg::test_what_a_budget_leaves_over_is_used_by_the_next_call",
     "a partial phase": "citizenship::test_after_loading_within_a_phase_the_phase_starts_over_and_says_so",
-    "workers' gradients not averaged": "training/processes::test_two_processes_with_half_the_batch_are_one_with_the_whole",
-    "wasted forwards": "policies::test_no_forward_pass_that_nobody_reads",
+    "workers' gradients not averaged": "distributed/processes::test_two_processes_with_half_the_batch_are_one_with_the_whole",
+    "wasted forwards": "policies/policies::test_no_forward_pass_that_nobody_reads",
     "wasted forwards in separate epochs": "ppg::test_separate_epochs_run_and_move_one_network_each",
 }
 

@@ -23,6 +23,7 @@ from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.rollouts import minibatches
 from sb3_ppg.errors import NonFiniteActionError
 from sb3_ppg.family import PAPERS_VALUES
+from sb3_ppg.objectives import OBJECTIVES
 from sb3_ppg.optim.epoch import optimize_epoch
 from tests.helpers import ROOT, RandomEnv, collect, image_space, learn_and_log, losses_of, transfers_to_host
 
@@ -246,13 +247,13 @@ def test_what_a_budget_leaves_over_is_used_by_the_next_call():
     model.learn(16 * 2, callback=record)
     assert model.n_aux_phases == 0 and len(model.aux_buffer) == 2
     kept = set(np.concatenate(model.aux_buffer.value_targets).ravel().tolist())
-    trained_on, original = set(), model.criterion.auxiliary_losses
+    trained_on, original = set(), model.objective.auxiliary_losses
 
     def spy(policy, inputs, batch, coefficients):
         trained_on.update(batch.value_targets.tolist())
         return original(policy, inputs, batch, coefficients)
 
-    model.criterion.auxiliary_losses = spy
+    model.objective.auxiliary_losses = spy
     model.learn(16, callback=record, reset_num_timesteps=False)
     assert record.stored == [0, 1, 2]
     assert model.n_aux_phases == 1 and len(model.aux_buffer) == 0
@@ -271,13 +272,13 @@ def test_two_calls_are_one():
 def test_the_auxiliary_phase_sees_all_and_only_the_phase():
     model = make(env=make_vec_env("CartPole-v1", 2), aux_batch_size=32, n_aux_epochs=4)
     seen = []
-    original = model.criterion.auxiliary_losses
+    original = model.objective.auxiliary_losses
 
     def record(policy, inputs, batch, coefficients):
         seen.append(len(batch.value_targets))
         return original(policy, inputs, batch, coefficients)
 
-    model.criterion.auxiliary_losses = record
+    model.objective.auxiliary_losses = record
     model.learn(3 * 16 * 2)
     assert seen == [32] * 3 * 4  # 3 rollouts of 2 sequences, in minibatches of 2 sequences, 4 epochs
 
@@ -385,8 +386,8 @@ def test_units_that_are_turned_off_later_are_those_of_the_return_again(off, tmp_
 
 def test_another_objective_after_the_model_was_made_is_refused():
     model = make()
-    model.objective = "ewma"
-    with pytest.raises(ArgumentError, match=r"`objective`='ewma'.*made with PaperObjective"):
+    model.objective_class = OBJECTIVES["ewma"]
+    with pytest.raises(ArgumentError, match=r"`objective`=.*EWMAObjective.*made with PaperObjective"):
         model.learn(16)
 
 
@@ -838,8 +839,8 @@ def test_the_value_loss_is_that_of_all_epochs(monkeypatch):
 
 def test_odd_numbers_of_sequences_are_spread_evenly():
     model = make(n_policy_iterations=33, n_aux_epochs=1, aux_batch_size=48)
-    sizes, original = [], model.criterion.auxiliary_losses
-    model.criterion.auxiliary_losses = lambda *args: sizes.append(len(args[2].value_targets) // 16) or original(*args)
+    sizes, original = [], model.objective.auxiliary_losses
+    model.objective.auxiliary_losses = lambda *args: sizes.append(len(args[2].value_targets) // 16) or original(*args)
     model.learn(16 * 33)
     assert sizes == [3] * 11
 

@@ -247,8 +247,8 @@ def test_micro_batches_are_whole_sequences_and_the_same_step():
 def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
     """Where there is memory, else of a rollout; here of 1,024 samples, of 32."""
     model = make(n_policy_iterations=32, n_aux_epochs=1, n_steps=16, batch_size=16)
-    seen, original = [], model.criterion.auxiliary_losses
-    model.criterion.auxiliary_losses = lambda *args: seen.append(len(args[2].value_targets)) or original(*args)
+    seen, original = [], model.objective.auxiliary_losses
+    model.objective.auxiliary_losses = lambda *args: seen.append(len(args[2].value_targets)) or original(*args)
     model.learn(16 * 2 * 32)
     assert seen == [64] * 16
 
@@ -272,8 +272,8 @@ def test_squashed_actions_reach_the_environments_bounds():
 def test_kl_is_zero_before_the_first_auxiliary_step(mode):
     model = make(policy_kwargs=dict(ortho_init=False, **MODES[mode]), learning_rate=1e-2)
     kls = []
-    original = model.criterion.auxiliary_losses
-    model.criterion.auxiliary_losses = lambda *args: kls.append(original(*args)) or kls[-1]
+    original = model.objective.auxiliary_losses
+    model.objective.auxiliary_losses = lambda *args: kls.append(original(*args)) or kls[-1]
     model.learn(8 * 2 * 2)
     assert len(kls) == 8  # two epochs of four sequences
     assert kls[0].terms["kl"].item() == pytest.approx(0, abs=1e-7) and kls[-1].terms["kl"].item() > 1e-6
@@ -382,10 +382,10 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
 
 def test_what_follows_a_rollout_that_could_not_be_learned_from_follows_no_stored_one():
     model = make(n_policy_iterations=8, env=make_env(episode_length=100)).learn(2 * 8)
-    original, model.criterion.surrogate = model.criterion.surrogate, lambda *_: Losses(th.tensor(np.nan), {})
+    original, model.objective.surrogate = model.objective.surrogate, lambda *_: Losses(th.tensor(np.nan), {})
     with pytest.raises(NonFiniteLossError):
         model.learn(2 * 8, reset_num_timesteps=False)
-    model.criterion.surrogate = original
+    model.objective.surrogate = original
     model.learn(2 * 8 * 2, reset_num_timesteps=False)
     stored = [context["goes_on"].all() for context in model.aux_buffer.context]
     assert stored == [False, False, True]

@@ -95,7 +95,7 @@ def make(name: str) -> PPG:
 
 def weights(model: PPG) -> np.ndarray:
     """Of the policy and of what the objective owns."""
-    modules = (model.policy, model.criterion)
+    modules = (model.policy, model.objective)
     return np.concatenate([weight.detach().numpy().ravel() for module in modules for weight in module.parameters()])
 
 

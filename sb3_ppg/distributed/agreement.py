@@ -7,7 +7,7 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch.utils._pytree import tree_map
 
-from sb3_ppg.arguments import argument_names
+from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.distributed.collectives import from_first, has_left, n_processes, rank
 from sb3_ppg.distributed.group import n_started
 from sb3_ppg.environments.watched import normalizers, statistics
@@ -32,7 +32,7 @@ def shared_settings(model: PhasicModel) -> dict[str, Any]:
         "n_envs": model.n_envs,
         "observation_space": model.observation_space,
         "action_space": model.action_space,
-        **{name: vars(model).get(name) for name in argument_names(type(model)) if name not in OWN},
+        **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in OWN},
         **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
         "policy": type(policy),
         "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},

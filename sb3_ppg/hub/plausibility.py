@@ -139,7 +139,7 @@ class AllocationLimit(TorchFunctionMode):
 
     def __init__(self, arrays: ArrayFile) -> None:
         super().__init__()
-        weights = [entry for name, entry in arrays.entries.items() if name.startswith(("policy.", "criterion."))]
+        weights = [entry for name, entry in arrays.entries.items() if name.startswith(("policy.", "objective."))]
         self.left = 10**6 + 2 * sum(PER_TENSOR + math.prod(entry.shape) for entry in weights)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,15 +162,15 @@ def try_out(model: PPG) -> None:
     :param model: complete
     :raises ModelFormatError: if the networks do not give finite numbers for an observation
     """
-    for owner, network in (("policy", model.policy), ("criterion", model.criterion)):
+    for owner, network in (("policy", model.policy), ("objective", model.objective)):
         for name, parameter in network.named_parameters():
             if not (parameter.abs() <= MAX_WEIGHT).all():
                 raise ModelFormatError(f"{owner}.{name}: weights of more than {MAX_WEIGHT:,.0f} are none to train with")
         for name, module in network.named_modules():
             if isinstance(module, ValueHead) and not 0 < module.std <= MAX_UNIT:
                 raise ModelFormatError(f"{owner}.{name}.std: {module.std.item()} is no unit of values")
-    if not model.criterion.has_plausible_state():
-        raise ModelFormatError("criterion: the state of the objective is none that training can have led to")
+    if not model.objective.has_plausible_state():
+        raise ModelFormatError("objective: the state of the objective is none that training can have led to")
     observation = _some_observation(model.observation_space)
     training = model.policy.training
     model.policy.set_training_mode(False)

@@ -47,6 +47,7 @@ from sb3_ppg.hub.plausibility import (
     try_out,
 )
 from sb3_ppg.hub.saved_optimizers import describe_optimizer, load_optimizer, read_optimizer
+from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.generators import generators_kept
@@ -91,7 +92,7 @@ COUNTERS = [
     "_n_stored_rollouts",
 ]
 LATER_COUNTERS = ["_n_rollouts", "_n_replayed_rollouts"]  # 0 in the first files
-NETWORKS = ("policy", "criterion")  # attributes whose weights are shared: the policy, and what its objective owns
+NETWORKS = ("policy", "objective")  # attributes whose weights are shared: the policy, and what its objective owns
 VEC_NORMALIZE = ["training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys"]
 
 
@@ -316,6 +317,8 @@ def _arguments(cls: type[PPG]) -> list[str]:
 
 
 def _argument(model: PPG, name: str) -> Any:
+    if name == "objective":
+        return objective_name(model.objective_class)
     if not hasattr(model, name):
         raise ModelFormatError(f"{type(model).__name__} has no attribute {name!r}, which would say what its argument was")
     if name == "aux_buffer_kwargs":

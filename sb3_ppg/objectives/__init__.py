@@ -26,7 +26,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 
 
-def objective_class(objective: Any) -> type[Objective]:
+def find_objective(objective: Any) -> type[Objective]:
     """
     :param objective: a name from ``OBJECTIVES``, or a class derived from ``Objective``
     :return: the class
@@ -42,19 +42,28 @@ def objective_class(objective: Any) -> type[Objective]:
     return cls
 
 
+def objective_name(cls: type[Objective]) -> str | type[Objective]:
+    """
+    :param cls: an objective's class
+    :return: its name in ``OBJECTIVES``, or the class if it has none
+    """
+    return next((name for name, known in OBJECTIVES.items() if known is cls), cls)
+
+
 def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict[str, Any] | None) -> Objective:
     """
-    :param objective: as for ``objective_class``
+    :param objective: as for ``find_objective``
     :param policy: that it is for
     :param kwargs: keyword arguments of the class
     :return: the objective
     :raises ArgumentError: if there is none of that name, or it does not take these arguments
     """
-    cls = objective_class(objective)
+    cls = find_objective(objective)
     try:
         return cls(policy, **{name: without_numpy(value) for name, value in (kwargs or {}).items()})
     except TypeError as error:
-        raise ArgumentError(f"`objective_kwargs`={kwargs!r} cannot work with `objective`={objective!r}: {error}") from error
+        name = objective_name(cls)
+        raise ArgumentError(f"`objective_kwargs`={kwargs!r} cannot work with `objective`={name!r}: {error}") from error
 
 
 __all__ = [
@@ -70,5 +79,7 @@ __all__ = [
     "OrderObjective",
     "PaperObjective",
     "RolloutEnd",
+    "find_objective",
     "make_objective",
+    "objective_name",
 ]

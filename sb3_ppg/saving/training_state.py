@@ -95,7 +95,7 @@ def check_state_is_finite(model: PhasicModel) -> None:
     :param model: between two iterations
     :raises NonFiniteError: if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite
     """
-    networks = {"policy": model.policy, "objective": model.criterion}
+    networks = {"policy": model.policy, "objective": model.objective}
     numbers: dict[str, Any] = {
         f"the {owner}'s {name}": tensor
         for owner, network in networks.items()

@@ -44,6 +44,7 @@ from sb3_ppg.hub.pretrained import (
     vec_normalize_of,
     why_not_pickle,
 )
+from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.untrusted import parse_json
 from sb3_ppg.zoo import masks
@@ -455,10 +456,10 @@ def _put(made: Path, log_path: Path, force: bool, numbered: bool) -> None:
 def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
     """What training would have written. Nothing is copied that the Zoo would unpickle, evaluate or import."""
     model, saved_vec_normalize = read_model(source)
-    objective = FAMILY[algo].preset.get("objective", model.objective)
-    if type(model) is not FAMILY[algo].algorithm or objective != model.objective:
+    objective = objective_name(model.objective_class)
+    if type(model) is not FAMILY[algo].algorithm or FAMILY[algo].preset.get("objective", objective) != objective:
         raise ModelFormatError(
-            f"this is a model of {type(model).__name__} with objective={model.objective!r}: use --algo {zoo_name_of(model)}"
+            f"this is a model of {type(model).__name__} with objective={objective!r}: use --algo {zoo_name_of(model)}"
         )
     sums = read_sums(source)
     description = _read_environment(source, sums, env_name, allowed)

@@ -289,7 +289,7 @@ def attacks() -> Iterator[Attack]:
     """Changed descriptions, arrays, bytes and files of each model; of the family, what PPG's models do not have."""
     for kind, base in _bases().items():
         for attack in _attacks_on(kind, base):
-            own = any(word in attack.name for word in ("objective", "criterion", "adversary", UNCHANGED))
+            own = any(word in attack.name for word in ("objective", "objective", "adversary", UNCHANGED))
             if own or kind not in FAMILY:
                 yield attack
 

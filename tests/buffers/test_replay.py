@@ -340,14 +340,14 @@ def test_a_smaller_replay_than_that_of_the_file_is_named(tmp_path):
 def test_a_rollout_that_cannot_be_learned_from_is_forgotten(tmp_path):
     """What is saved after the error can be read, and the next call of `learn` goes on."""
     model = make(replay_kwargs=dict(policy_rollouts=3)).learn(16)
-    original, model.criterion.surrogate = model.criterion.surrogate, lambda *_: Losses(th.tensor(np.nan), {})
+    original, model.objective.surrogate = model.objective.surrogate, lambda *_: Losses(th.tensor(np.nan), {})
     with pytest.raises(NonFiniteLossError):
         model.learn(16, reset_num_timesteps=False)
     assert len(model.replay.rollouts) == model._n_replayed_rollouts == 1
     model.save(tmp_path / "model.zip")
     model.save_aux_buffer(tmp_path / "state.npz")
     PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu").load_aux_buffer(tmp_path / "state.npz")
-    model.criterion.surrogate = original
+    model.objective.surrogate = original
     model.learn(16, reset_num_timesteps=False)
     assert len(model.replay.rollouts) == 2
 
@@ -371,7 +371,7 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch):
     model = make(replay_kwargs=dict(policy_rollouts=3), n_policy_iterations=2, n_epochs=2).learn(16)
     with pytest.raises(type(error)), monkeypatch.context() as patched:
         if phase == "policy":
-            patched.setattr(model.criterion, "after_policy_step", lambda *_: Raises(error).on_aux_epoch_end())
+            patched.setattr(model.objective, "after_policy_step", lambda *_: Raises(error).on_aux_epoch_end())
         model.learn(16, callback=Raises(error), reset_num_timesteps=False)
     assert len(model.replay.rollouts) == (1 if phase == "policy" else 2)
     model.learn(16, reset_num_timesteps=False)

@@ -190,7 +190,7 @@ def trained_without_chance(algorithm: type[PPG], n_envs: int, options: dict) -> 
     model.learn(4 * N_STEPS * 4)
     assert model.num_timesteps == 4 * N_STEPS * 4
     return np.concatenate(
-        [weight.detach().numpy().ravel() for weight in [*model.policy.parameters(), *model.criterion.parameters()]]
+        [weight.detach().numpy().ravel() for weight in [*model.policy.parameters(), *model.objective.parameters()]]
     )
 
 

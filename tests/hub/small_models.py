@@ -31,8 +31,8 @@ def small_model(**arguments: Any) -> PPG:
 def same_parameters(one: PPG, other: PPG) -> None:
     for name, tensor in one.policy.state_dict().items():
         assert th.equal(tensor, other.policy.state_dict()[name]), name
-    for name, tensor in one.criterion.state_dict().items():
-        assert th.equal(tensor, other.criterion.state_dict()[name]), name
+    for name, tensor in one.objective.state_dict().items():
+        assert th.equal(tensor, other.objective.state_dict()[name]), name
     for name in one._get_torch_save_params()[0]:
         states = [model.policy.optimizer if name == "policy.optimizer" else getattr(model, name) for model in (one, other)]
         if "optimizer" in name:

@@ -162,7 +162,7 @@ def test_everything_that_a_zip_holds_is_kept_or_known_not_to_matter(name):
     model = algorithm(policy, make_env(observations, actions), **arguments).learn(16)
     in_a_zip = set(model.__dict__) - set(model._excluded_save_params())
     arguments = in_a_zip & set(_arguments(algorithm))
-    made_again = {"lr_schedule", "value_optimizer", "aux_optimizer", "policy_class", "observation_space"}
+    made_again = {"objective_class", "lr_schedule", "value_optimizer", "aux_optimizer", "policy_class", "observation_space"}
     of_a_run = {"verbose", "start_time", "tensorboard_log", "_last_obs", "_last_episode_starts", "_last_original_obs"}
     of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise"}
     assert in_a_zip == arguments | {*COUNTERS, *LATER_COUNTERS} | made_again | of_a_run | {"action_space", "n_envs"}

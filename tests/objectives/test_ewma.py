@@ -7,6 +7,7 @@ import pytest
 import torch as th
 
 from sb3_ppg import RewardNormalizer
+from sb3_ppg.objectives import OBJECTIVES
 from tests.golden import DATA, DoubleNormalizedRewardRolloutBuffer, GoldenTraining
 
 # What they compute and do not use, a loss of the value function before it is trained, and the order of the calls here
@@ -57,21 +58,21 @@ class EWMATraining(GoldenTraining):
             objective_kwargs=kwargs,
         )
         if ewma or objective == "decoupled":
-            self.model.criterion.restart(self.policy)  # the weights of the file
-        self.average = self.model.criterion.proximal.module if ewma else None
+            self.model.objective.restart(self.policy)  # the weights of the file
+        self.average = self.model.objective.proximal.module if ewma else None
         self.compared: list[tuple[th.Tensor, th.Tensor, th.Tensor]] = []  # of each minibatch
-        add_to = self.model.criterion.with_entropy_and_penalty
+        add_to = self.model.objective.with_entropy_and_penalty
 
         def recorded(surrogate, batch, log_prob, proximal_log_prob, *args):
             found = add_to(surrogate, batch, log_prob, proximal_log_prob, *args)
             self.compared.append((log_prob.detach(), proximal_log_prob, found.total.detach()))
             return found
 
-        monkeypatch.setattr(self.model.criterion, "with_entropy_and_penalty", recorded)
+        monkeypatch.setattr(self.model.objective, "with_entropy_and_penalty", recorded)
 
     def total_weight(self) -> float:
-        decay = self.model.criterion.decay
-        return sum(decay**k for k in range(int(self.model.criterion.proximal.n_averaged)))
+        decay = self.model.objective.decay
+        return sum(decay**k for k in range(int(self.model.objective.proximal.n_averaged)))
 
     @th.no_grad()
     def present_log_prob(self, rollout: int) -> np.ndarray:
@@ -116,10 +117,10 @@ class EWMATraining(GoldenTraining):
 
     def check_moments(self, rollout: int, of_rollout: tuple[float, float]) -> None:
         """By which advantages are normalised: of this rollout, or averages, of which we keep no sums."""
-        key, criterion = f"roll{rollout}/advantage_moments", self.model.criterion
+        key, objective = f"roll{rollout}/advantage_moments", self.model.objective
         weight, mean, variance = float(self.n_envs * self.n_steps), *of_rollout
-        if getattr(criterion, "advantage_decay", 0) > 0:
-            weight, mean, variance = criterion.advantage_weight, criterion.advantage_mean, criterion.advantage_variance
+        if getattr(objective, "advantage_decay", 0) > 0:
+            weight, mean, variance = objective.advantage_weight, objective.advantage_mean, objective.advantage_variance
         squares = weight * (variance + mean**2)
         ours = dict(weight=weight, mean=mean, var=variance, weighted_sum=weight * mean, weighted_sum_of_squares=squares)
         for name, value in ours.items():
@@ -138,7 +139,7 @@ class EWMATraining(GoldenTraining):
             names["pi_kl"] = ("kl_penalty", 1)
         else:
             assert not self.golden[f"{phase}/pi_kl"].any()
-        if model.objective != "ppg":
+        if model.objective_class is not OBJECTIVES["ppg"]:
             names["imp_samp_clipfrac"] = ("importance_clip_fraction", 1)
         else:
             assert not self.golden[f"{phase}/imp_samp_clipfrac"].any()  # it has no limit

@@ -19,7 +19,7 @@ from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, RecurrentPPG, hub
 from sb3_ppg.family import FAMILY, PAPER, with_preset, zoo_name_of
-from sb3_ppg.objectives import OBJECTIVES, make_objective
+from sb3_ppg.objectives import OBJECTIVES, make_objective, objective_name
 from sb3_ppg.zoo.registration import hyperparameter_file
 from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log
 
@@ -62,12 +62,12 @@ def random_envs(observation_space=VECTOR, action_space=ACTIONS["Discrete"][0], n
 def check_training(model: PPG, n_rollouts: int = 4) -> None:
     """What the objective reaches moves, all numbers are finite."""
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
-    own = [parameter.detach().clone() for parameter in model.criterion.parameters()]
+    own = [parameter.detach().clone() for parameter in model.objective.parameters()]
     logged = learn_and_log(model, n_rollouts * model.n_steps * model.n_envs)
-    unused = ("aux_value_net",) if model.objective not in ("ewma", "dna") else ()
+    unused = ("aux_value_net",) if objective_name(model.objective_class) not in ("ewma", "dna") else ()
     still = [name for name, p in model.policy.named_parameters() if th.equal(p, before[name]) and not name.startswith(unused)]
     assert not still
-    assert all(not th.equal(p, was) for p, was in zip(model.criterion.parameters(), own, strict=True)) or not own
+    assert all(not th.equal(p, was) for p, was in zip(model.objective.parameters(), own, strict=True)) or not own
     assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
 
 
@@ -119,7 +119,7 @@ def test_a_zip_file_and_the_hubs_files_keep_everything(name, tmp_path):
     others = [PPG.load(tmp_path / "model", device="cpu"), hub.from_pretrained(tmp_path / "shared", device="cpu")]
     for other in others:
         assert zoo_name_of(other) == name
-        for network in ("policy", "criterion"):
+        for network in ("policy", "objective"):
             ours, theirs = getattr(model, network).state_dict(), getattr(other, network).state_dict()
             assert ours.keys() == theirs.keys()
             assert all(th.equal(ours[key], theirs[key]) for key in ours)
@@ -135,17 +135,17 @@ def test_a_zip_file_and_the_hubs_files_keep_everything(name, tmp_path):
 def test_a_bad_number_leaves_everything_as_it_was(name):
     model = make(name, random_envs(), normalize_value_targets=False)
     model.learn(16)
-    before = copy.deepcopy([model.policy.state_dict(), model.criterion.state_dict()])
-    original = model.criterion.surrogate
+    before = copy.deepcopy([model.policy.state_dict(), model.objective.state_dict()])
+    original = model.objective.surrogate
 
     def spoiled(*args):
         losses = original(*args)
         return losses._replace(total=losses.total * float("nan"))
 
-    model.criterion.surrogate = spoiled
+    model.objective.surrogate = spoiled
     with pytest.raises(NonFiniteLossError):
         model.learn(16, reset_num_timesteps=False)
-    after = [model.policy.state_dict(), model.criterion.state_dict()]
+    after = [model.policy.state_dict(), model.objective.state_dict()]
     moves_on = ("advantage_", "n_rollouts", *(["proximal"] if name == "ppg_replay" else []))  # with each rollout
     names = [key for key in before[1] if not key.startswith(moves_on)]
     assert all(th.equal(before[0][key], after[0][key]) for key in before[0])
@@ -186,7 +186,7 @@ def test_ddcpgs_true_transitions_are_true(n_steps, aux_batch_size):
     network = dict(net_arch=[], features_extractor_class=FlattenExtractor)
     sizes = dict(n_steps=n_steps, batch_size=2, n_policy_iterations=2, aux_batch_size=aux_batch_size, n_aux_epochs=1)
     model = make("ddcpg", make_vec_env(Counter, 2), **sizes, policy_kwargs=network, normalize_value_targets=False)
-    model.criterion.discriminator = given = Given()
+    model.objective.discriminator = given = Given()
     model.learn(2 * 2 * n_steps)
     now, following = np.concatenate(given.seen).T
     assert len(now) == 2 * 2 * n_steps and np.array_equal(following, now + 1)
@@ -303,7 +303,7 @@ def test_what_cannot_work_is_refused_when_the_model_is_made(name, kwargs, messag
 def test_the_proximal_policy_is_an_average_with_bias_correction():
     """θ_0 counts like any other: after three steps of decay 1/2 the weights are 1, 2, 4, 8 fifteenths."""
     model = make("ppg_ewma", random_envs(), objective_kwargs=dict(decay=0.5))
-    objective, parameter = model.criterion, next(model.policy.parameters())
+    objective, parameter = model.objective, next(model.policy.parameters())
     proximal = next(objective.proximal.module.parameters())
     with th.no_grad():
         for value in (0.0, 15.0, 30.0, 45.0):
@@ -318,14 +318,14 @@ def test_the_average_begins_with_a_policy_that_was_set():
     """From a pretrained one, not from the random weights that it had when the model was made."""
     pretrained, model = make("ppg_ewma", random_envs(), seed=1), make("ppg_ewma", random_envs(), seed=0)
     model.policy.load_state_dict(pretrained.policy.state_dict())
-    model.criterion.before_policy_phase(model.policy)
-    proximal = dict(model.criterion.proximal.module.named_parameters())
+    model.objective.before_policy_phase(model.policy)
+    proximal = dict(model.objective.proximal.module.named_parameters())
     assert all(th.equal(proximal[name], weight) for name, weight in model.policy.named_parameters())
     with th.no_grad():
         next(model.policy.parameters()).add_(1)
-    model.criterion.after_policy_step(model.policy)
+    model.objective.after_policy_step(model.policy)
     kept = {name: weight.clone() for name, weight in proximal.items()}
-    model.criterion.before_policy_phase(model.policy)  # of the next rollout
+    model.objective.before_policy_phase(model.policy)  # of the next rollout
     assert all(th.equal(proximal[name], weight) for name, weight in kept.items())
 
 
@@ -380,7 +380,7 @@ def test_frames_are_compared_with_frames_of_their_level(cls):
     """Levels and steps of IDAAC's frames, from rollout to rollout and over resets, against what the environments know."""
     env = make_vec_env(lambda: cls(VECTOR, spaces.Discrete(3), episode_length=5), 3, seed=0)
     model = make("idaac", env)
-    order, seen = model.criterion, []
+    order, seen = model.objective, []
     extras = order.extras
 
     def spy(policy, rollout_buffer, end):
@@ -423,7 +423,7 @@ def test_environments_that_are_reset_where_episodes_end_have_other_levels():
     env = make_vec_env(lambda: Ordered(VECTOR, spaces.Discrete(3), episode_length=8), 2, seed=0)
     model = make("idaac", env)
     model.learn(16)
-    order, seen = model.criterion, []
+    order, seen = model.objective, []
     extras = order.extras
 
     def spy(*args):
@@ -441,15 +441,15 @@ def test_levels_of_all_kinds(level):
     """Equal ones have one number, different ones two."""
     model = make("idaac", random_envs())
     other = "desert" if isinstance(level, str) else np.array(level) + 1
-    assert model.criterion.number_of(level) == model.criterion.number_of(copy.deepcopy(level)) >= 0
-    assert model.criterion.number_of(level) != model.criterion.number_of(other)
+    assert model.objective.number_of(level) == model.objective.number_of(copy.deepcopy(level)) >= 0
+    assert model.objective.number_of(level) != model.objective.number_of(other)
     with pytest.raises(ArgumentError, match=r"infos\['level_seed'\]=.* names no level"):
-        model.criterion.number_of({"level": level})
+        model.objective.number_of({"level": level})
 
 
 def test_levels_below_zero():
     """-1 and -2 have one hash in CPython."""
-    numbers = {make("idaac", random_envs()).criterion.number_of(level) for level in range(-3, 3)}
+    numbers = {make("idaac", random_envs()).objective.number_of(level) for level in range(-3, 3)}
     assert len(numbers) == 6 and min(numbers) >= 0
 
 
@@ -474,7 +474,7 @@ def test_averaged_moments_get_over_a_bad_rollout(advantage_decay):
     model = make("ppg_ewma", env, objective_kwargs=dict(advantage_decay=advantage_decay))
     with np.errstate(all="ignore"), pytest.raises(NonFiniteLossError):
         model.learn(16)
-    assert all(th.isfinite(buffer).all() for buffer in model.criterion.buffers())
+    assert all(th.isfinite(buffer).all() for buffer in model.objective.buffers())
     Unbearable.scale = 1.0
     try:
         model.learn(32)
@@ -509,7 +509,7 @@ def test_masks_do_not_keep_samples_together():
 
 
 def test_constant_advantages_have_no_negative_variance():
-    objective = make("ppg_ewma", random_envs(), objective_kwargs=dict(advantage_decay=0.9)).criterion
+    objective = make("ppg_ewma", random_envs(), objective_kwargs=dict(advantage_decay=0.9)).objective
     for scale in np.linspace(1e-3, 1e6, 500):
         assert np.isfinite(objective.normalized_advantages(np.full((8, 2), scale, np.float32))).all()
 

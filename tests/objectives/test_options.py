@@ -92,7 +92,7 @@ class Watching(PaperObjective):
 @pytest.mark.filterwarnings("ignore:.*does not correct")
 def test_extras_belong_to_their_samples(kind, replay_kwargs):
     model = make(kind, objective=Watching, n_epochs=2, replay_kwargs=replay_kwargs).learn(3 * 16)
-    assert model.criterion.n_seen == 2 * (3 if replay_kwargs is None else 5) * 16
+    assert model.objective.n_seen == 2 * (3 if replay_kwargs is None else 5) * 16
 
 
 # ---- clipped value loss ----
@@ -100,7 +100,7 @@ def test_extras_belong_to_their_samples(kind, replay_kwargs):
 
 @pytest.fixture
 def clipped() -> PaperObjective:
-    return make(objective_kwargs=dict(value_clip=0.5)).criterion
+    return make(objective_kwargs=dict(value_clip=0.5)).objective
 
 
 def test_the_value_loss_of_the_policy_phase_is_clipped_against_the_values_at_collection(clipped):

@@ -95,7 +95,7 @@ def test_delayed_critic(file, monkeypatch):
         objective_kwargs=dict(value_distance_coef=setting["value_dist_coef"], **dynamics),
     )
     model, buffer = training.model, training.model.aux_buffer
-    logits = training.outputs_of(model.criterion.discriminator) if file == "ddcpg" else []
+    logits = training.outputs_of(model.objective.discriminator) if file == "ddcpg" else []
     record = buffer.record
     n_phases = 0
     for rollout in range(training.n_rollouts):
@@ -149,7 +149,7 @@ def test_delayed_critic(file, monkeypatch):
 
 def impose_transitions(training: GoldenTraining, aux: str, monkeypatch) -> None:
     """Their false actions and false next frames, minibatch by minibatch."""
-    n_steps, criterion = training.n_steps, training.model.criterion
+    n_steps, objective = training.n_steps, training.model.objective
     actions = iter(training.golden[f"{aux}/false_action"])
     following = iter(training.golden[f"{aux}/false_next"])
 
@@ -158,8 +158,8 @@ def impose_transitions(training: GoldenTraining, aux: str, monkeypatch) -> None:
         assert len(step) == n_samples
         return th.as_tensor(sequence * n_steps + step)
 
-    monkeypatch.setattr(criterion, "draw_false_actions", lambda _: th.as_tensor(next(actions).reshape(-1)))
-    monkeypatch.setattr(criterion, "draw_false_next", false_next)
+    monkeypatch.setattr(objective, "draw_false_actions", lambda _: th.as_tensor(next(actions).reshape(-1)))
+    monkeypatch.setattr(objective, "draw_false_next", false_next)
 
 
 @pytest.mark.parametrize("file", ["daac", "idaac", "idaac_misaligned"])
@@ -183,7 +183,7 @@ def test_advantage_head(file, monkeypatch):
         objective_kwargs=dict(advantage_coef=setting["adv_loss_coef"], value_frequency=setting["value_freq"], **order),
     )
     model, golden = training.model, training.golden
-    answers = training.outputs_of(model.criterion.classifier) if order else []
+    answers = training.outputs_of(model.objective.classifier) if order else []
     for rollout in range(training.n_rollouts):
         key = f"roll{rollout}"
         training.start(rollout, "value_recorded")
@@ -224,10 +224,10 @@ def test_advantage_head(file, monkeypatch):
 
 def impose_pairs(training: GoldenTraining, rollout: int, monkeypatch) -> None:
     """Their levels, steps in episodes and pairs of frames."""
-    criterion, key = training.model.criterion, f"roll{rollout}"
+    objective, key = training.model.objective, f"roll{rollout}"
     stored = "stored_" if f"{key}/stored_level" in training.golden else ""
-    criterion.levels = list(training.golden[f"{key}/{stored}level"].T)
-    criterion.episode_steps = list(training.golden[f"{key}/{stored}episode_step"].T)
+    objective.levels = list(training.golden[f"{key}/{stored}level"].T)
+    objective.episode_steps = list(training.golden[f"{key}/{stored}episode_step"].T)
     env, frame = np.moveaxis(training.golden[f"{key}/pair_frame"].reshape(-1, 2), 1, 0)
     n_samples = training.n_envs * training.n_steps
     pairs = np.where(frame < training.n_steps, env * training.n_steps + frame, n_samples + env)
@@ -236,15 +236,15 @@ def impose_pairs(training: GoldenTraining, rollout: int, monkeypatch) -> None:
         assert (levels[pairs] == levels[:n_samples]).all()  # each is of one level
         return np.concatenate([pairs, np.arange(n_samples, len(levels))])
 
-    monkeypatch.setattr(criterion, "draw_pairs", draw_golden_pairs)
-    extras, check = partial(type(criterion).extras, criterion), training.check
+    monkeypatch.setattr(objective, "draw_pairs", draw_golden_pairs)
+    extras, check = partial(type(objective).extras, objective), training.check
 
     def checked_extras(*args) -> dict[str, np.ndarray]:
         found = extras(*args)
         check(found["pair_is_earlier"].reshape(training.n_envs, -1), f"{key}/pair_other_is_earlier")
         return {**found, "pair_is_earlier": found["pair_is_earlier"].astype(np.float64)}
 
-    monkeypatch.setattr(criterion, "extras", checked_extras)
+    monkeypatch.setattr(objective, "extras", checked_extras)
 
 
 @pytest.mark.parametrize("file", ["dna", "dna_kl"])

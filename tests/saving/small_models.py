@@ -41,10 +41,10 @@ def masked():
 def everything(model: PPG) -> dict[str, th.Tensor]:
     """Parameters, moments, statistics, counters: what has to be equal in the end."""
     tensors = {f"policy {name}": value for name, value in model.policy.state_dict().items()}
-    tensors |= {f"objective {name}": value for name, value in model.criterion.state_dict().items()}
+    tensors |= {f"objective {name}": value for name, value in model.objective.state_dict().items()}
     optimizers = {"policy": model.policy.optimizer, "value": model.value_optimizer, "aux": model.aux_optimizer}
-    if model.criterion.adversary_optimizer is not None:
-        optimizers["adversary"] = model.criterion.adversary_optimizer
+    if model.objective.adversary_optimizer is not None:
+        optimizers["adversary"] = model.objective.adversary_optimizer
     for name, optimizer in optimizers.items():
         for index, state in optimizer.state_dict()["state"].items():
             tensors |= {f"{name} optimizer {index} {key}": value for key, value in state.items()}

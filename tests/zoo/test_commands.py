@@ -43,7 +43,7 @@ from benchmarks import learning, variants
 from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS, Training
 from sb3_ppg import PPG, MaskablePPG
-from sb3_ppg.arguments import argument_names
+from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.hub.pretrained import NOT_SHARED
 from sb3_ppg.zoo import interrupted, launcher, masks, patched
 from sb3_ppg.zoo.hyperparameter_search import CONVERTERS, SAMPLERS
@@ -442,7 +442,7 @@ def test_a_benchmarks_hyperparameters_are_those_of_our_file(tmp_path, monkeypatc
         benchmarked = contestant.algorithm(contestant.policy, model.get_env(), **contestant.kwargs)
         for name in argument_names(type(model)):
             if name not in NOT_SHARED and name != "seed":
-                values = [getattr(made, name) for made in (model, benchmarked)]
+                values = [argument_value(made, name) for made in (model, benchmarked)]
                 one, other = (value(0.5) if callable(value) and not isinstance(value, type) else value for value in values)
                 if name == "policy_kwargs":
                     other = {key: value for key, value in other.items() if key != "enable_critic_lstm"}  # True by default
