@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch as th
 
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, parse_json
+from sb3_ppg.hub.untrusted import MAX_TEXT_BYTES, parse_json
 
 DTYPES = {
     "F64": th.float64,

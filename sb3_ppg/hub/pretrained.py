@@ -47,12 +47,12 @@ from sb3_ppg.hub.plausibility import (
     try_out,
 )
 from sb3_ppg.hub.saved_optimizers import describe_optimizer, load_optimizer, read_optimizer
+from sb3_ppg.hub.untrusted import MAX_TEXT_BYTES, parse_json, read_bytes, regular_file
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import saved_by
-from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, parse_json, read_bytes, regular_file
 
 SCHEMA_VERSION = 1
 DESCRIPTION, ARRAYS, CHECKSUMS = "model.json", "model.safetensors", "SHA256SUMS"

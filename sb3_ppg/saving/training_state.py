@@ -24,7 +24,6 @@ from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving import generators
 from sb3_ppg.saving.files import atomic_write, opened
 from sb3_ppg.saving.npz import NpzReader
-from sb3_ppg.saving.untrusted import parse_json
 
 FORMAT = "sb3_ppg auxiliary buffer"
 STATE_FORMAT_VERSION = 1
@@ -246,7 +245,7 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
     expected = {name: specification for part in [*rollouts, *replayed, others] for name, specification in part.items()}
     _check_size(file, expected)
     reader = NpzReader(file)
-    description = parse_json(reader.bytes("description", LARGEST_DESCRIPTION), "has a description that")
+    description = json.loads(reader.bytes("description", LARGEST_DESCRIPTION))
     python = _check_description(model, description)
     n_new = description.get("n_new_rollouts", len(rollouts))
     if not is_count(n_new, at_least=0) or n_new > len(rollouts):
@@ -273,7 +272,7 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
 def _read_of_another_group(model: PhasicModel, file: BinaryIO) -> TrainingState:
     """What all of its processes had in common: the statistics of ``VecNormalize``."""
     reader = NpzReader(file)
-    description = parse_json(reader.bytes("description", LARGEST_DESCRIPTION), "has a description that")
+    description = json.loads(reader.bytes("description", LARGEST_DESCRIPTION))
     _check_format(description)
     common = {name: _identity(model)[name] for name in ("algorithm", "num_timesteps", "n_aux_phases")}
     _check_values(description, {**common, "checkpoint": model._checkpoint})

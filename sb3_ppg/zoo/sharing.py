@@ -44,9 +44,9 @@ from sb3_ppg.hub.pretrained import (
     vec_normalize_of,
     why_not_pickle,
 )
+from sb3_ppg.hub.untrusted import parse_json
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
-from sb3_ppg.saving.untrusted import parse_json
 from sb3_ppg.zoo import masks
 from sb3_ppg.zoo.ffmpeg import provide_ffmpeg
 from sb3_ppg.zoo.patches import Patches

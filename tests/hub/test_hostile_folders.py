@@ -21,7 +21,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, save_pretrained
 from sb3_ppg.hub.plain_data import CLASSES
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
-from sb3_ppg.saving.untrusted import parse_json
+from sb3_ppg.hub.untrusted import parse_json
 from tests.helpers import RandomEnv
 from tests.hub.small_models import BOX, SMALL, change, malicious_zip, nested, put, refused, small_model
 

@@ -22,8 +22,8 @@ from sb3_ppg.errors import MAX_MESSAGE, ModelFormatError, printable
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.array_file import ArrayFile
 from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
+from sb3_ppg.hub.untrusted import MAX_TEXT_BYTES, parse_json, read_bytes
 from sb3_ppg.saving.generators import generators_kept
-from sb3_ppg.saving.untrusted import MAX_TEXT_BYTES, parse_json, read_bytes
 from tests.helpers import MaskedEnv, RandomEnv
 from tests.hub.small_models import BOX, SMALL, change, put, refused, same_parameters, small_model
 
@@ -353,7 +353,7 @@ def test_loading_leaves_the_global_generators_alone(copied, reader):
 
 def test_depth_is_known_before_anything_is_read(monkeypatch):
     """Where somebody has raised the recursion limit, reading would end the process."""
-    monkeypatch.setattr("sb3_ppg.saving.untrusted.json.loads", lambda *_, **__: pytest.fail("it was read"))
+    monkeypatch.setattr("sb3_ppg.hub.untrusted.json.loads", lambda *_, **__: pytest.fail("it was read"))
     for text in ("[" * 190_000 + "]" * 190_000, '{"a[": ' * 101 + "1" + "}" * 101, '["\\"", ' * 101 + "1" + "]" * 101):
         with pytest.raises(ModelFormatError, match="nested more than 100 deep"):
             parse_json(text.encode(), "it")
