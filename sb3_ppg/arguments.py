@@ -9,13 +9,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.buffers import DictRolloutBuffer
 
-from sb3_ppg.buffers.replay import COLLECTED, COMPUTED, SPENT, RolloutReplay
-from sb3_ppg.buffers.rollouts import KNOWN_PACKAGES, n_bytes
-from sb3_ppg.buffers.system_memory import available_memory
+from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.checks import is_count, is_number, is_number_or_schedule
-from sb3_ppg.distributed.collectives import n_processes, n_processes_here
+from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
@@ -193,7 +190,6 @@ def check_arguments(model: PhasicModel) -> None:
         "use_sde",
         f"gSDE is for continuous actions (Box), these are {model.action_space}; leave it False",
     )
-    _check_rollout_buffer_class(model)
     rollout_size = model.n_steps * model.n_envs
     require(
         model,
@@ -282,185 +278,10 @@ def check_policy(model: PhasicModel) -> None:
         "mixed_precision",
         "it is for the features extractor, and this one has no layers; leave it None",
     )
-    _check_recomputation(model)
     heads = (model.policy.value_net, model.policy.aux_value_net)
     require(
         model,
         not model.normalize_value_targets or model.n_aux_epochs == 0 or all(isinstance(head, ValueHead) for head in heads),
         "normalize_value_targets",
         f"the policy's `value_net` and `aux_value_net` are no sb3_ppg.policies.ValueHead; use that class, or False ({heads})",
-    )
-
-
-def check_replay(model: PhasicModel) -> None:
-    """
-    :param model: with its objective
-    :raises ArgumentError: if epochs cannot draw from the rollouts that they are to draw from
-    """
-    asked = RolloutReplay(**(model.replay_kwargs or {}))
-    require(
-        model,
-        all(vars(asked)[name] == vars(model.replay)[name] for name in ("n_rollouts", "max_uses", "staleness")),
-        "replay_kwargs",
-        "this model was made with others: give these to the constructor, or to `load`",
-    )
-    given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
-    most = max(model.replay.n_rollouts.values())
-    require(
-        model,
-        model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"},
-        "replay_kwargs",
-        "without `n_value_epochs` the value function has no epochs of its own; leave out `value_rollouts` and `value_uses`",
-    )
-    require(
-        model,
-        model.batch_size >= most,
-        "batch_size",
-        f"minibatches have equally many samples of each of the last {most} rollouts; use at least that",
-    )
-    arrays = {name for name, value in vars(model.rollout_buffer).items() if isinstance(value, np.ndarray)}
-    own = sorted(arrays - {*COLLECTED, *COMPUTED, *SPENT})
-    require(
-        model,
-        model.replay.capacity == 1 or not own,
-        "replay_kwargs",
-        f"{type(model.rollout_buffer).__name__} has arrays of its own, {', '.join(own)}, which are not replayed; use None",
-    )
-
-
-def warn_of_missing_rollouts(model: PhasicModel) -> None:
-    """
-    :param model: before ``learn``; perhaps from a file, without the rollouts that it had
-    """
-    if model.n_aux_epochs > 0 and model._n_stored_rollouts > len(model.aux_buffer):
-        kept = model.aux_buffer.capacity
-        whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
-        warnings.warn(
-            f"This model was saved after {model._n_stored_rollouts} of the {whole}, without those rollouts: the phase starts "
-            "over",
-            stacklevel=5,
-        )
-    if model._n_replayed_rollouts > model.replay.n_stored:
-        warnings.warn(
-            f"This model was saved without the {model._n_replayed_rollouts} rollouts that its policy phase would have learned "
-            "from again: it goes on with new ones",
-            stacklevel=5,
-        )
-
-
-def warn_of_stale_data(model: PhasicModel) -> None:
-    """
-    :param model: before ``learn``
-    """
-    is_old = model.replay.n_rollouts["policy"] > 1 or model.replay.staleness > 0
-    if is_old and not model.objective.corrects_for_staleness:
-        objective = argument_value(model, "objective")
-        warnings.warn(
-            f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
-            f"`objective`={objective!r} does not correct: its clip range would hold the policy near those. Use "
-            "`objective`='decoupled' or 'ewma'",
-            stacklevel=5,
-        )
-
-
-def check_room(model: PhasicModel, n_rollouts: int) -> None:
-    """
-    :param model: before a rollout
-    :param n_rollouts: how many more the auxiliary buffer has to hold
-    :raises ArgumentError: if the machine cannot hold their observations
-    """
-    if model.n_aux_epochs == 0:
-        return
-    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.kept_context())) * n_processes_here()
-    available = model.aux_buffer.available_bytes()
-    if needed <= available:
-        return
-    place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
-    if model.aux_buffer.storage == "mmap":
-        place, remedy = f"the disk of {model.aux_buffer.path}", "use another disk, aux_buffer_kwargs=dict(path=...)"
-    raise ArgumentError(
-        f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: reduce "
-        f"`n_policy_iterations`={model.n_policy_iterations}, `n_steps`={model.n_steps} or the number of environments "
-        f"({model.n_envs}), or {remedy}"
-    )
-
-
-def check_room_for_replay(model: PhasicModel) -> None:
-    """
-    :param model: before a rollout
-    :raises ArgumentError: if the machine cannot hold the observations of those that are used again
-    """
-    n_rollouts = model.replay.capacity - len(model.replay.rollouts)
-    needed = n_rollouts * n_bytes(model.rollout_buffer.observations) * n_processes_here()
-    available = available_memory()
-    require(
-        model,
-        model.replay.capacity == 1 or needed <= available,
-        "replay_kwargs",
-        f"the observations of {model.replay.capacity} rollouts take {needed:,} more bytes, but only {available:,} are "
-        "available in memory; use fewer, or smaller ones",
-    )
-
-
-def _check_rollout_buffer_class(model: PhasicModel) -> None:
-    cls = model.rollout_buffer_class
-    for_dict = isinstance(model.observation_space, spaces.Dict)
-    base = model.rollout_buffer_classes[for_dict]
-    is_class = isinstance(cls, type) and issubclass(cls, base) and issubclass(cls, DictRolloutBuffer) == for_dict
-    wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is no DictRolloutBuffer")
-    require(
-        model, cls is None or is_class, "rollout_buffer_class", f"use a subclass of {wanted} for these observations, or None"
-    )
-
-
-def _check_recomputation(model: PhasicModel) -> None:
-    """Other buffers may compute advantages otherwise."""
-    cls = type(model.rollout_buffer)
-    methods = [getattr(cls, name).__module__.split(".")[0] for name in ("compute_returns_and_advantage", "get")]
-    require(
-        model,
-        not model.recompute_advantages or all(method in KNOWN_PACKAGES for method in methods),
-        "recompute_advantages",
-        f"{cls.__name__} has a way of its own to compute advantages; use False",
-    )
-    require(
-        model,
-        model.replay.capacity == 1 or all(method in KNOWN_PACKAGES for method in methods),
-        "replay_kwargs",
-        f"{cls.__name__} has a way of its own to compute advantages, or to give minibatches; use None",
-    )
-
-
-def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
-    """
-    :param model: with its objective
-    :param aux_batch_size: of its auxiliary phase, in samples
-    :return: whether these are single ones, not whole sequences: where nothing keeps a sequence together
-    """
-    if model.has_memory or model.objective.needs_whole_sequences:
-        return False
-    return not model.objective.shuffles_sequences or aux_batch_size < model.n_steps
-
-
-def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
-    """
-    :param model: with its buffers
-    :param n_envs: of its training
-    :raises ArgumentError: if minibatches of the auxiliary phase cannot have the size that was asked for
-    """
-    if model.n_aux_epochs == 0 or model.aux_batch_size is None:
-        return
-    stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
-    less = ", or less, for minibatches of single samples" if has_single_samples(model, 1) else ""
-    require(
-        model,
-        has_single_samples(model, model.aux_batch_size) or model.aux_batch_size % model.n_steps == 0,
-        "aux_batch_size",
-        f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it{less}",
-    )
-    require(
-        model,
-        model.aux_batch_size <= stored,
-        "aux_batch_size",
-        f"a phase stores only n_steps * n_envs * n_policy_iterations = {stored} samples; use at most that, or None",
     )

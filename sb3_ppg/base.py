@@ -26,13 +26,16 @@ from sb3_ppg.advantages import gae
 from sb3_ppg.arguments import (
     argument_names,
     check_arguments,
-    check_auxiliary_batches,
     check_policy,
-    check_replay,
-    check_room,
-    check_room_for_replay,
     require,
     tell_of_phases,
+)
+from sb3_ppg.buffers.checks import (
+    check_auxiliary_batches,
+    check_replay,
+    check_rollout_buffer_class,
+    check_room,
+    check_room_for_replay,
     warn_of_missing_rollouts,
     warn_of_stale_data,
 )
@@ -380,6 +383,7 @@ class PhasicAlgorithm(PhasicModel):
             if name in vars(self):
                 setattr(self, name, without_numpy(getattr(self, name)))
         check_arguments(self)
+        check_rollout_buffer_class(self)
         if hasattr(self, "aux_buffer"):  # the model is complete
             check_policy(self)
             check_auxiliary_batches(self, self.n_envs)

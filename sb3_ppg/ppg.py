@@ -14,14 +14,13 @@ from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
 
 from sb3_ppg.arguments import (
     arguments_explained,
-    check_auxiliary_batches,
     check_policy,
     check_policy_class,
-    has_single_samples,
     warn_of_learning_rates,
     warn_of_truncated_minibatches,
 )
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
+from sb3_ppg.buffers.checks import check_auxiliary_batches, has_single_samples
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank

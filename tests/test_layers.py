@@ -14,7 +14,7 @@ LAYERS = [
     ["optim", "environments", "callbacks", "training"],
     ["buffers"],
     ["model"],
-    ["saving", "arguments"],
+    ["saving", "arguments", "buffers.checks"],
     ["objectives", "distributed.agreement", "distributed.exchange"],
     ["base"],
     ["epochs"],

@@ -13,8 +13,8 @@ from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.arguments import check_room
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
+from sb3_ppg.buffers.checks import check_room
 from sb3_ppg.buffers.replay import END, KINDS, Kind, Rollout, RolloutReplay
 from sb3_ppg.checks import is_count, is_within
 from sb3_ppg.distributed.collectives import number_and_size

@@ -396,7 +396,7 @@ def test_the_auxiliary_phase_has_the_latest_targets_as_without_a_replay():
 
 
 def test_there_has_to_be_room(monkeypatch):
-    monkeypatch.setattr("sb3_ppg.arguments.available_memory", lambda: 10)
+    monkeypatch.setattr("sb3_ppg.buffers.checks.available_memory", lambda: 10)
     with pytest.raises(ArgumentError, match=r"`replay_kwargs`=.*observations of 2 rollouts take .* only 10 are available"):
         make(n_aux_epochs=0, replay_kwargs=dict(policy_rollouts=2)).learn(16)
 

@@ -1,0 +1,168 @@
+"""Checks of arguments against the buffers that they are for: their classes, their sizes, and the room for them."""
+
+import warnings
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer
+
+from sb3_ppg.arguments import argument_value, require
+from sb3_ppg.buffers.replay import COLLECTED, COMPUTED, SPENT, RolloutReplay
+from sb3_ppg.buffers.rollouts import KNOWN_PACKAGES, n_bytes
+from sb3_ppg.buffers.system_memory import available_memory
+from sb3_ppg.distributed.collectives import n_processes_here
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.model import PhasicModel
+
+
+def check_rollout_buffer_class(model: PhasicModel) -> None:
+    """
+    :param model: with its environment
+    :raises ArgumentError: if the class cannot hold rollouts of this algorithm and these observations
+    """
+    cls = model.rollout_buffer_class
+    for_dict = isinstance(model.observation_space, spaces.Dict)
+    base = model.rollout_buffer_classes[for_dict]
+    is_class = isinstance(cls, type) and issubclass(cls, base) and issubclass(cls, DictRolloutBuffer) == for_dict
+    wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is no DictRolloutBuffer")
+    remedy = f"use a subclass of {wanted} for these observations, or None"
+    require(model, cls is None or is_class, "rollout_buffer_class", remedy)
+
+
+def check_replay(model: PhasicModel) -> None:
+    """
+    :param model: complete
+    :raises ArgumentError: if epochs cannot draw from the rollouts that they are to draw from, or not with recomputed
+        advantages
+    """
+    replay, cls = model.replay, type(model.rollout_buffer)
+    methods = [getattr(cls, name).__module__.split(".")[0] for name in ("compute_returns_and_advantage", "get")]
+    is_known = all(method in KNOWN_PACKAGES for method in methods)
+    remedy = f"{cls.__name__} has a way of its own to compute advantages, or to give minibatches; use "
+    require(model, not model.recompute_advantages or is_known, "recompute_advantages", f"{remedy}False")
+    require(model, replay.capacity == 1 or is_known, "replay_kwargs", f"{remedy}None")
+    arrays = {name for name, value in vars(model.rollout_buffer).items() if isinstance(value, np.ndarray)}
+    own = sorted(arrays - {*COLLECTED, *COMPUTED, *SPENT})
+    remedy = f"{cls.__name__} has arrays of its own, {', '.join(own)}, which are not replayed; use None"
+    require(model, replay.capacity == 1 or not own, "replay_kwargs", remedy)
+
+    asked = RolloutReplay(**(model.replay_kwargs or {}))
+    is_same = all(vars(asked)[name] == vars(replay)[name] for name in ("n_rollouts", "max_uses", "staleness"))
+    remedy = "this model was made with others: give these to the constructor, or to `load`"
+    require(model, is_same, "replay_kwargs", remedy)
+    given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
+    has_value_epochs = model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"}
+    remedy = (
+        "without `n_value_epochs` the value function has no epochs of its own; leave out `value_rollouts` and `value_uses`"
+    )
+    require(model, has_value_epochs, "replay_kwargs", remedy)
+    n_rollouts = max(replay.n_rollouts.values())
+    remedy = f"minibatches have equally many samples of each of the last {n_rollouts} rollouts; use at least that"
+    require(model, model.batch_size >= n_rollouts, "batch_size", remedy)
+
+
+def warn_of_missing_rollouts(model: PhasicModel) -> None:
+    """
+    Warn if a model comes from a file without the rollouts that it had.
+
+    :param model: before ``learn``
+    """
+    if model.n_aux_epochs > 0 and model._n_stored_rollouts > len(model.aux_buffer):
+        kept = model.aux_buffer.capacity
+        whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
+        warnings.warn(
+            f"This model was saved after {model._n_stored_rollouts} of the {whole}, without those rollouts: the phase starts "
+            "over",
+            stacklevel=5,
+        )
+    if model._n_replayed_rollouts > model.replay.n_stored:
+        warnings.warn(
+            f"This model was saved without the {model._n_replayed_rollouts} rollouts that its policy phase would have learned "
+            "from again: it goes on with new ones",
+            stacklevel=5,
+        )
+
+
+def warn_of_stale_data(model: PhasicModel) -> None:
+    """
+    Warn if the policy learns from rollouts of older policies and the objective does not correct for it.
+
+    :param model: before ``learn``
+    """
+    is_old = model.replay.n_rollouts["policy"] > 1 or model.replay.staleness > 0
+    if is_old and not model.objective.corrects_for_staleness:
+        objective = argument_value(model, "objective")
+        warnings.warn(
+            f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
+            f"`objective`={objective!r} does not correct: its clip range would hold the policy near those. Use "
+            "`objective`='decoupled' or 'ewma'",
+            stacklevel=5,
+        )
+
+
+def check_room(model: PhasicModel, n_rollouts: int) -> None:
+    """
+    :param model: before a rollout
+    :param n_rollouts: how many more the auxiliary buffer has to hold
+    :raises ArgumentError: if the memory, or the disk, cannot hold their observations
+    """
+    if model.n_aux_epochs == 0:
+        return
+    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.kept_context())) * n_processes_here()
+    available = model.aux_buffer.available_bytes()
+    if needed <= available:
+        return
+    place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
+    if model.aux_buffer.storage == "mmap":
+        place, remedy = f"the disk of {model.aux_buffer.path}", "use another disk, aux_buffer_kwargs=dict(path=...)"
+    raise ArgumentError(
+        f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: reduce "
+        f"`n_policy_iterations`={model.n_policy_iterations}, `n_steps`={model.n_steps} or the number of environments "
+        f"({model.n_envs}), or {remedy}"
+    )
+
+
+def check_room_for_replay(model: PhasicModel) -> None:
+    """
+    :param model: before a rollout
+    :raises ArgumentError: if the memory cannot hold the observations of the rollouts that are used again
+    """
+    n_rollouts = model.replay.capacity - len(model.replay.rollouts)
+    needed = n_rollouts * n_bytes(model.rollout_buffer.observations) * n_processes_here()
+    available = available_memory()
+    remedy = (
+        f"the observations of {model.replay.capacity} rollouts take {needed:,} more bytes, but only {available:,} are "
+        "available in memory; use fewer, or smaller ones"
+    )
+    require(model, model.replay.capacity == 1 or needed <= available, "replay_kwargs", remedy)
+
+
+def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
+    """
+    :param model: with its objective
+    :param aux_batch_size: of its auxiliary phase, in samples
+    :return: whether its auxiliary minibatches are made of single samples instead of whole sequences, because nothing needs a
+        sequence as a whole
+    """
+    if model.has_memory or model.objective.needs_whole_sequences:
+        return False
+    return not model.objective.shuffles_sequences or aux_batch_size < model.n_steps
+
+
+def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
+    """
+    :param model: with its buffers
+    :param n_envs: of its training
+    :raises ArgumentError: if minibatches of the auxiliary phase cannot have the size that was asked for
+    """
+    if model.n_aux_epochs == 0 or model.aux_batch_size is None:
+        return
+    stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
+    less = ", or less, for minibatches of single samples" if has_single_samples(model, 1) else ""
+    is_possible = has_single_samples(model, model.aux_batch_size) or model.aux_batch_size % model.n_steps == 0
+    remedy = (
+        f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it{less}"
+    )
+    require(model, is_possible, "aux_batch_size", remedy)
+    remedy = f"a phase stores only n_steps * n_envs * n_policy_iterations = {stored} samples; use at most that, or None"
+    require(model, model.aux_batch_size <= stored, "aux_batch_size", remedy)
