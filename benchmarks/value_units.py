@@ -29,8 +29,8 @@ from benchmarks.learning import RESULTS
 from sb3_ppg import PPG
 from sb3_ppg.distributed.collectives import moments
 from sb3_ppg.family import PAPERS_VALUES
+from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, PaperObjective
-from sb3_ppg.optim.epoch import Losses
 
 # CartPole-v1 with the arguments of the paper; the others with those of hyperparams/ppg.yml, but rewards are not normalised
 SETTINGS: dict[str, dict[str, Any]] = {

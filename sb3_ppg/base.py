@@ -96,20 +96,20 @@ class PhasicAlgorithm(PhasicModel):
 
     # ---- rollouts ----
 
-    def kept_context(self) -> dict[str, np.ndarray]:
-        end = self.rollout_end or self._some_rollout_end()
-        return {**self.context(), **self.objective.kept_of(self.rollout_buffer, end)}
+    def aux_data(self) -> dict[str, np.ndarray]:
+        end = self.rollout_end or self._rollout_end_template()
+        return {**self.context(), **self.objective.aux_data(self.rollout_buffer, end)}
 
-    def some_rollout(self) -> Rollout:
-        return Rollout(full_like(self.rollout_buffer), self._some_rollout_end())
+    def rollout_template(self) -> Rollout:
+        return Rollout(full_like(self.rollout_buffer), self._rollout_end_template())
 
-    def _some_rollout_end(self) -> RolloutEnd:
+    def _rollout_end_template(self) -> RolloutEnd:
         observations = tree_map(lambda one: np.repeat(one, self.n_envs, axis=0), one_observation(self.rollout_buffer))
         values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, device="cpu")
         return RolloutEnd(observations, values.numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
 
-    def is_kept_context(self, context: dict[str, np.ndarray]) -> bool:
-        return self.is_context(context) and self.objective.is_kept(self, context)
+    def is_valid_aux_data(self, context: dict[str, np.ndarray]) -> bool:
+        return self.is_context(context) and self.objective.is_valid_aux_data(self, context)
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int

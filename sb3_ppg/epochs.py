@@ -11,9 +11,10 @@ from sb3_ppg.base import PhasicAlgorithm
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout
 from sb3_ppg.buffers.rollouts import one_observation
+from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, policy_phase_summary
-from sb3_ppg.optim.epoch import Epoch, Losses, optimize_epoch, split, unvalidated_distributions
+from sb3_ppg.optim.epoch import Epoch, optimize_epoch, split, unvalidated_distributions
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 
 # What an auxiliary phase has led to is evaluated on about so many of its samples

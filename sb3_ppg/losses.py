@@ -8,6 +8,7 @@ shapes of its arguments differ: a silent broadcast from (B,) and (B, 1) to (B, B
 
 import math
 from functools import singledispatch
+from typing import NamedTuple
 
 import torch as th
 from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution, MaskableMultiCategoricalDistribution
@@ -20,6 +21,43 @@ from stable_baselines3.common.distributions import (
     StateDependentNoiseDistribution,
 )
 from torch.nn import functional as F
+
+from sb3_ppg.errors import ArgumentError
+
+
+class Losses(NamedTuple):
+    """
+    Losses of a minibatch: scalar tensors, each a mean over the samples, and the policy's log-ratios.
+
+    :param total: the sum to differentiate
+    :param terms: the terms of the total, by the names under which they are logged
+    :param log_ratio: log π(a|s) - log π_old(a|s) without graph, (B,), for diagnostics. Empty where the policy is not trained
+    """
+
+    total: th.Tensor
+    terms: dict[str, th.Tensor]
+    log_ratio: th.Tensor = th.empty(0)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the scalars in ``values``, in the same order."""
+        return ["loss", *self.terms]
+
+    @property
+    def values(self) -> th.Tensor:
+        """
+        All scalars without their graph, shape (n_scalars,).
+
+        :raises ArgumentError: if one of them is not a scalar tensor
+        """
+        scalars = [self.total, *self.terms.values()]
+        try:
+            return th.stack(scalars).detach()
+        except (TypeError, RuntimeError) as error:
+            raise ArgumentError(
+                f"The losses {dict(zip(self.names, scalars, strict=True))} cannot work: each has to be a scalar tensor; "
+                "use its mean, and th.tensor(...) for a plain number"
+            ) from error
 
 
 def _check_same_shape(**tensors: th.Tensor) -> None:

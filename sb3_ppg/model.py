@@ -121,20 +121,20 @@ class PhasicModel(OnPolicyAlgorithm):
         """
         return True
 
-    def kept_context(self) -> dict[str, np.ndarray]:
+    def aux_data(self) -> dict[str, np.ndarray]:
         """
         :return: ``context``, and what the objective keeps of a rollout beside it
         """
         return self.context()
 
-    def is_kept_context(self, context: dict[str, np.ndarray]) -> bool:
+    def is_valid_aux_data(self, context: dict[str, np.ndarray]) -> bool:
         """
-        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``kept_context``
+        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``aux_data``
         :return: whether a rollout can have it
         """
         return self.is_context(context)
 
-    def some_rollout(self) -> Rollout:
+    def rollout_template(self) -> Rollout:
         """
         :return: one of the shapes and types of those that are collected, as the replay has them
         """

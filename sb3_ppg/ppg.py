@@ -25,8 +25,9 @@ from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
 from sb3_ppg.epochs import PhasicEpochs
+from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective
-from sb3_ppg.optim.epoch import Adversary, Epoch, Losses, mean_losses
+from sb3_ppg.optim.epoch import Adversary, Epoch, mean_losses
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 
@@ -299,7 +300,7 @@ class PPG(PhasicEpochs):
 
     def _store_rollout(self) -> None:
         """For the auxiliary phase, which follows if the rollouts of a phase are together."""
-        self.aux_buffer.add(self.rollout_buffer, self.kept_context())
+        self.aux_buffer.add(self.rollout_buffer, self.aux_data())
         self._n_stored_rollouts = len(self.aux_buffer)
         self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
         if self.aux_buffer.n_new < self.n_policy_iterations:

@@ -22,7 +22,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG
-from sb3_ppg.optim.epoch import Losses
+from sb3_ppg.losses import Losses
 from tests.fork_server import ask
 
 

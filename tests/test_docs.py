@@ -178,7 +178,7 @@ def test_what_an_objective_keeps_belongs_to_its_observations():
     from tests.helpers import VECTOR, RandomEnv
 
     class KeepsRewards(PaperObjective):
-        kept = ("rewards", "actions", "episode_starts")
+        aux_keys = ("rewards", "actions", "episode_starts")
 
     env = make_vec_env(lambda: RandomEnv(VECTOR, spaces.Discrete(3), episode_length=100), 3, seed=0)
     model = PPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=3, objective=KeepsRewards, device="cpu")

@@ -27,7 +27,7 @@ from sb3_ppg import (
 )
 from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
-from sb3_ppg.optim.epoch import Losses
+from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import (
     RecurrentPhasicActorCriticPolicy,
     _of_similar_length,

@@ -16,8 +16,8 @@ from stable_baselines3.common.torch_layers import NatureCNN
 
 from sb3_ppg import PPG
 from sb3_ppg.family import FAMILY
+from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, PaperObjective
-from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.zoo import register
 from sb3_ppg.zoo.registration import FAMILIES, hyperparameter_file

@@ -108,7 +108,7 @@ def check_room(model: PhasicModel, n_rollouts: int) -> None:
     """
     if model.n_aux_epochs == 0:
         return
-    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.kept_context())) * n_processes_here()
+    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.aux_data())) * n_processes_here()
     available = model.aux_buffer.available_bytes()
     if needed <= available:
         return

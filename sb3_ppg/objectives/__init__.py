@@ -5,6 +5,7 @@ from typing import Any
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.checks import without_numpy
 from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.advantage_head import AdvantageHeadObjective, OrderObjective
 from sb3_ppg.objectives.base import Coefficients, Objective
 from sb3_ppg.objectives.delayed_critic import DelayedCriticObjective, DynamicsObjective
@@ -75,6 +76,7 @@ __all__ = [
     "DistillationObjective",
     "DynamicsObjective",
     "EWMAObjective",
+    "Losses",
     "Objective",
     "OrderObjective",
     "PaperObjective",

@@ -20,10 +20,10 @@ from sb3_ppg.arguments import require
 from sb3_ppg.buffers.rollouts import RolloutEnd, order_by_environment
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.losses import Losses
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
-from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 

@@ -14,8 +14,8 @@ from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
 from sb3_ppg.checks import is_number, is_within
 from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.losses import Losses
 from sb3_ppg.model import PhasicModel
-from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 
@@ -84,7 +84,7 @@ class Objective(nn.Module):
     """
 
     # What the auxiliary phase needs of a rollout beside observations and value targets: attributes of the rollout buffer
-    kept: tuple[str, ...] = ()
+    aux_keys: tuple[str, ...] = ()
     # Whether the value function's epochs come before the policy's, where they are not joint
     values_first: ClassVar[bool] = True
     # Of the value function's epochs, in samples, where they are not joint. None: as the policy's
@@ -187,23 +187,23 @@ class Objective(nn.Module):
         """
         return {}
 
-    def kept_of(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
+    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
         """
         :param rollout_buffer: whose samples are ordered by environment, (n_envs * n_steps, ...)
         :param end: what follows it
         :return: by name, what the auxiliary phase needs of it, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a
             sequence has once
         """
-        arrays = {name: getattr(rollout_buffer, name) for name in self.kept}
+        arrays = {name: getattr(rollout_buffer, name) for name in self.aux_keys}
         return {name: by_environment(rollout_buffer, array) for name, array in arrays.items()}
 
-    def is_kept(self, model: PhasicModel, kept: dict[str, np.ndarray]) -> bool:
+    def is_valid_aux_data(self, model: PhasicModel, aux_data: dict[str, np.ndarray]) -> bool:
         """
         :param model: complete
-        :param kept: of a rollout, from a file: finite numbers in the shapes and types of ``kept_of``
+        :param aux_data: of a rollout, from a file: finite numbers in the shapes and types of ``aux_data``
         :return: whether a rollout can have it
         """
-        return "actions" not in self.kept or is_within(model.action_space, kept["actions"])
+        return "actions" not in self.aux_keys or is_within(model.action_space, aux_data["actions"])
 
     def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
         """

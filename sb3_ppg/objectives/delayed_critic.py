@@ -19,10 +19,10 @@ from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.checks import is_count, is_within
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.losses import Losses
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
-from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.optim.micro_batches import looks_at_the_batch
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
 
@@ -91,7 +91,7 @@ class DynamicsObjective(DelayedCriticObjective):
     :param hidden_size: of its two hidden layers
     """
 
-    kept: tuple[str, ...] = ("actions",)
+    aux_keys: tuple[str, ...] = ("actions",)
     needs_whole_minibatches: ClassVar[bool] = True
     needs_whole_sequences: ClassVar[bool] = True  # the frame after a rollout is kept once
 
@@ -129,18 +129,18 @@ class DynamicsObjective(DelayedCriticObjective):
             f"{name} draws other actions and frames from the whole minibatch; use None",
         )
 
-    def kept_of(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
+    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
         last = end.observations if isinstance(end.observations, dict) else {"": end.observations}
         return {
-            **super().kept_of(rollout_buffer, end),
+            **super().aux_data(rollout_buffer, end),
             **{f"{LAST}{key}": array[:, None].copy() for key, array in last.items()},
         }
 
-    def is_kept(self, model: PhasicModel, kept: dict[str, np.ndarray]) -> bool:
+    def is_valid_aux_data(self, model: PhasicModel, aux_data: dict[str, np.ndarray]) -> bool:
         space = model.observation_space
-        return super().is_kept(model, kept) and all(
+        return super().is_valid_aux_data(model, aux_data) and all(
             is_within(space[name.removeprefix(LAST)] if isinstance(space, spaces.Dict) else space, array)
-            for name, array in kept.items()
+            for name, array in aux_data.items()
             if name.startswith(LAST)
         )
 

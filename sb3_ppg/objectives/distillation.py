@@ -18,10 +18,10 @@ from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_step
 from sb3_ppg.checks import is_count, is_number
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.losses import Losses
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
-from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 Constraint = Literal["kl", "reverse_kl", "logits"]

@@ -8,9 +8,9 @@ from sb3_ppg import losses
 from sb3_ppg.actions import from_buffer
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.losses import Losses
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, Objective, require_number
-from sb3_ppg.optim.epoch import Losses
 from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
 
 
@@ -37,7 +37,7 @@ class PaperObjective(Objective):
             require_number("dual_clip", dual_clip, 1, MOST)
         if value_clip is not None:
             require_number("value_clip", value_clip, 0, MOST)
-            self.kept = (*self.kept, "values")
+            self.aux_keys = (*self.aux_keys, "values")
         self.dual_clip = dual_clip
         self.value_clip = value_clip
 

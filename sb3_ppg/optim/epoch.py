@@ -17,38 +17,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
-from sb3_ppg.losses import approximate_kl
+from sb3_ppg.losses import Losses, approximate_kl
 
 ADVICE = (
     "The weights are those from before that epoch. Normalise observations and rewards (VecNormalize), or use a smaller "
     "learning rate or `max_grad_norm`"
 )
 Minibatch = TypeVar("Minibatch", bound=tuple)
-
-
-class Losses(NamedTuple):
-    """
-    What a loss function returns for a minibatch: scalars, each a mean over the samples, and the policy's log-ratios.
-
-    :param total: to differentiate
-    :param terms: what the total is made of, by the names under which to log them
-    :param log_ratio: log π(a|s) - log π_old(a|s) without graph, (B,): diagnostics are made of it, once per epoch. Empty
-        where the policy is not trained
-    """
-
-    total: th.Tensor
-    terms: dict[str, th.Tensor]
-    log_ratio: th.Tensor = th.empty(0)
-
-    @property
-    def names(self) -> list[str]:
-        """Of all scalars, in the order of ``values``."""
-        return ["loss", *self.terms]
-
-    @property
-    def values(self) -> th.Tensor:
-        """All scalars without their graph, shape (n_scalars,)."""
-        return th.stack([self.total, *self.terms.values()]).detach()
 
 
 class Epoch(NamedTuple):
@@ -259,15 +234,16 @@ def accumulate_gradient(
     size = n_samples(minibatch)
     if micro_batch_size is None or micro_batch_size >= size:
         losses = loss_fn(minibatch)
+        values = losses.values
         losses.total.backward()
-        return losses, losses.values
+        return losses, values
     all_values: list[th.Tensor] = []
     log_ratios: list[th.Tensor] = []
     for micro_batch in split(minibatch, micro_batch_size):
         weight = n_samples(micro_batch) / size
         losses = loss_fn(micro_batch)
-        (weight * losses.total).backward()
         all_values.append(weight * losses.values)
+        (weight * losses.total).backward()
         log_ratios.append(losses.log_ratio)
     return losses._replace(log_ratio=th.cat(log_ratios)), th.stack(all_values).sum(dim=0)
 

@@ -234,8 +234,8 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
 
 def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
     rollouts = _rollout_specifications(model)
-    some_rollout = model.some_rollout() if model._n_replayed_rollouts else None
-    replayed = _replay_specifications(model._n_replayed_rollouts, some_rollout)
+    rollout_template = model.rollout_template() if model._n_replayed_rollouts else None
+    replayed = _replay_specifications(model._n_replayed_rollouts, rollout_template)
     normalization = _normalization(model.env)
     others = {
         name: (array.shape, array.dtype)
@@ -263,7 +263,7 @@ def _read(model: PhasicModel, file: BinaryIO) -> TrainingState:
     aux_buffer.n_new = n_new
     contents = ({name: reader.array(name, *one) for name, one in specifications.items()} for specifications in replayed)
     old = [
-        _checked_rollout(model, some_rollout, f"replay/{index}/", uses, arrays)
+        _checked_rollout(model, rollout_template, f"replay/{index}/", uses, arrays)
         for index, (uses, arrays) in enumerate(zip(_checked_uses(model, description), contents, strict=True))
     ]
     return TrainingState(aux_buffer, old, _checked_normalization(model, arrays), python, arrays)
@@ -282,7 +282,7 @@ def _read_of_another_group(model: PhasicModel, file: BinaryIO) -> TrainingState:
 
 def _rollout_specifications(model: PhasicModel) -> list[dict[str, Specification]]:
     """Of each rollout's arrays, by their names."""
-    buffer, sizes, context = model.rollout_buffer, (model.n_envs, model.n_steps), model.kept_context()
+    buffer, sizes, context = model.rollout_buffer, (model.n_envs, model.n_steps), model.aux_data()
     arrays: Any = buffer.observations if isinstance(buffer.observations, dict) else {"": buffer.observations}
     shapes: Any = buffer.obs_shape if isinstance(buffer.obs_shape, dict) else {"": buffer.obs_shape}
     return [
@@ -293,9 +293,9 @@ def _rollout_specifications(model: PhasicModel) -> list[dict[str, Specification]
     ]
 
 
-def _replay_specifications(n_rollouts: int, some_rollout: Rollout | None) -> list[dict[str, Specification]]:
+def _replay_specifications(n_rollouts: int, rollout_template: Rollout | None) -> list[dict[str, Specification]]:
     """Likewise, of those that the replay has."""
-    arrays = {} if some_rollout is None else some_rollout.arrays()
+    arrays = {} if rollout_template is None else rollout_template.arrays()
     return [
         {f"replay/{index}/{name}": (array.shape, array.dtype) for name, array in arrays.items()} for index in range(n_rollouts)
     ]
@@ -368,7 +368,7 @@ def _keep_rollout(model: PhasicModel, aux_buffer: AuxBuffer, index: int, arrays:
         _require(is_within(space[key] if isinstance(space, spaces.Dict) else space, array), f"observations/{index}/{key}")
     for name, array in {"value_targets": value_targets, **context}.items():
         _require(bool(np.isfinite(array).all()), f"{name} of rollout {index}")
-    _require(model.is_kept_context(context), f"context/{index}")
+    _require(model.is_valid_aux_data(context), f"context/{index}")
     aux_buffer.keep(observations if isinstance(space, spaces.Dict) else observations[""], context, value_targets)
 
 
@@ -390,16 +390,16 @@ def _checked_uses(model: PhasicModel, description: dict[str, Any]) -> list[dict[
 
 
 def _checked_rollout(
-    model: PhasicModel, some_rollout: Rollout | None, prefix: str, uses: dict[Kind, int], arrays: dict[str, np.ndarray]
+    model: PhasicModel, rollout_template: Rollout | None, prefix: str, uses: dict[Kind, int], arrays: dict[str, np.ndarray]
 ) -> Rollout:
     """
-    :param some_rollout: of the model
+    :param rollout_template: of the model
     :param prefix: of the names in the file
     :param uses: of the rollout
     :param arrays: of the rollout, by their names in the file
     :raises ValueError: if a number in it is none that this model can have collected
     """
-    assert some_rollout is not None
+    assert rollout_template is not None
     arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
     for name, array in arrays.items():
         part, _, key = name.partition("/")
@@ -407,7 +407,7 @@ def _checked_rollout(
         space = space[key] if isinstance(space, spaces.Dict) else space
         _require(bool(np.isfinite(array).all()) and (space is None or is_within(space, array)), f"{prefix}{name}")
     _require(bool(np.isin(arrays["episode_starts"], (0, 1)).all()) and model.is_context(arrays), f"{prefix}episode_starts")
-    return some_rollout.with_arrays(arrays, uses)
+    return rollout_template.with_arrays(arrays, uses)
 
 
 def _checked_normalization(

@@ -25,7 +25,7 @@ from sb3_ppg import (
 from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
 from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.family import PAPERS_VALUES, with_preset
-from sb3_ppg.optim.epoch import Losses
+from sb3_ppg.losses import Losses
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
 from tests.helpers import VECTOR, MaskedEnv, RandomEnv, learn_and_log
 

@@ -45,9 +45,9 @@ class Weighted(PaperObjective):
         n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
         return {"weights": np.full(n_samples, self.weight, dtype=np.float32)}
 
-    def kept_of(self, rollout_buffer, end):
+    def aux_data(self, rollout_buffer, end):
         sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
-        return {**super().kept_of(rollout_buffer, end), "weights": np.full(sizes, self.weight, dtype=np.float32)}
+        return {**super().aux_data(rollout_buffer, end), "weights": np.full(sizes, self.weight, dtype=np.float32)}
 
 
 class WeightedDecoupled(Weighted, DecoupledObjective):

@@ -9,8 +9,8 @@ from torch import nn
 
 from sb3_ppg.distributed.collectives import moments
 from sb3_ppg.errors import NonFiniteLossError
+from sb3_ppg.losses import Losses
 from sb3_ppg.optim.epoch import (
-    Losses,
     accumulate_gradient,
     mean_losses,
     optimize_epoch,
