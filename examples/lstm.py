@@ -1,4 +1,4 @@
-"""Memory: CartPole without velocities, which a policy without a memory cannot balance for long."""
+"""Memory: CartPole without velocities, which a policy without memory cannot balance for long."""
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +10,7 @@ from sb3_ppg import RecurrentPPG
 
 
 class PositionsOnly(gym.ObservationWrapper):
-    """Of CartPole's four numbers, the two that a photograph shows."""
+    """Show positions only: of CartPole's four numbers, the two that a photograph shows."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
@@ -23,7 +23,7 @@ class PositionsOnly(gym.ObservationWrapper):
 
 
 def main(total_timesteps: int = 150_000) -> None:
-    """Without a memory the return stays below 60. Four minutes on two cores."""
+    """Train and play. Without memory the return stays below 60. Takes four minutes on two cores."""
     env = make_vec_env("CartPole-v1", n_envs=8, seed=0, wrapper_class=PositionsOnly)
     model = RecurrentPPG(
         "MlpLstmPolicy",
@@ -38,10 +38,10 @@ def main(total_timesteps: int = 150_000) -> None:
     )
     model.learn(total_timesteps)
     test_env = make_vec_env("CartPole-v1", seed=1, wrapper_class=PositionsOnly)
-    mean, std = evaluate_policy(model, test_env, n_eval_episodes=20)  # carries the states along
+    mean, std = evaluate_policy(model, test_env, n_eval_episodes=20)  # passes the states along
     print(f"Return over 20 episodes: {mean:.0f} +- {std:.0f}")
 
-    # By hand: the states that an action leads to are given with the next observation
+    # By hand: pass the states that `predict` returns together with the next observation
     observation, states, episode_start = test_env.reset(), None, np.ones(1, dtype=bool)
     for _ in range(100):
         action, states = model.predict(observation, states, episode_start, deterministic=True)

@@ -1,4 +1,4 @@
-"""Invalid actions: a game of taking matches in which only as many can be taken as are left."""
+"""Invalid actions: a game in which nobody can take more matches than are left."""
 
 import gymnasium as gym
 import numpy as np
@@ -8,14 +8,14 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import MaskablePPG
 
-MOST = 5  # matches in a move
+MAX_MATCHES = 5  # per move
 
 
 class Nim(gym.Env):
-    """Two players take 1 to 5 matches in turn; who takes the last one wins. The opponent moves at random."""
+    """Two players take 1 to 5 matches in turn; whoever takes the last one wins. The opponent moves at random."""
 
     observation_space = spaces.MultiDiscrete([31])
-    action_space = spaces.Discrete(MOST)  # matches to take, less one
+    action_space = spaces.Discrete(MAX_MATCHES)  # number of matches to take, minus one
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         super().reset(seed=seed)
@@ -23,20 +23,20 @@ class Nim(gym.Env):
         return np.array([self.matches]), {}
 
     def action_masks(self) -> np.ndarray:
-        """What MaskablePPG asks the environment for: whether each action is possible."""
-        return np.arange(1, MOST + 1) <= self.matches
+        """Return whether each action is possible. MaskablePPG calls this method."""
+        return np.arange(1, MAX_MATCHES + 1) <= self.matches
 
     def step(self, action: int):
         assert action < self.matches, "an invalid action"
         self.matches -= int(action) + 1
         has_won = self.matches == 0
         if not has_won:
-            self.matches -= int(self.np_random.integers(1, min(MOST, self.matches) + 1))
+            self.matches -= int(self.np_random.integers(1, min(MAX_MATCHES, self.matches) + 1))
         return np.array([self.matches]), float(has_won), self.matches == 0, False, {}
 
 
 def main(total_timesteps: int = 50_000) -> None:
-    """Random moves win half of the games, perfect ones nearly all. Half a minute on two cores."""
+    """Train and play. Random moves win half of the games, perfect ones nearly all. Takes half a minute on two cores."""
     env = make_vec_env(Nim, n_envs=8, seed=0)
     model = MaskablePPG("MlpPolicy", env, n_steps=64, n_policy_iterations=8, batch_size=128, n_epochs=4, gamma=0.99, seed=0)
     model.learn(total_timesteps)
@@ -46,7 +46,7 @@ def main(total_timesteps: int = 50_000) -> None:
     game = Nim()
     observation, _ = game.reset(seed=0)
     action, _ = model.predict(observation, action_masks=game.action_masks(), deterministic=True)
-    print(f"Of {observation[0]} matches it takes {int(action) + 1}")
+    print(f"With {observation[0]} matches left it takes {int(action) + 1}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """
-Share a model as plain data, and use one that somebody shared: nothing is unpickled.
+Share a model as plain data and load a shared one, without pickle.
 
-Takes ``pip install ".[hub]"``. With ``hub.push(model, "your_name/ppg-cartpole")`` and ``hub.load("your_name/ppg-cartpole")``
-the folder is a repository on the Hugging Face Hub.
+Needs ``pip install ".[hub]"``. To use a repository on the Hugging Face Hub instead of a folder, call
+``hub.push(model, "your_name/ppg-cartpole")`` and ``hub.load("your_name/ppg-cartpole")``.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from sb3_ppg import PPG, hub
 
 
 def main(total_timesteps: int = 50_000) -> None:
-    """Half a minute on two cores."""
+    """Train, share, load, evaluate. Takes half a minute on two cores."""
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs=8, seed=0))
     model = PPG("MlpPolicy", env, n_steps=32, n_policy_iterations=16, batch_size=256, n_epochs=4, gamma=0.99, seed=0)
     model.learn(total_timesteps)
@@ -23,7 +23,7 @@ def main(total_timesteps: int = 50_000) -> None:
     for path in sorted(Path("shared").iterdir()):
         print(f"{path.name:24} {path.stat().st_size:9,} bytes")
 
-    # Somebody else's program. VecNormalize's statistics come along, and do not change while it is evaluated
+    # In somebody else's program. VecNormalize's statistics come along; freeze them for the evaluation
     loaded = hub.from_pretrained("shared", env=make_vec_env("CartPole-v1", seed=1))
     assert isinstance(loaded.env, VecNormalize)
     loaded.env.training = loaded.env.norm_reward = False

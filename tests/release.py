@@ -1,33 +1,18 @@
 """
-The wheel in fresh environments: installed with RL Zoo and plots, it takes README.md's first steps, in an empty folder.
+Install the wheel with RL Zoo and plots into fresh environments, and take README.md's first steps in an empty folder.
 
     python -m tests.release dist/sb3_ppg-0.1.0-py3-none-any.whl python3.11 python3.12 python3.13
 """
 
-import argparse
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.helpers import ROOT
-
-EXTRAS = "zoo,plots"
-
-
-def first_steps() -> tuple[str, list[list[str]]]:
-    """
-    :return: README.md's lines of Python, and its commands, the window left out
-    """
-    readme = (ROOT / "README.md").read_text()
-    code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
-    commands = [shlex.split(line, comments=True) for line in re.findall(r"^sb3-ppg .*", readme, re.MULTILINE)]
-    return code, [[*command, "--no-render"] if command[1] == "enjoy" else command for command in commands]
 
 
 def try_out(wheel: Path, python: str) -> None:
@@ -36,46 +21,29 @@ def try_out(wheel: Path, python: str) -> None:
     :param python: the interpreter
     :raises subprocess.CalledProcessError: if a step fails
     """
-    begin = time.monotonic()
-    with TemporaryDirectory() as name:
-        environment, folder = Path(name) / "environment", Path(name) / "empty"
-        folder.mkdir()
-        programs = environment / ("Scripts" if os.name == "nt" else "bin")
+    readme = (ROOT / "README.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
+    commands = [shlex.split(line, comments=True) for line in re.findall(r"^sb3-ppg .*", readme, re.MULTILINE)]
+    with TemporaryDirectory() as environment, TemporaryDirectory() as folder:
+        subprocess.run([python, "-m", "venv", environment], check=True)
+        programs = next(path for path in (Path(environment, "bin"), Path(environment, "Scripts")) if path.exists())
 
-        def run(*command: str) -> str:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-            if done.returncode != 0:
-                print(done.stdout[-3000:], done.stderr[-3000:], sep="\n")
-            done.check_returncode()
-            return done.stdout
+        def run(program: str, *arguments: str) -> str:
+            command = [str(programs / program), *arguments]
+            return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
 
-        run(python, "-m", "venv", str(environment))
-        install = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
-        run(*install, f"{wheel}[{EXTRAS}]")
-        installed = time.monotonic() - begin
-        code, commands = first_steps()
-        run(str(programs / "python"), "-c", code)
-        assert (folder / "ppg_cartpole.zip").exists()
-        for program, *arguments in commands:
-            output = run(str(programs / program), *arguments)
-        assert "Mean return" in output, output  # of the report, the last one
-        version = run(
-            str(programs / "python"), "-c", "import sys, sb3_ppg; print(sys.version.split()[0], sb3_ppg.__version__)"
-        )
-    print(f"{version.strip()}: installed in {installed:.0f} s, first steps in {time.monotonic() - begin - installed:.0f} s")
-
-
-def main() -> None:
-    """The command. An interpreter that is not there is said to be missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheel", type=Path)
-    parser.add_argument("pythons", nargs="*", default=[sys.executable])
-    args = parser.parse_args()
-    there = [python for python in args.pythons if shutil.which(python)]
-    print(*(f"{python} is not there" for python in args.pythons if python not in there), sep="\n")
-    for python in there or [sys.executable]:
-        try_out(args.wheel.absolute(), python)
+        run("python", "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), f"{wheel}[zoo,plots]")
+        run("python", "-c", code)
+        assert Path(folder, "ppg_cartpole.zip").exists()
+        for program, command, *options in commands:
+            output = run(program, command, *options, *(["--no-render"] if command == "enjoy" else []))
+        assert "Mean return" in output, output  # from the report, the last command
+        print(run("python", "-c", "import sys, sb3_ppg; print(sys.version.split()[0], sb3_ppg.__version__, 'works')"), end="")
 
 
 if __name__ == "__main__":
-    main()
+    wheel, *pythons = sys.argv[1:]
+    installed = [python for python in pythons if shutil.which(python)]
+    print(*(f"{python} is not installed: skipped" for python in pythons if python not in installed), sep="\n")
+    for python in installed or [sys.executable]:
+        try_out(Path(wheel).absolute(), python)
