@@ -43,18 +43,10 @@ from sb3_ppg.buffers.replay import Rollout, full_like
 from sb3_ppg.buffers.rollouts import as_stored, by_step, in_order, one_observation
 from sb3_ppg.callbacks import quiet
 from sb3_ppg.checks import without_numpy
-from sb3_ppg.distributed.agreement import check_group, share_state, shared_settings
-from sb3_ppg.distributed.collectives import (
-    agreed,
-    gathered,
-    is_everybodys,
-    leave_after,
-    n_processes,
-    rank,
-    require_equal,
-    separate_generators,
-)
-from sb3_ppg.distributed.exchange import RolloutExchange
+from sb3_ppg.distributed.agreement import agreed, is_shared, leave_group
+from sb3_ppg.distributed.collectives import gather, n_processes, rank
+from sb3_ppg.distributed.exchange import RolloutExchange, start_together
+from sb3_ppg.distributed.group import check_group
 from sb3_ppg.environments.watched import CheckedSteps, reset_infos, statistics_guarded, workers_watched
 from sb3_ppg.errors import (
     ArgumentError,
@@ -126,11 +118,10 @@ class PhasicAlgorithm(PhasicModel):
         start = time.perf_counter()
         self._training_callback = callback
         exchange = self._exchange or RolloutExchange(self)
-        exchange.begin()
-        with agreed() as agreement:
+        with exchange.rollout() as outcome:
             end = self._take_steps(env, callback, rollout_buffer, n_rollout_steps)
-            agreement.says = exchange.report(goes_on=end is not None)
-        if not exchange.hear(agreement.heard) or end is None:
+            outcome.continues = end is not None
+        if not outcome.continues or end is None:
             return False
         self._finish_rollout(rollout_buffer, *end)
         callback.on_rollout_end()
@@ -301,13 +292,11 @@ class PhasicAlgorithm(PhasicModel):
                     self.dump_logs()  # SB3 writes before each update: what the last one has recorded
                 return self
         except BaseException as error:
-            leave_after(error)
-            if self._exchange is not None:
-                self._exchange.forget()
+            leave_group(error)
             if isinstance(error, (NonFiniteEnvironmentError, ProcessGroupError)):
                 self._last_obs = None  # the environments have moved on: they start anew
             is_expected = isinstance(error, (NonFiniteError, WorkerError, ProcessGroupError)) or (
-                n_processes() > 1 and is_everybodys(error)
+                n_processes() > 1 and is_shared(error)
             )
             if is_expected and isinstance(error, Exception) and self._training_callback is not None:
                 self._training_callback.on_training_end()  # checkpoints are saved, files closed
@@ -345,16 +334,12 @@ class PhasicAlgorithm(PhasicModel):
 
         :return: the signal that asks a process to end, if one has received any; the same in all
         """
-        return next((number for number in gathered(self.received_signal) if number is not None), None)
+        return next((number for number in gather(self.received_signal) if number is not None), None)
 
     def _share_the_start(self, callback: MaybeCallback, **arguments: Any) -> None:
         """All processes begin with the same settings and the state of the first one, but draw other actions."""
-        if n_processes() == 1:
-            return
         checkpoints = [one.settings() for one in checkpoint_callbacks(callback)]
-        require_equal({**shared_settings(self), **arguments, "PhasicCheckpointCallback": checkpoints})
-        share_state(self)
-        separate_generators(self.device)
+        start_together(self, {**arguments, "PhasicCheckpointCallback": checkpoints})
         self._exchange = RolloutExchange(self)
 
     def _prepare_to_learn(self, total_timesteps: int) -> None:

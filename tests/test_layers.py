@@ -15,7 +15,7 @@ LAYERS = [
     ["buffers"],
     ["model"],
     ["saving", "arguments", "buffers.checks"],
-    ["objectives", "distributed.agreement", "distributed.exchange"],
+    ["objectives", "distributed.exchange"],
     ["base"],
     ["epochs"],
     ["ppg"],

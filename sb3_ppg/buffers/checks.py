@@ -10,7 +10,7 @@ from sb3_ppg.arguments import argument_value, require
 from sb3_ppg.buffers.replay import COLLECTED, COMPUTED, SPENT, RolloutReplay
 from sb3_ppg.buffers.rollouts import KNOWN_PACKAGES, n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
-from sb3_ppg.distributed.collectives import n_processes_here
+from sb3_ppg.distributed.collectives import n_local_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.model import PhasicModel
 
@@ -108,7 +108,7 @@ def check_room(model: PhasicModel, n_rollouts: int) -> None:
     """
     if model.n_aux_epochs == 0:
         return
-    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.aux_data())) * n_processes_here()
+    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.aux_data())) * n_local_processes()
     available = model.aux_buffer.available_bytes()
     if needed <= available:
         return
@@ -128,7 +128,7 @@ def check_room_for_replay(model: PhasicModel) -> None:
     :raises ArgumentError: if the memory cannot hold the observations of the rollouts that are used again
     """
     n_rollouts = model.replay.capacity - len(model.replay.rollouts)
-    needed = n_rollouts * n_bytes(model.rollout_buffer.observations) * n_processes_here()
+    needed = n_rollouts * n_bytes(model.rollout_buffer.observations) * n_local_processes()
     available = available_memory()
     remedy = (
         f"the observations of {model.replay.capacity} rollouts take {needed:,} more bytes, but only {available:,} are "

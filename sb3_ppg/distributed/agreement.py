@@ -1,82 +1,132 @@
-"""What processes that train together have in common when a training begins; see ``sb3_ppg.distributed.collectives``."""
+"""Agreement between processes: an error in one is an error in all, settings are equal, random generators are not."""
 
-import warnings
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any, TypeVar
 
 import torch as th
-from stable_baselines3.common.running_mean_std import RunningMeanStd
-from torch.utils._pytree import tree_map
+from stable_baselines3.common.utils import set_random_seed
 
-from sb3_ppg.arguments import argument_names, argument_value
-from sb3_ppg.distributed.collectives import from_first, has_left, n_processes, rank
-from sb3_ppg.distributed.group import n_started
-from sb3_ppg.environments.watched import normalizers, statistics
-from sb3_ppg.errors import ProcessGroupError
-from sb3_ppg.model import PhasicModel
+from sb3_ppg.distributed.collectives import abandon_group, gather, has_group, n_processes, rank
+from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
 
-# Arguments that may be each process's own
-OWN = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
-COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases", "_n_stored_rollouts", "_n_replayed_rollouts")
+Exc = TypeVar("Exc", bound=BaseException)
 
 
-def shared_settings(model: PhasicModel) -> dict[str, Any]:
+class Agreement:
     """
-    :param model: before it learns
-    :return: what its gradients depend on, beside weights and data, by the names that users know
+    Results that processes exchange at the end of a block.
+
+    :ivar result: this process's, to be set in the block
+    :ivar results: those of all processes after the block, in the order of their ranks
     """
-    policy, env = model.policy, model.get_env()
-    assert env is not None
-    return {
-        "algorithm": type(model),
-        "env": [str(spec and spec.id) for spec in env.get_attr("spec")[:1]] if env.has_attr("spec") else [],
-        "n_envs": model.n_envs,
-        "observation_space": model.observation_space,
-        "action_space": model.action_space,
-        **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in OWN},
-        **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
-        "policy": type(policy),
-        "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
-        "VecNormalize": [list(statistics(normalizer)) for normalizer in normalizers(env)],
-        "stored_rollouts": [len(model.aux_buffer), len(model.replay.rollouts)],
-    }
+
+    result: Any = None
+    results: Sequence[Any] = ()
 
 
-def share_state(model: PhasicModel) -> None:
+@contextmanager
+def agreed() -> Iterator[Agreement]:
     """
-    Give every process what the first one has: weights, optimizers, statistics of observations and rewards.
+    Run a block in all processes, which must not wait for each other within it. An error in one ends the block in all.
 
-    :param model: with the same settings everywhere
+    :raises ProcessGroupError: in the processes that had no error, with the message of the first one that had
     """
-    running = _running_statistics(model)
-    own = None
-    if rank() == 0:
-        # Through the CPU: else each process would unpickle them on the first one's GPU
-        parameters = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, th.Tensor) else leaf, model.get_parameters())
-        own = (parameters, [(rms.mean, rms.var, rms.count) for rms in running])
-    parameters, moments = from_first(own)
-    if rank() > 0:
-        model.set_parameters(parameters, device=model.device)
-        for rms, (mean, var, count) in zip(running, moments, strict=True):
-            rms.mean, rms.var, rms.count = mean, var, count
+    agreement = Agreement()
+    try:
+        yield agreement
+    except Exception as error:
+        if not is_shared(error):  # else a block within this one has told the others
+            gather((_message(error), None))
+            mark_shared(error)
+        raise
+    reports = gather((None, agreement.result))
+    for number, (message, _) in enumerate(reports):
+        if message is not None:
+            raise mark_shared(ProcessGroupError(f"process {number} of {len(reports)}: {message}"))
+    agreement.results = [result for _, result in reports]
 
 
-def _running_statistics(model: PhasicModel) -> list[RunningMeanStd]:
-    found = [rms for normalizer in normalizers(model.get_env()) for rms in statistics(normalizer).values()]
-    of_rewards = getattr(model.rollout_buffer, "reward_normalizer", None)
-    return found if of_rewards is None else [*found, of_rewards.return_rms]
-
-
-def check_group() -> None:
+def mark_shared(error: Exc) -> Exc:
     """
-    Warn under ``torchrun`` if each process is on its own, which is surely not what is meant.
+    Mark an error that is raised in all processes, as itself or as a ``ProcessGroupError`` that quotes it.
 
-    :raises ProcessGroupError: if there was a group, but an error has ended it
+    :return: the same error
     """
-    if has_left():
-        raise ProcessGroupError("an error has ended the group of processes: leave `process_group()`, and start all again")
-    if n_processes() == 1 and n_started() > 1:
-        warnings.warn(
-            f"This is one of {n_started()} processes, but it trains alone: put `with sb3_ppg.process_group():` around the "
-            "training, for all to train one model",
-            stacklevel=4,
-        )
+    vars(error)["is_shared"] = True
+    return error
+
+
+def is_shared(error: BaseException) -> bool:
+    """Return whether an error is raised in all processes. Losses are averaged, so a bad one is bad in all."""
+    return getattr(error, "is_shared", False) or isinstance(error, NonFiniteLossError)
+
+
+def leave_group(error: BaseException) -> None:
+    """
+    Leave the group after an error that the other processes do not have, so that they end, too, instead of waiting.
+
+    :param error: which ends this process's training. Nothing happens if it is shared
+    """
+    if has_group() and not is_shared(error):
+        is_first = not isinstance(error, ProcessGroupError)
+        abandon_group(f"process {rank()} of {n_processes()}: {_message(error)}" if is_first else None)
+
+
+def _message(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# ---- settings ----
+
+
+def require_equal(settings: Mapping[str, Any]) -> None:
+    """
+    Compare settings between the processes.
+
+    :param settings: by their names, the same names in every process
+    :raises ArgumentError: in every process, if something differs
+    """
+    gathered = gather({name: _describe(value) for name, value in settings.items()})
+    for name in gathered[0]:
+        values = [one.get(name, "nothing") for one in gathered]
+        if len(set(values)) > 1:
+            message = f"`{name}` differs between the processes, {', '.join(_around_difference(values))}: use one value"
+            raise mark_shared(ArgumentError(message))
+
+
+def _around_difference(texts: list[str]) -> list[str]:
+    """Shorten texts to the part that begins shortly before their first difference."""
+    n_equal = next((n for n, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts)))
+    start = max(0, n_equal - 40)
+    return [f"{'...' * (start > 0)}{text[start : start + 200]}" for text in texts]
+
+
+def _describe(value: Any) -> str:
+    """Return a text that is the same for equal values in different processes: schedules by their values, no addresses."""
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_describe(one)}' for key, one in sorted(value.items(), key=str))}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_describe, value))}]"
+    if callable(value):
+        try:
+            return f"a schedule from {value(1.0)} by {value(0.5)} to {value(0.0)}"
+        except Exception:
+            return getattr(value, "__qualname__", type(value).__qualname__)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def separate_generators(device: th.device) -> None:
+    """
+    Seed each process differently where two would otherwise draw the same actions.
+
+    :param device: on which actions are drawn
+    """
+    states = [th.get_rng_state(), *([th.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    hashes = [sha256(state.numpy().tobytes()).digest() for state in states]
+    if any(len(set(one)) < len(one) for one in zip(*gather(hashes), strict=True)):
+        set_random_seed((int.from_bytes(hashes[0][:4], "little") + rank()) % 2**32)

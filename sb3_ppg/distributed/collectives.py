@@ -1,91 +1,123 @@
 """
-Training with several processes, those of ``torch.distributed``'s process group: what each has to do where all do it. Each
-collects with its own environments, of the same number and with the same settings, so averages over processes are averages
-over samples. Without a group there is one process, and nothing here costs anything.
+Collective operations over the processes that train one model: averages, moments, exchanged objects.
+
+All processes call them in the same order. Each process has the same number of environments and steps, so an average over
+processes is an average over samples. Without a process group there is one process, and nothing is transferred.
 """
 
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch as th
 import torch.distributed as dist
-from stable_baselines3.common.utils import set_random_seed
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
+from sb3_ppg.errors import ProcessGroupError
 
-Exc = TypeVar("Exc", bound=BaseException)
-FIRST_ERROR = "sb3_ppg/first_error"  # where processes look for it that are cut off
-_board: "dist.Store | None" = None  # for messages to those that cannot be reached by the group any more
-_left_as: tuple[int, int] | None = None  # number and size, in a group that an error has ended
+FIRST_ERROR = "sb3_ppg/first_error"
+_store: "dist.Store | None" = None  # it outlives the group: processes that were cut off look for the first error there
+_left_as: tuple[int, int] | None = None  # rank and number of processes, in a group that an error has ended
 
 
-def is_together() -> bool:
-    """Whether there is a group. Torch is built without them for some systems."""
+def has_group() -> bool:
+    """Return whether there is a process group. Some builds of torch have no ``torch.distributed``."""
     return dist.is_available() and dist.is_initialized()
 
 
 def n_processes() -> int:
-    """How many train together."""
-    return dist.get_world_size() if is_together() else 1
+    """Return the number of processes that train together."""
+    return dist.get_world_size() if has_group() else 1
 
 
 def rank() -> int:
-    """Which of them this is, from 0: the first one prints, logs, evaluates and saves."""
-    return number_and_size()[0]
+    """Return this process's number, from 0. Process 0 prints, logs, evaluates and saves."""
+    return rank_and_size()[0]
 
 
-def number_and_size() -> tuple[int, int]:
-    """Which of how many this is, also after an error has ended the group: files of several stay several."""
-    if is_together():
+def rank_and_size() -> tuple[int, int]:
+    """Return the rank and the number of processes; the last known values after an error has ended the group."""
+    if has_group():
         return dist.get_rank(), dist.get_world_size()
     return _left_as or (0, 1)
 
 
-def n_processes_here() -> int:
-    """How many of them share this machine's memory."""
+def n_local_processes() -> int:
+    """Return the number of processes that share this machine's memory."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", n_processes())) if n_processes() > 1 else 1
 
 
-def has_left() -> bool:
-    """Whether an error has ended the group: nobody can say what the others do now."""
+# ---- the group's end ----
+
+
+def use_store(store: "dist.Store | None") -> None:
+    """
+    Remember a new group's store, and forget the group before.
+
+    :param store: the store, or None after the group's end
+    """
+    global _store, _left_as
+    _store, _left_as = store, None
+
+
+def abandon_group(message: str | None) -> None:
+    """
+    Destroy this process's part of the group, so that the other processes stop waiting for it.
+
+    :param message: the error that the others report, unless another error came first. None: they know it already
+    """
+    global _left_as
+    _left_as = rank_and_size()
+    if _store is not None and message is not None:
+        with suppress(RuntimeError):  # the process that keeps the store may have ended, too
+            _store.compare_set(FIRST_ERROR, "", message)
+    dist.destroy_process_group()
+
+
+def has_abandoned_group() -> bool:
+    """Return whether an error has ended the group, so that the other processes' states are unknown."""
     return _left_as is not None
 
 
-def use_board(store: "dist.Store | None") -> None:
+@contextmanager
+def _connected() -> Iterator[None]:
     """
-    :param store: of the group, which outlives it
+    Name the first error where torch only reports a lost connection.
+
+    :raises ProcessGroupError: if another process has ended
     """
-    global _board, _left_as
-    _board, _left_as = store, None
+    try:
+        yield
+    except RuntimeError as error:
+        message = f"another process does not answer any more: {error}"
+        with suppress(RuntimeError):
+            if _store is not None and _store.check([FIRST_ERROR]):
+                message = _store.get(FIRST_ERROR).decode()
+        raise ProcessGroupError(message) from error
 
 
 # ---- numbers ----
 
 
 @th.no_grad()
-def average_over_processes(tensors: list[th.Tensor]) -> None:
+def average_over_processes(tensors: Sequence[th.Tensor]) -> None:
     """
     Replace tensors by their averages over all processes, in one transfer.
 
     :param tensors: of the same shapes in every process
     """
-    if not is_together():
-        return
-    for tensor, average in zip(tensors, _averages([tensor.flatten() for tensor in tensors]), strict=True):
-        tensor.copy_(average.view_as(tensor))
+    if has_group():
+        for tensor, average in zip(tensors, _averages([tensor.flatten() for tensor in tensors]), strict=True):
+            tensor.copy_(average.view_as(tensor))
 
 
 @th.no_grad()
 def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> None:
     """
-    As ``average_over_processes``, with one copy instead of two: gradients become views of what was transferred.
+    Average gradients over all processes, in one transfer and with one copy: they become views of the transferred tensor.
 
     :param parameters: whose gradients are replaced, of the same shapes and memory formats in every process
     :param values: further numbers to average in the same transfer, of any shape
@@ -101,8 +133,10 @@ def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> 
 
 def _averages(parts: list[th.Tensor]) -> tuple[th.Tensor, ...]:
     """
-    :param parts: (N_i,), the same everywhere
-    :return: their averages over all processes, views of the one tensor that was transferred
+    Average flat tensors over all processes.
+
+    :param parts: tensors (N_i,), the same N_i in every process
+    :return: the averages, views of the one tensor that was transferred
     """
     flat = th.cat(parts)
     with _connected():
@@ -112,25 +146,21 @@ def _averages(parts: list[th.Tensor]) -> tuple[th.Tensor, ...]:
 
 
 def _dense(tensor: th.Tensor) -> th.Tensor:
-    """Without gaps in memory, in whatever order of dimensions."""
+    """Return a tensor without gaps in memory, whatever the order of its dimensions."""
     is_dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=th.channels_last))
     return tensor if is_dense else tensor.contiguous()
 
 
 def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float, float]:
     """
-    Mean and standard deviation (of the population), over all processes.
+    Return the mean and the standard deviation (of the population) of the values of all processes.
 
-    :param values: of any shape, of one size everywhere
-    :param device: of the process group's backend
-    :return: in the units of the values
+    :param values: of any shape, of one size in every process
+    :param device: for the transfer, one that the group's backend knows
     """
 
     def mean(array: np.ndarray) -> float:
-        own = float(array.mean(dtype=np.float64))
-        if not is_together():
-            return own
-        average = th.tensor([own], dtype=th.float64, device=device)
+        average = th.tensor([array.mean(dtype=np.float64)], dtype=th.float64, device=device if has_group() else "cpu")
         average_over_processes([average])
         return average.item()
 
@@ -140,9 +170,9 @@ def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float,
 
 def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
     """
-    Batch normalisation keeps running means and variances, each process those of its own batches: all take the averages.
+    Average the running means and variances of batch normalization, which each process updates with its own batches.
 
-    :param networks: the same everywhere
+    :param networks: the same in every process
     """
     layers = [layer for network in networks for layer in network.modules() if isinstance(layer, _NormBase)]
     buffers = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var) if buffer is not None]
@@ -153,179 +183,29 @@ def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
 # ---- objects ----
 
 
-def gathered(value: Any) -> list[Any]:
+def gather(value: Any) -> list[Any]:
     """
-    :param value: of this process; it is pickled
-    :return: those of all, in their order
+    Return the values of all processes, in the order of their ranks.
+
+    :param value: this process's; it is pickled
     """
-    if not is_together():
+    if not has_group():
         return [value]
-    everyone: list[Any] = [None] * dist.get_world_size()
+    values: list[Any] = [None] * dist.get_world_size()
     with _connected():
-        dist.all_gather_object(everyone, value)
-    return everyone
+        dist.all_gather_object(values, value)
+    return values
 
 
-def from_first(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """
-    :param value: of this process; it is pickled
-    :return: that of the first one
+    Return process 0's value, in every process.
+
+    :param value: this process's; that of process 0 is pickled
     """
-    if not is_together():
+    if not has_group():
         return value
     values = [value if rank() == 0 else None]
     with _connected():
         dist.broadcast_object_list(values, src=0)
     return values[0]
-
-
-def require_equal(settings: Mapping[str, Any]) -> None:
-    """
-    :param settings: by their names, what has to be the same in every process
-    :raises ArgumentError: in every process, if something differs
-    """
-    everyone = gathered({name: described(value) for name, value in settings.items()})
-    for name, first in everyone[0].items():
-        values = [theirs.get(name) for theirs in everyone]
-        if any(value != first for value in values):
-            shown = ", ".join(_where_they_differ([str(value) for value in values]))
-            raise told(ArgumentError(f"`{name}` differs between the processes, {shown}: use one value"))
-
-
-def _where_they_differ(texts: list[str]) -> list[str]:
-    """A part of each, from shortly before the first difference."""
-    n_alike = next((n for n, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts)))
-    start = max(0, n_alike - 40)
-    return [f"{'...' * (start > 0)}{text[start : start + 200]}" for text in texts]
-
-
-def described(value: Any) -> str:
-    """
-    :param value: any
-    :return: the same text for equal values in different processes: schedules by what they say, classes by their names
-    """
-    if isinstance(value, type):
-        return value.__qualname__
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {described(one)}' for key, one in sorted(value.items(), key=str))}}}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(described, value))}]"
-    if callable(value):
-        try:
-            return f"a schedule from {value(1.0)} by {value(0.5)} to {value(0.0)}"
-        except Exception:
-            return getattr(value, "__qualname__", type(value).__qualname__)
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def separate_generators(device: th.device) -> None:
-    """
-    Processes whose generators are in the same state would draw the same actions: then each gets a seed of its own.
-
-    :param device: on which actions are drawn
-    """
-    states = [th.get_rng_state(), *([th.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-    hashes = [sha256(state.numpy().tobytes()).digest() for state in states]
-    if any(len(set(everyones)) < len(everyones) for everyones in zip(*gathered(hashes), strict=True)):
-        set_random_seed((int.from_bytes(hashes[0][:4], "little") + rank()) % 2**32)
-
-
-# ---- errors ----
-
-
-class Agreement:
-    """
-    What the processes say to each other at the end of a block.
-
-    :ivar says: what this one does
-    :ivar heard: afterwards, what all have said, in their order
-    """
-
-    says: Any = None
-    heard: Sequence[Any] = ()
-
-
-@contextmanager
-def agreed() -> Iterator[Agreement]:
-    """
-    A block that all processes go through, without waiting for each other in it. An error in any ends it in all.
-
-    :raises ProcessGroupError: in those that were without, with the first error's message
-    """
-    agreement = Agreement()
-    try:
-        yield agreement
-    except Exception as error:
-        if is_told(error):  # by a block within
-            raise
-        gathered((_message(error), None))
-        told(error)
-        raise
-    reports = gathered((None, agreement.says))
-    for number, (message, _) in enumerate(reports):
-        if message is not None:
-            raise told(ProcessGroupError(f"process {number} of {len(reports)}: {message}"))
-    agreement.heard = [says for _, says in reports]
-
-
-def is_everybodys(error: BaseException) -> bool:
-    """
-    :param error: of this process
-    :return: whether all have it, or another one that says so
-    """
-    return is_told(error) or isinstance(error, NonFiniteLossError)
-
-
-def is_told(error: BaseException) -> bool:
-    """
-    :param error: of this process
-    :return: whether ``told`` was called with it
-    """
-    return getattr(error, "is_told", False)
-
-
-def leave_after(error: BaseException) -> None:
-    """
-    An error that the others do not know of, outside of ``agreed``: they hear of it, and stop waiting for this process.
-
-    :param error: which ends this process's training
-    """
-    global _left_as
-    if not is_together() or is_everybodys(error):
-        return
-    if _board is not None and not isinstance(error, ProcessGroupError):
-        with suppress(RuntimeError):  # whoever keeps it may have ended, too
-            _board.compare_set(FIRST_ERROR, "", f"process {rank()} of {n_processes()}: {_message(error)}")
-    _left_as = number_and_size()
-    dist.destroy_process_group()
-
-
-@contextmanager
-def _connected() -> Iterator[None]:
-    """
-    :raises ProcessGroupError: if another process has ended
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        raise ProcessGroupError(_first_error() or f"another process does not answer any more: {error}") from error
-
-
-def _first_error() -> str | None:
-    with suppress(RuntimeError):
-        if _board is not None and _board.check([FIRST_ERROR]):
-            return _board.get(FIRST_ERROR).decode()
-    return None
-
-
-def _message(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def told(error: Exc) -> Exc:
-    """
-    :param error: of which all processes know
-    :return: the same, for which ``is_told``
-    """
-    vars(error)["is_told"] = True
-    return error

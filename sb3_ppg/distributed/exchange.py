@@ -1,129 +1,183 @@
-"""What several processes tell each other after a rollout, for all to go on alike: counters, episodes, statistics."""
+"""Everything that processes exchange about their models: settings and state before the first rollout, results after each."""
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch as th
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv
+from torch.utils._pytree import tree_map
 
-from sb3_ppg.distributed.collectives import n_processes
+from sb3_ppg.arguments import argument_names, argument_value
+from sb3_ppg.distributed.agreement import agreed, require_equal, separate_generators
+from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
 from sb3_ppg.environments.watched import normalizers, statistics
+from sb3_ppg.model import PhasicModel
 
+# Arguments that may differ between processes
+OWN = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
+COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases", "_n_stored_rollouts", "_n_replayed_rollouts")
 Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
 
 
-class Report(NamedTuple):
+def start_together(model: PhasicModel, settings: dict[str, Any]) -> None:
     """
-    Of one process, after a rollout.
+    Compare the settings of all processes, give them the state of process 0, and separate their random generators.
 
-    :param goes_on: whether its callbacks want to
-    :param num_timesteps: how many it has counted
+    :param model: before it learns
+    :param settings: further settings that must be equal, by their names
+    :raises ArgumentError: in every process, if settings differ
+    """
+    if n_processes() > 1:
+        require_equal({**_settings(model), **settings})
+        _share_state(model)
+        separate_generators(model.device)
+
+
+def _settings(model: PhasicModel) -> dict[str, Any]:
+    """Return everything that gradients depend on apart from weights and data, by the names that users know."""
+    policy, env = model.policy, model.get_env()
+    assert env is not None
+    return {
+        "algorithm": type(model),
+        "env": [str(spec and spec.id) for spec in env.get_attr("spec")[:1]] if env.has_attr("spec") else [],
+        "n_envs": model.n_envs,
+        "observation_space": model.observation_space,
+        "action_space": model.action_space,
+        **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in OWN},
+        **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
+        "policy": type(policy),
+        "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
+        "VecNormalize": [list(statistics(normalizer)) for normalizer in normalizers(env)],
+        "stored_rollouts": [len(model.aux_buffer), len(model.replay.rollouts)],
+    }
+
+
+def _share_state(model: PhasicModel) -> None:
+    """Copy weights, optimizers and statistics of observations and rewards from process 0."""
+    running = _running_statistics(model)
+    reward_normalizer = getattr(model.rollout_buffer, "reward_normalizer", None)
+    running += [] if reward_normalizer is None else [reward_normalizer.return_rms]
+    own = None
+    if rank() == 0:
+        # Through the CPU: else each process would unpickle them on the GPU of process 0
+        parameters = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, th.Tensor) else leaf, model.get_parameters())
+        own = (parameters, [_moments(rms) for rms in running])
+    parameters, moments = broadcast(own)
+    if rank() > 0:
+        model.set_parameters(parameters, device=model.device)
+        for rms, first in zip(running, moments, strict=True):
+            rms.mean, rms.var, rms.count = first
+
+
+def _running_statistics(model: OnPolicyAlgorithm) -> list[RunningMeanStd]:
+    """Return the statistics of every ``VecNormalize`` of a model's environments."""
+    return [rms for normalizer in normalizers(model.get_env()) for rms in statistics(normalizer).values()]
+
+
+class Outcome:
+    """
+    The outcome of a rollout.
+
+    :ivar continues: in the block, whether this process wants to continue; after it, whether all processes want to
+    """
+
+    continues = False
+
+
+class _Report(NamedTuple):
+    """
+    One process's part of a rollout.
+
+    :param continues: whether its callbacks want to continue
+    :param num_timesteps: its counter
     :param episodes: that have ended, as ``Monitor`` describes them
-    :param successes: of those whose environment says so
-    :param moments: of what each statistics of ``VecNormalize`` has seen
+    :param successes: of the episodes whose environment reports them
+    :param moments: of the samples that each statistic of ``VecNormalize`` has seen
     """
 
-    goes_on: bool
+    continues: bool
     num_timesteps: int
     episodes: list[dict[str, Any]]
     successes: list[bool]
     moments: list[Moments]
 
 
-class Collecting(Protocol):
-    """What is asked of an algorithm that collects rollouts."""
-
-    num_timesteps: int
-    ep_info_buffer: Any
-    ep_success_buffer: Any
-    _stats_window_size: int
-
-    def get_env(self) -> VecEnv | None: ...
-
-
 class RolloutExchange:
     """
-    Of the rollouts of a training. (A single process has nobody to tell: all stays as it is.)
+    Merges the processes' counters, recent episodes and ``VecNormalize`` statistics after each rollout.
 
     :param model: before its environments are reset, with the same statistics in all processes
     """
 
-    def __init__(self, model: Collecting):
+    def __init__(self, model: OnPolicyAlgorithm):
         self.model = model
-        several = n_processes() > 1
-        self.running = [rms for one in normalizers(model.get_env()) for rms in statistics(one).values()] if several else []
-        self.merged = [_moments(rms) for rms in self.running]
-        self.is_open = False
+        self._running = _running_statistics(model) if n_processes() > 1 else []
+        self._merged = [_moments(rms) for rms in self._running]
 
-    def begin(self) -> None:
-        """A rollout begins."""
-        model = self.model
-        self.is_open, self.n_timesteps_before = True, model.num_timesteps
-        self.before = [list(buffer) for buffer in (model.ep_info_buffer, model.ep_success_buffer)]
-        if n_processes() > 1:  # for a while without a limit, to know what is new
-            model.ep_info_buffer, model.ep_success_buffer = map(deque, self.before)
+    @contextmanager
+    def rollout(self) -> Iterator[Outcome]:
+        """
+        Collect a rollout in each process. After an error in any of them, everything merged is as it was before the block.
 
-    def report(self, goes_on: bool) -> Report:
+        :raises ProcessGroupError: if another process has failed
         """
-        :param goes_on: whether this process's callbacks want to
-        """
-        model = self.model
-        buffers = (model.ep_info_buffer, model.ep_success_buffer)
-        episodes, successes = (list(buffer)[len(old) :] for buffer, old in zip(buffers, self.before, strict=True))
-        moments = [without(_moments(rms), old) for rms, old in zip(self.running, self.merged, strict=True)]
-        return Report(goes_on, model.num_timesteps, episodes, successes, moments)
-
-    def hear(self, reports: Sequence[Report]) -> bool:
-        """
-        :param reports: of all processes, in their order
-        :return: whether all want to go on
-        """
-        model = self.model
-        model.num_timesteps = max(report.num_timesteps for report in reports)  # one that stops has taken fewer steps
-        if len(reports) > 1:
-            episodes, successes = self.before
+        outcome, model = Outcome(), self.model
+        if n_processes() == 1:
+            yield outcome
+            return
+        assert model.ep_info_buffer is not None and model.ep_success_buffer is not None
+        n_steps, window = model.num_timesteps, model.ep_info_buffer.maxlen
+        episodes, successes = list(model.ep_info_buffer), list(model.ep_success_buffer)
+        reports: list[_Report] = []
+        # Without a limit, new episodes are those after the old ones
+        model.ep_info_buffer, model.ep_success_buffer = deque(episodes), deque(successes)
+        try:
+            with agreed() as agreement:
+                yield outcome
+                agreement.result = _Report(
+                    outcome.continues,
+                    model.num_timesteps,
+                    list(model.ep_info_buffer)[len(episodes) :],
+                    list(model.ep_success_buffer)[len(successes) :],
+                    [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)],
+                )
+            reports = list(agreement.results)
+        finally:  # after an error there are no reports
+            outcome.continues = all(report.continues for report in reports)
+            # A process that stops has taken fewer steps
+            model.num_timesteps = max((report.num_timesteps for report in reports), default=n_steps)
             episodes += [episode for report in reports for episode in report.episodes]
             successes += [success for report in reports for success in report.successes]
-            self._set_recent_episodes(episodes, successes)
+            model.ep_info_buffer, model.ep_success_buffer = deque(episodes, window), deque(successes, window)
             self._merge([report.moments for report in reports])
-        self.is_open = False
-        return all(report.goes_on for report in reports)
 
-    def forget(self) -> None:
-        """A process has failed in a rollout: all are where they were before, with what belongs to all."""
-        if self.is_open and n_processes() > 1:
-            self.model.num_timesteps = self.n_timesteps_before
-            self._set_recent_episodes(*self.before)
-            self._merge([])
-
-    def _set_recent_episodes(self, episodes: list[dict[str, Any]], successes: list[bool]) -> None:
-        window = self.model._stats_window_size
-        self.model.ep_info_buffer, self.model.ep_success_buffer = deque(episodes, window), deque(successes, window)
-
-    def _merge(self, everyones: Sequence[list[Moments]]) -> None:
-        """``VecNormalize`` has been updated by each process with its own samples: from here on with those of all."""
-        for index, (rms, before) in enumerate(zip(self.running, self.merged, strict=True)):
+    def _merge(self, gathered: Sequence[list[Moments]]) -> None:
+        """Replace what each process has added to its statistics by what all processes have added."""
+        for index, (rms, before) in enumerate(zip(self._running, self._merged, strict=True)):
             rms.mean, rms.var, rms.count = before
-            for moments in everyones:
+            for moments in gathered:
                 mean, var, count = moments[index]
                 if count > 0:
                     rms.update_from_moments(mean, var, count)
-        self.merged = [_moments(rms) for rms in self.running]
+        self._merged = [_moments(rms) for rms in self._running]
 
 
 def _moments(rms: RunningMeanStd) -> Moments:
-    return rms.mean, rms.var, rms.count  # an update replaces them
+    return rms.mean, rms.var, rms.count  # updates replace the arrays
 
 
-def without(whole: Moments, part: Moments) -> Moments:
+def subtract_moments(total: Moments, prefix: Moments) -> Moments:
     """
-    :param whole: moments of some samples
-    :param part: of those that came first
-    :return: of the others; the inverse of ``RunningMeanStd.update_from_moments``
+    Return the moments of the samples that came after the first ones, inverting ``RunningMeanStd.update_from_moments``.
+
+    :param total: moments of all samples
+    :param prefix: moments of the first ones
     """
-    (mean, var, count), (first_mean, first_var, first_count) = whole, part
+    (mean, var, count), (first_mean, first_var, first_count) = total, prefix
     n = count - first_count
     if n <= 0:
         return mean, var, 0

@@ -13,7 +13,8 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_ppg.callbacks import called_by, every
 from sb3_ppg.checks import is_count
-from sb3_ppg.distributed.collectives import agreed, from_first, gathered, has_left, n_processes, rank
+from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed.collectives import broadcast, gather, has_abandoned_group, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.saving.files import atomic_write, atomic_writes
@@ -114,7 +115,7 @@ class PhasicCheckpointCallback(BaseCallback):
         if self.num_timesteps > 0 and self.model._checkpoint is not None:
             self._run = self.model._checkpoint[0]
         else:
-            self._run = from_first(uuid.uuid4().hex)
+            self._run = broadcast(uuid.uuid4().hex)
         there = _checkpoints(self.save_path, self.name_prefix)
         self._saved = [one.path for one in there if one.run == self._run]
         self._latest = there[-1].time if there else 0
@@ -134,13 +135,13 @@ class PhasicCheckpointCallback(BaseCallback):
 
     def save(self) -> None:
         """A checkpoint of now, unless there is one. Where a number is not finite it is not written, and a warning says so."""
-        if self._saved_at == self.model.num_timesteps or has_left():
+        if self._saved_at == self.model.num_timesteps or has_abandoned_group():
             return
         path = self.save_path / f"{self.name_prefix}_{self.model.num_timesteps}_steps.zip"
-        if error := next(filter(None, gathered(_bad_number(self.model))), None):
+        if error := next(filter(None, gather(_bad_number(self.model))), None):
             warnings.warn(f"{path} is not written: {error}. The checkpoint before it stays the latest", stacklevel=2)
             return
-        self._latest = from_first(max(time.time_ns(), self._latest + 1))  # clocks differ, and are set back
+        self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # clocks differ, and are set back
         self.model._checkpoint = [self._run, self._latest]
         self._write(path)
         self._saved_at = self.model.num_timesteps

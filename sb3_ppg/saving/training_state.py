@@ -17,7 +17,7 @@ from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.checks import check_room
 from sb3_ppg.buffers.replay import END, KINDS, Kind, Rollout, RolloutReplay
 from sb3_ppg.checks import is_count, is_within
-from sb3_ppg.distributed.collectives import number_and_size
+from sb3_ppg.distributed.collectives import rank_and_size
 from sb3_ppg.environments.watched import normalizers, statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.model import PhasicModel
@@ -38,7 +38,7 @@ def file_of_process(path: Path) -> Path:
     :param path: of a file that a single process would have
     :return: this process's own: "model.aux_buffer.npz" is "model.aux_buffer.0_of_2.npz" for the first one of two
     """
-    number, size = number_and_size()
+    number, size = rank_and_size()
     return path if size == 1 else path.with_name(f"{path.stem}.{number}_of_{size}{path.suffix}")
 
 
@@ -123,7 +123,7 @@ def _identity(model: PhasicModel) -> dict[str, Any]:
         "num_timesteps": int(model.num_timesteps),
         "n_aux_phases": model._n_aux_phases,
         "n_stored_rollouts": model._n_stored_rollouts,
-        **({} if number_and_size() == (0, 1) else {"process": list(number_and_size())}),
+        **({} if rank_and_size() == (0, 1) else {"process": list(rank_and_size())}),
     }
 
 
@@ -213,7 +213,7 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
     :raises ModelFormatError: if the file is damaged, too new, or another model's
     """
     own, there = file_of_process(path), files_of_processes(path)
-    _, size = number_and_size()
+    _, size = rank_and_size()
     present = {path} if size == 1 else {one for one in there if one.stem.endswith(f"_of_{size}")}
     is_other_group = bool(there) and not present & set(there)
     if is_other_group:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-from sb3_ppg.distributed.collectives import told
+from sb3_ppg.distributed.agreement import mark_shared
 
 
 class Ending(Protocol):
@@ -46,4 +46,4 @@ def ending_between_iterations(model: Ending, signals: Iterable[int]) -> Iterator
         for number, handler in before.items():
             signal.signal(number, handler)
     if (ending := model.agreed_end()) is not None:
-        raise told(KeyboardInterrupt() if ending == signal.SIGINT else SystemExit(128 + ending))
+        raise mark_shared(KeyboardInterrupt() if ending == signal.SIGINT else SystemExit(128 + ending))

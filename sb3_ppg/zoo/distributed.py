@@ -8,7 +8,8 @@ from typing import Any
 
 from rl_zoo3.exp_manager import ExperimentManager
 
-from sb3_ppg.distributed.collectives import agreed, from_first, n_processes, rank
+from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.family import FAMILY
 from sb3_ppg.zoo.patches import Patches
@@ -39,7 +40,7 @@ def _begin_alike(patches: Patches) -> None:
         original(self, *args, **kwargs)
         with agreed():
             _check(self)
-        self.seed, self.save_path = from_first((self.seed, self.save_path))
+        self.seed, self.save_path = broadcast((self.seed, self.save_path))
         self.params_path = f"{self.save_path}/{self.env_name}"
         self.eval_freq, self.save_freq = (
             max(each // n_processes(), min(each, 1)) for each in (self.eval_freq, self.save_freq)

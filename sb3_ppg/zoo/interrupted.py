@@ -23,7 +23,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.distributed.collectives import from_first, n_processes, rank
+from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.family import FAMILY
 from sb3_ppg.saving.checkpoints import latest_checkpoint
@@ -191,14 +191,14 @@ def _find_the_run(create: Any) -> Any:
         is_resumable = self.algo in FAMILY and self.save_freq > 0 and not self.optimize_hyperparameters
         is_first = is_resumable and rank() == 0
         found = interrupted_run(Path(self.log_path), self.env_name, command) if is_first else None
-        place = from_first(None if found is None else (found.marker.path.parent, found.seed, found.checkpoint))
+        place = broadcast(None if found is None else (found.marker.path.parent, found.seed, found.checkpoint))
         if place is not None:
             _take_up(self, *place)
         elif rank() == 0:
             _make_own_folder(self)
-        self.save_path, self.params_path = from_first((self.save_path, self.params_path))
+        self.save_path, self.params_path = broadcast((self.save_path, self.params_path))
         create(self)
-        own["first_monitor"] = from_first(_next_monitor(Path(self.save_path)))
+        own["first_monitor"] = broadcast(_next_monitor(Path(self.save_path)))
         if is_first:
             own["marker"] = Marker(Path(self.save_path)) if found is None else found.marker
             own["marker"].write(command, self.seed)

@@ -121,9 +121,9 @@ def _main() -> None:
             with missing_extras_named():
                 run(name, SCRIPTS[name], arguments)
         except (ArgumentError, HubError, ModelFormatError, ProcessGroupError) as error:
-            from sb3_ppg.distributed.collectives import is_told
+            from sb3_ppg.distributed.agreement import is_shared
 
-            is_said_by_another = is_told(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
+            is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
             sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}")
         except OSError as error:
             if error.errno not in DISK:
@@ -144,7 +144,8 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
     """
     # Our defaults come first: where an option is given twice, the last one counts
     sys.argv[1:] = [*script.defaults, *arguments]
-    from sb3_ppg.distributed.collectives import agreed, n_processes, require_equal
+    from sb3_ppg.distributed.agreement import agreed, require_equal
+    from sb3_ppg.distributed.collectives import n_processes
     from sb3_ppg.distributed.group import process_group
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.command_line import check_command_line

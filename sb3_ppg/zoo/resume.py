@@ -12,7 +12,8 @@ from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import PPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
-from sb3_ppg.distributed.collectives import agreed, n_processes, rank
+from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed.collectives import n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes

@@ -6,7 +6,8 @@ from pathlib import Path
 from huggingface_sb3 import EnvironmentName
 
 import sb3_ppg
-from sb3_ppg.distributed.collectives import agreed, rank
+from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.family import FAMILY
 from sb3_ppg.zoo.launcher import PRETRAINED

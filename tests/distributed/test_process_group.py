@@ -37,7 +37,8 @@ from sb3_ppg import (
     process_group,
 )
 from sb3_ppg.distributed import group as starting
-from sb3_ppg.distributed.collectives import gathered, n_processes, rank, separate_generators
+from sb3_ppg.distributed.agreement import separate_generators
+from sb3_ppg.distributed.collectives import gather, n_processes, rank
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
 from sb3_ppg.family import FAMILY, with_preset
 from tests.distributed.several import free_port, in_processes, pretend_to_be
@@ -111,7 +112,7 @@ def train_variants() -> list[dict[str, bytes]]:
     found = []
     for name, model in variants().items():
         first = model.env.reset()
-        assert len({str(one) for one in gathered(first)}) == n_processes(), name  # no equal first observations
+        assert len({str(one) for one in gather(first)}) == n_processes(), name  # no equal first observations
         weights = next(model.policy.parameters()).detach().clone()
         model.learn(2 * PHASE * n_processes())
         assert not th.equal(weights, next(model.policy.parameters())), name
@@ -259,7 +260,7 @@ def end_in_one(action, at_the_end: bool, error: str | None) -> tuple[float, int,
             model.learn(PHASE)
     if action in (spoil, stop):  # the group goes on
         model.learn(2 * PHASE, callback=None)
-        hashes = gathered(th.nn.utils.parameters_to_vector(model.policy.parameters()).sum().item())
+        hashes = gather(th.nn.utils.parameters_to_vector(model.policy.parameters()).sum().item())
         assert len(set(hashes)) == 1 and model.num_timesteps == 2 * PHASE
     return seconds, n_timesteps, message
 
@@ -335,7 +336,7 @@ def go_on_with_others() -> tuple[Any, ...]:
     before, statistics = model.num_timesteps, [one.copy() for one in numbers_of(model.env)]
     rollout = N_STEPS * N_ENVS * n_processes()
     model.learn(2 * rollout, reset_num_timesteps=False)
-    rates = gathered(model.policy.optimizer.param_groups[0]["lr"])
+    rates = gather(model.policy.optimizer.param_groups[0]["lr"])
     return [str(one.message) for one in told], before, model.num_timesteps - before, statistics, rates
 
 
@@ -436,16 +437,16 @@ def test_a_missing_process_is_named_by_all():
 
 def test_other_versions_are_refused_by_all():
     said = messages(2, free_port(), {0: 5, 1: -5})
-    assert said[0] == said[1] and re.match("ArgumentError: process 1 has .*: use one version", said[0])
+    assert said[0] == said[1] and re.match("ProcessGroupError: process 1 has .*: use one version", said[0])
 
 
-def test_a_port_that_is_taken_is_named_by_all():
+def test_a_port_that_is_taken_is_named():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         port = listening.getsockname()[1]
-        said = messages(2, port, {0: 4, 1: 4})
-    assert all(f"127.0.0.1:{port}" in text for text in said.values())
+        said = messages(2, port, {0: 4})
+    assert f"127.0.0.1:{port}" in said[0]
 
 
 @pytest.mark.parametrize("n_gpus, backend", [(0, "gloo"), (1, "gloo"), (2, "cpu:gloo,cuda:nccl")])
@@ -471,7 +472,7 @@ def test_generators_of_gpus_are_separated_too(monkeypatch):
     def seed_after(gpu: bytes | None) -> int:
         """:param gpu: the hash of the other process's, None: the same"""
         monkeypatch.setattr(
-            "sb3_ppg.distributed.collectives.gathered", lambda hashes: [hashes, [other, hashes[1] if gpu is None else gpu]]
+            "sb3_ppg.distributed.agreement.gather", lambda hashes: [hashes, [other, hashes[1] if gpu is None else gpu]]
         )
         th.manual_seed(5)
         separate_generators(device)
