@@ -39,8 +39,9 @@ from sb3_ppg.buffers.checks import (
     warn_of_missing_rollouts,
     warn_of_stale_data,
 )
+from sb3_ppg.buffers.protocol import SeparatesBootstrap
 from sb3_ppg.buffers.replay import Rollout, full_like
-from sb3_ppg.buffers.rollouts import as_stored, by_step, in_order, one_observation
+from sb3_ppg.buffers.rollouts import as_stored, by_step, one_observation, samples
 from sb3_ppg.callbacks import quiet
 from sb3_ppg.checks import without_numpy
 from sb3_ppg.distributed.agreement import agreed, is_shared, leave_group
@@ -221,7 +222,10 @@ class PhasicAlgorithm(PhasicModel):
         self.policy.set_training_mode(False)
         batch_size = self._micro_batch_size() or max(self.batch_size, 1024)
         values = th.cat(
-            [self.policy.evaluate_values(*self.network_inputs(part)) for part in in_order(rollout_buffer, batch_size)]
+            [
+                self.policy.evaluate_values(*self.network_inputs(part))
+                for _, part in samples(rollout_buffer, batch_size, np.arange)
+            ]
         )
         last_values = self.next_values(obs_as_tensor(end.observations, self.device), end.dones, memory=end.memory)
         self.policy.set_training_mode(True)
@@ -241,8 +245,9 @@ class PhasicAlgorithm(PhasicModel):
         Where an episode was cut off, what would have followed is added to its last reward: γ V(last observation). A buffer
         that normalises rewards has a place of its own for it.
         """
-        own = getattr(rollout_buffer, "bootstrapped", None)
-        place = rewards if own is None else own[rollout_buffer.pos]
+        place = rewards
+        if isinstance(rollout_buffer, SeparatesBootstrap):
+            place = rollout_buffer.bootstrapped[rollout_buffer.pos]
         for index in np.flatnonzero(dones):
             last_observation = infos[index].get("terminal_observation")
             if last_observation is not None and infos[index].get("TimeLimit.truncated", False):

@@ -2,13 +2,13 @@
 
 import warnings
 
-import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.arguments import argument_value, require
-from sb3_ppg.buffers.replay import COLLECTED, COMPUTED, SPENT, RolloutReplay
-from sb3_ppg.buffers.rollouts import KNOWN_PACKAGES, n_bytes
+from sb3_ppg.buffers.protocol import is_recomputable
+from sb3_ppg.buffers.replay import RolloutReplay
+from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.distributed.collectives import n_local_processes
 from sb3_ppg.errors import ArgumentError
@@ -35,17 +35,14 @@ def check_replay(model: PhasicModel) -> None:
     :raises ArgumentError: if epochs cannot draw from the rollouts that they are to draw from, or not with recomputed
         advantages
     """
-    replay, cls = model.replay, type(model.rollout_buffer)
-    methods = [getattr(cls, name).__module__.split(".")[0] for name in ("compute_returns_and_advantage", "get")]
-    is_known = all(method in KNOWN_PACKAGES for method in methods)
-    remedy = f"{cls.__name__} has a way of its own to compute advantages, or to give minibatches; use "
-    require(model, not model.recompute_advantages or is_known, "recompute_advantages", f"{remedy}False")
-    require(model, replay.capacity == 1 or is_known, "replay_kwargs", f"{remedy}None")
-    arrays = {name for name, value in vars(model.rollout_buffer).items() if isinstance(value, np.ndarray)}
-    own = sorted(arrays - {*COLLECTED, *COMPUTED, *SPENT})
-    remedy = f"{cls.__name__} has arrays of its own, {', '.join(own)}, which are not replayed; use None"
-    require(model, replay.capacity == 1 or not own, "replay_kwargs", remedy)
-
+    replay, buffer = model.replay, model.rollout_buffer
+    remedy = (
+        f"{type(buffer).__name__} has a way of its own to compute advantages, or to give minibatches, and does not say "
+        "`recomputable = True`, see docs/extending.md; use "
+    )
+    is_possible = is_recomputable(buffer)
+    require(model, not model.recompute_advantages or is_possible, "recompute_advantages", f"{remedy}False")
+    require(model, replay.capacity == 1 or is_possible, "replay_kwargs", f"{remedy}None")
     asked = RolloutReplay(**(model.replay_kwargs or {}))
     is_same = all(vars(asked)[name] == vars(replay)[name] for name in ("n_rollouts", "max_uses", "staleness"))
     remedy = "this model was made with others: give these to the constructor, or to `load`"

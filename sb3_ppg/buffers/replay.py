@@ -10,28 +10,16 @@ from typing import Any, Literal
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
-from torch.utils._pytree import tree_map
 
-from sb3_ppg.buffers.rollouts import RolloutEnd, in_order, minibatches, reuses_memory
+from sb3_ppg.buffers.protocol import has_new_arrays
+from sb3_ppg.buffers.rollouts import RolloutEnd, minibatches, order_by_environment
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 
 Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
 KINDS: tuple[Kind, ...] = ("policy", "value")
-# The arrays of rollout buffers: what is collected, and what is computed anew before an older rollout is used
-COLLECTED = (
-    "observations",
-    "actions",
-    "rewards",
-    "episode_starts",
-    "values",
-    "log_probs",
-    "action_masks",
-    "lstm_states",
-)
-COMPUTED = ("advantages", "returns")
-SPENT = ("bootstrapped",)  # is in the rewards, once a rollout is complete
-END = "end "  # before the names of what follows a rollout, among its arrays
+COMPUTED = ("advantages", "returns")  # arrays that are computed again before an older rollout is used
+END = "end "  # prefix of the arrays of what follows a rollout
 
 
 @dataclass(eq=False)
@@ -41,7 +29,7 @@ class Rollout:
 
     :param buffer: full
     :param end: what follows it; None where rollouts came from elsewhere
-    :param extras: what the objective's losses need of each sample beside, see ``Objective.extras``
+    :param extras: what the objective's losses need of each sample in addition, see ``Objective.extras``
     :param uses: how many epochs have gone through it, of each kind
     """
 
@@ -52,21 +40,20 @@ class Rollout:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """
-        :return: by name, all that cannot be computed from other things; what is in a dictionary under "name/key"
+        :return: by name, all arrays that cannot be computed from others; those in a dictionary as "name/key"
         """
         end = {} if self.end is None else {f"{END}{name}": value for name, value in self.end._asdict().items()}
-        parts = {**{name: getattr(self.buffer, name, None) for name in COLLECTED}, **end}
-        flat = {
-            **parts,
-            **{f"{name}/{key}": one for name, part in parts.items() if isinstance(part, dict) for key, one in part.items()},
-        }
-        return {name: value for name, value in flat.items() if isinstance(value, np.ndarray)}
+        flat: dict[str, Any] = {}
+        for name, value in {**vars(self.buffer), **end}.items():
+            is_dictionary = name in ("observations", f"{END}observations") and isinstance(value, dict)
+            flat |= {f"{name}/{key}": part for key, part in value.items()} if is_dictionary else {name: value}
+        return {name: value for name, value in flat.items() if isinstance(value, np.ndarray) and name not in COMPUTED}
 
     def with_arrays(self, arrays: dict[str, np.ndarray], uses: dict[Kind, int]) -> "Rollout":
         """
         :param arrays: another rollout's, as ``arrays`` gives them
-        :param uses: of it
-        :return: that rollout
+        :param uses: the other rollout's
+        :return: the other rollout
         """
         parts: dict[str, Any] = {}
         for name, array in arrays.items():
@@ -75,7 +62,8 @@ class Rollout:
                 parts.setdefault(part, {})[key] = array
             else:
                 parts[part] = array
-        buffer, end = copy.copy(self.buffer), RolloutEnd(*(parts.pop(f"{END}{name}", None) for name in RolloutEnd._fields))
+        end = RolloutEnd(*(parts.pop(f"{END}{name}", None) for name in RolloutEnd._fields))
+        buffer = copy.copy(self.buffer)
         vars(buffer).update(parts)
         return Rollout(buffer, end, uses=Counter(uses))
 
@@ -83,17 +71,17 @@ class Rollout:
 class RolloutReplay:
     """
     The latest rollouts, in the order in which they were collected. An epoch goes through all samples of those that are due:
-    the last ``n``, but for those that as many epochs of its kind as may have used already.
+    the last ``n`` of its kind, without those that the maximum number of its kind's epochs has used already.
 
-    Arrays are kept by reference, as in ``AuxBuffer``: observations that wait for the auxiliary phase are there once. Where
-    value losses are clipped, it is against the values at collection.
+    Arrays are kept by reference, as in ``AuxBuffer``: observations that wait for the auxiliary phase are there once. Value
+    losses that are clipped are clipped against the values at collection.
 
     :param policy_rollouts: how many of the latest rollouts the policy's epochs (or joint ones) draw from
-    :param value_rollouts: likewise for epochs on the value function alone. None: as the policy's
-    :param policy_uses: how many of the policy's epochs use a rollout at most. None: there is no limit
-    :param value_uses: likewise for epochs on the value function alone
-    :param staleness: how many newer rollouts there have to be before a rollout is used: data as late as in the experiments of
-        https://arxiv.org/abs/2110.00641, or as from actors that are far away
+    :param value_rollouts: how many of the latest rollouts epochs on the value function alone draw from. None: as the policy's
+    :param policy_uses: the largest number of the policy's epochs that use a rollout. None: there is no limit
+    :param value_uses: the largest number of epochs on the value function alone that use a rollout. None: there is no limit
+    :param staleness: the number of newer rollouts that there have to be before a rollout is used: data as late as in the
+        experiments of https://arxiv.org/abs/2110.00641, or as from actors that are far away
     :raises ArgumentError: for numbers that cannot work
     """
 
@@ -119,12 +107,12 @@ class RolloutReplay:
 
     @property
     def capacity(self) -> int:
-        """How many rollouts are kept."""
+        """The number of rollouts that are kept."""
         return self.staleness + max(self.n_rollouts.values())
 
     @property
     def n_stored(self) -> int:
-        """How many rollouts there are that a resumed training needs: none, if each is used in its own update only."""
+        """The number of rollouts that a resumed training needs: none, if each is used in its own update only."""
         return len(self.rollouts) if self.capacity > 1 else 0
 
     def add(self, rollout_buffer: RolloutBuffer, end: RolloutEnd | None) -> None:
@@ -133,38 +121,37 @@ class RolloutReplay:
         :param end: what follows it
         """
         if self.capacity > 1:
-            next(in_order(rollout_buffer, 1))  # orders its samples by environment
+            order_by_environment(rollout_buffer)
         self.rollouts = [*self.rollouts, Rollout(rollout_buffer, end)][-self.capacity :]
 
     def keep_latest(self) -> None:
-        """The next rollout is about to be collected, with the same buffer object: let the latest one have one of its own."""
+        """Give the latest rollout a buffer object of its own, because the next one is about to be collected with this one."""
         if self.capacity > 1:
-            buffer = self.rollouts[-1].buffer
-            self.rollouts[-1].buffer = copy.deepcopy(buffer) if reuses_memory(buffer) else copy.copy(buffer)
+            self.rollouts[-1].buffer = independent_copy(self.rollouts[-1].buffer)
 
     def forget(self, rollout_buffer: RolloutBuffer) -> None:
         """
-        :param rollout_buffer: whose rollout has not been learned from
+        :param rollout_buffer: with a rollout that has not been learned from
         """
         self.rollouts = [rollout for rollout in self.rollouts if rollout.buffer is not rollout_buffer]
-
-    def older(self, kinds: Sequence[Kind] = KINDS) -> list[Rollout]:
-        """
-        :param kinds: of the epochs that take place
-        :return: those before the latest one that some epoch can still use
-        """
-        due = [id(rollout) for kind in kinds for rollout in self.due(kind)]
-        return [rollout for rollout in self.rollouts[:-1] if id(rollout) in due]
 
     def due(self, kind: Kind) -> list[Rollout]:
         """
         :param kind: of an epoch
-        :return: the rollouts that it goes through; none while all that there are have been used up, or are too new
+        :return: the rollouts that it goes through; none while all of them have been used up, or are too new
         """
         end = len(self.rollouts) - self.staleness
-        last = self.rollouts[max(0, end - self.n_rollouts[kind]) : max(0, end)]
+        latest = self.rollouts[max(0, end - self.n_rollouts[kind]) : max(0, end)]
         limit = self.max_uses[kind]
-        return [rollout for rollout in last if limit is None or rollout.uses[kind] < limit]
+        return [rollout for rollout in latest if limit is None or rollout.uses[kind] < limit]
+
+    def older(self, kinds: Sequence[Kind] = KINDS) -> list[Rollout]:
+        """
+        :param kinds: of the epochs that take place
+        :return: the rollouts before the latest one that some epoch can still use
+        """
+        due = [id(rollout) for kind in kinds for rollout in self.due(kind)]
+        return [rollout for rollout in self.rollouts[:-1] if id(rollout) in due]
 
     def epoch(self, kind: Kind, batch_size: int) -> Iterator[Any]:
         """
@@ -178,21 +165,29 @@ class RolloutReplay:
         return mixed_minibatches(due, batch_size)
 
 
+def independent_copy(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
+    """
+    :param rollout_buffer: of any class
+    :return: a copy whose arrays stay as they are when the original collects another rollout
+    """
+    return copy.copy(rollout_buffer) if has_new_arrays(rollout_buffer) else copy.deepcopy(rollout_buffer)
+
+
 def full_like(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
     """
     :param rollout_buffer: full or empty
     :return: another one, full of zeros, its samples ordered by environment
     """
-    other = copy.deepcopy(rollout_buffer) if reuses_memory(rollout_buffer) else copy.copy(rollout_buffer)
+    other = independent_copy(rollout_buffer)
     other.reset()
     other.full, other.pos = True, other.buffer_size
-    next(in_order(other, 1))
+    order_by_environment(other)
     return other
 
 
 def mixed_minibatches(rollouts: Sequence[Rollout], batch_size: int) -> Iterator[Any]:
     """
-    One epoch: all samples of some rollouts, shuffled, in minibatches that have equally many of each.
+    Draw one epoch: all samples of some rollouts, shuffled, in minibatches that have equally many of each.
 
     :param rollouts: of one size
     :param batch_size: about so many samples, not less than there are rollouts: parts of equal size, rounded up
@@ -203,4 +198,14 @@ def mixed_minibatches(rollouts: Sequence[Rollout], batch_size: int) -> Iterator[
     size = batch_size if len(rollouts) == 1 else math.ceil(n_samples / n_minibatches)
     parts = [minibatches(rollout.buffer, size, rollout.extras) for rollout in rollouts]
     for some in zip(*parts, strict=True):
-        yield some[0] if len(some) == 1 else tree_map(lambda *tensors: th.cat(tensors), *some)
+        yield some[0] if len(some) == 1 else _concatenated(some)
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """One minibatch of several: tensors, and tuples and dictionaries of these."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {key: _concatenated([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple):
+        return type(first)(*(_concatenated(fields) for fields in zip(*parts, strict=True)))
+    return th.cat([*parts])

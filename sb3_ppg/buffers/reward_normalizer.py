@@ -1,6 +1,6 @@
-"""The reward normaliser of the authors' code."""
+"""The reward normalizer of the authors' code."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -16,8 +16,8 @@ class RewardNormalizer:
     Divides rewards by the running standard deviation of the discounted return R_t = r_t + γ (1 - episode_start_t) R_{t-1}.
 
     It differs from SB3's ``VecNormalize(norm_obs=False, clip_reward=10)`` in one point: the statistics are updated once per
-    rollout, before they are used on it, not at each step. R is carried on from rollout to rollout. Several processes share
-    their statistics. One object is for one model.
+    rollout, before they are used on it, not at each step. R continues from one rollout to the next. Several processes share
+    their statistics. One object serves one model.
 
     Source: the ``RewardNormalizer`` of openai/phasic-policy-gradient. Its γ is .99 while training uses .999.
 
@@ -40,12 +40,12 @@ class RewardNormalizer:
 
     def normalize(self, rewards: np.ndarray, episode_starts: np.ndarray) -> np.ndarray:
         """
-        Take a rollout into the statistics, then normalise it.
+        Update the statistics with a rollout, then normalise it.
 
-        :param rewards: as the environments gave them, (n_steps, n_envs)
+        :param rewards: of the environments, (n_steps, n_envs)
         :param episode_starts: whether the step begins an episode, (n_steps, n_envs)
         :return: (n_steps, n_envs), in the type of ``rewards``
-        :raises NonFiniteError: if a reward is not finite, or its square; the statistics are then as before
+        :raises NonFiniteError: if a reward or its square is not finite; the statistics are then unchanged
         """
         if not np.isfinite(rewards).all():
             step, env = np.argwhere(~np.isfinite(rewards))[0]
@@ -78,15 +78,18 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
             rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(gamma=0.99)),
         )
 
-    For a variant of PPG, derive from it and the variant's own: ``class Mine(NormalizedRewardRolloutBuffer,
-    SequenceRolloutBuffer)``, of ``sb3_ppg.buffers.sequences``, for ``RecurrentPPG``, sb3-contrib's ``MaskableRolloutBuffer``
-    for ``MaskablePPG``.
+    For a variant of PPG, derive from it and from the variant's own buffer: ``class Mine(NormalizedRewardRolloutBuffer,
+    SequenceRolloutBuffer)`` (of ``sb3_ppg.buffers.sequences``) for ``RecurrentPPG``, with sb3-contrib's
+    ``MaskableRolloutBuffer`` for ``MaskablePPG``.
 
-    The normaliser is saved with the model. What would have followed a time limit, γ V, is in normalised units already:
-    ``PPG`` writes it to ``bootstrapped``, (n_steps, n_envs), from where it is added to the normalised rewards.
+    The normalizer is saved with the model. The value of what would have followed a time limit, γ V, is in normalised units
+    already: ``PPG`` writes it to ``bootstrapped``, (n_steps, n_envs), and it is added to the normalised rewards.
 
-    :param reward_normalizer: keeps the statistics
+    :param reward_normalizer: with the statistics
     """
+
+    recomputable: ClassVar[bool] = True
+    new_arrays: ClassVar[bool] = True
 
     def __init__(self, *args: Any, reward_normalizer: RewardNormalizer, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -1,22 +1,19 @@
-"""What is asked of rollout buffers, SB3's and others, beside what SB3 asks."""
+"""What PPG does with rollout buffers, SB3's and others, in addition to what SB3 does."""
 
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
-from torch.utils._pytree import tree_leaves, tree_map
 
+from sb3_ppg.buffers.protocol import SB3_CLASSES, GivesSequences
 from sb3_ppg.optim.epoch import split
 
-# Small minibatches of a rollout are gathered together, up to so much: one indexed copy instead of many
+# Small minibatches of a rollout are gathered together, up to this size: one indexed copy instead of many
 GATHERED_BYTES = 2**22
-# Whose rollout buffers have new arrays for each rollout, and compute advantages by GAE
-KNOWN_PACKAGES = ("stable_baselines3", "sb3_contrib", "sb3_ppg")
 Observations = np.ndarray | dict[str, np.ndarray]
 
 
@@ -24,10 +21,10 @@ class RolloutEnd(NamedTuple):
     """
     What follows the last step of a rollout.
 
-    :param observations: (n_envs, ...), or a dictionary of such
+    :param observations: (n_envs, ...), or a dictionary of such arrays
     :param values: V of them when the rollout was collected, (n_envs,)
     :param dones: whether they begin an episode, (n_envs,)
-    :param memory: what the policy remembers, see ``PhasicModel.memory``
+    :param memory: what the policy remembers, see ``PPG.memory``
     """
 
     observations: Observations
@@ -36,70 +33,78 @@ class RolloutEnd(NamedTuple):
     memory: np.ndarray | None = None
 
 
+# ---- samples ----
+
+
 def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str, np.ndarray] | None = None) -> Iterator[Any]:
     """
-    One epoch: all samples, shuffled.
+    Draw the minibatches of one epoch: all samples, shuffled.
 
     :param rollout_buffer: full
     :param batch_size: in samples
-    :param extras: what belongs to each sample beside what the buffer has, (n_envs * n_steps, ...), by name
-    :return: the buffer's minibatches, with ``extras`` as a further field if there are any. Many small ones are gathered
-        together
+    :param extras: further arrays by name, (n_envs * n_steps, ...), environment by environment
+    :return: the buffer's minibatches; if there are extras, with the further field ``extras``
     """
-    n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
-    at_once = 1
-    if gathers_as_sb3(rollout_buffer):
+    cls, at_once = type(rollout_buffer), batch_size
+    if any(cls.get is theirs.get and cls._get_samples is theirs._get_samples for theirs in SB3_CLASSES):
+        # Plain selections of samples, so that parts of a minibatch are smaller minibatches
+        n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
         minibatch_bytes = n_bytes(rollout_buffer.observations) * batch_size / n_samples
-        at_once = max(1, int(GATHERED_BYTES / minibatch_bytes))
-    samples: Iterator[Any] = rollout_buffer.get(at_once * batch_size)
-    if extras:
-        samples = _with_extras(rollout_buffer, at_once * batch_size, extras)
-    for some in samples:
-        yield from split(some, batch_size)
+        at_once *= max(1, int(GATHERED_BYTES / minibatch_bytes))
+    if not extras:
+        for some in rollout_buffer.get(at_once):
+            yield from split(some, batch_size)
+        return
+    for places, some in samples(rollout_buffer, at_once, np.random.permutation):
+        parts = {name: rollout_buffer.to_torch(array[places]) for name, array in extras.items()}
+        yield from split(_extended(type(some).__name__, some._fields)(*some, extras=parts), batch_size)
 
 
-def _with_extras(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str, np.ndarray]) -> Iterator[Any]:
-    with_indices = getattr(rollout_buffer, "with_indices", partial(_with_indices, rollout_buffer))  # that of sequences
-    for indices, samples in with_indices(batch_size):
-        parts = {name: rollout_buffer.to_torch(array[indices]) for name, array in extras.items()}
-        yield _extended(type(samples).__name__, samples._fields)(*samples, extras=parts)
+@cache
+def _extended(name: str, fields: tuple[str, ...]) -> Any:
+    return namedtuple(name, (*fields, "extras"))
 
 
-def _with_indices(rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[tuple[np.ndarray, Any]]:
-    order_by_environment(rollout_buffer)
-    order = np.random.permutation(rollout_buffer.buffer_size * rollout_buffer.n_envs)
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
-        yield indices, rollout_buffer._get_samples(indices)
-
-
-def in_order(rollout_buffer: RolloutBuffer, batch_size: int) -> Iterator[Any]:
+def samples(
+    rollout_buffer: RolloutBuffer, batch_size: int, order: Callable[[int], np.ndarray]
+) -> Iterator[tuple[np.ndarray, Any]]:
     """
     :param rollout_buffer: full
     :param batch_size: the most samples at a time
-    :return: all samples, environment by environment
+    :param order: ``np.arange`` or ``np.random.permutation``
+    :return: the places of samples, environment by environment, and the samples
     """
-    if hasattr(rollout_buffer, "in_order"):  # that of sequences
-        yield from rollout_buffer.in_order(batch_size)
+    if isinstance(rollout_buffer, GivesSequences):
+        yield from rollout_buffer.samples(batch_size, order)
         return
     order_by_environment(rollout_buffer)
-    n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
-    for start in range(0, n_samples, batch_size):
-        yield rollout_buffer._get_samples(np.arange(start, min(start + batch_size, n_samples)))
+    places = order(rollout_buffer.buffer_size * rollout_buffer.n_envs)
+    for start in range(0, len(places), batch_size):
+        some = places[start : start + batch_size]
+        yield some, rollout_buffer._get_samples(some)
 
 
-def by_step(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
+# ---- arrays ----
+
+
+def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
     """
-    :param rollout_buffer: that an array is of
-    :param array: one number for each sample, (n_steps, n_envs), or environment by environment, (n_envs * n_steps, 1)
-    :return: (n_steps, n_envs)
+    Bring all arrays from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's ``get`` does, if it is not done yet.
+
+    :param rollout_buffer: full
     """
-    return by_environment(rollout_buffer, array)[:, :, 0].T
+    if rollout_buffer.generator_ready:
+        return
+    for name, value in list(vars(rollout_buffer).items()):
+        is_by_step = isinstance(value, np.ndarray) and value.shape[:2] == (rollout_buffer.buffer_size, rollout_buffer.n_envs)
+        if is_by_step or name == "observations":
+            setattr(rollout_buffer, name, map_arrays(rollout_buffer.swap_and_flatten, value))
+    rollout_buffer.generator_ready = True
 
 
 def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
     """
-    :param rollout_buffer: that an array is of
+    :param rollout_buffer: that has the array
     :param array: (n_steps, n_envs, ...), as collected, or (n_envs * n_steps, ...), as ``get`` has ordered it
     :return: (n_envs, n_steps, numbers of a sample)
     """
@@ -109,72 +114,47 @@ def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarr
     return array.reshape(n_envs, n_steps, -1)
 
 
-def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
+def by_step(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
     """
-    :param rollout_buffer: whose environments gave them
-    :param observations: (n_envs, ...), or a dictionary of such
-    :return: copies, in the shapes and types in which the buffer has observations
+    :param rollout_buffer: that has the array
+    :param array: one number for each sample, (n_steps, n_envs), or environment by environment, (n_envs * n_steps, 1)
+    :return: (n_steps, n_envs)
     """
-
-    def copied(stored: np.ndarray, array: Any) -> np.ndarray:
-        return np.array(array, dtype=stored.dtype).reshape(rollout_buffer.n_envs, *stored.shape[2:])
-
-    there = rollout_buffer.observations
-    if isinstance(there, dict):  # those of an environment may be in another kind of dictionary
-        return {key: copied(stored, observations[key]) for key, stored in there.items()}
-    return copied(there, observations)
+    return by_environment(rollout_buffer, array)[:, :, 0].T
 
 
-@cache
-def _extended(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, (*fields, "extras"))
-
-
-FLATTENED = ("actions", "values", "log_probs", "advantages", "returns", "action_masks")
-
-
-def order_by_environment(rollout_buffer: RolloutBuffer, names: Sequence[str] = FLATTENED) -> None:
+def map_arrays(function: Callable[..., Any], *observations: Any) -> Any:
     """
-    From (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's buffers do it in ``get``, if it is not done yet.
-
-    :param rollout_buffer: full
-    :param names: of its arrays, beside the observations; those that it has not are left out
+    :param function: of as many arrays as there are observations
+    :param observations: arrays or tensors, or dictionaries of such with the same keys
+    :return: the function's value, or a dictionary with its value for each key
     """
-    if rollout_buffer.generator_ready:
-        return
-    rollout_buffer.observations = tree_map(rollout_buffer.swap_and_flatten, rollout_buffer.observations)
-    for name in names:
-        if hasattr(rollout_buffer, name):
-            setattr(rollout_buffer, name, rollout_buffer.swap_and_flatten(getattr(rollout_buffer, name)))
-    rollout_buffer.generator_ready = True
-
-
-def gathers_as_sb3(rollout_buffer: RolloutBuffer) -> bool:
-    """
-    :param rollout_buffer: of any class
-    :return: whether its minibatches are plain selections of samples, so that parts of one are smaller ones
-    """
-    return any(
-        type(rollout_buffer).get is cls.get and type(rollout_buffer)._get_samples is cls._get_samples
-        for cls in (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
-    )
-
-
-def reuses_memory(rollout_buffer: RolloutBuffer) -> bool:
-    """
-    :param rollout_buffer: of any class
-    :return: whether the next rollout may be written over this one: buffers of SB3, sb3-contrib and ours take new arrays
-    """
-    resets = [cls for cls in type(rollout_buffer).__mro__ if "reset" in vars(cls)]
-    return any(cls.__module__.split(".")[0] not in KNOWN_PACKAGES for cls in resets)
+    if isinstance(observations[0], dict):
+        return {key: function(*(one[key] for one in observations)) for key in observations[0]}
+    return function(*observations)
 
 
 def n_bytes(observations: Observations | PyTorchObs) -> int:
     """
-    :param observations: arrays or tensors, in dictionaries or not
+    :param observations: an array or a tensor, or a dictionary of such
     :return: how much memory they take
     """
-    return sum(array.nbytes for array in tree_leaves(observations))
+    return sum(one.nbytes for one in observations.values()) if isinstance(observations, dict) else observations.nbytes
+
+
+def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
+    """
+    :param rollout_buffer: of the environments that gave them
+    :param observations: (n_envs, ...), or any mapping of such arrays
+    :return: copies, in the shapes and types in which the buffer has observations
+    """
+
+    def stored(array: Any, like: np.ndarray) -> np.ndarray:
+        return np.array(array, dtype=like.dtype).reshape(rollout_buffer.n_envs, *like.shape[2:])
+
+    there: Any = rollout_buffer.observations
+    observations = {key: observations[key] for key in there} if isinstance(there, dict) else observations
+    return map_arrays(stored, observations, there)
 
 
 def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
@@ -182,7 +162,5 @@ def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
     :param rollout_buffer: full or empty, its samples ordered by step or by environment
     :return: the first observation in it, (1, *observation shape)
     """
-    arrays, shape = rollout_buffer.observations, rollout_buffer.obs_shape
-    if isinstance(shape, dict):
-        return {key: arrays[key].reshape(-1, *shape[key])[:1] for key in shape}
-    return arrays.reshape(-1, *shape)[:1]
+    shapes: Any = rollout_buffer.obs_shape
+    return map_arrays(lambda array, shape: array.reshape(-1, *shape)[:1], rollout_buffer.observations, shapes)

@@ -402,17 +402,28 @@ def test_there_has_to_be_room(monkeypatch):
 
 
 class WithArrays(RolloutBuffer):
-    """One that keeps something more."""
+    """Keeps a mark of each sample, which is its reward."""
+
+    new_arrays = True
 
     def reset(self):
         super().reset()
         self.marks = np.zeros((self.buffer_size, self.n_envs))
 
+    def add(self, obs, action, reward, *args, **kwargs):
+        self.marks[self.pos] = reward
+        super().add(obs, action, reward, *args, **kwargs)
 
-def test_buffers_with_arrays_of_their_own_are_refused():
-    with pytest.raises(ArgumentError, match="WithArrays has arrays of its own, marks"):
-        make(replay_kwargs=dict(policy_rollouts=2), rollout_buffer_class=WithArrays)
-    make(rollout_buffer_class=WithArrays).learn(16)
+
+def test_arrays_of_a_buffers_own_are_replayed_and_saved_with_their_samples(tmp_path):
+    model = make(replay_kwargs=dict(policy_rollouts=3), rollout_buffer_class=WithArrays).learn(5 * 16)
+    model.save(tmp_path / "model.zip")
+    model.save_aux_buffer(tmp_path / "state.npz")
+    other = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    other.load_aux_buffer(tmp_path / "state.npz")
+    for rollout in (*model.replay.rollouts, *other.replay.rollouts):
+        np.testing.assert_array_equal(rollout.buffer.marks.ravel(), rollout.buffer.rewards.ravel())
+    assert len({rollout.buffer.marks.tobytes() for rollout in other.replay.rollouts}) == 3
 
 
 def test_sequences_of_single_steps_are_refused():

@@ -1,0 +1,60 @@
+"""How a class of rollout buffers says in what it differs from SB3's."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+
+SB3_CLASSES = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
+
+
+@runtime_checkable
+class SeparatesBootstrap(Protocol):
+    """A rollout buffer that gets γ V of what followed a time limit in ``bootstrapped``, not added to the rewards."""
+
+    bootstrapped: np.ndarray  # (n_steps, n_envs)
+
+
+@runtime_checkable
+class GivesSequences(Protocol):
+    """A rollout buffer whose minibatches are more than a selection of samples."""
+
+    def samples(self, batch_size: int, order: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
+        """
+        :param batch_size: the most samples at a time
+        :param order: from a number of sequences n to the order of 0, ..., n - 1 in which they come
+        :return: the places of samples, environment by environment, and the samples
+        """
+
+
+def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:
+    """
+    :param rollout_buffer: of any class
+    :return: whether its advantages are GAE of its ``rewards``, and ``get`` goes through all samples, so that rollouts can be
+        used again with other values. A class that overrides ``compute_returns_and_advantage`` or ``get`` says so by the class
+        attribute ``recomputable = True``
+    """
+    return _is_promised(type(rollout_buffer), "recomputable", ("compute_returns_and_advantage", "get"))
+
+
+def has_new_arrays(rollout_buffer: RolloutBuffer) -> bool:
+    """
+    :param rollout_buffer: of any class
+    :return: whether the arrays of a rollout stay as they are when the next one is collected, so that they need not be copied.
+        A class that overrides ``reset`` says so by the class attribute ``new_arrays = True``
+    """
+    return _is_promised(type(rollout_buffer), "new_arrays", ("reset",))
+
+
+def _is_promised(cls: type, attribute: str, methods: tuple[str, ...]) -> bool:
+    """Whether the attribute is true, and set by each class that overrides one of SB3's methods, or by one derived from it."""
+    promises = [one for one in cls.__mro__ if attribute in vars(one)]
+    overriding = [
+        one
+        for one in cls.__mro__
+        if not any(issubclass(theirs, one) for theirs in SB3_CLASSES) and any(method in vars(one) for method in methods)
+    ]
+    is_true = all(vars(one)[attribute] for one in promises[:1])
+    return is_true and all(any(issubclass(promise, one) for promise in promises) for one in overriding)
