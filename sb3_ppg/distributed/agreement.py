@@ -1,7 +1,7 @@
 """Agreement between processes: an error in one is an error in all, settings are equal, random generators are not."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -15,38 +15,23 @@ from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
 Exc = TypeVar("Exc", bound=BaseException)
 
 
-class Agreement:
-    """
-    Results that processes exchange at the end of a block.
-
-    :ivar result: this process's, to be set in the block
-    :ivar results: those of all processes after the block, in the order of their ranks
-    """
-
-    result: Any = None
-    results: Sequence[Any] = ()
-
-
 @contextmanager
-def agreed() -> Iterator[Agreement]:
+def agreed() -> Iterator[None]:
     """
     Run a block in all processes, which must not wait for each other within it. An error in one ends the block in all.
 
     :raises ProcessGroupError: in the processes that had no error, with the message of the first one that had
     """
-    agreement = Agreement()
     try:
-        yield agreement
+        yield
     except Exception as error:
         if not is_shared(error):  # else a block within this one has told the others
-            gather((_message(error), None))
+            gather(_message(error))
             mark_shared(error)
         raise
-    reports = gather((None, agreement.result))
-    for number, (message, _) in enumerate(reports):
+    for number, message in enumerate(gather(None)):
         if message is not None:
-            raise mark_shared(ProcessGroupError(f"process {number} of {len(reports)}: {message}"))
-    agreement.results = [result for _, result in reports]
+            raise mark_shared(ProcessGroupError(f"process {number} of {n_processes()}: {message}"))
 
 
 def mark_shared(error: Exc) -> Exc:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.distributed.agreement import agreed, require_equal, separate_generators
-from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
+from sb3_ppg.distributed.collectives import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import normalizers, statistics
 from sb3_ppg.model import PhasicModel
 
@@ -89,15 +89,7 @@ class Outcome:
 
 
 class _Report(NamedTuple):
-    """
-    One process's part of a rollout.
-
-    :param continues: whether its callbacks want to continue
-    :param num_timesteps: its counter
-    :param episodes: that have ended, as ``Monitor`` describes them
-    :param successes: of the episodes whose environment reports them
-    :param moments: of the samples that each statistic of ``VecNormalize`` has seen
-    """
+    """One process's part of a rollout: new episodes as ``Monitor`` describes them, moments of new samples."""
 
     continues: bool
     num_timesteps: int
@@ -136,16 +128,11 @@ class RolloutExchange:
         # Without a limit, new episodes are those after the old ones
         model.ep_info_buffer, model.ep_success_buffer = deque(episodes), deque(successes)
         try:
-            with agreed() as agreement:
+            with agreed():
                 yield outcome
-                agreement.result = _Report(
-                    outcome.continues,
-                    model.num_timesteps,
-                    list(model.ep_info_buffer)[len(episodes) :],
-                    list(model.ep_success_buffer)[len(successes) :],
-                    [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)],
-                )
-            reports = list(agreement.results)
+            moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]
+            new_episodes = list(model.ep_info_buffer)[len(episodes) :], list(model.ep_success_buffer)[len(successes) :]
+            reports = gather(_Report(outcome.continues, model.num_timesteps, *new_episodes, moments))
         finally:  # after an error there are no reports
             outcome.continues = all(report.continues for report in reports)
             # A process that stops has taken fewer steps

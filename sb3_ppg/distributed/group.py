@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import json
 import os
 import platform
 import signal
@@ -17,12 +16,12 @@ from importlib.metadata import version
 import torch as th
 import torch.distributed as dist
 
-from sb3_ppg.distributed.agreement import leave_group
+from sb3_ppg.distributed.agreement import leave_group, require_equal
 from sb3_ppg.distributed.collectives import has_abandoned_group, has_group, n_processes, use_store
 from sb3_ppg.errors import ProcessGroupError
 
 PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")
-GRACE = 2  # seconds in which the other processes read why process 0 ends
+GRACE = 2  # seconds in which the other processes read what process 0 says before it ends
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
@@ -50,7 +49,8 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
 
     :param timeout: seconds that a process waits for another one that is alive
     :param start_timeout: seconds that processes wait for all to start
-    :raises ProcessGroupError: if some do not start, or have other versions of Python or of the packages that matter
+    :raises ProcessGroupError: if some do not start
+    :raises ArgumentError: if they have different versions of Python or of the packages that matter
     """
     size = n_started()
     if size == 0 or has_group():
@@ -67,6 +67,7 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
     dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timedelta(seconds=timeout))
     use_store(store)
     try:
+        require_equal(_versions())
         yield
     except BaseException as error:
         leave_group(error)
@@ -107,7 +108,7 @@ def _meet(rank: int, size: int, timeout: float) -> "dist.Store":
 
     :param timeout: in seconds
     :return: the store of this attempt
-    :raises ProcessGroupError: in all processes, if some do not start or have other versions
+    :raises ProcessGroupError: in all processes, if some do not start
     """
     host, port, patience = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -116,34 +117,21 @@ def _meet(rank: int, size: int, timeout: float) -> "dist.Store":
         store: dist.Store = dist.TCPStore(host, port, size, is_host, patience, wait_for_workers=False, multi_tenant=True)
         if is_agents:  # it has the keys of the attempts before, see `--max-restarts`
             store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-        store.set(f"versions/{rank}", json.dumps(_versions()))
+        store.set(f"rank_{rank}", "")
         if rank == 0:
-            store.set("refusal", _refusal(store, size, patience))
-        store.wait(["refusal"], timedelta(seconds=timeout + GRACE))
-        refusal = store.get("refusal").decode()
+            keys = [f"rank_{other}" for other in range(size)]
+            with suppress(dist.DistStoreError):
+                store.wait(keys, patience)
+            store.set("missing", str([other for other, key in enumerate(keys) if not store.check([key])]))
+        store.wait(["missing"], timedelta(seconds=timeout + GRACE))
+        missing = store.get("missing").decode()
     except RuntimeError as error:
         raise ProcessGroupError(f"process {rank} of {size} has not met the others at {host}:{port}: {error}") from error
-    if refusal:
+    if missing != "[]":
         if is_host:  # the store ends with this process
             time.sleep(GRACE)
-        raise ProcessGroupError(refusal)
+        raise ProcessGroupError(f"of {size} processes, these have not come: {missing}")
     return store
-
-
-def _refusal(store: "dist.Store", size: int, patience: timedelta) -> str:
-    """Return why the processes cannot train together, or an empty text."""
-    keys = [f"versions/{rank}" for rank in range(size)]
-    with suppress(dist.DistStoreError):
-        store.wait(keys, patience)
-    if missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
-        return f"of {size} processes, these have not come: {missing}"
-    own = _versions()
-    return "; ".join(
-        f"process {rank} has {name} {theirs}, process 0 has {own[name]}: use one version"
-        for rank, key in enumerate(keys)
-        for name, theirs in json.loads(store.get(key)).items()
-        if theirs != own[name]
-    )
 
 
 def _versions() -> dict[str, str]:
