@@ -48,7 +48,13 @@ from sb3_ppg.distributed.agreement import agreed, is_shared, leave_group
 from sb3_ppg.distributed.collectives import gather, n_processes, rank
 from sb3_ppg.distributed.exchange import RolloutExchange, start_together
 from sb3_ppg.distributed.group import check_group
-from sb3_ppg.environments.watched import CheckedSteps, reset_infos, statistics_guarded, workers_watched
+from sb3_ppg.environments.watched import (
+    check_first_observations,
+    checked_step,
+    reset_infos,
+    statistics_protected,
+    workers_watched,
+)
 from sb3_ppg.errors import (
     ArgumentError,
     NonFiniteActionError,
@@ -136,7 +142,6 @@ class PhasicAlgorithm(PhasicModel):
         :return: the observations that follow the last step, (n_envs, ...); V of them, (n_envs, 1); whether they begin an
             episode, (n_envs,). None if a callback has stopped the training
         """
-        checked = CheckedSteps(env, self._last_obs)  # type: ignore[arg-type]
         self.policy.set_training_mode(False)
         self.objective.before_rollout(self._last_episode_starts)  # type: ignore[arg-type]
         n_steps, n_new = 0, env.num_envs * n_processes()
@@ -151,7 +156,7 @@ class PhasicAlgorithm(PhasicModel):
                     actions, values, log_probs, also_stored = self._finite_act(obs_tensor, env)
                 actions = actions.cpu().numpy()
                 clipped_actions = for_environments(self.policy, actions)
-                new_obs, rewards, dones, infos = checked.step(clipped_actions)
+                new_obs, rewards, dones, infos = checked_step(env, clipped_actions, n_steps + 1)
                 self.num_timesteps += n_new
 
                 callback.update_locals(locals())
@@ -288,7 +293,6 @@ class PhasicAlgorithm(PhasicModel):
                 missing_extras_named(),
                 tensor_float_32(self.mixed_precision == "tf32"),
                 workers_watched(self.env),
-                statistics_guarded(self.env),
                 ending_between_iterations(self, self._signals_to_end(callback)),
             ):
                 name = tb_log_name or type(self).__name__
@@ -324,7 +328,11 @@ class PhasicAlgorithm(PhasicModel):
             callback, progress_bar = quiet(callback), False
             if not self._custom_logger:
                 self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
-        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        assert self.env is not None
+        with statistics_protected(self.env):
+            started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            check_first_observations(self.env, self._last_obs)  # type: ignore[arg-type]
+        return started
 
     def _signals_to_end(self, callback: MaybeCallback) -> list[int]:
         """SIGTERM where checkpoints are saved; Ctrl-C where other processes would be in the midst of something."""

@@ -96,7 +96,6 @@ def test_callbacks_may_copy_the_model(copied, event):
     copies = []
     setattr(Snapshot, event, lambda self: copies.append(copied(self.model)) or True)
     model = make(n_steps=4, batch_size=4)
-    model.aux_buffer._copy_stream = th.Stream(device="cpu")  # as on GPUs
     model.learn(4, callback=Snapshot())
     assert copies[0].num_timesteps <= model.num_timesteps == 4
     assert copies[-1].learn(8).num_timesteps == 8

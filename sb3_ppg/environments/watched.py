@@ -1,7 +1,7 @@
-"""Environments under watch: numbers that are not finite and workers that die end a rollout with an error that names them."""
+"""Checks of environments while a rollout is collected: bad numbers and dead workers end it with an error that names them."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing import connection
 from typing import Any
 
@@ -12,84 +12,100 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, WorkerError
 
+Numbers = tuple[str, Any, int | None]  # see `check_finite`
 
-class CheckedSteps:
+# ---- bad numbers ----
+# SB3's VecCheckNan names neither environment nor step, and another wrapper would break `sync_envs_normalization`
+
+
+def checked_step(env: VecEnv, actions: np.ndarray, step: int) -> VecEnvStepReturn:
     """
-    What ``PPG`` collects a rollout with: steps of the environments, each checked before the policy or the buffers see it.
+    Take a step whose numbers are finite.
 
-    :param env: the environments
-    :param observations: their latest ones, with which the rollout starts
-    :raises NonFiniteEnvironmentError: if these are not finite; ``step`` raises it, too
+    :param env: environments with any wrappers
+    :param actions: of all environments
+    :param step: its number in the rollout, for the message
+    :return: as ``VecEnv.step``
+    :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode that was cut off is
+        NaN or infinite; the statistics of ``VecNormalize`` are then as before the step
     """
-
-    def __init__(self, env: VecEnv, observations: VecEnvObs):
-        self.env = env
-        self.n_steps = 0
-        with self._named():
-            check_finite("observation", observations)
-            check_statistics(env)
-
-    def step(self, actions: np.ndarray) -> VecEnvStepReturn:
-        """As that of the environments."""
-        self.n_steps += 1
-        with self._named():
-            observations, rewards, dones, infos = self.env.step(actions)
-            _check_step(observations, rewards, dones, infos)
-            check_statistics(self.env)
-        return observations, rewards, dones, infos
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """An error says in which step of the rollout it happened."""
-        try:
-            yield
-        except NonFiniteEnvironmentError as error:
-            raise NonFiniteEnvironmentError(
-                f"{error} after step {self.n_steps} of the rollout; the policy has not been trained with it"
-            ) from None
+    with statistics_protected(env):
+        observations, rewards, dones, infos = env.step(actions)
+        numbers: list[Numbers] = []
+        for one in reversed([*normalizers(env)]):  # a bad number spoils those of all environments when it is normalized
+            numbers += [("reward", one.old_reward, None), ("observation", one.old_obs, None)]
+        numbers += [("reward", rewards, None), ("observation", observations, None)]
+        for index in np.flatnonzero(dones).tolist():
+            last = infos[index].get("terminal_observation")
+            if last is not None and infos[index].get("TimeLimit.truncated", False):  # otherwise its value is not asked for
+                numbers.append(("last observation of an episode", last, index))
+        check_finite(env, numbers, f"after step {step} of the rollout; the policy has not been trained with it")
+    return observations, rewards, dones, infos
 
 
-def check_finite(what: str, values: Any, env: int | None = None) -> None:
+def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
     """
-    :param what: the numbers are, for the message
-    :param values: of all environments, (n_envs, ...), or of ``env`` alone; a dictionary of such arrays, too
-    :param env: the number of the environment
+    :param env: environments with any wrappers
+    :param observations: with which training starts
     :raises NonFiniteEnvironmentError: if one is NaN or infinite
     """
-    for key, array in values.items() if isinstance(values, dict) else [(None, values)]:
-        array = np.asarray(array)
-        if array.dtype.kind != "f" or np.isfinite(array).all():
-            continue
-        place = np.argwhere(~np.isfinite(array))[0]
-        index = int(place[0]) if env is None else env
-        of = f" (key {key!r})" if key is not None else ""
-        raise NonFiniteEnvironmentError(f"The {what}{of} of environment {index} is {array[tuple(place)]}")
+    raw = [vars(normalizer).get("old_obs", []) for normalizer in reversed([*normalizers(env)])]
+    check_finite(env, [("first observation", one, None) for one in (*raw, observations)], "when training starts")
 
 
-def _check_step(observations: VecEnvObs, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
-    check_finite("reward", rewards)
-    check_finite("observation", observations)
-    for index in np.flatnonzero(dones):
-        last = infos[index].get("terminal_observation")
-        if last is not None and infos[index].get("TimeLimit.truncated", False):  # else nobody looks at it
-            check_finite("last observation of an episode", last, int(index))
+def check_finite(env: VecEnv, numbers: list[Numbers], when: str) -> None:
+    """
+    :param env: environments with any wrappers
+    :param numbers: their name, the array or dictionary of arrays, and the number of the environment that they are from; None
+        for all environments, (n_envs, ...)
+    :param when: they came, for the message
+    :raises NonFiniteEnvironmentError: if one of them is NaN or infinite, or a mean or variance of ``VecNormalize``
+    """
+    for name, values, index in numbers:
+        for key, array in values.items() if isinstance(values, dict) else [(None, np.asarray(values))]:
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                place = tuple(np.argwhere(~np.isfinite(array))[0])
+                of_key = "" if key is None else f" (key {key!r})"
+                environment = place[0] if index is None else index
+                raise NonFiniteEnvironmentError(f"The {name}{of_key} of environment {environment} is {array[place]} {when}")
+    for normalizer in normalizers(env):
+        for name, rms in statistics(normalizer).items():
+            if not (np.isfinite(rms.mean).all() and np.isfinite(rms.var).all()):
+                raise NonFiniteEnvironmentError(f"VecNormalize's statistics `{name}` are not finite {when}")
+
+
+@contextmanager
+def statistics_protected(env: VecEnv | None) -> Iterator[None]:
+    """
+    Restore the statistics of ``VecNormalize`` after a ``NonFiniteEnvironmentError``.
+
+    :param env: environments with any wrappers, or None
+    """
+    # An update replaces the arrays: there is nothing to copy
+    before = [(rms, rms.mean, rms.var, rms.count) for one in normalizers(env) for rms in statistics(one).values()]
+    try:
+        yield
+    except NonFiniteEnvironmentError:
+        for rms, mean, var, count in before:
+            rms.mean, rms.var, rms.count = mean, var, count
+        raise
 
 
 def reset_infos(env: VecEnv) -> list[dict[str, Any]]:
     """
-    :param env: environments, with any wrappers
-    :return: what each has said of the beginning of its episode. Those below the wrappers may be none of SB3's, as in SuperSuit
-        and Isaac Lab, and say nothing
+    :param env: environments with any wrappers
+    :return: the info with which each environment has begun its episode; empty where the environments below the wrappers do
+        not keep it, as those of SuperSuit and Isaac Lab
     """
     return getattr(env.unwrapped, "reset_infos", None) or [{} for _ in range(env.num_envs)]
 
 
-# ---- VecNormalize's statistics ----
+# ---- VecNormalize ----
 
 
 def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
     """
-    :param env: environments, with any wrappers. None: there are none
+    :param env: environments with any wrappers, or None
     :return: each ``VecNormalize`` among the wrappers, the outermost first
     """
     while isinstance(env, VecEnvWrapper):
@@ -100,9 +116,9 @@ def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
 
 def only_normalizer(env: VecEnv | None) -> VecNormalize | None:
     """
-    :param env: environments, with any wrappers. None: there are none
+    :param env: environments with any wrappers, or None
     :return: the ``VecNormalize`` among the wrappers, if there is one
-    :raises ArgumentError: if there are several, of which one alone would say something else
+    :raises ArgumentError: if there are several, of which no one alone describes what the policy gets
     """
     found = list(normalizers(env))
     if len(found) > 1:
@@ -115,7 +131,7 @@ def only_normalizer(env: VecEnv | None) -> VecNormalize | None:
 
 def statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
     """
-    :param normalizer: any
+    :param normalizer: of any environments
     :return: its statistics by name: "ret_rms", and, if it normalises observations, "obs_rms" or "obs_rms/<key>"
     """
     found = {"ret_rms": normalizer.ret_rms}
@@ -125,95 +141,17 @@ def statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
     return found
 
 
-def check_statistics(env: VecEnv | None) -> None:
-    """
-    :param env: environments, with any wrappers
-    :raises NonFiniteEnvironmentError: if a mean or a variance of ``VecNormalize`` is not finite
-    """
-    for normalizer in normalizers(env):
-        for name, rms in statistics(normalizer).items():
-            if not (np.isfinite(rms.mean).all() and np.isfinite(rms.var).all()):
-                raise NonFiniteEnvironmentError(f"VecNormalize's statistics `{name}` are not finite")
-
-
-@contextmanager
-def statistics_guarded(env: VecEnv | None) -> Iterator[None]:
-    """
-    Meanwhile, numbers are checked before ``VecNormalize`` takes them into its statistics, and after a
-    ``NonFiniteEnvironmentError`` these are as they were before the step in which it happened.
-
-    :param env: environments, with any wrappers
-    """
-    with ExitStack() as guards:
-        for normalizer in normalizers(env):
-            guards.enter_context(_guarded(normalizer))
-        yield
-
-
-@contextmanager
-def _guarded(normalizer: VecNormalize) -> Iterator[None]:
-    venv: Any = normalizer.venv
-    patched_before = {name: vars(venv)[name] for name in ("reset", "step_wait") if name in vars(venv)}
-    guard = _Guard(normalizer)
-    # On the object, which stays what it is for everybody who knows it
-    venv.reset, venv.step_wait = guard.reset, guard.step_wait
-    try:
-        yield
-    except NonFiniteEnvironmentError:
-        guard.undo()
-        raise
-    finally:
-        del venv.reset, venv.step_wait
-        vars(venv).update(patched_before)
-
-
-class _Guard:
-    """
-    Between ``VecNormalize`` and its environments. A copy of these comes with a copy of it.
-
-    :param normalizer: before its environments' methods are replaced
-    """
-
-    def __init__(self, normalizer: VecNormalize):
-        self.normalizer = normalizer
-        self.take_reset, self.take_step = normalizer.venv.reset, normalizer.venv.step_wait
-        self.before: list[tuple[RunningMeanStd, Any, Any, float]] = []
-
-    def reset(self) -> VecEnvObs:
-        """Observations that are finite."""
-        self._keep()
-        observations = self.take_reset()
-        check_finite("first observation", observations)
-        return observations
-
-    def step_wait(self) -> VecEnvStepReturn:
-        """A step whose numbers are finite."""
-        self._keep()
-        step = self.take_step()
-        _check_step(*step)
-        return step
-
-    def _keep(self) -> None:
-        """An update replaces the arrays of the statistics: there is nothing to copy."""
-        self.before = [(rms, rms.mean, rms.var, rms.count) for rms in statistics(self.normalizer).values()]
-
-    def undo(self) -> None:
-        """The latest update."""
-        for rms, mean, var, count in self.before:
-            rms.mean, rms.var, rms.count = mean, var, count
-
-
 # ---- workers ----
 
 
 @contextmanager
 def workers_watched(env: VecEnv | None) -> Iterator[None]:
     """
-    Meanwhile, a worker of ``SubprocVecEnv`` that has died is noticed whatever is asked of it. (Reading from a pipe whose other
-    end a sibling holds would wait for ever.)
+    Notice, for the duration of the context, that a worker of ``SubprocVecEnv`` has died. (SB3 would wait for ever if a
+    sibling of the worker holds the other end of its pipe.)
 
-    :param env: the environments, under any wrappers
-    :raises WorkerError: if one dies; the others are ended, for ``close`` not to wait for answers
+    :param env: environments with any wrappers, or None
+    :raises WorkerError: if a worker dies; the others are ended, so that ``close`` does not wait for answers
     """
     workers = None if env is None else env.unwrapped
     if not isinstance(workers, SubprocVecEnv):
@@ -231,50 +169,46 @@ def workers_watched(env: VecEnv | None) -> Iterator[None]:
 
 class _WatchedRemote:
     """
-    Our end of the pipe to a worker.
+    The parent's end of the pipe to a worker.
 
-    :param workers: all
+    :param workers: all of them
     :param remote: the pipe
     :param process: the worker
     """
 
     def __init__(self, workers: SubprocVecEnv, remote: Any, process: Any):
         self.workers, self.remote, self.process = workers, remote, process
-        self.asked = ""
+        self.request = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.remote, name)
 
     def send(self, message: tuple[str, Any]) -> None:
-        self.asked = message[0]
+        self.request = message[0]
         try:
             self.remote.send(message)
         except (BrokenPipeError, ConnectionResetError):
-            self._name_the_dead()
+            self._raise_if_dead()
             raise
 
     def recv(self) -> Any:
         connection.wait([self.remote, self.process.sentinel])
         if not self.remote.poll():
-            self._name_the_dead()
+            self._raise_if_dead()
         try:
             return self.remote.recv()
         except (EOFError, ConnectionResetError):
-            self._name_the_dead()
+            self._raise_if_dead()
             raise
 
-    def _name_the_dead(self) -> None:
-        """
-        :raises WorkerError: if a worker has died
-        """
-        workers = self.workers
-        for process in workers.processes:
+    def _raise_if_dead(self) -> None:
+        processes = self.workers.processes
+        for process in processes:
             process.join(timeout=0.1)
-        dead = [(index, process) for index, process in enumerate(workers.processes) if not process.is_alive()]
-        if not dead:
-            return
-        for process in workers.processes:
-            process.kill()  # RL Zoo's do not hear SIGTERM
-        workers.waiting, workers.closed = False, True
-        named = ", ".join(f"environment {index} ({process.pid}, exit code {process.exitcode})" for index, process in dead)
-        raise WorkerError(f"A worker process of SubprocVecEnv died when it was asked to {self.asked}: {named}")
+        dead = [(index, process) for index, process in enumerate(processes) if not process.is_alive()]
+        if dead:
+            named = ", ".join(f"environment {index} ({process.pid}, exit code {process.exitcode})" for index, process in dead)
+            for process in processes:
+                process.kill()  # those of RL Zoo ignore SIGTERM
+            self.workers.waiting, self.workers.closed = False, True
+            raise WorkerError(f"A worker process of SubprocVecEnv died when it was asked to {self.request}: {named}")

@@ -8,8 +8,10 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
+from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.buffers.system_memory import VERSION_1, VERSION_2, total_memory
 
 N_STEPS, N_ENVS = 5, 3
@@ -178,6 +180,48 @@ def test_minibatches_differ_by_one_sequence_at_most(n_sequences, sizes):
     record(aux_buffer)
     assert aux_buffer.n_sequences == 6
     assert [len(batch.value_targets) // N_STEPS for batch in aux_buffer.minibatches(n_sequences)] == sizes
+
+
+# ---- GPU ----
+
+
+def epoch(aux_buffer: AuxBuffer) -> list[th.Tensor]:
+    """The tensors of one epoch's minibatches, always in the same order, on the CPU."""
+    np.random.seed(5)
+    tensors: list[th.Tensor] = []
+    for batch in aux_buffer.minibatches(5):
+        is_dictionary = isinstance(batch.observations, dict)
+        tensors += [*batch.observations.values()] if is_dictionary else [batch.observations]
+        tensors += [batch.value_targets, batch.recorded]
+    return [tensor.cpu() for tensor in tensors]
+
+
+@pytest.mark.parametrize("space", [IMAGES, DICT], ids=["images", "dict"])
+def test_observations_that_are_on_the_device_give_the_same_minibatches(space):
+    aux_buffer = make_aux_buffer(space)
+    record(aux_buffer)
+    expected = epoch(aux_buffer)
+    assert aux_buffer.observations_on_device is None  # the CPU
+    aux_buffer.observations_on_device = [obs_as_tensor(rollout, "cpu") for rollout in aux_buffer.observations]
+    for ours, theirs in zip(epoch(aux_buffer), expected, strict=True):
+        assert th.equal(ours, theirs) and ours.dtype == theirs.dtype
+    aux_buffer.end_phase()
+    assert aux_buffer.observations_on_device is None
+
+
+@pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("free", [2, 1.99], ids=["on the GPU", "through pinned memory"])
+@pytest.mark.parametrize("space", [IMAGES, DICT], ids=["images", "dict"])
+def test_minibatches_on_a_gpu_are_those_on_the_cpu(space, free, monkeypatch):
+    """Observations go there for the phase if they take no more than half of its free memory."""
+    on_cpu, on_gpu = make_aux_buffer(space), make_aux_buffer(space)
+    on_gpu.device = th.device("cuda")
+    size = sum(map(n_bytes, on_gpu.observations))
+    monkeypatch.setattr(th.cuda, "mem_get_info", lambda device: (int(free * size), 10**12))
+    record(on_cpu)
+    record(on_gpu)
+    assert (on_gpu.observations_on_device is None) == (free < 2)
+    assert all(th.equal(ours, theirs) for ours, theirs in zip(epoch(on_gpu), epoch(on_cpu), strict=True))
 
 
 # ---- memory ----

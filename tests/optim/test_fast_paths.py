@@ -6,7 +6,6 @@ import gc
 import shutil
 import sys
 import weakref
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -606,78 +605,6 @@ def test_without_tf32_nothing_is_looked_at(monkeypatch):
     """Torch has two ways to set it, which do not mix."""
     monkeypatch.setattr("sb3_ppg.optim.epoch.th.backends.cuda.matmul", None)
     assert make(n_aux_epochs=0).learn(32).num_timesteps == 32
-
-
-# ---- on a GPU: the logic, with a device that is none ----
-
-
-def full_aux_buffer(model: PPG):
-    collect(model)
-    next(model.rollout_buffer.get(1))
-    model.aux_buffer.add(model.rollout_buffer)
-    return model.aux_buffer
-
-
-def batches(buffer) -> list:
-    np.random.seed(5)
-    return list(buffer.minibatches(3))
-
-
-def assert_same(ours: list, expected: list) -> None:
-    for a, b in zip(ours, expected, strict=True):
-        for x, y in zip(a, b, strict=True):
-            for key in x if isinstance(x, dict) else [...]:
-                assert th.equal(x[key], y[key]) and x[key].dtype == y[key].dtype
-
-
-DICT = spaces.Dict(image=image_space(3, 36, 36), vector=spaces.Box(-1, 1, (4,)))
-
-
-@pytest.mark.parametrize("space", [None, DICT], ids=["images", "dict"])
-def test_observations_on_the_device_give_the_same_minibatches(monkeypatch, space):
-    model = make(space=space)
-    buffer = full_aux_buffer(model)
-    buffer.record(model._recorded, 2)
-    expected = batches(buffer)
-    assert buffer.observations_on_device is None
-
-    monkeypatch.setattr(type(buffer), "_fits_on_the_device", lambda self: True)
-    buffer.record(model._recorded, 2)
-    assert buffer.observations_on_device is not None
-    assert_same(batches(buffer), expected)
-    buffer.reset()
-    assert buffer.observations_on_device is None
-
-
-@pytest.mark.parametrize("free, fits", [(2, True), (1.99, False)])
-def test_observations_go_to_the_gpu_if_half_its_free_memory_holds_them(monkeypatch, free, fits):
-    model = make()
-    buffer = full_aux_buffer(model)
-    assert not buffer._fits_on_the_device()  # the CPU
-    size = 32 * 3 * 36 * 36  # uint8: a byte each
-    monkeypatch.setattr(th.cuda, "mem_get_info", lambda device: (int(free * size), 10**12))
-    buffer.device = th.device("cuda")
-    assert buffer._fits_on_the_device() == fits
-
-
-def test_observations_that_do_not_fit_go_through_pinned_memory(monkeypatch):
-    """In a stream of their own, which the training one waits for; the tensor is kept until it has been used there."""
-    model = make()
-    buffer = full_aux_buffer(model)
-    buffer.record(model._recorded, 2)
-    expected = batches(buffer)
-
-    events = []
-    training = SimpleNamespace(wait_stream=lambda stream: events.append(("wait for", stream)))
-    empty = th.empty
-    monkeypatch.setattr(th, "empty", lambda *size, dtype, pin_memory: events.append("pinned") or empty(*size, dtype=dtype))
-    monkeypatch.setattr(th.cuda, "stream", lambda stream: events.append(("copy in", stream)) or nullcontext())
-    monkeypatch.setattr(th.cuda, "current_stream", lambda device: training)
-    monkeypatch.setattr(th.Tensor, "record_stream", lambda self, stream: events.append(("used in", stream)))
-    buffer._copy_stream = "copies"
-    assert_same(batches(buffer), expected)
-    one = ["pinned", ("copy in", "copies"), ("wait for", "copies"), ("used in", training)]
-    assert events == one * len(expected)
 
 
 class Dense(BaseFeaturesExtractor):
