@@ -72,7 +72,7 @@ from sb3_ppg.policies import MixedPrecision, MlpPolicy
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
-from sb3_ppg.saving.model_file import checked_model_file, marked, unmark
+from sb3_ppg.saving.model_file import checked_model_file, mark_class
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
 from sb3_ppg.training.session import ending_between_iterations
 
@@ -433,12 +433,10 @@ class PhasicAlgorithm(PhasicModel):
         :param include: names of attributes that are saved in spite of being excluded by default
         :raises OSError: if it cannot be written; the file that was there is left as it was
         """
-        with marked(self):
-            if not isinstance(path, (str, Path)):
-                super().save(path, exclude, include)
-                return
-            if rank() > 0:
-                return
+        mark_class(self)
+        if not isinstance(path, (str, Path)):
+            super().save(path, exclude, include)
+        elif rank() == 0:
             path = Path(path)
             with atomic_write(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
                 super().save(temporary, exclude, include)
@@ -466,7 +464,6 @@ class PhasicAlgorithm(PhasicModel):
                     f"`objective`={name!r} cannot take the file's parameters: load it as it is, and give "
                     'its policy\'s to a new model: set_parameters({"policy": ...}, exact_match=False)'
                 ) from error
-        unmark(model)
         return model
 
     def set_parameters(

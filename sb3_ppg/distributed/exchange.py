@@ -16,10 +16,10 @@ from sb3_ppg.distributed.agreement import agreed, require_equal, separate_genera
 from sb3_ppg.distributed.collectives import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import normalizers, statistics
 from sb3_ppg.model import PhasicModel
+from sb3_ppg.saving.training_state import COUNTERS
 
 # Arguments that may differ between processes
 OWN = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
-COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases", "_n_stored_rollouts", "_n_replayed_rollouts")
 Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
 
 

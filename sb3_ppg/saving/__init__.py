@@ -1,1 +1,1 @@
-"""Files of models and trainings: written beside the old ones, read as a stranger's."""
+"""Files of models and of trainings in progress."""

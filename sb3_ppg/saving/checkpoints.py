@@ -1,4 +1,4 @@
-"""Checkpoints that are whole: the model and what of its training is beside it, written together."""
+"""Checkpoints: the model and the rest of its training, written together."""
 
 import re
 import time
@@ -31,8 +31,8 @@ SUFFIX = ".aux_buffer.npz"
 
 def aux_buffer_path(model_path: str | Path) -> Path:
     """
-    :param model_path: of a model's zip file, with or without ".zip"
-    :return: where its auxiliary buffer is kept, beside it: ``model.zip`` has ``model.aux_buffer.npz``
+    :param model_path: a model's zip file, with or without ".zip"
+    :return: where its auxiliary buffer is kept, in the same folder: ``model.zip`` has ``model.aux_buffer.npz``
     """
     path = Path(model_path)
     return path.with_name(path.name.removesuffix(".zip") + SUFFIX)
@@ -40,10 +40,9 @@ def aux_buffer_path(model_path: str | Path) -> Path:
 
 class PhasicCheckpointCallback(BaseCallback):
     """
-    Saves, after every ``save_freq``-th iteration (a rollout with its update) and at the end of training, all that it takes to
-    go on as if nothing had happened: the model in ``<name_prefix>_<steps>_steps.zip``; beside it, in
-    ``<name_prefix>_<steps>_steps.aux_buffer.npz``, the rollouts of the phase, ``VecNormalize``'s statistics and the
-    generators::
+    Save everything that an exact resume needs after every ``save_freq``-th iteration (a rollout with its update) and at the
+    end of training: the model in ``<name_prefix>_<steps>_steps.zip``; the rollouts of the phase, ``VecNormalize``'s statistics
+    and the states of the random generators in ``<name_prefix>_<steps>_steps.aux_buffer.npz``::
 
         from stable_baselines3.common.env_util import make_vec_env
         from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
@@ -56,24 +55,24 @@ class PhasicCheckpointCallback(BaseCallback):
         model.load_aux_buffer(aux_buffer_path(checkpoint))
         model.learn(20_000 - model.num_timesteps, reset_num_timesteps=False)
 
-    Both files take their places when both are complete, the model's last: where it is, the checkpoint is complete. A state
-    with a number that is NaN or infinite is not written, the checkpoint before it stays; nor is one after an error amid
-    an iteration, unless it is one that ``learn`` names, as of a worker that has died.
+    Both files take their places when both are complete, the model's last, so a model's file means a complete checkpoint. A
+    state with a number that is NaN or infinite is not written, and the checkpoint before it stays. The same holds after an
+    error in the middle of an iteration, except for errors that ``learn`` names, such as a worker that has died.
 
-    Several processes each write a file with the state of their own part, "...aux_buffer.0_of_2.npz" and so on, in one folder;
-    then the first one writes the model.
+    Several processes each write a file with their own part of the state ("...aux_buffer.0_of_2.npz" and so on) in one folder;
+    then the first process writes the model.
 
-    While it is there, SIGTERM, by which schedulers of clusters announce the end, ends ``learn`` when the present iteration is
-    over and its checkpoint is saved, with ``SystemExit``.
+    With this callback, SIGTERM, by which schedulers of clusters announce the end, ends ``learn`` with ``SystemExit`` when the
+    current iteration is over and its checkpoint is saved.
 
-    :param save_freq: in iterations
+    :param save_freq: iterations between two checkpoints
     :param save_path: the folder; made if it is not there
-    :param name_prefix: of the files
-    :param keep: how many checkpoints of this run, the latest; None: all. A training that goes on from a checkpoint is the same
-        run; what other runs wrote into the folder is left alone
-    :param keep_buffers: of how many of these the auxiliary buffers, which are large, are kept, too; None: of all
-    :param verbose: 2: say when a checkpoint is saved
-    :raises ArgumentError: for numbers that cannot work; when ``learn`` begins, if another callback is to call it
+    :param name_prefix: beginning of the files' names
+    :param keep: number of checkpoints of this run to keep, the latest; None: all. A training that goes on from a checkpoint is
+        the same run; files of other runs in the folder are left alone
+    :param keep_buffers: number of these that also keep their auxiliary buffers, which are large; None: all
+    :param verbose: 2: print a line when a checkpoint is saved
+    :raises ArgumentError: for numbers that cannot work; when ``learn`` begins, if another callback would call this one
     """
 
     def __init__(
@@ -97,15 +96,15 @@ class PhasicCheckpointCallback(BaseCallback):
         self.keep = keep
         self.keep_buffers = keep_buffers
         self.model: PhasicModel
-        self.is_amid_iteration = False  # where an error has ended the training
+        self.is_amid_iteration = False  # after an error in the middle of an iteration
         self._n_rollouts = 0
         self._saved_at: int | None = None
-        self._run = uuid.uuid4().hex
+        self._run = ""
         self._saved: list[Path] = []  # by this run, the oldest first
-        self._latest = 0  # when the latest one in the folder was written, in nanoseconds
+        self._latest = 0  # time of the latest one in the folder, in nanoseconds
 
     def settings(self) -> list[Any]:
-        """What has to be the same in several processes."""
+        """Arguments that several processes must have in common."""
         return [self.save_freq, self.name_prefix, self.keep, self.keep_buffers]
 
     def _on_training_start(self) -> None:
@@ -124,7 +123,7 @@ class PhasicCheckpointCallback(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        """The iteration before it is over, its update included."""
+        """Save the iteration before, whose update is over."""
         if self._n_rollouts > 0 and self._n_rollouts % self.save_freq == 0:
             self.save()
         self._n_rollouts += 1
@@ -134,14 +133,14 @@ class PhasicCheckpointCallback(BaseCallback):
             self.save()
 
     def save(self) -> None:
-        """A checkpoint of now, unless there is one. Where a number is not finite it is not written, and a warning says so."""
+        """Write a checkpoint, unless it is written already. Warn instead if a number in the state is not finite."""
         if self._saved_at == self.model.num_timesteps or has_abandoned_group():
             return
         path = self.save_path / f"{self.name_prefix}_{self.model.num_timesteps}_steps.zip"
-        if error := next(filter(None, gather(_bad_number(self.model))), None):
+        if error := next(filter(None, gather(_non_finite(self.model))), None):
             warnings.warn(f"{path} is not written: {error}. The checkpoint before it stays the latest", stacklevel=2)
             return
-        self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # clocks differ, and are set back
+        self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
         self._write(path)
         self._saved_at = self.model.num_timesteps
@@ -157,7 +156,7 @@ class PhasicCheckpointCallback(BaseCallback):
                 write_training_state(self.model, state)
                 for file in zipped:
                     self._write_model(file)
-        if n_processes() > 1:  # all have theirs
+        if n_processes() > 1:  # all have written their own files
             with agreed():
                 if rank() == 0:
                     with atomic_write(path) as temporary:
@@ -169,19 +168,19 @@ class PhasicCheckpointCallback(BaseCallback):
 
     def _remove_old(self) -> None:
         for old in self._saved[: -self.keep] if self.keep is not None else []:
-            old.unlink(missing_ok=True)  # the model first: what has none is no checkpoint
+            old.unlink(missing_ok=True)  # the model first: without it the other file is no checkpoint
             self._remove_buffers(old)
             self._saved.remove(old)
         for old in self._saved[: -self.keep_buffers] if self.keep_buffers is not None else []:
             self._remove_buffers(old)
 
     def _remove_buffers(self, path: Path) -> None:
-        """Of all processes, those of another number that the training once had included."""
         for file in files_of_processes(aux_buffer_path(path)):
             file.unlink(missing_ok=True)
 
 
-def _bad_number(model: PhasicModel) -> str | None:
+def _non_finite(model: PhasicModel) -> str | None:
+    """The error's message if a number in the state is not finite."""
     try:
         check_state_is_finite(model)
     except NonFiniteError as error:
@@ -192,7 +191,7 @@ def _bad_number(model: PhasicModel) -> str | None:
 def checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:
     """
     :param callback: as ``learn`` takes it
-    :return: those that save checkpoints, among it and all that it calls
+    :return: the checkpoint callbacks among it and all that it calls
     """
     return [one for one in every(callback) if isinstance(one, PhasicCheckpointCallback)]
 
@@ -200,26 +199,26 @@ def checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallba
 def check_checkpoint_callbacks(callback: MaybeCallback) -> None:
     """
     :param callback: as ``learn`` takes it
-    :raises ArgumentError: if one that saves checkpoints would not be told when
+    :raises ArgumentError: if a checkpoint callback would not be told of rollouts
     """
     for outer in every(callback):
         within = called_by(outer) if isinstance(outer, EventCallback) else []
         for one in checkpoint_callbacks(within):
             raise ArgumentError(
-                f"{type(one).__name__} cannot work inside of {type(outer).__name__}, which would tell it neither of "
-                "rollouts nor of the end: give it to learn() itself, alone or in a list"
+                f"{type(one).__name__} cannot work inside of {type(outer).__name__}, which tells it neither of rollouts "
+                "nor of the end: give it to learn() itself, alone or in a list"
             )
 
 
 def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> Path:
     """
-    :param save_path: the folder of a ``PhasicCheckpointCallback``
-    :param name_prefix: its
-    :return: the model's file of the complete checkpoint that was written last, whatever its steps. The file itself says when:
-        copying does not change it. (For files that do not say, it is their time of modification.)
+    :param save_path: folder of a ``PhasicCheckpointCallback``
+    :param name_prefix: the callback's
+    :return: model's file of the complete checkpoint that was written last, whatever its number of steps. The time is stored in
+        the file, so copying does not change it; for files without it, the time of modification counts
     :raises FileNotFoundError: if there is none
     """
-    # Once more, should the old ones have been removed before they were read, for new ones that were not there yet
+    # Twice: a running training may replace all files between the listing and the reading
     checkpoints = _checkpoints(Path(save_path), name_prefix) or _checkpoints(Path(save_path), name_prefix)
     if not checkpoints:
         raise FileNotFoundError(f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path}")
@@ -227,7 +226,7 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
 
 
 class _Checkpoint(NamedTuple):
-    """A model's file: when it was written, in nanoseconds, after how many steps, and by which run."""
+    """A model's file: time of writing in nanoseconds, steps, and the run that wrote it."""
 
     time: int
     n_steps: int
@@ -236,22 +235,20 @@ class _Checkpoint(NamedTuple):
 
 
 def _checkpoints(folder: Path, name_prefix: str) -> list[_Checkpoint]:
-    """By the time when they were written."""
+    """Checkpoints in the order in which they were written."""
     name = re.compile(rf"{re.escape(name_prefix)}_(\d+)_steps\.zip")
     found = []
     for path in folder.glob("*.zip"):
         if match := name.fullmatch(path.name):
-            with suppress(FileNotFoundError):  # the training that goes on has removed it
+            with suppress(FileNotFoundError):  # a running training has removed it
                 run, written = _written(path)
                 found.append(_Checkpoint(written, int(match[1]), path, run))
     return sorted(found)
 
 
 def _written(path: Path) -> tuple[str | None, int]:
-    """By which run, and when."""
-    try:
+    """Run that wrote a file, and the time."""
+    with suppress(ModelFormatError):  # a damaged file is refused when it is loaded
         if (checkpoint := checkpoint_of(path)) is not None:
             return checkpoint
-    except ModelFormatError:
-        pass  # whoever loads it will be told
     return None, path.stat().st_mtime_ns

@@ -186,7 +186,7 @@ def test_a_stopped_training_goes_on_exactly_and_with_another_number_of_processes
 
     three = in_processes(go_on_with_another_number, tmp_path, tmp_path / "checkpoints", size=3)
     for one in (*three, go_on_with_another_number(tmp_path / "checkpoints")):
-        assert any("from another number of processes: the phase starts anew" in text for text in one["warnings"])
+        assert any("from another number of processes: the phase starts over" in text for text in one["warnings"])
         assert one["before"] == 4 * ROLLOUT * 2 and one["n_seen"] > ROLLOUT * 8 / 2
     assert [one["taken"] for one in three] == [3 * ROLLOUT * 3] * 3 and one["taken"] == 3 * ROLLOUT
     for one in three[1:]:

@@ -1,7 +1,6 @@
-"""Small models, their files, and what has to be equal of two."""
+"""Small models, their files, and comparisons of two models."""
 
-import json
-import zipfile
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,18 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import PPG
 from sb3_ppg.environments.watched import statistics
+from sb3_ppg.saving.training_state import COUNTERS
 from tests.helpers import MaskedEnv, RandomEnv
 
 N_ENVS = 2
 
 
-def small(**kwargs: Any) -> PPG:
-    """A phase of three rollouts of eight steps."""
+def small(cls: type[PPG] = PPG, **kwargs: Any) -> PPG:
+    """Make a model with phases of three rollouts of eight steps."""
     arguments = dict(
         n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=3, n_aux_epochs=1, aux_batch_size=8, seed=0, device="cpu"
     )
-    return PPG("MlpPolicy", **{"env": "CartPole-v1", **arguments, **kwargs})
+    return cls("MlpPolicy", **{"env": "CartPole-v1", **arguments, **kwargs})
 
 
 def discrete(space: spaces.Space | None = None, action_space: spaces.Space | None = None):
@@ -39,7 +39,7 @@ def masked():
 
 
 def everything(model: PPG) -> dict[str, th.Tensor]:
-    """Parameters, moments, statistics, counters: what has to be equal in the end."""
+    """Parameters, moments, statistics and counters: everything that two equal trainings have in common."""
     tensors = {f"policy {name}": value for name, value in model.policy.state_dict().items()}
     tensors |= {f"objective {name}": value for name, value in model.objective.state_dict().items()}
     optimizers = {"policy": model.policy.optimizer, "value": model.value_optimizer, "aux": model.aux_optimizer}
@@ -50,8 +50,7 @@ def everything(model: PPG) -> dict[str, th.Tensor]:
             tensors |= {f"{name} optimizer {index} {key}": value for key, value in state.items()}
     if normalizer := model.get_vec_normalize_env():
         tensors["returns"] = th.as_tensor(normalizer.ret_rms.var)
-    counters = (model.num_timesteps, model.n_aux_phases, model._n_updates, model._n_stored_rollouts)
-    tensors["counters"] = th.tensor(counters)
+    tensors["counters"] = th.tensor([getattr(model, name) for name in COUNTERS])
     return {name: value.clone() for name, value in tensors.items()}
 
 
@@ -66,17 +65,11 @@ def saved(folder: Path, n_rollouts: int = 2, **kwargs) -> tuple[PPG, Path]:
     return model, folder / "buffer.npz"
 
 
-def change_data(path: Path, change, **more: bytes) -> Path:
-    """A copy of a model's file, with another description."""
-    bad = path.with_name("changed.zip")
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(bad, "w") as changed:
-        data = json.loads(archive.read("data"))
-        change(data)
-        contents = {name: archive.read(name) for name in archive.namelist()}
-        for name, content in {**contents, "data": json.dumps(data).encode(), **more}.items():
-            changed.writestr(name, content)
-    return bad
-
-
 def numbers_of(normalizer: VecNormalize) -> list[np.ndarray]:
     return [np.array(part) for rms in statistics(normalizer).values() for part in (rms.mean, rms.var, rms.count)]
+
+
+def random_states() -> list[Any]:
+    """States of the global generators of Python, NumPy and torch."""
+    _, keys, *position = np.random.get_state()
+    return [random.getstate(), keys.tolist(), position, th.get_rng_state().tolist()]

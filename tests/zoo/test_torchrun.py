@@ -247,7 +247,7 @@ def test_nodes_may_come_and_go(tmp_path):
     _, output = kill(first)
     steps = [int(one) for one in re.findall(r"Going on after (\d+) steps", output)]
     assert len(steps) == 2 and 0 < steps[0] < steps[1] <= n_together
-    assert output.count("from another number of processes: the phase starts anew") >= 2
+    assert output.count("from another number of processes: the phase starts over") >= 2
 
     before = latest(run)
     again = program([*train, "--log-interval", "4"], tmp_path)  # what is shown may differ
