@@ -22,7 +22,6 @@ import pandas as pd
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.learning import RESULTS
@@ -67,8 +66,8 @@ SEEDS = range(5)
 class RawValueErrors(PaperObjective):
     """In the policy phase, value errors are measured in the units of the rewards."""
 
-    def value_error(self, batch: RolloutBufferSamples, values: th.Tensor, coefficients: Coefficients) -> Losses:
-        return super().value_error(batch, values, coefficients._replace(value_unit=1.0))
+    def value_error(self, policy: Any, latent: th.Tensor, batch: Any, coefficients: Coefficients) -> Losses:
+        return super().value_error(policy, latent, batch, coefficients._replace(value_unit=1.0))
 
 
 class UnitsInTheAuxiliaryPhase(PPG):

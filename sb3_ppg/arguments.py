@@ -17,7 +17,7 @@ from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.extras import missing_extras_named
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.optim.micro_batches import looks_at_the_batch
-from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
+from sb3_ppg.policies import PhasicActorCriticPolicy
 
 REPLAY_ARGUMENTS = tuple(inspect.signature(RolloutReplay).parameters)
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
@@ -281,7 +281,7 @@ def check_policy(model: PhasicModel) -> None:
     heads = (model.policy.value_net, model.policy.aux_value_net)
     require(
         model,
-        not model.normalize_value_targets or model.n_aux_epochs == 0 or all(isinstance(head, ValueHead) for head in heads),
+        not model.normalize_value_targets or model.n_aux_epochs == 0 or model.policy.can_change_value_units,
         "normalize_value_targets",
         f"the policy's `value_net` and `aux_value_net` are no sb3_ppg.policies.ValueHead; use that class, or False ({heads})",
     )

@@ -21,7 +21,6 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils._pytree import tree_map
 
-from sb3_ppg.actions import for_buffer, for_environments
 from sb3_ppg.advantages import gae
 from sb3_ppg.arguments import (
     argument_names,
@@ -155,7 +154,7 @@ class PhasicAlgorithm(PhasicModel):
                     obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
                     actions, values, log_probs, also_stored = self._finite_act(obs_tensor, env)
                 actions = actions.cpu().numpy()
-                clipped_actions = for_environments(self.policy, actions)
+                clipped_actions = self.policy.actions.for_environments(actions)
                 new_obs, rewards, dones, infos = checked_step(env, clipped_actions, n_steps + 1)
                 self.num_timesteps += n_new
 
@@ -168,7 +167,7 @@ class PhasicAlgorithm(PhasicModel):
                 self.after_environment_step()
                 self.objective.after_environment_step(dones, infos, reset_infos(env))
                 self._bootstrap_at_time_limits(rewards, dones, infos, rollout_buffer)
-                before = (self._last_obs, for_buffer(self.action_space, actions), rewards, self._last_episode_starts)
+                before = (self._last_obs, self.policy.actions.for_buffer(actions), rewards, self._last_episode_starts)
                 rollout_buffer.add(*before, values, log_probs, **also_stored)  # type: ignore[arg-type]
                 self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
             with th.no_grad():

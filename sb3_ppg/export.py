@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
@@ -104,25 +105,23 @@ class DeterministicPolicy(nn.Module):
         parts = {name: self.normalizers[name](part) if name in self.normalizers else part for name, part in parts.items()}
         observation = parts if isinstance(self.observation_space, spaces.Dict) else parts["observation"]
         if "hidden" in given:
-            latent, states = self._latent_with_memory(observation, **given)
+            distribution, states = self._with_memory(observation, **given)
         else:
-            latent, states = self.policy.evaluate_latent(observation), ()
-        action = self._action(latent, given.get("action_masks"))
+            distribution, states = self.policy.evaluate(observation, **given, reads=("distribution",)).distribution, ()
+        action = self._action(distribution)
         return (action, *states) if states else action
 
-    def _latent_with_memory(
+    def _with_memory(
         self, observation: Any, hidden: th.Tensor, cell: th.Tensor, episode_start: th.Tensor
-    ) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
-        goes_on = (~episode_start)[:, None].float()
-        features = self.policy._policy_features(observation)
-        memory, states = self.policy.lstm_actor(features[None], (hidden * goes_on, cell * goes_on))
-        return self.policy.mlp_extractor.forward_actor(memory[0]), states
+    ) -> tuple[Distribution, tuple[th.Tensor, ...]]:
+        """One step of the LSTM, without sb3-contrib's branch on whether an episode begins, which cannot be traced."""
+        continues = (~episode_start)[:, None].float()
+        features = self.policy.policy_features(observation)
+        memory, states = self.policy.lstm_actor(features[None], (hidden * continues, cell * continues))
+        latent = self.policy.mlp_extractor.forward_actor(memory[0])
+        return self.policy._get_action_dist_from_latent(latent), states
 
-    def _action(self, latent: th.Tensor, action_masks: th.Tensor | None) -> th.Tensor:
-        if action_masks is None:
-            distribution = self.policy._get_action_dist_from_latent(latent)
-        else:
-            distribution = self.policy.masked_distribution(latent, action_masks)
+    def _action(self, distribution: Distribution) -> th.Tensor:
         action = distribution.mode().reshape(-1, *(self.action_space.shape or ()))
         if self.policy.squash_output:
             action = self.low + 0.5 * (action + 1) * (self.high - self.low)

@@ -7,21 +7,13 @@ shapes of its arguments differ: a silent broadcast from (B,) and (B, 1) to (B, B
 """
 
 import math
-from functools import singledispatch
 from typing import NamedTuple
 
 import torch as th
-from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution, MaskableMultiCategoricalDistribution
-from stable_baselines3.common.distributions import (
-    BernoulliDistribution,
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    Distribution,
-    MultiCategoricalDistribution,
-    StateDependentNoiseDistribution,
-)
+from stable_baselines3.common.distributions import Distribution
 from torch.nn import functional as F
 
+from sb3_ppg.actions import actions_class_of
 from sb3_ppg.errors import ArgumentError
 
 
@@ -302,19 +294,17 @@ def joint_loss(aux_value_loss: th.Tensor, clone_loss: th.Tensor, true_value_loss
     return aux_value_loss + beta_clone * clone_loss + true_value_loss
 
 
-@singledispatch
 def distribution_parameters(distribution: Distribution) -> th.Tensor:
     """
-    What defines π(.|s) for every sample, in one tensor that can be kept.
+    Return what defines π(.|s) for each sample, in one tensor that can be kept.
 
     SB3's distribution object is a single mutable one that the next forward pass overwrites; this is not.
 
     :param distribution: as returned by ``policy.get_distribution``
-    :return: shape (B, P): the (log-)probabilities' logits of Discrete (n), MultiDiscrete (sum of n) and MultiBinary (n; under
-        masks 2 n) actions; mean and standard deviation (2 x dimensions) of Box actions, before squashing if there is any
-    :raises NotImplementedError: for a distribution that is not one of SB3's or sb3-contrib's
+    :return: shape (B, P), see the distribution's class in ``sb3_ppg.actions``
+    :raises ArgumentError: for a distribution that was not registered
     """
-    raise NotImplementedError(f"No exact KL divergence is known for {type(distribution).__name__}")
+    return actions_class_of(type(distribution)).parameters(distribution)
 
 
 def kl_divergence(distribution: Distribution, old_parameters: th.Tensor, reverse: bool = False) -> th.Tensor:
@@ -328,69 +318,8 @@ def kl_divergence(distribution: Distribution, old_parameters: th.Tensor, reverse
     :param reverse: KL(π(.|s), π_old(.|s)) instead
     :return: shape (B,), in nats
     """
-    parameters = distribution_parameters(distribution)
+    actions = actions_class_of(type(distribution))
+    parameters = actions.parameters(distribution)
     _check_same_shape(old_parameters=old_parameters, parameters=parameters)
     first, second = (parameters, old_parameters) if reverse else (old_parameters, parameters)
-    return _kl(distribution, first, second)
-
-
-@singledispatch
-def _kl(distribution: Distribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
-    """Of two distributions of this kind, by their parameters, (B, P) each; (B,)."""
-    raise NotImplementedError(f"No exact KL divergence is known for {type(distribution).__name__}")
-
-
-@distribution_parameters.register(CategoricalDistribution)
-@distribution_parameters.register(MaskableCategoricalDistribution)
-def _(distribution: CategoricalDistribution | MaskableCategoricalDistribution) -> th.Tensor:
-    return distribution.distribution.logits
-
-
-@distribution_parameters.register
-def _(distribution: MultiCategoricalDistribution) -> th.Tensor:
-    return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
-
-
-@distribution_parameters.register
-def _(distribution: MaskableMultiCategoricalDistribution) -> th.Tensor:
-    return th.cat([categorical.logits for categorical in distribution.distributions], dim=1)
-
-
-@_kl.register(CategoricalDistribution)
-@_kl.register(MultiCategoricalDistribution)
-@_kl.register(MaskableCategoricalDistribution)
-@_kl.register(MaskableMultiCategoricalDistribution)
-def _(distribution: Distribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
-    # Σ p (log p - log q); what a mask excludes has p = 0. Joint probabilities multiply, so the sum over all logits of all
-    # action dimensions is the sum over the dimensions
-    return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
-
-
-@distribution_parameters.register
-def _(distribution: BernoulliDistribution) -> th.Tensor:
-    return distribution.distribution.logits
-
-
-@_kl.register
-def _(distribution: BernoulliDistribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
-    # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
-    kl = th.sigmoid(first) * (first - second) + F.softplus(second) - F.softplus(first)
-    return kl.sum(dim=1)
-
-
-@distribution_parameters.register(DiagGaussianDistribution)
-@distribution_parameters.register(StateDependentNoiseDistribution)
-def _(distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) -> th.Tensor:
-    return th.cat([distribution.distribution.mean, distribution.distribution.stddev], dim=1)
-
-
-@_kl.register(DiagGaussianDistribution)
-@_kl.register(StateDependentNoiseDistribution)
-def _(
-    distribution: DiagGaussianDistribution | StateDependentNoiseDistribution, first: th.Tensor, second: th.Tensor
-) -> th.Tensor:
-    first_mean, first_std = first.chunk(2, dim=1)
-    mean, std = second.chunk(2, dim=1)
-    # log σ/σ_1 + (σ_1² + (μ_1 - μ)²) / 2σ² - 1/2
-    kl = th.log(std / first_std) + ((first_std / std).square() + ((first_mean - mean) / std).square() - 1) / 2
-    return kl.sum(dim=1)
+    return actions.kl(distribution, first, second)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +21,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
-from sb3_ppg.actions import from_buffer
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
 from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log, losses_of
@@ -138,7 +136,7 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     collect(model)
     for batch in model.rollout_buffer.get(8):
         observations, masks = model.network_inputs(batch)
-        actions_taken = from_buffer(model.action_space, batch.actions)
+        actions_taken = model.policy.actions.from_buffer(batch.actions)
         _, log_prob, _ = model.policy.evaluate_actions(observations, actions_taken, masks)
         th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=1e-6)
         unmasked = model.policy.evaluate_actions(observations, actions_taken)[1]
@@ -191,30 +189,16 @@ def test_masks_at_prediction():
     assert free == set(range(5))  # the last mask is forgotten
 
 
-def test_masks_are_those_of_the_thread():
-    """Which of two threads leaves first does not matter: both leave nothing behind."""
-    policy, both_are_in, first_has_left = make().policy, threading.Barrier(2, timeout=60), threading.Event()
-    one_at_a_time = threading.Lock()
+def test_masks_are_those_of_the_call():
+    """Threads may ask one policy at the same time, with masks and without."""
+    policy, observation = make().policy, np.zeros(VECTOR.shape, np.float32)
 
-    def ask(number: int) -> int:
-        masks = np.arange(5) == number
-        with policy._masked_by(masks):
-            both_are_in.wait()
-            with one_at_a_time:  # the distribution is one object of the policy, as in sb3-contrib
-                found = policy.get_distribution(th.zeros(1, *VECTOR.shape)).get_actions().item()
-            if number == 1:
-                first_has_left.wait(60)
-        first_has_left.set()
-        return found
+    def actions(number: int | None) -> set[int]:
+        masks = None if number is None else np.arange(5) == number
+        return {int(policy.predict(observation, action_masks=masks)[0]) for _ in range(99)}
 
-    def is_free(_: int) -> bool:
-        return len({policy.get_distribution(th.zeros(1, *VECTOR.shape)).get_actions().item() for _ in range(99)}) == 5
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(ask, [0, 1])) == [0, 1]
-    with ThreadPoolExecutor(1) as pool:
-        assert list(pool.map(is_free, [0])) == [True]
-    assert is_free(0)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(actions, [0, 1, None])) == [{0}, {1}, set(range(5))]
 
 
 def test_without_masking():

@@ -19,7 +19,6 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, PhasicCallback, RecurrentPPG, losses
-from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.rollouts import minibatches
 from sb3_ppg.errors import NonFiniteActionError
 from sb3_ppg.family import PAPERS_VALUES
@@ -119,7 +118,7 @@ def test_the_ratio_is_one_on_the_first_pass():
         model = make(env, n_steps=64, batch_size=64)
         collect(model)
         (batch,) = model.rollout_buffer.get(64)
-        _, log_prob, _ = model.policy.evaluate_actions(batch.observations, from_buffer(model.action_space, batch.actions))
+        _, log_prob, _ = model.policy.evaluate_actions(batch.observations, model.policy.actions.from_buffer(batch.actions))
         th.testing.assert_close(log_prob, batch.old_log_prob)
 
 

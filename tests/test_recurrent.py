@@ -25,7 +25,6 @@ from sb3_ppg import (
     RecurrentPPG,
     RewardNormalizer,
 )
-from sb3_ppg.actions import from_buffer
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import (
@@ -167,12 +166,12 @@ def test_sequences_start_from_what_was_remembered(mode, batch_size):
     sizes = []
     for batch in model.rollout_buffer.get(batch_size):
         observations, *memory = inputs = model.network_inputs(batch)
-        actions = from_buffer(model.action_space, batch.actions)
+        actions = model.policy.actions.from_buffer(batch.actions)
         values, log_prob, _ = model.policy.evaluate_actions(observations, actions, *memory)
         th.testing.assert_close(log_prob, batch.old_log_prob, rtol=0, atol=1e-6)
         th.testing.assert_close(values.flatten(), batch.old_values, rtol=0, atol=1e-6)
         th.testing.assert_close(model.policy.evaluate_values(*inputs), batch.old_values, rtol=0, atol=1e-6)
-        th.testing.assert_close(model.policy.evaluate_policy(*inputs)[0].log_prob(actions), log_prob)
+        th.testing.assert_close(model.policy.evaluate(*inputs).distribution.log_prob(actions), log_prob)
         sizes.append(len(log_prob))
     assert sizes == [batch_size] * (16 // batch_size)
 
@@ -233,9 +232,8 @@ def test_micro_batches_are_whole_sequences_and_the_same_step():
     policies = []
     for micro_batch_size in (None, 9, 1):
         model = make(micro_batch_size=micro_batch_size, aux_batch_size=32)
-        seen = []
-        original = model.policy.evaluate_auxiliary
-        model.policy.evaluate_auxiliary = lambda obs, *args, run=original, seen=seen: seen.append(len(obs)) or run(obs, *args)
+        seen, original = [], model.objective.auxiliary_losses
+        model.objective.auxiliary_losses = lambda *args, run=original, seen=seen: seen.append(len(args[1][0])) or run(*args)
         model.learn(8 * 2 * 2)
         assert set(seen) == ({32} if micro_batch_size is None else {8})
         policies.append(model.policy)
@@ -467,7 +465,7 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
         return gradient is not None and bool(gradient.abs().sum() > 0)
 
     observations, *memory = inputs = model.network_inputs(batch)
-    actions = from_buffer(model.action_space, batch.actions)
+    actions = model.policy.actions.from_buffer(batch.actions)
     assert reaches(model.policy.evaluate_actions(observations, actions, *memory)[0]) == policy_phase
     assert reaches(model.policy.evaluate_values(*inputs)) == policy_phase
     evaluation = model.policy.evaluate_auxiliary(*model.network_inputs(aux_batch))

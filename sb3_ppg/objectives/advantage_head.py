@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from sb3_ppg import losses
-from sb3_ppg.actions import features, from_buffer, n_features
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.rollouts import RolloutEnd, order_by_environment
 from sb3_ppg.checks import is_count
@@ -25,6 +24,7 @@ from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.policies.heads import has_own_loss
 
 
 class AdvantageHeadObjective(PaperObjective):
@@ -54,7 +54,7 @@ class AdvantageHeadObjective(PaperObjective):
         require_number("advantage_coef", advantage_coef, 0, MOST)
         self.advantage_coef = advantage_coef
         self.value_frequency = value_frequency
-        self.advantage_head = nn.Linear(policy.mlp_extractor.latent_dim_pi + n_features(policy.action_space), 1)
+        self.advantage_head = nn.Linear(policy.mlp_extractor.latent_dim_pi + policy.actions.n_features, 1)
         self.register_buffer("n_rollouts", th.zeros((), dtype=th.int64))
 
     def check(self, model: PhasicModel) -> None:
@@ -63,6 +63,8 @@ class AdvantageHeadObjective(PaperObjective):
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
         require(model, model.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
         require(model, model.clip_range_vf is None, "clip_range_vf", f"{name} clips values by `clip_range`; use None")
+        remedy = f"{name} clips values by it, and `value_net` has a loss of its own; use None"
+        require(model, model.clip_range is None or not has_own_loss(model.policy.value_net), "clip_range", remedy)
 
     def has_plausible_state(self) -> bool:
         return bool(self.n_rollouts >= 0)
@@ -73,10 +75,10 @@ class AdvantageHeadObjective(PaperObjective):
         return n_value_epochs if is_due else 0
 
     def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
-        distribution, latent = policy.evaluate_policy(*inputs)
-        actions = from_buffer(policy.action_space, batch.actions)
+        distribution, latent, _, _ = policy.evaluate(*inputs, reads=("distribution", "latent_pi"))
+        actions = policy.actions.from_buffer(batch.actions)
         surrogate = self.surrogate(policy, inputs, batch, distribution.log_prob(actions), distribution.entropy(), coefficients)
-        of_actions = features(policy.action_space, actions).to(latent.dtype)
+        of_actions = policy.actions.features(actions).to(latent.dtype)
         predicted = self.advantage_head(th.cat([latent, of_actions], dim=1)).flatten()
         error = F.mse_loss(predicted, batch.advantages)
         of_latent = self.latent_losses(policy, latent, batch)
@@ -92,9 +94,12 @@ class AdvantageHeadObjective(PaperObjective):
         """
         return Losses(latent.new_zeros(()), {})
 
-    def value_error(self, batch: Any, values: th.Tensor, coefficients: Coefficients) -> Losses:
+    def value_error(
+        self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
+    ) -> Losses:
         if coefficients.clip_range is None:
-            return super().value_error(batch, values, coefficients)
+            return super().value_error(policy, latent, batch, coefficients)
+        values = policy.value_net(latent).flatten()
         loss = losses.clipped_value_loss(values, batch.returns, batch.old_values, coefficients.clip_range)
         return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
 
@@ -227,7 +232,7 @@ class OrderObjective(AdvantageHeadObjective):
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
     ) -> Losses:
         with th.no_grad():
-            latent = policy.evaluate_latent(inputs[0])
+            latent = policy.evaluate(inputs[0], reads=("latent_pi",)).latent_pi
             pair = self._pair_latent(policy, batch)
         return Losses(self.order_loss(self.classifier(th.cat([latent, pair], dim=1)), batch.extras["pair_is_earlier"]), {})
 
@@ -241,7 +246,7 @@ class OrderObjective(AdvantageHeadObjective):
     def _pair_latent(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
         numbers = batch.extras["pair"].long().cpu().numpy()
         frames: PyTorchObs = tree_map(lambda array: th.as_tensor(array[numbers], device=policy.device), self._frames)
-        return policy.evaluate_latent(frames)
+        return policy.evaluate(frames, reads=("latent_pi",)).latent_pi
 
     @staticmethod
     def order_loss(logits: th.Tensor, earlier: th.Tensor) -> th.Tensor:

@@ -76,7 +76,7 @@ class Objective(nn.Module):
     What the epochs of both phases minimise. Derive from ``PaperObjective`` and override what differs, or from this class.
 
     An objective knows policies, their inputs and batches, but no algorithm: memory, masks and observations of all kinds are
-    in ``inputs``, which it hands on to the policy's ``evaluate_...`` methods. Networks of its own are attributes, as of every
+    in ``inputs``, which it hands on to the policy's ``evaluate``. Networks of its own are attributes, as of every
     ``nn.Module``: the policy's optimizers train their parameters too, and they are saved, shared and restored with it.
 
     :param policy: in training, to make networks of matching sizes or copies of it. It is given again to each method: do not
@@ -119,7 +119,7 @@ class Objective(nn.Module):
         Of the policy phase, where policy and value function share their epochs.
 
         :param policy: in training
-        :param inputs: of its ``evaluate_...`` methods: observations, and what belongs to them
+        :param inputs: of its ``evaluate``: observations, and what belongs to them
         :param batch: B samples of a rollout, as SB3's buffers give them; with ``extras`` if there are any
         :param coefficients: of the terms
         :return: their sum, and each term
@@ -147,7 +147,7 @@ class Objective(nn.Module):
         Of the auxiliary phase.
 
         :param policy: in training
-        :param inputs: of its ``evaluate_...`` methods
+        :param inputs: of its ``evaluate``
         :param batch: B samples of the phase, with what was ``recorded``, and what was ``kept`` in its context
         :param coefficients: of the terms
         :return: their sum, and each term
@@ -210,10 +210,10 @@ class Objective(nn.Module):
         What is evaluated on everything that is kept, once, before an auxiliary phase's epochs, for their losses.
 
         :param policy: as it is before them
-        :param inputs: of its ``evaluate_...`` methods
+        :param inputs: of its ``evaluate``
         :return: the parameters of π_old(.|s), (B, P)
         """
-        return losses.distribution_parameters(policy.evaluate_policy(*inputs)[0])
+        return losses.distribution_parameters(policy.evaluate(*inputs, reads=("distribution",)).distribution)
 
     def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
         """

@@ -12,8 +12,6 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_ppg import losses
-from sb3_ppg.actions import features, from_buffer, n_features
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd
@@ -24,7 +22,7 @@ from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.optim.micro_batches import looks_at_the_batch
-from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
+from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
 
 # What follows a sequence, among what is kept of a rollout; with the keys of dictionaries
 LAST = "last_observations "
@@ -57,22 +55,18 @@ class DelayedCriticObjective(PaperObjective):
         require(model, model.n_aux_epochs > 0, "n_aux_epochs", f"{name} learns values in the auxiliary phase; use at least 1")
         require(model, model.clip_range_vf is None, "clip_range_vf", f"{name} learns no values where it would clip; use None")
 
-    def value_error(self, batch: Any, values: th.Tensor, coefficients: Coefficients) -> Losses:
-        unit = coefficients.value_unit
-        distance = losses.auxiliary_value_loss(values / unit, batch.old_values / unit)
+    def value_error(
+        self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
+    ) -> Losses:
+        distance = 0.5 * head_loss(policy.value_net, latent, batch.old_values, coefficients.value_unit)
         return Losses(self.value_distance_coef * distance, {"value_distance": distance})
 
     def evaluated_losses(
-        self,
-        policy: PhasicActorCriticPolicy,
-        evaluation: AuxiliaryEvaluation,
-        batch: AuxiliaryBatch,
-        coefficients: Coefficients,
+        self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
-        unit = coefficients.value_unit
         terms = {
             "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
-            "value_loss": losses.auxiliary_value_loss(evaluation.values / unit, batch.value_targets / unit),
+            "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, coefficients.value_unit),
         }
         return Losses(terms["value_loss"] + coefficients.beta_clone * terms["kl"], terms)
 
@@ -107,7 +101,7 @@ class DynamicsObjective(DelayedCriticObjective):
         if not is_count(hidden_size):
             raise ArgumentError(f"`hidden_size`={hidden_size!r} cannot work: use an integer of at least 1")
         self.dynamics_coef = dynamics_coef
-        self.n_actions = n_features(policy.action_space)  # of a Discrete space
+        self.n_actions = policy.actions.n_features  # of a Discrete space
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions
         layers = [nn.Linear(n_inputs, hidden_size), nn.ReLU(), nn.Linear(hidden_size, hidden_size), nn.ReLU()]
         self.discriminator = nn.Sequential(*layers, nn.Linear(hidden_size, 1))
@@ -145,11 +139,7 @@ class DynamicsObjective(DelayedCriticObjective):
         )
 
     def evaluated_losses(
-        self,
-        policy: PhasicActorCriticPolicy,
-        evaluation: AuxiliaryEvaluation,
-        batch: AuxiliaryBatch,
-        coefficients: Coefficients,
+        self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
         delayed = super().evaluated_losses(policy, evaluation, batch, coefficients)
         terms = self.dynamics_losses(policy, evaluation.latent_pi, batch)
@@ -166,15 +156,16 @@ class DynamicsObjective(DelayedCriticObjective):
         :return: the cross-entropies of the discriminator for true and false transitions
         """
         last = {key.removeprefix(LAST): array for key, array in batch.context.items() if key.startswith(LAST)}
-        last_latent = policy.evaluate_latent(last if isinstance(policy.observation_space, spaces.Dict) else last[""])
+        frames = last if isinstance(policy.observation_space, spaces.Dict) else last[""]
+        last_latent = policy.evaluate(frames, reads=("latent_pi",)).latent_pi
         n_sequences = len(last_latent)
         by_sequence = latent.unflatten(0, (n_sequences, -1))
         following = th.cat([by_sequence[:, 1:], last_latent[:, None]], dim=1).flatten(0, 1)
-        actions = from_buffer(policy.action_space, batch.context["actions"])
+        actions = policy.actions.from_buffer(batch.context["actions"])
         false_actions, false_next = self.draw_false_actions(actions), self.draw_false_next(len(latent)).to(latent.device)
 
         def logits(taken: th.Tensor, then: th.Tensor) -> th.Tensor:
-            parts = [latent, features(policy.action_space, taken).to(latent.dtype), then]
+            parts = [latent, policy.actions.features(taken).to(latent.dtype), then]
             return self.discriminator(th.cat(parts, dim=1)).flatten()
 
         return {

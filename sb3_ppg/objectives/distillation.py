@@ -22,7 +22,7 @@ from sb3_ppg.losses import Losses
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
-from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.policies import PhasicActorCriticPolicy, head_loss
 
 Constraint = Literal["kl", "reverse_kl", "logits"]
 
@@ -70,6 +70,7 @@ class DistillationObjective(PaperObjective):
         self.delay = delay
 
     def check(self, model: PhasicModel) -> None:
+        super().check(model)
         name = type(self).__name__
         require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
@@ -85,9 +86,9 @@ class DistillationObjective(PaperObjective):
 
     def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
         """V(s), by the value network after its epochs; raw logits if they are the constraint; the parameters of π_old(.|s)."""
-        distribution, latent = policy.evaluate_policy(*inputs)
-        logits = [policy.action_net(latent)] if self.constraint == "logits" else []
-        return th.cat([policy.evaluate_values(*inputs)[:, None], *logits, losses.distribution_parameters(distribution)], dim=1)
+        distribution, latent_pi, latent_vf, _ = policy.evaluate(*inputs)
+        logits = [policy.action_net(latent_pi)] if self.constraint == "logits" else []
+        return th.cat([policy.value_net(latent_vf), *logits, losses.distribution_parameters(distribution)], dim=1)
 
     def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
         n_parameters = losses.distribution_parameters(distribution).shape[1]
@@ -96,10 +97,9 @@ class DistillationObjective(PaperObjective):
     def auxiliary_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
-        distribution, latent = policy.evaluate_policy(*inputs)
-        unit = coefficients.value_unit
-        predicted, targets = policy.aux_value_net(latent).flatten(), batch.recorded[:, 0]
-        terms = {"aux_value_loss": losses.auxiliary_value_loss(predicted / unit, targets / unit)}
+        distribution, latent, _, _ = policy.evaluate(*inputs, reads=("distribution", "latent_pi"), auxiliary=True)
+        error = head_loss(policy.aux_value_net, latent, batch.recorded[:, 0], coefficients.value_unit)
+        terms = {"aux_value_loss": 0.5 * error}
         if self.constraint == "logits":
             logits = policy.action_net(latent)
             distance = F.mse_loss(logits, batch.recorded[:, 1 : 1 + logits.shape[1]]) / 2

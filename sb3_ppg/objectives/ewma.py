@@ -13,7 +13,6 @@ import torch as th
 from torch.optim.swa_utils import AveragedModel
 
 from sb3_ppg import losses
-from sb3_ppg.actions import from_buffer
 from sb3_ppg.arguments import require
 from sb3_ppg.checks import is_number
 from sb3_ppg.distributed.collectives import moments, n_processes
@@ -100,8 +99,9 @@ class DecoupledObjective(PaperObjective):
         coefficients: Coefficients,
     ) -> Losses:
         with th.no_grad():
-            distribution, _ = cast(PhasicActorCriticPolicy, self.proximal.module).evaluate_policy(*inputs)
-            proximal_log_prob = distribution.log_prob(from_buffer(policy.action_space, batch.actions))
+            proximal = cast(PhasicActorCriticPolicy, self.proximal.module)
+            distribution = proximal.evaluate(*inputs, reads=("distribution",)).distribution
+            proximal_log_prob = distribution.log_prob(policy.actions.from_buffer(batch.actions))
         surrogate = losses.decoupled_policy_gradient_loss(
             log_prob,
             proximal_log_prob,

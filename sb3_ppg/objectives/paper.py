@@ -3,15 +3,17 @@
 from typing import Any
 
 import torch as th
+from torch import nn
 
 from sb3_ppg import losses
-from sb3_ppg.actions import from_buffer
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, Objective, require_number
-from sb3_ppg.policies import AuxiliaryEvaluation, PhasicActorCriticPolicy
+from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
+from sb3_ppg.policies.heads import has_own_loss
 
 
 class PaperObjective(Objective):
@@ -44,22 +46,28 @@ class PaperObjective(Objective):
     def check(self, model: PhasicModel) -> None:
         remedy = "`value_clip` of the objective clips, too; use one of them"
         require(model, model.clip_range_vf is None or self.value_clip is None, "clip_range_vf", remedy)
+        for name in ("value_net", "aux_value_net"):
+            if has_own_loss(getattr(model.policy, name)):
+                remedy = f"`{name}` has a loss of its own, which is not clipped; use None"
+                require(model, model.clip_range_vf is None, "clip_range_vf", remedy)
+                if self.value_clip is not None:
+                    raise ArgumentError(f"`value_clip`={self.value_clip} cannot work: {remedy}")
 
     def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
-        observations, *context = inputs
-        actions = from_buffer(policy.action_space, batch.actions)
-        values, log_prob, entropy = policy.evaluate_actions(observations, actions, *context)
-        of_policy = self.surrogate(policy, inputs, batch, log_prob, entropy, coefficients)
-        of_values = self.value_error(batch, values.flatten(), coefficients)
+        distribution, _, latent_vf, _ = policy.evaluate(*inputs)
+        log_prob = distribution.log_prob(policy.actions.from_buffer(batch.actions))
+        of_policy = self.surrogate(policy, inputs, batch, log_prob, distribution.entropy(), coefficients)
+        of_values = self.value_error(policy, latent_vf, batch, coefficients)
         return Losses(of_policy.total + of_values.total, {**of_policy.terms, **of_values.terms}, of_policy.log_ratio)
 
     def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
-        distribution, _ = policy.evaluate_policy(*inputs)
-        log_prob = distribution.log_prob(from_buffer(policy.action_space, batch.actions))
+        distribution = policy.evaluate(*inputs, reads=("distribution",)).distribution
+        log_prob = distribution.log_prob(policy.actions.from_buffer(batch.actions))
         return self.surrogate(policy, inputs, batch, log_prob, distribution.entropy(), coefficients)
 
     def value_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
-        return self.value_error(batch, policy.evaluate_values(*inputs), coefficients)
+        latent_vf = policy.evaluate(*inputs, reads=("latent_vf",)).latent_vf
+        return self.value_error(policy, latent_vf, batch, coefficients)
 
     def surrogate(
         self,
@@ -74,7 +82,7 @@ class PaperObjective(Objective):
         L^clip, or the unclipped surrogate with a KL penalty, and the entropy bonus.
 
         :param policy: in training
-        :param inputs: of its ``evaluate_...`` methods, for proximal policies other than the one that collected the batch
+        :param inputs: of its ``evaluate``, for proximal policies other than the one that collected the batch
         :param batch: B samples of a rollout
         :param log_prob: log π(a|s), (B,)
         :param entropy: H(π(.|s)), (B,), or None where it has no closed form
@@ -112,67 +120,71 @@ class PaperObjective(Objective):
             total = total + coefficients.kl_coef * terms["kl_penalty"]
         return Losses(total, terms, log_prob.detach() - proximal_log_prob)
 
-    def value_error(self, batch: Any, values: th.Tensor, coefficients: Coefficients) -> Losses:
+    def value_error(
+        self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
+    ) -> Losses:
         """
         L^value of the policy phase, in value units.
 
+        :param policy: in training
+        :param latent: what its true value head reads, (B, latent_dim_vf)
         :param batch: B samples of a rollout
-        :param values: V(s), (B,)
-        :param coefficients: of the terms
+        :param coefficients: weights of the terms
         :return: the weighted term, and the term
         """
-        unit, weights = coefficients.value_unit, weights_of(batch)
-        in_units = (values / unit, batch.returns / unit, batch.old_values / unit)
-        if self.value_clip is None:
-            loss = losses.value_loss(*in_units, coefficients.clip_range_vf, weights)
+        head, unit, weights = policy.value_net, coefficients.value_unit, weights_of(batch)
+        clip_range = coefficients.clip_range_vf
+        if self.value_clip is None and clip_range is None:
+            loss = head_loss(head, latent, batch.returns, unit, weights)
         else:
-            loss = losses.clipped_value_loss(*in_units, self.value_clip, weights)
+            in_units = (head(latent).flatten() / unit, batch.returns / unit, batch.old_values / unit)
+            if self.value_clip is None:
+                loss = losses.value_loss(*in_units, clip_range, weights)
+            else:
+                loss = losses.clipped_value_loss(*in_units, self.value_clip, weights)
         return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
 
     def auxiliary_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
-        return self.evaluated_losses(policy, policy.evaluate_auxiliary(*inputs), batch, coefficients)
+        return self.evaluated_losses(policy, policy.evaluate(*inputs, auxiliary=True), batch, coefficients)
 
     def evaluated_losses(
-        self,
-        policy: PhasicActorCriticPolicy,
-        evaluation: AuxiliaryEvaluation,
-        batch: AuxiliaryBatch,
-        coefficients: Coefficients,
+        self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
         """
-        Of the auxiliary phase, once the networks have been run.
+        Return the losses of the auxiliary phase, once the networks have been run.
 
         :param policy: in training
-        :param evaluation: of the batch
+        :param evaluation: distribution and latents of the batch
         :param batch: B samples of the phase
-        :param coefficients: of the terms
+        :param coefficients: weights of the terms
         :return: their sum, and each term
         """
         unit = coefficients.value_unit
         terms = {
             "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
-            "aux_value_loss": self.auxiliary_value_error(batch, evaluation.aux_values / unit, unit),
-            "value_loss": self.auxiliary_value_error(batch, evaluation.values / unit, unit),
+            "aux_value_loss": self.auxiliary_value_error(policy.aux_value_net, evaluation.latent_pi, batch, unit),
+            "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, unit),
         }
         total = losses.joint_loss(terms["aux_value_loss"], terms["kl"], terms["value_loss"], coefficients.beta_clone)
         return Losses(total, terms)
 
-    def auxiliary_value_error(self, batch: AuxiliaryBatch, values: th.Tensor, unit: float) -> th.Tensor:
+    def auxiliary_value_error(self, head: nn.Module, latent: th.Tensor, batch: AuxiliaryBatch, unit: float) -> th.Tensor:
         """
-        L^aux or L^value of the auxiliary phase.
+        L^aux or L^value of the auxiliary phase: half of what the head minimises.
 
+        :param head: one of the two value heads
+        :param latent: what it reads, (B, latent dimension)
         :param batch: B samples of the phase
-        :param values: of one of the two heads, in value units, (B,)
         :param unit: the value unit
         :return: scalar
         """
-        targets, weights = batch.value_targets / unit, weights_of(batch)
+        weights = weights_of(batch)
         if self.value_clip is None:
-            return losses.auxiliary_value_loss(values, targets, weights)
-        old_values = batch.context["values"].flatten() / unit
-        return 0.5 * losses.clipped_value_loss(values, targets, old_values, self.value_clip, weights)
+            return 0.5 * head_loss(head, latent, batch.value_targets, unit, weights)
+        in_units = (head(latent).flatten() / unit, batch.value_targets / unit, batch.context["values"].flatten() / unit)
+        return 0.5 * losses.clipped_value_loss(*in_units, self.value_clip, weights)
 
 
 def weights_of(batch: Any) -> th.Tensor | None:

@@ -1,9 +1,11 @@
 """Policies with an auxiliary value head, and the networks that they are made of."""
 
+from sb3_ppg.policies.heads import ValueHead, head_loss
 from sb3_ppg.policies.mlp import (
     ARCHITECTURES,
     AuxiliaryEvaluation,
     CnnPolicy,
+    Evaluation,
     MixedPrecision,
     MlpPolicy,
     MultiInputPhasicActorCriticPolicy,
@@ -11,13 +13,13 @@ from sb3_ppg.policies.mlp import (
     PhasicActorCriticCnnPolicy,
     PhasicActorCriticPolicy,
     SharedTrunk,
-    ValueHead,
 )
 
 __all__ = [
     "ARCHITECTURES",
     "AuxiliaryEvaluation",
     "CnnPolicy",
+    "Evaluation",
     "MixedPrecision",
     "MlpPolicy",
     "MultiInputPhasicActorCriticPolicy",
@@ -26,4 +28,5 @@ __all__ = [
     "PhasicActorCriticPolicy",
     "SharedTrunk",
     "ValueHead",
+    "head_loss",
 ]

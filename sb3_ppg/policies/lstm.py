@@ -1,6 +1,6 @@
 """Policies with LSTMs, in the networks of sb3-contrib's ``RecurrentPPO``."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,8 +15,9 @@ from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
     ARCHITECTURES,
+    EVERYTHING,
     Architecture,
-    AuxiliaryEvaluation,
+    Evaluation,
     MultiInputPhasicActorCriticPolicy,
     PhasicActorCriticCnnPolicy,
     PhasicActorCriticPolicy,
@@ -101,6 +102,13 @@ def last_states(
         for state, new in zip(after, states, strict=True):
             state[:, group] = new
     return tuple(after)
+
+
+def _without_states(
+    features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor, lstm: nn.LSTM
+) -> tuple[th.Tensor, None]:
+    """Outputs alone, faster than sb3-contrib's ``_process_sequence``, which also returns the states."""
+    return run_lstm(lstm, features, lstm_states, episode_starts), None
 
 
 def _of_similar_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -194,97 +202,95 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     def _check_trunk(self) -> None:
         """Not needed: the network that policy and value function share ends at the LSTM."""
 
-    def _latents(
-        self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor, detach_value: bool
-    ) -> tuple[th.Tensor, th.Tensor]:
-        """What the heads of the policy and of the value function read. Each network is run once."""
-        pi_features = self._policy_features(obs)
-        pi_memory = run_lstm(self.lstm_actor, pi_features, lstm_states.pi, episode_starts)
-        if self.architecture == "dual":
-            vf_features = pi_features if self.share_features_extractor else self._value_features(obs)
-            vf_memory = self._value_memory(vf_features, lstm_states.vf, episode_starts)
-        else:
-            vf_memory = pi_memory.detach() if detach_value else pi_memory
-        return self.mlp_extractor.forward_actor(pi_memory), self.mlp_extractor.forward_critic(vf_memory)
-
-    def _value_memory(self, features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor) -> th.Tensor:
-        if self.critic is not None:
-            return self.critic(features)
-        return run_lstm(self.lstm_critic or self.lstm_actor, features, lstm_states, episode_starts)
-
-    def evaluate_actions(  # type: ignore[override]
-        self, obs: PyTorchObs, actions: th.Tensor, lstm_states: RNNStates, episode_starts: th.Tensor
-    ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+    def evaluate(
+        self,
+        obs: PyTorchObs,
+        lstm_states: RNNStates | None = None,
+        episode_starts: th.Tensor | None = None,
+        *,
+        reads: Collection[str] = EVERYTHING,
+        auxiliary: bool = False,
+    ) -> Evaluation:
         """
-        As in sb3-contrib.
+        As in ``PhasicActorCriticPolicy``.
 
         :param obs: Observation
-        :param actions: (B, ...)
-        :param lstm_states: before each sequence
+        :param lstm_states: states before each sequence. None: each observation is the first of an episode
         :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: V(s), (B, 1); log π(a|s), (B,); H(π(.|s)), (B,), or None where it has no closed form
+        :param reads: fields of ``Evaluation`` that the caller reads. With "lstm_states" sequences go step by step, as in
+            sb3-contrib
+        :param auxiliary: for the auxiliary phase
+        :return: at least these fields
         """
-        latent_pi, latent_vf = self._latents(obs, lstm_states, episode_starts, self.architecture == "detached")
-        distribution = self._get_action_dist_from_latent(latent_pi)
-        return self.value_net(latent_vf), distribution.log_prob(actions), distribution.entropy()
+        if lstm_states is None or episode_starts is None:
+            n_samples = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+            lstm_states, episode_starts = self.initial_states(n_samples), th.ones(n_samples, device=self.device)
+        detach = self.detach_value_in_aux_phase if auxiliary else self.architecture == "detached"
+        run: Any = self._process_sequence if "lstm_states" in reads else _without_states
+        unread: Any = None
+        distribution = latent_pi = latent_vf = states_pi = states_vf = unread
+        if "distribution" in reads or "latent_pi" in reads:
+            pi_features = self.policy_features(obs)
+            memory, states_pi = run(pi_features, lstm_states.pi, episode_starts, self.lstm_actor)
+            latent_pi, states_vf = self.mlp_extractor.forward_actor(memory), states_pi
+        if "latent_vf" in reads:
+            if self.architecture != "dual" and latent_pi is not None:
+                memory = memory.detach() if detach else memory
+            else:
+                shared = latent_pi is not None and self.share_features_extractor
+                with th.set_grad_enabled(th.is_grad_enabled() and not detach):
+                    features = pi_features if shared else self.value_features(obs)
+                    if self.critic is not None:
+                        memory = self.critic(features)
+                    else:
+                        lstm = self.lstm_critic or self.lstm_actor
+                        memory, states_vf = run(features, lstm_states.vf, episode_starts, lstm)
+            latent_vf = self.mlp_extractor.forward_critic(memory)
+        if "distribution" in reads:
+            distribution = self._get_action_dist_from_latent(latent_pi)
+        return Evaluation(distribution, latent_pi, latent_vf, RNNStates(states_pi, states_vf))
 
-    def evaluate_policy(  # type: ignore[override]
-        self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor
-    ) -> tuple[Distribution, th.Tensor]:
+    def forward(  # type: ignore[override]
+        self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor, deterministic: bool = False
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor, RNNStates]:
         """
-        The policy alone, for training: without the states after each sequence, which ``get_distribution`` gives.
+        Act, and predict values.
 
         :param obs: Observation
-        :param lstm_states: before each sequence
+        :param lstm_states: states before each sequence
         :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: π(.|s); what its heads read, (B, latent_dim_pi)
+        :param deterministic: Whether to take the most likely actions
+        :return: actions, (B, ...); V(s), (B, 1); log π(a|s), (B,); the states after each sequence
         """
-        memory = run_lstm(self.lstm_actor, self._policy_features(obs), lstm_states.pi, episode_starts)
-        latent_pi = self.mlp_extractor.forward_actor(memory)
-        return self._get_action_dist_from_latent(latent_pi), latent_pi
+        evaluation = self.evaluate(obs, lstm_states, episode_starts, reads=(*EVERYTHING, "lstm_states"))
+        return *self._act(evaluation, deterministic), evaluation.lstm_states
 
-    def evaluate_values(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> th.Tensor:  # type: ignore[override]
+    def get_distribution(  # type: ignore[override]
+        self, obs: PyTorchObs, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
+    ) -> tuple[Distribution, tuple[th.Tensor, ...]]:
         """
-        The true value function alone.
-
         :param obs: Observation
-        :param lstm_states: of both networks, before each sequence
+        :param lstm_states: states of the policy's LSTM before each sequence
         :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: V(s), (B,)
+        :return: π(.|s); the states after each sequence
         """
-        return self.predict_values(obs, lstm_states.vf, episode_starts).flatten()
+        states = RNNStates(lstm_states, lstm_states)
+        evaluation = self.evaluate(obs, states, episode_starts, reads=("distribution", "lstm_states"))
+        return evaluation.distribution, evaluation.lstm_states.pi
 
     def predict_values(  # type: ignore[override]
         self, obs: PyTorchObs, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
     ) -> th.Tensor:
         """
-        The true value function V(s). No gradient passes a detached LSTM.
-
         :param obs: Observation
-        :param lstm_states: of the value function, before each sequence
+        :param lstm_states: states of the value function's LSTM before each sequence
         :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: (B, 1)
+        :return: V(s) of the true value function, (B, 1)
         """
-        with th.set_grad_enabled(th.is_grad_enabled() and self.architecture != "detached"):
-            memory = self._value_memory(self._value_features(obs), lstm_states, episode_starts)
-        return self.value_net(self.mlp_extractor.forward_critic(memory))
+        return super().predict_values(obs, RNNStates(lstm_states, lstm_states), episode_starts)
 
-    def evaluate_auxiliary(
-        self, obs: PyTorchObs, lstm_states: RNNStates | None = None, episode_starts: th.Tensor | None = None
-    ) -> AuxiliaryEvaluation:
-        """
-        What the auxiliary phase trains. Each network is run once.
-
-        :param obs: Observation
-        :param lstm_states: before each sequence. None: each observation is the first of an episode
-        :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: π(.|s), and both value functions
-        """
-        if lstm_states is None or episode_starts is None:
-            n_samples = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-            lstm_states, episode_starts = self.initial_states(n_samples), th.ones(n_samples, device=self.device)
-        latent_pi, latent_vf = self._latents(obs, lstm_states, episode_starts, self.detach_value_in_aux_phase)
-        return self._evaluate_heads(latent_pi, latent_vf)
+    _predict = RecurrentActorCriticPolicy._predict  # type: ignore[assignment]
+    predict = RecurrentActorCriticPolicy.predict  # type: ignore[assignment]
 
     @th.no_grad()
     def states_after(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> RNNStates:
@@ -294,10 +300,10 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         :param episode_starts: 1 where an episode begins, else 0, (B,)
         :return: the states after each sequence
         """
-        pi = last_states(self.lstm_actor, self._policy_features(obs), lstm_states.pi, episode_starts)
+        pi = last_states(self.lstm_actor, self.policy_features(obs), lstm_states.pi, episode_starts)
         if self.lstm_critic is None:
             return RNNStates(pi, pi)
-        return RNNStates(pi, last_states(self.lstm_critic, self._value_features(obs), lstm_states.vf, episode_starts))
+        return RNNStates(pi, last_states(self.lstm_critic, self.value_features(obs), lstm_states.vf, episode_starts))
 
     def initial_states(self, n_sequences: int) -> RNNStates:
         """

@@ -1,7 +1,7 @@
 """The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -21,81 +21,34 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
+from sb3_ppg.actions import Actions, actions_class_of
 from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
+from sb3_ppg.policies.heads import ValueHead
 
 Architecture = Literal["dual", "detached", "shared"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")
 MixedPrecision = Literal["bf16", "tf32"]
+EVERYTHING = ("distribution", "latent_pi", "latent_vf")  # that one pass through both networks gives
 
 
 class SharedTrunk(MlpExtractor):
     """
     One trunk of dense layers for the policy and the value function.
 
-    :param features_dim: of the features that come in
+    :param features_dim: size of its input
     :param trunk: units of each layer
     :param activation_fn: after each layer
-    :param detach_value: whether the value function's gradient stops at the trunk
     :param device: where to put the layers
     """
 
-    def __init__(
-        self,
-        features_dim: int,
-        trunk: list[int],
-        activation_fn: type[nn.Module],
-        detach_value: bool,
-        device: th.device | str = "auto",
-    ):
+    def __init__(self, features_dim: int, trunk: list[int], activation_fn: type[nn.Module], device: th.device | str = "auto"):
         super().__init__(features_dim, dict(pi=trunk, vf=[]), activation_fn, device)
         self.latent_dim_vf = self.latent_dim_pi
-        self.detach_value = detach_value
-
-    def forward(self, features: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        latent = self.policy_net(features)
-        return latent, latent.detach() if self.detach_value else latent
 
     def forward_critic(self, features: th.Tensor) -> th.Tensor:
         return self.policy_net(features)
-
-
-class ValueHead(nn.Linear):
-    """
-    A linear layer whose output is in units that can be changed without changing what it computes: (B, in) -> (B, 1).
-
-    Source: Pop-Art, van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714.
-
-    :param in_features: of the latent features
-    """
-
-    mean: th.Tensor
-    std: th.Tensor
-
-    def __init__(self, in_features: int):
-        super().__init__(in_features, 1)
-        self.register_buffer("mean", th.zeros(()))
-        self.register_buffer("std", th.ones(()))
-
-    def forward(self, latent: th.Tensor) -> th.Tensor:
-        return th.addcmul(self.mean, self.std, super().forward(latent))
-
-    @th.no_grad()
-    def change_units(self, mean: float, std: float) -> th.Tensor:
-        """
-        From now on the layer's weights predict (value - mean) / std; its output stays the same.
-
-        :param mean: in the units of the returns
-        :param std: likewise, above zero
-        :return: the factor by which the weights have changed, and with them the gradient of an error in the head's units, ()
-        """
-        factor = self.std / std
-        self.weight.mul_(factor)
-        self.bias.copy_((self.std * self.bias + self.mean - mean) / std)
-        self.mean.fill_(mean)
-        self.std.fill_(std)
-        return factor
 
 
 class FeaturesInMixedPrecision(BasePolicy):
@@ -107,15 +60,24 @@ class FeaturesInMixedPrecision(BasePolicy):
     mixed_precision: MixedPrecision | None = None
     compile_mode: str | None = None
 
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        extractor = super().make_features_extractor()
+        extractor._features_dim = int(extractor.features_dim)  # NumPy's for MultiDiscrete observations, which an LSTM refuses
+        # A subclass may do something else with images, so it has to say it itself
+        scales_images = vars(type(extractor)).get("scales_images", False)
+        extractor.takes_uint8 = scales_images and self.normalize_images and is_image_space(self.observation_space)  # type: ignore[assignment]
+        return extractor
+
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor) -> th.Tensor:
         """
-        In bfloat16 with ``mixed_precision="bf16"``; parameters and the features that come out are float32.
+        Extract features, in bfloat16 with ``mixed_precision="bf16"``; parameters and the result are float32.
 
         :param obs: Observation
         :param features_extractor: one whose class says that it ``scales_images`` gets them as uint8
         :return: float32, (B, features_dim)
         """
-        if not self._are_scaled_by(features_extractor, obs):
+        takes_uint8 = getattr(features_extractor, "takes_uint8", False)
+        if not (takes_uint8 and isinstance(obs, th.Tensor) and obs.dtype == th.uint8):
             obs = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
         if self.mixed_precision == "bf16":
             with th.autocast(self.device.type, th.bfloat16):
@@ -125,11 +87,21 @@ class FeaturesInMixedPrecision(BasePolicy):
         # CUDA graphs would overwrite what one extractor gave when another runs
         return features if self.compile_mode is None else features.clone()
 
-    def _are_scaled_by(self, features_extractor: BaseFeaturesExtractor, obs: PyTorchObs) -> bool:
-        # A subclass may do something else with them, so it has to say it itself
-        scales_images = vars(type(features_extractor)).get("scales_images", False)
-        is_uint8 = isinstance(obs, th.Tensor) and obs.dtype == th.uint8
-        return scales_images and is_uint8 and self.normalize_images and is_image_space(self.observation_space)
+
+class Evaluation(NamedTuple):
+    """
+    The result of one pass through a policy's networks. Fields that were not asked for may be None.
+
+    :param distribution: π(.|s)
+    :param latent_pi: what the heads of the policy's network read, (B, latent_dim_pi)
+    :param latent_vf: what the true value head reads, (B, latent_dim_vf)
+    :param lstm_states: states after the last step, in recurrent policies
+    """
+
+    distribution: Distribution = None  # type: ignore[assignment]
+    latent_pi: th.Tensor = None  # type: ignore[assignment]
+    latent_vf: th.Tensor = None  # type: ignore[assignment]
+    lstm_states: Any = None
 
 
 class AuxiliaryEvaluation(NamedTuple):
@@ -137,9 +109,9 @@ class AuxiliaryEvaluation(NamedTuple):
     What one pass through the networks gives to the auxiliary phase.
 
     :param distribution: π(.|s)
-    :param aux_values: of the auxiliary value head, (B,)
-    :param values: of the true value function, V(s), (B,)
-    :param latent_pi: what the policy's heads read, (B, latent_dim_pi)
+    :param aux_values: values of the auxiliary value head, (B,)
+    :param values: V(s), values of the true value function, (B,)
+    :param latent_pi: what the heads of the policy's network read, (B, latent_dim_pi)
     """
 
     distribution: Distribution
@@ -152,6 +124,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
     """
     SB3's actor-critic policy with what PPG adds: an auxiliary value head ``aux_value_net`` on the policy network, read in
     the auxiliary phase only. ``value_net`` stays the true value function, for advantages and bootstrapping.
+
+    ``evaluate`` says how the networks are run; all other methods are derived from it.
 
     Arguments that are not listed here are those of SB3's ``ActorCriticPolicy``.
 
@@ -169,6 +143,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
     :param features_extractor_class: Features extractor
     :param share_features_extractor: Whether policy and value function share the features extractor. Default: as the
         architecture says. With ``"dual"``, True shares the extractor under two separate trunks, like SB3's PPO
+    :param distribution_class: Action distribution, one of SB3's kind that ``sb3_ppg.actions.register`` knows; it is made with
+        the action space. Default: SB3's for the action space
     :param compile_mode: Compile the features extractor with ``torch.compile`` in this mode: "reduce-overhead" (CUDA graphs),
         "max-autotune" or "default". For GPUs: on a CPU it was slower in our measurements. None: do not compile
     :param kwargs: of another base class, for variants
@@ -178,6 +154,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
     algorithm: ClassVar[str] = "PPG"  # that knows how to use it
     value_net: ValueHead
     aux_value_net: ValueHead
+    actions: Actions
 
     def __init__(
         self,
@@ -200,6 +177,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         optimizer_kwargs: dict[str, Any] | None = None,
         architecture: Architecture = "dual",
         detach_value_in_aux_phase: bool = False,
+        distribution_class: type[Distribution] | None = None,
         compile_mode: str | None = None,
         **kwargs: Any,
     ):
@@ -217,6 +195,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
 
         self.architecture = architecture
         self.detach_value_in_aux_phase = detach_value_in_aux_phase
+        self.distribution_class = distribution_class
         self.compile_mode = compile_mode
         super().__init__(
             observation_space,
@@ -240,11 +219,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         )
         self._check_trunk()
 
-    def make_features_extractor(self) -> BaseFeaturesExtractor:
-        extractor = super().make_features_extractor()
-        extractor._features_dim = int(extractor.features_dim)  # NumPy's for MultiDiscrete observations, which an LSTM refuses
-        return extractor
-
     def _check_trunk(self) -> None:
         if self.architecture != "dual" and not isinstance(self.mlp_extractor, SharedTrunk):
             raise ArgumentError(
@@ -258,6 +232,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             share_features_extractor=self.share_features_extractor,
             architecture=self.architecture,
             detach_value_in_aux_phase=self.detach_value_in_aux_phase,
+            distribution_class=self.distribution_class,
             compile_mode=self.compile_mode,
         )
         return data
@@ -266,13 +241,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         if self.architecture == "dual":
             super()._build_mlp_extractor()
         else:
-            self.mlp_extractor = SharedTrunk(
-                self.features_dim,
-                self._trunk_layers(),
-                self.activation_fn,
-                detach_value=self.architecture == "detached",
-                device=self.device,
-            )
+            self.mlp_extractor = SharedTrunk(self.features_dim, self._trunk_layers(), self.activation_fn, self.device)
 
     def _trunk_layers(self) -> list[int]:
         """The layers that policy and value function share when there is one network."""
@@ -288,13 +257,12 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
-        initial_value_weights = self.value_net.state_dict()  # as SB3 makes them
+        value_net = self.value_net  # SB3's, whose weights stay
         heads = self.make_heads()
         for name, head in heads.items():
             setattr(self, name, head)
-        self.value_net.load_state_dict(initial_value_weights, strict=False)
         self._build_action_net()
-        self._initialize_heads([head for name, head in heads.items() if name != "value_net"])
+        self._initialize_heads(heads, value_net)
         # Convolutions are fastest so, on CPU and GPU; it changes how weights lie in memory, nothing else
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -307,8 +275,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
 
     def make_heads(self) -> dict[str, nn.Module]:
         """
-        The heads beside the action net, which are made before the optimizers are. Override it to add others, or to replace
-        these by networks that have layers.
+        Make the heads other than the action net, before the optimizers are made. Override it to add or replace heads. A
+        value head may be any module, and may have a loss of its own, see ``head_loss``.
 
         :return: by the names of their attributes, with "value_net", from (B, latent_dim_vf) to (B, 1), and "aux_value_net",
             from (B, latent_dim_pi) to (B, 1)
@@ -318,20 +286,45 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             "aux_value_net": ValueHead(self.mlp_extractor.latent_dim_pi),
         }
 
-    def _initialize_heads(self, heads: list[nn.Module]) -> None:
-        """
-        :param heads: that SB3 does not know
-        """
+    def _initialize_heads(self, heads: dict[str, nn.Module], value_net: nn.Linear) -> None:
+        """As SB3 initialises its value head; that one's weights go on to the true value head, where they fit."""
+        rest = list(heads.values())
+        true_head = heads["value_net"]
+        if isinstance(true_head, nn.Linear) and true_head.weight.shape == value_net.weight.shape:
+            true_head.load_state_dict(value_net.state_dict(), strict=False)
+            rest = [*true_head.children(), *(head for head in rest if head is not true_head)]
         if self.ortho_init:
-            for head in heads:
-                head.apply(partial(self.init_weights, gain=1))
+            for module in rest:
+                module.apply(partial(self.init_weights, gain=1))
         elif isinstance(self.features_extractor, ImpalaCNN):
-            for head in (self.action_net, self.value_net, *heads):
+            for head in (self.action_net, *heads.values()):
                 if isinstance(head, nn.Linear):
                     init_normed(head, scale=0.1)
 
+    def make_action_distribution(self) -> Distribution:
+        """
+        :return: the distribution over the action space, without parameters: SB3's, or one of ``distribution_class``
+        """
+        return self.action_dist if self.distribution_class is None else self.distribution_class(self.action_space)  # type: ignore[call-arg]
+
     def _build_action_net(self) -> None:
-        """Variants replace SB3's."""
+        """Replace SB3's action net where the distribution is not SB3's."""
+        distribution = self.make_action_distribution()
+        if distribution is not self.action_dist:
+            if isinstance(self.action_dist, DiagGaussianDistribution):
+                del self.log_std
+            self.action_dist = distribution
+            action_net: Any = distribution.proba_distribution_net(latent_dim=self.mlp_extractor.latent_dim_pi)
+            self.action_net = action_net
+            if self.ortho_init:
+                self.action_net.apply(partial(self.init_weights, gain=0.01))
+        self.actions = actions_class_of(type(distribution))(self.action_space)
+        self.actions.bounded |= bool(self._squash_output)
+
+    @property
+    def squash_output(self) -> bool:
+        """Whether the distribution's actions lie in [-1, 1], and are scaled to the action space's bounds."""
+        return self.actions.bounded
 
     def make_optimizer(self, learning_rate: float, parameters: Iterable[nn.Parameter] | None = None) -> th.optim.Optimizer:
         """
@@ -352,8 +345,13 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
 
     @property
     def value_unit(self) -> float:
-        """The unit in which both value heads work, in the units of the (normalised) return: one, until it is changed."""
-        return float(self.value_net.std) if isinstance(self.value_net, ValueHead) else 1.0
+        """Unit in which both value heads work, in the units of the (normalised) return: one, until it is changed."""
+        return getattr(self.value_net, "unit", 1.0)
+
+    @property
+    def can_change_value_units(self) -> bool:
+        """Whether both value heads have the methods of ``ValueHead`` for it."""
+        return all(hasattr(head, "change_units") for head in (self.value_net, self.aux_value_net))
 
     def parameters_to_vector(self) -> np.ndarray:
         """
@@ -363,65 +361,48 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         """
         return th.cat([parameter.detach().reshape(-1) for parameter in self.parameters()]).cpu().numpy()
 
-    def predict_values(self, obs: PyTorchObs) -> th.Tensor:
+    # ---- evaluation ----
+
+    def evaluate(self, obs: PyTorchObs, *, reads: Collection[str] = EVERYTHING, auxiliary: bool = False) -> Evaluation:
         """
-        The true value function V(s). No gradient passes a detached trunk.
+        Run the networks, each at most once. Override this method, and all others follow; variants have more arguments, those
+        that the algorithm's ``network_inputs`` gives.
 
         :param obs: Observation
-        :return: shape (B, 1)
+        :param reads: fields of ``Evaluation`` that the caller reads. Networks that none of them needs are not run
+        :param auxiliary: for the auxiliary phase, where a detached value function's gradient may reach the shared network
+        :return: at least these fields
         """
-        with th.set_grad_enabled(th.is_grad_enabled() and self.architecture != "detached"):
-            latent_vf = self.mlp_extractor.forward_critic(self._value_features(obs))
-        return self.value_net(latent_vf)
+        detach = self.detach_value_in_aux_phase if auxiliary else self.architecture == "detached"
+        unread: Any = None
+        distribution = latent_pi = latent_vf = unread
+        if "distribution" in reads or "latent_pi" in reads:
+            pi_features = self.policy_features(obs)
+            latent_pi = self.mlp_extractor.forward_actor(pi_features)
+        if "latent_vf" in reads:
+            if self.architecture != "dual" and latent_pi is not None:
+                latent_vf = latent_pi.detach() if detach else latent_pi
+            else:
+                shared = latent_pi is not None and self.share_features_extractor
+                with th.set_grad_enabled(th.is_grad_enabled() and not detach):
+                    latent_vf = self.mlp_extractor.forward_critic(pi_features if shared else self.value_features(obs))
+        if "distribution" in reads:
+            distribution = self._get_action_dist_from_latent(latent_pi)
+        return Evaluation(distribution, latent_pi, latent_vf)
 
-    # What objectives evaluate. The arguments are those that the algorithm's ``network_inputs`` gives, for each policy its own
-
-    def evaluate_policy(self, obs: PyTorchObs) -> tuple[Distribution, th.Tensor]:
+    def policy_features(self, obs: PyTorchObs) -> th.Tensor:
         """
-        The policy alone. Its network is run once.
-
         :param obs: Observation
-        :return: π(.|s); what its heads read, shape (B, latent_dim_pi)
+        :return: features for the policy, (B, features_dim)
         """
-        latent_pi = self.evaluate_latent(obs)
-        return self._get_action_dist_from_latent(latent_pi), latent_pi
+        return super(ActorCriticPolicy, self).extract_features(obs, self.pi_features_extractor)
 
-    def evaluate_latent(self, obs: PyTorchObs) -> th.Tensor:
+    def value_features(self, obs: PyTorchObs) -> th.Tensor:
         """
         :param obs: Observation
-        :return: what the policy's heads read, shape (B, latent_dim_pi)
+        :return: features for the value function, (B, features_dim)
         """
-        return self.mlp_extractor.forward_actor(self._policy_features(obs))
-
-    def evaluate_values(self, obs: PyTorchObs) -> th.Tensor:
-        """
-        The true value function alone, as in the policy phase. Its network is run once.
-
-        :param obs: Observation
-        :return: V(s), shape (B,)
-        """
-        return self.predict_values(obs).flatten()
-
-    def evaluate_auxiliary(self, obs: PyTorchObs) -> AuxiliaryEvaluation:
-        """
-        What the auxiliary phase trains. Each network is run once.
-
-        :param obs: Observation
-        :return: π(.|s), and both value functions
-        """
-        pi_features = self._policy_features(obs)
-        latent_pi = self.mlp_extractor.forward_actor(pi_features)
-        if self.architecture == "dual":
-            vf_features = pi_features if self.share_features_extractor else self._value_features(obs)
-            latent_vf = self.mlp_extractor.forward_critic(vf_features)
-        else:
-            latent_vf = latent_pi.detach() if self.detach_value_in_aux_phase else latent_pi
-        return self._evaluate_heads(latent_pi, latent_vf)
-
-    def _evaluate_heads(self, latent_pi: th.Tensor, latent_vf: th.Tensor) -> AuxiliaryEvaluation:
-        distribution = self._get_action_dist_from_latent(latent_pi)
-        values, aux_values = self.value_net(latent_vf).flatten(), self.aux_value_net(latent_pi).flatten()
-        return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
+        return super(ActorCriticPolicy, self).extract_features(obs, self.vf_features_extractor)
 
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
         """As in SB3, but in an object of its own: a thread that predicts would change the one of a training."""
@@ -432,11 +413,107 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             return distribution.proba_distribution(self.action_net(latent_pi), self.log_std)
         return distribution.proba_distribution(self.action_net(latent_pi))
 
-    def _policy_features(self, obs: PyTorchObs) -> th.Tensor:
-        return super(ActorCriticPolicy, self).extract_features(obs, self.pi_features_extractor)
+    # ---- derived from `evaluate`, whose arguments after the observations are the context ----
 
-    def _value_features(self, obs: PyTorchObs) -> th.Tensor:
-        return super(ActorCriticPolicy, self).extract_features(obs, self.vf_features_extractor)
+    def forward(self, obs: PyTorchObs, deterministic: bool = False, **context: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """
+        Act, and predict values.
+
+        :param obs: Observation
+        :param deterministic: Whether to take the most likely actions
+        :param context: further arguments of ``evaluate``
+        :return: actions, (B, ...); V(s), (B, 1); log π(a|s), (B,)
+        """
+        return self._act(self.evaluate(obs, **context), deterministic)
+
+    def _act(self, evaluation: Evaluation, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        values = self.value_net(evaluation.latent_vf)
+        actions = evaluation.distribution.get_actions(deterministic=deterministic)
+        log_prob = evaluation.distribution.log_prob(actions)
+        return actions.reshape(-1, *self.action_space.shape), values, log_prob  # type: ignore[misc]
+
+    def evaluate_actions(
+        self, obs: PyTorchObs, actions: th.Tensor, *context: Any, **named: Any
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """
+        :param obs: Observation
+        :param actions: as ``actions.from_buffer`` gives them
+        :param context: further arguments of ``evaluate``
+        :param named: further arguments of ``evaluate``
+        :return: V(s), (B, 1); log π(a|s), (B,); H(π(.|s)), (B,), or None where it has no closed form
+        """
+        evaluation = self.evaluate(obs, *context, **named)
+        distribution = evaluation.distribution
+        return self.value_net(evaluation.latent_vf), distribution.log_prob(actions), distribution.entropy()
+
+    def get_distribution(self, obs: PyTorchObs, *context: Any, **named: Any) -> Distribution:
+        """
+        :param obs: Observation
+        :param context: further arguments of ``evaluate``
+        :param named: further arguments of ``evaluate``
+        :return: π(.|s)
+        """
+        return self.evaluate(obs, *context, **named, reads=("distribution",)).distribution
+
+    def predict_values(self, obs: PyTorchObs, *context: Any) -> th.Tensor:
+        """
+        :param obs: Observation
+        :param context: further arguments of ``evaluate``
+        :return: V(s) of the true value function, (B, 1)
+        """
+        return self.value_net(self.evaluate(obs, *context, reads=("latent_vf",)).latent_vf)
+
+    def evaluate_values(self, *inputs: Any) -> th.Tensor:
+        """
+        :param inputs: arguments of ``evaluate``
+        :return: V(s) of the true value function, as in the policy phase, (B,)
+        """
+        return self.value_net(self.evaluate(*inputs, reads=("latent_vf",)).latent_vf).flatten()
+
+    def evaluate_auxiliary(self, *inputs: Any) -> AuxiliaryEvaluation:
+        """
+        Evaluate what the auxiliary phase trains.
+
+        :param inputs: arguments of ``evaluate``
+        :return: π(.|s), and both value functions
+        """
+        distribution, latent_pi, latent_vf, _ = self.evaluate(*inputs, auxiliary=True)
+        values, aux_values = self.value_net(latent_vf).flatten(), self.aux_value_net(latent_pi).flatten()
+        return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False, **context: Any) -> th.Tensor:
+        return self.get_distribution(observation, **context).get_actions(deterministic=deterministic)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        **context: Any,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """
+        As in SB3.
+
+        :param observation: of one environment, or of several
+        :param state: is given back
+        :param episode_start: without effect
+        :param deterministic: Whether to take the most likely actions
+        :param context: further arguments of ``evaluate``
+        :return: actions as environments take them, and ``state``
+        """
+        self.set_training_mode(False)
+        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+            raise ValueError(
+                "`predict` got a tuple. You are probably mixing Gym API with SB3 VecEnv API: `obs, info = env.reset()` (Gym), "
+                "`obs = vec_env.reset()` (VecEnv)"
+            )
+        tensors, vectorized_env = self.obs_to_tensor(observation)
+        with th.no_grad():
+            actions = self._predict(tensors, deterministic, **context)
+        array = actions.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
+        array = self.actions.for_environments(array)
+        return array if vectorized_env else array.squeeze(axis=0), state
 
 
 class PhasicActorCriticCnnPolicy(PhasicActorCriticPolicy):

@@ -8,6 +8,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
@@ -81,10 +82,10 @@ class Watching(PaperObjective):
     def extras(self, policy, rollout_buffer, end):
         return {"returns": by_environment(rollout_buffer, rollout_buffer.returns).reshape(-1)}
 
-    def value_error(self, batch, values, coefficients):
+    def value_error(self, policy, latent, batch, coefficients):
         np.testing.assert_array_equal(batch.extras["returns"], batch.returns)
         self.n_seen += len(batch.returns)
-        return super().value_error(batch, values, coefficients)
+        return super().value_error(policy, latent, batch, coefficients)
 
 
 @pytest.mark.parametrize("replay_kwargs", [None, dict(policy_rollouts=2)], ids=["the latest rollout", "two rollouts"])
@@ -106,16 +107,18 @@ def clipped() -> PaperObjective:
 def test_the_value_loss_of_the_policy_phase_is_clipped_against_the_values_at_collection(clipped):
     """In units of 2: V 1, 2; V_old 0, 2; targets 2, 3. V_clip is .5, 2: errors 1, 1 and 2.25, 1, the larger ones 2.25, 1."""
     batch = SimpleNamespace(returns=th.tensor([4.0, 6.0]), old_values=th.tensor([0.0, 4.0]))
-    losses = clipped.value_error(batch, th.tensor([2.0, 4.0]), COEFFICIENTS)
+    policy = SimpleNamespace(value_net=nn.Identity())
+    losses = clipped.value_error(policy, th.tensor([[2.0], [4.0]]), batch, COEFFICIENTS)
     assert losses.terms["value_loss"].item() == 1.625 and losses.total.item() == 0.5 * 1.625
 
 
 def test_so_are_those_of_the_auxiliary_phase(clipped):
     context = {"values": th.tensor([[0.0], [4.0]])}
     batch = AuxiliaryBatch(th.zeros(2, 3), context, th.tensor([4.0, 6.0]), th.zeros(2, 1))
-    assert clipped.auxiliary_value_error(batch, th.tensor([1.0, 2.0]), 2.0).item() == 1.625 / 2
+    values = (nn.Identity(), th.tensor([[2.0], [4.0]]))
+    assert clipped.auxiliary_value_error(*values, batch, 2.0).item() == 1.625 / 2
     weighted = batch._replace(context={**context, "weights": th.tensor([0.0, 3.0])})
-    assert clipped.auxiliary_value_error(weighted, th.tensor([1.0, 2.0]), 2.0).item() == 3 * 1.0 / 2 / 2
+    assert clipped.auxiliary_value_error(*values, weighted, 2.0).item() == 3 * 1.0 / 2 / 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,130 @@
+"""Interface of a kind of actions, and the table of the kinds that are known."""
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
+
+from sb3_ppg.errors import ArgumentError
+
+
+class Actions:
+    """
+    Everything that depends on how actions are distributed. Derive from it for a distribution of your own, and ``register`` it.
+
+    The methods below are right for Box and MultiBinary actions, which buffers and networks take as they are.
+
+    :param space: action space
+    """
+
+    bounded: bool = False  # whether the distribution's actions lie in [-1, 1], from which environments' bounds are reached
+
+    def __init__(self, space: spaces.Space):
+        self.space = space
+
+    # ---- distributions ----
+
+    @staticmethod
+    @abstractmethod
+    def parameters(distribution: Any) -> th.Tensor:
+        """
+        Return what defines π(.|s) for each sample, as a new tensor: the distribution object is overwritten.
+
+        :param distribution: π(.|s)
+        :return: (B, P)
+        """
+
+    @staticmethod
+    @abstractmethod
+    def kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        """
+        Return the exact KL divergence of two distributions, the first one's expectation, summed over action dimensions.
+
+        :param distribution: one of this kind, for its structure
+        :param first: parameters, (B, P)
+        :param second: parameters, (B, P)
+        :return: (B,), in nats
+        """
+
+    # ---- forms of an action ----
+
+    def for_environments(self, actions: np.ndarray) -> np.ndarray:
+        """
+        :param actions: samples of the distribution, (n_envs, ...)
+        :return: the same within the bounds of the action space
+        """
+        if not isinstance(self.space, spaces.Box):
+            return actions
+        low, high = self.space.low, self.space.high
+        return low + 0.5 * (actions + 1.0) * (high - low) if self.bounded else np.clip(actions, low, high)
+
+    def for_buffer(self, actions: np.ndarray) -> np.ndarray:
+        """
+        :param actions: samples of the distribution, (n_envs, ...)
+        :return: as rollout buffers store them, (n_envs, action dimensions)
+        """
+        return actions
+
+    def from_buffer(self, actions: th.Tensor) -> th.Tensor:
+        """
+        :param actions: as rollout buffers give them, floats, (B, action dimensions)
+        :return: as the distribution's ``log_prob`` takes them
+        """
+        return actions
+
+    @property
+    def n_features(self) -> int:
+        """Size of ``features``."""
+        return math.prod(self.space.shape or ())
+
+    def features(self, actions: th.Tensor) -> th.Tensor:
+        """
+        :param actions: as ``from_buffer`` gives them
+        :return: as networks take them, (B, n_features)
+        """
+        return actions
+
+
+class ActionDistribution(Distribution):
+    """SB3's ``Distribution`` with two methods that follow from the others, to derive from."""
+
+    def actions_from_params(self, *args: Any, deterministic: bool = False) -> th.Tensor:
+        """As in SB3."""
+        return self.proba_distribution(*args).get_actions(deterministic=deterministic)
+
+    def log_prob_from_params(self, *args: Any) -> tuple[th.Tensor, th.Tensor]:
+        """As in SB3."""
+        actions = self.actions_from_params(*args)
+        return actions, self.log_prob(actions)
+
+
+_KINDS: dict[type[Distribution], type[Actions]] = {}
+
+
+def register(distribution_class: type[Distribution], actions_class: type[Actions]) -> None:
+    """
+    Make an action distribution known, for ``policy_kwargs=dict(distribution_class=...)``.
+
+    :param distribution_class: made with the action space; its subclasses are known, too
+    :param actions_class: its kind of actions
+    """
+    _KINDS[distribution_class] = actions_class
+
+
+def actions_class_of(distribution_class: type[Distribution]) -> type[Actions]:
+    """
+    :param distribution_class: SB3's, sb3-contrib's, or one that was registered
+    :return: its kind of actions
+    :raises ArgumentError: if there is none
+    """
+    for known in distribution_class.__mro__:
+        if known in _KINDS:
+            return _KINDS[known]
+    raise ArgumentError(
+        f"No exact KL divergence is known for {distribution_class.__name__}: derive a class from sb3_ppg.actions.Actions, "
+        f"and call sb3_ppg.actions.register({distribution_class.__name__}, ...)"
+    )

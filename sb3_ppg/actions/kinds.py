@@ -1,0 +1,134 @@
+"""Actions of the distributions of SB3 and sb3-contrib."""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from sb3_contrib.common.maskable.distributions import (
+    MaskableBernoulliDistribution,
+    MaskableCategoricalDistribution,
+    MaskableMultiCategoricalDistribution,
+)
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    MultiCategoricalDistribution,
+    StateDependentNoiseDistribution,
+)
+from torch.nn import functional as F
+
+from sb3_ppg.actions.base import Actions, register
+
+
+def categorical_kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    """
+    Σ p (log p - log q). What a mask excludes has p = 0. Joint probabilities multiply, so the sum over all logits of all action
+    dimensions is the sum over the dimensions.
+
+    :param distribution: of any number of dimensions
+    :param first: log p, (B, P)
+    :param second: log q, (B, P)
+    :return: (B,), in nats
+    """
+    return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
+
+
+class CategoricalActions(Actions):
+    """Discrete actions: integers. Parameters are the log-probabilities, (B, n)."""
+
+    kl = staticmethod(categorical_kl)
+
+    @staticmethod
+    def parameters(distribution: CategoricalDistribution | MaskableCategoricalDistribution) -> th.Tensor:
+        return distribution.distribution.logits
+
+    def for_buffer(self, actions: np.ndarray) -> np.ndarray:
+        return actions.reshape(-1, 1)
+
+    def from_buffer(self, actions: th.Tensor) -> th.Tensor:
+        return actions.long().flatten()
+
+    @property
+    def n_features(self) -> int:
+        return int(self.space.n)  # type: ignore[attr-defined]
+
+    def features(self, actions: th.Tensor) -> th.Tensor:
+        return F.one_hot(actions, self.n_features)
+
+
+class MultiCategoricalActions(Actions):
+    """MultiDiscrete actions. Parameters are the log-probabilities of all dimensions, (B, sum of n)."""
+
+    kl = staticmethod(categorical_kl)
+
+    @staticmethod
+    def parameters(distribution: Any) -> th.Tensor:
+        return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
+
+    @property
+    def n_features(self) -> int:
+        return int(self.space.nvec.sum())  # type: ignore[attr-defined]
+
+    def features(self, actions: th.Tensor) -> th.Tensor:
+        sizes = self.space.nvec  # type: ignore[attr-defined]
+        columns = actions.long().unbind(dim=1)
+        return th.cat([F.one_hot(column, int(n)) for column, n in zip(columns, sizes, strict=True)], dim=1)
+
+
+class BernoulliActions(Actions):
+    """MultiBinary actions. Parameters are the logits, (B, n)."""
+
+    @staticmethod
+    def parameters(distribution: BernoulliDistribution) -> th.Tensor:
+        return distribution.distribution.logits
+
+    @staticmethod
+    def kl(distribution: BernoulliDistribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
+        kl = th.sigmoid(first) * (first - second) + F.softplus(second) - F.softplus(first)
+        return kl.sum(dim=1)
+
+
+class MaskableMultiCategoricalActions(MultiCategoricalActions):
+    """MultiDiscrete actions under masks."""
+
+    @staticmethod
+    def parameters(distribution: MaskableMultiCategoricalDistribution) -> th.Tensor:
+        return th.cat([categorical.logits for categorical in distribution.distributions], dim=1)
+
+
+class MaskableBernoulliActions(Actions):
+    """MultiBinary actions under masks, as two choices each. Parameters are the log-probabilities, (B, 2 n)."""
+
+    kl = staticmethod(categorical_kl)
+    parameters = staticmethod(MaskableMultiCategoricalActions.parameters)
+
+
+class GaussianActions(Actions):
+    """
+    Box actions. Parameters are mean and standard deviation, (B, 2 x dimensions), before squashing, under which a KL divergence
+    is invariant.
+    """
+
+    @staticmethod
+    def parameters(distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) -> th.Tensor:
+        return th.cat([distribution.distribution.mean, distribution.distribution.stddev], dim=1)
+
+    @staticmethod
+    def kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        first_mean, first_std = first.chunk(2, dim=1)
+        mean, std = second.chunk(2, dim=1)
+        # log σ/σ_1 + (σ_1² + (μ_1 - μ)²) / 2σ² - 1/2
+        kl = th.log(std / first_std) + ((first_std / std).square() + ((first_mean - mean) / std).square() - 1) / 2
+        return kl.sum(dim=1)
+
+
+register(CategoricalDistribution, CategoricalActions)
+register(MaskableCategoricalDistribution, CategoricalActions)
+register(MultiCategoricalDistribution, MultiCategoricalActions)
+register(MaskableMultiCategoricalDistribution, MaskableMultiCategoricalActions)
+register(BernoulliDistribution, BernoulliActions)
+register(MaskableBernoulliDistribution, MaskableBernoulliActions)
+register(DiagGaussianDistribution, GaussianActions)
+register(StateDependentNoiseDistribution, GaussianActions)

@@ -1,0 +1,78 @@
+"""Value heads: their values, their loss, and the unit in which they work."""
+
+import torch as th
+from torch import nn
+
+from sb3_ppg import losses
+
+
+class ValueHead(nn.Linear):
+    """
+    A linear layer that predicts values, in a unit that can be changed without changing what it predicts: (B, in) -> (B, 1).
+
+    Source: Pop-Art, van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714.
+
+    :param in_features: size of its input, or of what ``layers`` give
+    :param layers: layers before it
+    """
+
+    mean: th.Tensor
+    std: th.Tensor
+
+    def __init__(self, in_features: int, layers: nn.Module | None = None):
+        super().__init__(in_features, 1)
+        self.layers = layers
+        self.register_buffer("mean", th.zeros(()))
+        self.register_buffer("std", th.ones(()))
+
+    def forward(self, latent: th.Tensor) -> th.Tensor:
+        if self.layers is not None:
+            latent = self.layers(latent)
+        return th.addcmul(self.mean, self.std, super().forward(latent))
+
+    @property
+    def unit(self) -> float:
+        """Unit in which the layer works, in the units of the (normalised) return: one, until it is changed."""
+        return float(self.std)
+
+    @th.no_grad()
+    def change_units(self, mean: float, std: float) -> th.Tensor:
+        """
+        Let the layer's weights predict (value - mean) / std; its output stays the same.
+
+        :param mean: in the units of the returns
+        :param std: in the units of the returns, above zero
+        :return: the factor by which the weights have changed, and with them the gradient of an error in the head's units, ()
+        """
+        factor = self.std / std
+        self.weight.mul_(factor)
+        self.bias.copy_((self.std * self.bias + self.mean - mean) / std)
+        self.mean.fill_(mean)
+        self.std.fill_(std)
+        return factor
+
+
+def head_loss(
+    head: nn.Module, latent: th.Tensor, targets: th.Tensor, unit: float, weights: th.Tensor | None = None
+) -> th.Tensor:
+    """
+    Return what a value head minimises: its own ``loss``, with the arguments after the first, or the mean squared error.
+
+    :param head: (B, latent dimension) -> values, (B, 1)
+    :param latent: features that it reads, (B, latent dimension)
+    :param targets: V_targ in the units of the (normalised) return, (B,)
+    :param unit: unit in which errors are measured, in the units of the (normalised) return
+    :param weights: see ``losses.weighted_mean``, (B,), or None
+    :return: scalar
+    """
+    if has_own_loss(head):
+        return head.loss(latent, targets, unit, weights)  # type: ignore[operator]
+    return losses.value_loss(head(latent).flatten() / unit, targets / unit, weights=weights)
+
+
+def has_own_loss(head: nn.Module) -> bool:
+    """
+    :param head: a value head
+    :return: whether it has a method ``loss``, so that squared errors, and clipping them, are not for it
+    """
+    return hasattr(head, "loss")
