@@ -58,7 +58,7 @@ def test_the_objective_that_a_page_shows_learns_and_is_shared(tmp_path):
     assert type(model.objective) is cls and model.n_aux_phases == 4
     observations = th.as_tensor(model.rollout_buffer.observations).reshape(-1, 4)[:64]
     with th.no_grad():
-        _, latent = model.policy.evaluate_policy(observations)
+        latent = model.policy.evaluate(observations).latent_pi
         predicted = model.objective.head(th.cat([latent, th.eye(2).repeat(32, 1)], dim=1))
     assert (predicted - 1).abs().mean() < 0.3  # every reward of CartPole is 1; an untrained head predicts about 0
     recurrent = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=64, n_policy_iterations=2, objective=cls)
