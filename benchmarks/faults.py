@@ -1,9 +1,11 @@
 """
-Thirty kills in one training: of one process, of all, of torchrun's agent, at random moments, starting up included. The agent
-restarts processes (``--max-restarts``), and a loop around it starts the same command again. Counted: what was lost at each,
-and whether the training reaches its budget and the return of one that nobody disturbed.
+Kill one training thirty times, and compare it with an undisturbed one.
 
-Writes results/faults.csv and faults.md. A quarter of an hour on two cores.
+SIGKILL goes to one process, to all processes and to torchrun's agent, in turn and at random moments, also while they start.
+The agent restarts processes (``--max-restarts``); when the agent dies, the same command is given again. Counted are the steps
+that each kill costs, and compared are the steps, evaluations and returns at the end.
+
+Writes results/faults.csv and faults.md in a quarter of an hour on two cores.
 
     python -m benchmarks.faults [--kills 30]
 """
@@ -33,11 +35,12 @@ KINDS = ("one process", "all processes", "the agent")
 LAUNCHER = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 100"
 TRAINING = "-m sb3_ppg train --env CartPole-v1 -n 1000000 --seed 1 --save-freq 4000 --eval-freq 50000 --eval-episodes 20"
 COMMAND = [sys.executable, *f"{LAUNCHER} {TRAINING}".split()]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-class Watched:
+class Training:
     """
-    The command, and how far it has come, by what it prints.
+    The command, and its progress according to its output.
 
     :param folder: in which it runs
     """
@@ -45,99 +48,93 @@ class Watched:
     def __init__(self, folder: Path):
         self.folder = folder
         self.n_steps = self.n_starts = 0
-        self.going_on: list[int] = []
+        self.resumed: list[int] = []
         self.start()
 
     def start(self) -> None:
-        """Also again."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.agent = subprocess.Popen(
-            COMMAND, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        """Give the command, for the first time or again."""
+        pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.agent = subprocess.Popen(COMMAND, cwd=self.folder, env=ENVIRONMENT, **pipes)
         self.n_starts += 1
-        threading.Thread(target=self._read, args=(self.agent,), daemon=True).start()
+        threading.Thread(target=self._read, args=(self.agent.stdout,), daemon=True).start()
 
-    def _read(self, agent: subprocess.Popen) -> None:
-        assert agent.stdout is not None
-        for line in agent.stdout:
+    def _read(self, output: Any) -> None:
+        for line in output:
             if match := re.search(r"total_timesteps +\| (\d+)", line):
                 self.n_steps = int(match[1])
             elif match := re.search(r"Going on after (\d+) steps", line):
-                self.going_on.append(int(match[1]))
+                self.resumed.append(int(match[1]))
 
     def kill(self, kind: str, choice: random.Random) -> None:
+        """
+        Kill processes as soon as there are any.
+
+        :param kind: one of ``KINDS``
+        """
         workers: list[psutil.Process] = []
-        while not workers:  # the agent may be about to start them
+        while not workers:
             workers = [one for one in psutil.Process(self.agent.pid).children() if "sb3_ppg" in one.cmdline()]
-        one = [choice.choice(workers)]
-        by_kind: dict[str, list[Any]] = {"one process": one, "all processes": workers, "the agent": [self.agent]}
-        for victim in by_kind[kind]:
+        victims: dict[str, list[Any]] = dict(zip(KINDS, ([choice.choice(workers)], workers, [self.agent]), strict=True))
+        for victim in victims[kind]:
             victim.send_signal(signal.SIGKILL)
+        if kind == "the agent":
+            self.agent.wait()
+            self.start()
 
 
 def disturb(folder: Path, n_kills: int) -> tuple[pd.DataFrame, int]:
     """
-    :return: a row for each kill: its kind, the steps that were logged, those from which the training went on; the starts of
-        the command
+    Kill a training at random moments, and wait for its end.
+
+    :return: for each kill its kind, the steps logged before it, the steps from which the training went on; the number of
+        times that the command was given
     """
-    choice, training = random.Random(0), Watched(folder)
+    choice, training = random.Random(0), Training(folder)
     rows: list[dict[str, Any]] = []
-    while len(rows) < n_kills:
+    for kill in range(n_kills):
         time.sleep(choice.uniform(2, 14))
-        assert training.agent.poll() is None, "the training is over before all kills are made"
-        kind = KINDS[len(rows) % len(KINDS)]
-        before, n_before = training.n_steps, len(training.going_on)
-        training.kill(kind, choice)
-        if kind == "the agent":
-            training.agent.wait()
-            training.start()
-        rows.append({"kind": kind, "steps": before, "resumed": n_before})
-        print(rows[-1], training.n_steps, flush=True)
+        assert training.agent.poll() is None, "the training has ended before all kills"
+        rows.append({"kind": KINDS[kill % len(KINDS)], "steps": training.n_steps, "resumed": len(training.resumed)})
+        training.kill(rows[-1]["kind"], choice)
+        print(rows[-1], flush=True)
     assert training.agent.wait(timeout=600) == 0
-    table = pd.DataFrame(rows)
-    table["resumed"] = [training.going_on[n] if n < len(training.going_on) else 0 for n in table["resumed"]]
-    return table, training.n_starts
+    for row in rows:  # the first time after the kill; 0 if there was no checkpoint yet
+        row["resumed"] = next(iter(training.resumed[row["resumed"] :]), 0)
+    return pd.DataFrame(rows), training.n_starts
 
 
-def evaluations(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Steps of all evaluations, and their means."""
+def ending(folder: Path) -> tuple[str, np.ndarray]:
+    """Describe a training's end; return also the steps of its evaluations."""
     (run,) = (folder / "logs" / "ppg").iterdir()
     with np.load(run / "evaluations.npz") as kept:
-        return kept["timesteps"], kept["results"].mean(axis=1)
+        steps, last_return = kept["timesteps"], kept["results"][-1].mean()
+    n_steps = PPG.load(run / "CartPole-v1.zip", device="cpu").num_timesteps
+    return f"{n_steps:,} steps, {len(steps)} evaluations, the last return {last_return:.0f}", steps
 
 
 def main() -> None:
-    """The command."""
+    """Run both trainings and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", default=30, type=int)
     args = parser.parse_args()
-    with TemporaryDirectory() as name:
-        disturbed, calm = Path(name) / "disturbed", Path(name) / "calm"
-        for folder in (disturbed, calm):
-            folder.mkdir()
-        rows, n_starts = disturb(disturbed, args.kills)
-        subprocess.run(COMMAND, cwd=calm, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
-        evaluated, calm_evaluated = (evaluations(folder) for folder in (disturbed, calm))
-        n_runs = len(list((disturbed / "logs" / "ppg").iterdir()))
-        n_steps = PPG.load(disturbed / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu").num_timesteps
-    rows.to_csv(RESULTS / "faults.csv", index=False)
+    with TemporaryDirectory() as disturbed, TemporaryDirectory() as calm:
+        rows, n_starts = disturb(Path(disturbed), args.kills)
+        subprocess.run(COMMAND, cwd=calm, env=ENVIRONMENT, check=True, capture_output=True)
+        (end, evaluated), (calm_end, calm_evaluated) = ending(Path(disturbed)), ending(Path(calm))
     lost = (rows["steps"] - rows["resumed"]).clip(lower=0)
-    (steps, returns), (calm_steps, calm_returns) = evaluated, calm_evaluated
-    lines = [
-        "# Kills",
-        "",
-        f"`python -m benchmarks.faults`: CartPole-v1, 1,000,000 steps in two processes, {len(rows)} times SIGKILL at random "
-        f"moments, in turn to {', '.join(KINDS)}; a checkpoint every 4,096 steps. {processor()}.",
-        "",
-        f"- Lost at a kill: {lost.median():,.0f} steps in the median, {lost.max():,.0f} at most, by what was logged.",
-        f"- The command was started {n_starts} times, and trained in {n_runs} folder.",
-        f"- It ended after {n_steps:,} steps.",
-        f"- It was evaluated {len(steps)} times, without kills {len(calm_steps)} times, "
-        f"{'at the same steps' if np.array_equal(steps, calm_steps) else f'at other steps: {steps}, {calm_steps}'}; "
-        f"last returns {returns[-1]:.0f} after {steps[-1]:,} steps, and {calm_returns[-1]:.0f} after {calm_steps[-1]:,}.",
-    ]
-    (RESULTS / "faults.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    text = f"""# Kills
+
+`python -m benchmarks.faults`: CartPole-v1, 1,000,000 steps in two processes, {len(rows)} times SIGKILL at random moments, in
+turn to {", ".join(KINDS)}; a checkpoint every 4,096 steps. {processor()}.
+
+- Steps lost at a kill, according to the log: {lost.median():,.0f} in the median, {lost.max():,.0f} at most.
+- The command was given {n_starts} times; all of them trained in one folder.
+- With kills: {end}.
+- Without kills: {calm_end}, evaluated at {"the same" if np.array_equal(evaluated, calm_evaluated) else "other"} steps.
+"""
+    rows.to_csv(RESULTS / "faults.csv", index=False)
+    (RESULTS / "faults.md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":
