@@ -1,4 +1,4 @@
-"""Settings of Sphinx: ``make docs`` builds the site in ``docs/_build/html``, and takes warnings for errors."""
+"""Sphinx settings. ``make docs`` builds the site in ``docs/_build/html`` and treats warnings as errors."""
 
 import importlib.metadata
 import os
@@ -33,11 +33,11 @@ autodoc_preserve_defaults = True
 
 def inventory(project_name: str, names: dict[str, str]) -> str:
     """
-    What Sphinx would fetch from another project's site: building these pages takes no network.
+    Write the inventory that Sphinx would otherwise fetch from another project's site, so that building needs no network.
 
-    :param project_name: of the other project
-    :param names: of its classes and functions, with the page of each
-    :return: the path of a file in the format of Sphinx's inventories, version 2
+    :param project_name: name of the other project
+    :param names: names of its classes, each with its page
+    :return: path of a Sphinx inventory, version 2
     """
     lines = [f"{name} py:class 1 {page} -" for name, page in names.items()]
     header = ["# Sphinx inventory version 2", f"# Project: {project_name}", "# Version: ", "# compressed using zlib"]
@@ -80,7 +80,7 @@ LINK = re.compile(r"(?<!!)(?P<text>\[[^\]]*\])\((?P<path>(?!https?:|#)[^)#]+)(?P
 
 
 def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
-    """Links that lead out of ``docs`` lead to the repository, but tables have pages. What is not there is a warning."""
+    """Point links that leave ``docs`` to the repository or, for tables of results, to their page; warn of missing files."""
     docs = Path(app.srcdir).resolve()
 
     def link(match: re.Match[str]) -> str:
@@ -98,7 +98,7 @@ def link_to_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def write_pages_of_results(app: Sphinx) -> None:
-    """One for each table in ``benchmarks/results``."""
+    """Write a page for each table in ``benchmarks/results``."""
     folder = Path(app.srcdir) / "results"
     folder.mkdir(exist_ok=True)
     for table in Path(app.srcdir).parent.glob("benchmarks/results/*.md"):
@@ -108,7 +108,7 @@ def write_pages_of_results(app: Sphinx) -> None:
 
 
 def origin(table: Path) -> str:
-    """The commit that brought its figures, and where their raw rows are; outside of a repository only that."""
+    """Return a line with links to the raw rows of a table and, inside a Git repository, their commit."""
     rows = sorted(table.parent.glob(f"{table.stem}*.csv")) or [table]
     command = ["git", "log", "-1", "--format=%h, %cs", "--", *map(str, rows)]
     commit = subprocess.run(command, cwd=table.parent, capture_output=True, text=True).stdout.strip()
@@ -117,6 +117,6 @@ def origin(table: Path) -> str:
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Connect the functions above to Sphinx's events."""
     app.connect("builder-inited", write_pages_of_results)
     app.connect("source-read", link_to_the_repository)

@@ -1,4 +1,4 @@
-"""Callbacks that follow the auxiliary phase, in which SB3's hear nothing."""
+"""Callbacks that follow the auxiliary phase, during which SB3 calls no callback."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,8 +18,8 @@ LOUD = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 
 class PhasicCallback(BaseCallback):
     """
-    A callback that is also told of the auxiliary phase. Derive from it and override what you need; SB3's own events
-    (``_on_step``, ``_on_rollout_end``, ...) come as always.
+    Callback that is also called in the auxiliary phase. Derive from it and override what you need; SB3's own events
+    (``_on_step``, ``_on_rollout_end``, ...) come as usual.
 
     Example::
 
@@ -31,33 +31,34 @@ class PhasicCallback(BaseCallback):
 
         PPG("MlpPolicy", "CartPole-v1", n_steps=512).learn(10_000, callback=KL())
 
-    ``self.locals`` then has ``n_samples`` (of the phase), ``n_aux_epochs``, ``epoch`` (of those that are over, from 1) and
-    ``losses`` (of the latest epoch: means by the names of ``aux/...``).
+    In these events ``self.locals`` has ``n_samples`` (in the phase), ``n_aux_epochs``, ``epoch`` (the number of finished
+    epochs) and ``losses`` (means over the latest epoch, by the names of ``aux/...``).
     """
 
     def _on_step(self) -> bool:
         return True
 
     def on_aux_phase_start(self) -> None:
-        """The rollouts of a phase are together, π_old is not yet recorded."""
+        """Called when the rollouts of a phase are complete, before π_old is recorded."""
 
     def on_aux_epoch_end(self) -> None:
-        """An epoch of the auxiliary phase is over."""
+        """Called after each epoch of the auxiliary phase."""
 
     def on_aux_phase_end(self) -> None:
         """
-        All its epochs are over; the rollouts are still in ``self.model.aux_buffer``. Whoever goes on with files that are saved
-        here repeats the phase: save when the next rollout starts.
+        Called after the last epoch, with the rollouts still in ``self.model.aux_buffer``.
+
+        A training resumed from files saved here repeats the phase; save when the next rollout starts instead.
         """
 
 
 class AuxiliaryPhaseEvents:
     """
-    Tells callbacks of one auxiliary phase: each ``PhasicCallback``, and SB3's progress bar, which describes where it is.
+    Reports one auxiliary phase to each ``PhasicCallback`` and to SB3's progress bar, which displays the epoch.
 
-    :param callback: that of ``learn``, with all that it calls. None: there is nobody to tell
-    :param n_samples: of the phase
-    :param n_aux_epochs: that are to come
+    :param callback: callback of ``learn``, which may contain others. None: report to nobody
+    :param n_samples: number of samples in the phase
+    :param n_aux_epochs: number of epochs
     """
 
     def __init__(self, callback: BaseCallback | None, n_samples: int, n_aux_epochs: int):
@@ -65,13 +66,15 @@ class AuxiliaryPhaseEvents:
         self.locals: dict[str, Any] = dict(n_samples=n_samples, n_aux_epochs=n_aux_epochs, epoch=0)
 
     def start(self) -> None:
-        """The phase begins."""
+        """Report the start of the phase."""
         self._describe(f"auxiliary phase, epoch 1/{self.locals['n_aux_epochs']}")
         self._tell("on_aux_phase_start")
 
     def epoch_end(self, losses: dict[str, float]) -> None:
         """
-        :param losses: of the epoch that is over, by name
+        Report the end of an epoch.
+
+        :param losses: losses of the epoch, by name
         """
         self.locals.update(epoch=self.locals["epoch"] + 1, losses=losses)
         following = min(self.locals["epoch"] + 1, self.locals["n_aux_epochs"])
@@ -79,7 +82,7 @@ class AuxiliaryPhaseEvents:
         self._tell("on_aux_epoch_end")
 
     def end(self) -> None:
-        """The phase is over."""
+        """Report the end of the phase."""
         self._describe("")
         self._tell("on_aux_phase_end")
 
@@ -97,8 +100,10 @@ class AuxiliaryPhaseEvents:
 
 def every(callback: MaybeCallback) -> Iterator[BaseCallback]:
     """
-    :param callback: as ``learn`` takes it
-    :return: it, and all that it calls
+    Iterate over a callback and all callbacks that it contains, at any depth.
+
+    :param callback: callback, as for ``learn``
+    :return: iterator
     """
     if isinstance(callback, BaseCallback):
         yield callback
@@ -108,8 +113,10 @@ def every(callback: MaybeCallback) -> Iterator[BaseCallback]:
 
 def called_by(callback: MaybeCallback) -> list[BaseCallback]:
     """
-    :param callback: as ``learn`` takes it
-    :return: whom it calls itself
+    Return the callbacks that a callback calls directly.
+
+    :param callback: callback, as for ``learn``
+    :return: list of them
     """
     children: list[BaseCallback | None] = [*callback] if isinstance(callback, list) else []
     if isinstance(callback, CallbackList):

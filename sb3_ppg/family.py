@@ -1,8 +1,7 @@
 """
-The algorithms of the family, each registered here and nowhere else: RL Zoo's commands, hyperparameter search, files of models
-and model cards read this table.
+The table of all algorithms in the family. RL Zoo's commands, the hyperparameter search, model files and model cards read it.
 
-A new member is a row, and, for RL Zoo, a file of its name in ``hyperparams``.
+To add a member, add a row here and, for RL Zoo, a file with its name in ``hyperparams``.
 """
 
 import copy
@@ -31,14 +30,14 @@ for _ in range(1000):
 
 class Member(NamedTuple):
     """
-    An algorithm as users of RL Zoo know it.
+    An algorithm under its name in RL Zoo.
 
-    :param algorithm: its class
-    :param about: what it is, for people
-    :param preset: arguments that make it that member; those of a hyperparameter file come on top
-    :param searched: sizes of its networks that a search chooses beside what it chooses for PPG
-    :param card_imports: a line of Python that its example on a model card needs
-    :param card_example: how to play an agent, on a model card
+    :param algorithm: class
+    :param about: full name, for model cards
+    :param preset: arguments that define this member; those of a hyperparameter file override them
+    :param searched: network sizes that a hyperparameter search tries in addition to those of PPG
+    :param card_imports: line of Python that the example on a model card needs
+    :param card_example: code on a model card that plays an agent
     """
 
     algorithm: type[PPG]
@@ -49,8 +48,8 @@ class Member(NamedTuple):
     card_example: str = PLAY
 
 
-# What belongs to the authors' algorithms: networks, phases, clipping. How many epochs and samples is up to the task, and in
-# the files for RL Zoo
+# Presets hold what defines the authors' algorithms: networks, phases, clipping. Numbers of epochs and samples depend on the
+# task and are in the files under `hyperparams`
 SEPARATE_NETWORKS = {"architecture": "dual"}
 FAMILY: dict[str, Member] = {
     "ppg": Member(PPG, "Phasic Policy Gradient"),
@@ -70,7 +69,7 @@ FAMILY: dict[str, Member] = {
     "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", {"objective": "ewma"}),
     "ppg_replay": Member(
         PPG,
-        "PPG whose policy phase learns from the last rollouts",
+        "PPG with replay of recent rollouts",
         {"objective": "decoupled", "replay_kwargs": {"policy_rollouts": 3}},
     ),
     "dcpg": Member(
@@ -120,7 +119,7 @@ FAMILY: dict[str, Member] = {
         },
     ),
 }
-# Where PPG's paper (appendix A, https://arxiv.org/abs/2009.04416) has other values than the defaults, whatever the task
+# Values of PPG's paper (appendix A, https://arxiv.org/abs/2009.04416) that differ from the defaults, for any task
 PAPERS_VALUES: dict[str, Any] = dict(
     n_steps=256,
     clip_range=0.2,
@@ -131,8 +130,8 @@ PAPERS_VALUES: dict[str, Any] = dict(
     max_grad_norm=None,
     learning_rate=5e-4,
 )
-# All its arguments for Procgen: 64 environments on each of 4 workers, here 256 in one process. They are for normalised
-# rewards, as those of `NormalizedRewardRolloutBuffer`
+# All arguments of the paper for Procgen, where 4 workers run 64 environments each (here 256 in one process). They assume
+# normalised rewards, for instance by `NormalizedRewardRolloutBuffer`
 PAPER: dict[str, Any] = dict(
     **PAPERS_VALUES,
     batch_size=8192,
@@ -144,12 +143,14 @@ PAPER: dict[str, Any] = dict(
     vf_coef=0.5,
     policy_kwargs=dict(architecture="dual", features_extractor_class=ImpalaCNN, optimizer_kwargs=dict(eps=1e-8)),
 )
-# By the names of their classes, which files of models carry
+# Classes by name, as stored in model files
 ALGORITHMS: dict[str, type[PPG]] = {member.algorithm.__name__: member.algorithm for member in FAMILY.values()}
 
 
 def with_preset(zoo_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
+    Add the preset of a member to arguments.
+
     Example::
 
         from sb3_ppg import PPG
@@ -157,29 +158,34 @@ def with_preset(zoo_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
         model = PPG("MlpPolicy", "CartPole-v1", **with_preset("dcpg", dict(n_steps=256))).learn(20_000)
 
-    :param zoo_name: of a member
-    :param arguments: of its algorithm
-    :return: the same on top of its preset; ``policy_kwargs`` key by key
+    :param zoo_name: name of a member in RL Zoo
+    :param arguments: arguments of its algorithm
+    :return: preset, overridden by the arguments; ``policy_kwargs`` are merged key by key
     """
-    preset = copy.deepcopy(FAMILY[zoo_name].preset)  # whose own dictionaries stay as they are
+    preset = copy.deepcopy(FAMILY[zoo_name].preset)  # so that a caller cannot change the table
     merged = {**preset, **arguments}
     policy_kwargs = {**preset.get("policy_kwargs", {}), **(arguments.get("policy_kwargs") or {})}
-    return {**merged, **({"policy_kwargs": policy_kwargs} if policy_kwargs else {})}
+    if policy_kwargs:
+        merged["policy_kwargs"] = policy_kwargs
+    return merged
 
 
 def member_of(cls: type[PPG]) -> Member:
     """
-    :param cls: of the family, or derived from such a class
-    :return: the first member of that class
+    Find the first member of the family with this class or, failing that, its nearest base class.
+
+    :param cls: algorithm of the family, or derived from one
+    :return: member
     """
-    members = [[member for member in FAMILY.values() if member.algorithm is base] for base in cls.__mro__]
-    return next(found[0] for found in members if found)
+    return next(member for base in cls.__mro__ for member in FAMILY.values() if member.algorithm is base)
 
 
 def zoo_name_of(model: PPG) -> str:
     """
-    :param model: of a class of the family
-    :return: its name in RL Zoo: that of its objective, if a member of its class has it, else that of its class
+    Return the name in RL Zoo under which a model trains.
+
+    :param model: model of a class of the family
+    :return: name of the member with this class and objective or, if there is none, of the first member with this class
     """
     algorithm = member_of(type(model)).algorithm
     names = [name for name, member in FAMILY.items() if member.algorithm is algorithm]

@@ -1,4 +1,4 @@
-"""What callbacks, the progress bar and the log are told."""
+"""Callbacks, the progress bar and the log follow both phases."""
 
 import csv
 
@@ -108,8 +108,7 @@ def test_the_progress_bar_says_where_the_auxiliary_phase_is(own, monkeypatch):
     assert said == [f"auxiliary phase, epoch {epoch}/2" for epoch in (1, 2, 2)] + [""]
 
 
-def test_the_progress_bar_is_a_real_one(capsys):
-    """As a user sees it; the bar ends at the budget."""
+def test_the_progress_bar_ends_at_the_budget(capsys):
     make().learn(PHASE, progress_bar=True)
     assert "48/48" in capsys.readouterr().out
 
@@ -124,7 +123,7 @@ def test_a_line_says_that_an_auxiliary_phase_begins(capsys):
 
 
 def test_the_last_phase_is_logged(tmp_path):
-    """A training of one phase has a row with its auxiliary phase, and nothing waits in the logger."""
+    """A training of one phase logs a row with its auxiliary phase and leaves no value unwritten."""
     model = make()
     model.set_logger(configure(str(tmp_path), ["csv"]))
     model.learn(PHASE)
@@ -136,13 +135,13 @@ def test_the_last_phase_is_logged(tmp_path):
     assert [row["train/n_updates"] for row in rows] == ["", "1", "2", "3"]
 
 
-def test_without_logs_there_are_none(capsys):
+def test_log_interval_none_writes_no_log(capsys):
     make(verbose=1).learn(PHASE, log_interval=None)
     assert "total_timesteps" not in capsys.readouterr().out
 
 
-def test_the_log_says_what_the_auxiliary_phase_has_led_to():
-    """KL(π_old, π) and the explained variances of both heads, of the policy as the phase leaves it."""
+def test_the_log_describes_the_policy_after_the_auxiliary_phase():
+    """KL(π_old, π) and the explained variances of both heads equal ones computed after the phase."""
     model, seen = make(n_aux_epochs=4, aux_learning_rate=5e-3), {}
 
     class Look(PhasicCallback):
@@ -170,7 +169,7 @@ def test_the_log_says_what_the_auxiliary_phase_has_led_to():
     assert logged["time/update_seconds"] > logged["aux/seconds"] > 0 and logged["time/rollout_seconds"] > 0
 
 
-def test_nothing_is_explained_where_the_targets_are_all_the_same():
+def test_explained_variances_of_constant_targets_are_nan():
     logged = learn_and_log(make(RandomEnv(spaces.Box(0, 0, (2,)), spaces.Discrete(2)), gamma=0.0), PHASE)
     for name in ("train/explained_variance", "aux/explained_variance", "aux/aux_explained_variance"):
         assert np.isnan(logged[name]), name
@@ -183,7 +182,7 @@ def test_the_logged_gradient_norm_is_that_before_clipping():
 
 
 class Locals(BaseCallback):
-    """Keeps a type for each local that a callback of SB3 finds, at a step and at the end of a rollout."""
+    """Records the type of each local variable that a callback of SB3 sees, at a step and at the end of a rollout."""
 
     def __init__(self):
         super().__init__()
@@ -201,7 +200,7 @@ class Locals(BaseCallback):
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_callbacks_find_the_locals_of_ppo(env):
+def test_callbacks_see_the_locals_of_ppo(env):
     found = []
     for model in (PPO("MlpPolicy", env, n_steps=16, batch_size=16), make(env)):
         callback = Locals()
@@ -234,7 +233,7 @@ def test_a_rollout_asks_the_workers_for_nothing_but_steps():
     assert set(asked) <= {"step", "close"} and asked.count("step") == 2 * 16 * 4
 
 
-def test_evaluation_callbacks_work_as_always(tmp_path):
+def test_evaluation_callbacks_work_as_with_ppo(tmp_path):
     evaluate = EvalCallback(make_vec_env("CartPole-v1", 1), n_eval_episodes=1, eval_freq=16, log_path=str(tmp_path), verbose=0)
     make().learn(PHASE, callback=evaluate)
     assert list(np.load(tmp_path / "evaluations.npz")["timesteps"]) == [16, 32, 48]
