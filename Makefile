@@ -1,12 +1,12 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Small networks: more threads than this only wait for each other
+# More threads than this slow small networks down
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: train test quick attack lint format type check docs dist benchmark sb3-suite clean
 
-# Builds .venv when it is missing or when what it depends on has changed
+# Builds .venv when it is missing or its requirements have changed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
@@ -18,13 +18,13 @@ train: $(VENV)/.installed
 	$(RUN) -m sb3_ppg train --env CartPole-v1 --seed 1 --eval-freq 10000 --progress --num-threads 1
 	$(RUN) -m sb3_ppg report --env CartPole-v1
 
-# One process per core, each of one thread
+# One process per core, each with one thread
 TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --dist worksteal
 
 test: $(VENV)/.installed
 	$(TEST)
 
-# Without what takes long: child processes, RL Zoo's commands, hostile files
+# Leaves out the slow tests: child processes and RL Zoo's commands
 quick: $(VENV)/.installed
 	$(TEST) -m "not slow"
 
@@ -44,14 +44,14 @@ format: $(VENV)/.installed
 type: $(VENV)/.installed
 	$(RUN) -m mypy
 
-# The site, in docs/_build/html. Warnings are errors
+# Builds the site in docs/_build/html; warnings are errors
 docs: $(VENV)/.installed
 	$(RUN) -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 
 check: lint type test
 
-# What is uploaded: checked, then installed for each of these interpreters that is there, and tried out. The first one that
-# has no PyTorch in pip's cache takes gigabytes
+# Builds and checks the archives to upload, installs them for each of these interpreters that exists, and runs the README's
+# first steps. Downloads gigabytes if pip's cache has no PyTorch
 PYTHONS ?= python3.11 python3.12 python3.13
 dist: $(VENV)/.installed
 	rm -rf dist
@@ -59,11 +59,11 @@ dist: $(VENV)/.installed
 	$(RUN) -m twine check --strict dist/*
 	$(RUN) -m tests.release dist/*.whl $(PYTHONS)
 
-# Speed and memory, as ratios measured in one run: benchmarks/results/speed.md and speed.png. Half an hour
+# Measures speed and memory as ratios within one run: benchmarks/results/speed.md and speed.png. Half an hour
 benchmark: $(VENV)/.installed
 	$(RUN) -m benchmarks.speed
 
-# Stable-Baselines3's own tests of PPO, with PPG in its place
+# Runs Stable-Baselines3's own tests of PPO with PPG in its place
 sb3-suite: $(VENV)/.installed
 	benchmarks/sb3_suite/run.sh $(RUN)
 
