@@ -1,7 +1,8 @@
 """
 Kill one training thirty times, and compare it with an undisturbed one.
 
-SIGKILL goes to one process, to all processes and to torchrun's agent, in turn and at random moments, also while they start.
+SIGKILL goes to one process, to all processes and to torchrun's agent, in turn and at random moments: every other time after
+the training has moved on, otherwise perhaps while the processes start.
 The agent restarts processes (``--max-restarts``); when the agent dies, the same command is given again. Counted are the steps
 that each kill costs, and compared are the steps, evaluations and returns at the end.
 
@@ -47,7 +48,7 @@ class Training:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.n_steps = self.n_starts = 0
+        self.n_steps = self.n_starts = self.n_logs = 0
         self.resumed: list[int] = []
         self.start()
 
@@ -61,7 +62,7 @@ class Training:
     def _read(self, output: Any) -> None:
         for line in output:
             if match := re.search(r"total_timesteps +\| (\d+)", line):
-                self.n_steps = int(match[1])
+                self.n_steps, self.n_logs = int(match[1]), self.n_logs + 1
             elif match := re.search(r"Going on after (\d+) steps", line):
                 self.resumed.append(int(match[1]))
 
@@ -92,7 +93,10 @@ def disturb(folder: Path, n_kills: int) -> tuple[pd.DataFrame, int]:
     choice, training = random.Random(0), Training(folder)
     rows: list[dict[str, Any]] = []
     for kill in range(n_kills):
-        time.sleep(choice.uniform(2, 14))
+        n_logs = training.n_logs
+        while kill % 2 == 1 and training.n_logs == n_logs:
+            time.sleep(0.1)
+        time.sleep(choice.uniform(1, 10))
         assert training.agent.poll() is None, "the training has ended before all kills"
         rows.append({"kind": KINDS[kill % len(KINDS)], "steps": training.n_steps, "resumed": len(training.resumed)})
         training.kill(rows[-1]["kind"], choice)

@@ -1,11 +1,12 @@
 """
-What several processes bring, and where the time goes: ratios of medians of turns, taken alternately in one run.
+Measure how fast several processes train, and where the time goes.
 
-1. Scaling on two cores: two processes of one thread against one process of one thread and of two, with half of the
-   environments each (strong) or all of them each (weak); the share of an update that averaging takes.
-2. The rollout's share of a training, and what more threads for EnvPool, SubprocVecEnv or a second process do about it.
+1. Two processes with one thread each, compared with one process with one thread and with two: with half of the environments
+   each, or with all environments each; also the share of an update that averaging takes.
+2. The rollout's share of a training, and the gain from more threads for EnvPool, from SubprocVecEnv and from a second process.
 
-Writes results/processes.csv and processes.md; a quarter of an hour on two cores, let nothing else run beside it.
+The settings take turns in one run. Writes results/processes.csv and processes.md in a quarter of an hour on two cores, on
+which nothing else should run.
 
     python -m benchmarks.processes [--report]
 """
@@ -40,17 +41,12 @@ N_TURNS = 3
 
 
 class Task(NamedTuple):
-    """
-    :param make_env: from a number of environments and of EnvPool's threads
-    :param n_envs: of one process
-    :param n_steps: of a rollout
-    :param arguments: of PPG
-    """
+    """A training in one process."""
 
-    make_env: Callable[[int, int], VecEnv]
+    make_env: Callable[[int, int], VecEnv]  # from the number of environments and of EnvPool's threads
     n_envs: int
     n_steps: int
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # of PPG
 
 
 def envpool(env_id: str) -> Callable[[int, int], VecEnv]:
@@ -78,15 +74,11 @@ TASKS = {
 
 
 class Setting(NamedTuple):
-    """
-    :param n_processes: that train together
-    :param n_threads: of torch and of EnvPool, of each
-    :param share: of the task's environments that each has
-    """
+    """The processes that train together."""
 
     n_processes: int
-    n_threads: int
-    share: float
+    n_threads: int  # of torch and of EnvPool, in each process
+    share: float  # of the task's environments, in each process
 
 
 SETTINGS = {
@@ -99,48 +91,51 @@ SETTINGS = {
 
 def train(task: Task, setting: Setting, file: str) -> None:
     """
-    In each process.
+    Train two phases in this process, and measure the second one.
 
-    :param file: for what the first one measures: seconds of a phase
+    :param file: in which process 0 writes the seconds of the phase and of its parts
     """
     th.set_num_threads(setting.n_threads)
     n_envs = int(task.n_envs * setting.share)
+    n_samples = n_envs * task.n_steps
+    arguments: dict[str, Any] = dict(n_steps=task.n_steps, batch_size=n_samples // 4, n_policy_iterations=4)
+    arguments |= dict(aux_batch_size=n_samples // 4, n_aux_epochs=2, seed=0, device="cpu")
+    arguments |= dict(gamma=0.999, ent_coef=0.01, learning_rate=5e-4, max_grad_norm=None, **task.arguments)
+    seconds = dict.fromkeys(("rollouts", "updates", "averaging"), 0.0)
+
+    def timed(function: Callable, part: str) -> Callable:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args, **kwargs)
+            seconds[part] += time.perf_counter() - start
+            return result
+
+        return call
+
+    class Timed(PPG):
+        collect_rollouts = timed(PPG.collect_rollouts, "rollouts")
+        train = timed(PPG.train, "updates")
+
+    optimization.average_gradients = timed(optimization.average_gradients, "averaging")
     with process_group():
-        n_samples = n_envs * task.n_steps
-        sizes: Any = dict(batch_size=n_samples // 4, n_policy_iterations=4, aux_batch_size=n_samples // 4, n_aux_epochs=2)
-        sizes |= dict(gamma=0.999, ent_coef=0.01, learning_rate=5e-4, max_grad_norm=None)
         env: Any = task.make_env(n_envs, setting.n_threads)
-        model = PPG(env=env, n_steps=task.n_steps, seed=0, device="cpu", **sizes, **task.arguments)
+        model = Timed(env=env, **arguments)
         model.set_logger(Logger(folder=None, output_formats=[]))
-        taken = dict.fromkeys(("rollouts", "updates", "averaging"), 0.0)
-        vars(model).update(collect_rollouts=timed(model.collect_rollouts, taken, "rollouts"))
-        vars(model).update(train=timed(model.train, taken, "updates"))
-        optimization.average_gradients = timed(optimization.average_gradients, taken, "averaging")
         phase = 4 * n_samples * setting.n_processes
         model.learn(phase)
-        taken.update(dict.fromkeys(taken, 0.0))
+        seconds.update(dict.fromkeys(seconds, 0.0))
         start = time.perf_counter()
         model.learn(phase, reset_num_timesteps=False)
-        seconds = time.perf_counter() - start
+        row = {**seconds, "seconds": time.perf_counter() - start, "steps": phase}
         if rank() == 0:
             n_weights = sum(weight.numel() for weight in model.policy.parameters())
-            Path(file).write_text(json.dumps({**taken, "seconds": seconds, "steps": phase, "weights": n_weights}))
+            Path(file).write_text(json.dumps({**row, "weights": n_weights}))
         env.close()
 
 
-def timed(function: Callable, taken: dict[str, float], name: str) -> Callable:
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        result = function(*args, **kwargs)
-        taken[name] += time.perf_counter() - start
-        return result
-
-    return call
-
-
 def measure(task: str, setting: str) -> dict[str, float]:
-    """In processes of their own, by ``torchrun`` where there are several."""
+    """Train in new processes, started by ``torchrun`` if there are several."""
     n_processes, n_threads, _ = SETTINGS[setting]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)] if n_processes > 1 else []
     with NamedTemporaryFile() as file:
@@ -150,19 +145,19 @@ def measure(task: str, setting: str) -> dict[str, float]:
 
 
 def run() -> None:
-    """All turns."""
-    others = ["1 process, 1 thread", "2 processes, half each"]
-    chosen = [(task, name) for task in TASKS for name in (SETTINGS if "EnvPool" in task else others)]
+    """Measure all turns."""
+    few = ["1 process, 1 thread", "2 processes, half each"]
     rows = []
     for turn in range(N_TURNS):
-        for task, name in chosen:
-            rows.append({"task": task, "setting": name, "turn": turn, **measure(task, name), "machine": processor()})
-            print(rows[-1], flush=True)
+        for task in TASKS:
+            for name in SETTINGS if "EnvPool" in task else few:
+                rows.append({"task": task, "setting": name, "turn": turn, **measure(task, name), "machine": processor()})
+                print(rows[-1], flush=True)
     pd.DataFrame(rows).round(4).to_csv(RESULTS / "processes.csv", index=False)
 
 
 def report() -> str:
-    """The tables."""
+    """Return the table of medians."""
     rows = pd.read_csv(RESULTS / "processes.csv")
     rows["speed"] = rows["steps"] / rows["seconds"]
     rows["rollouts, %"] = 100 * rows["rollouts"] / rows["seconds"]
@@ -173,10 +168,10 @@ def report() -> str:
         "# Several processes: speed",
         "",
         f"`python -m benchmarks.processes`. {rows['machine'][0]}; medians of {rows['turn'].nunique()} turns. Steps per second "
-        "are of all processes together, over those of one process with one thread. A phase is four rollouts, with minibatches "
-        "of a quarter of a rollout per process and two auxiliary epochs.",
+        "are those of all processes together, also relative to one process with one thread. A phase has four rollouts, "
+        "minibatches of a quarter of a rollout per process, and two auxiliary epochs.",
         "",
-        "| task | weights | setting | steps/s | over one thread | rollouts, % of the time | averaging, % of updates |",
+        "| task | weights | setting | steps/s | relative to one thread | rollouts, % of the time | averaging, % of updates |",
         "|---|---|---|---|---|---|---|",
     ]
     for (task, setting), row in medians.iterrows():
@@ -189,10 +184,12 @@ def report() -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Measure, unless asked only for the report, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true", help="only write the tables again")
-    parser.add_argument("--measure", nargs=3, metavar=("TASK", "SETTING", "FILE"), help="in one process; for itself")
+    parser.add_argument("--report", action="store_true", help="only write the table again")
+    parser.add_argument(
+        "--measure", nargs=3, metavar=("TASK", "SETTING", "FILE"), help="what one process does; for internal use"
+    )
     args = parser.parse_args()
     if args.measure:
         task, setting, file = args.measure

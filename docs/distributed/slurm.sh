@@ -10,8 +10,8 @@
 #SBATCH --signal=TERM@120
 # With GPUs: #SBATCH --gpus-per-node=4
 
-# Slurm sends SIGTERM before the time is over, and when it needs the nodes for others: torchrun passes it on and waits for 30
-# seconds, in which the iteration is ended and its checkpoint saved. Time that is over does not requeue by itself
+# Slurm sends SIGTERM before the time is up, and when it takes the nodes back. torchrun passes it on and waits for 30 seconds,
+# in which the training finishes its iteration and saves a checkpoint. Slurm does not requeue a job whose time is up
 PROCESSES=4
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / PROCESSES))
@@ -22,7 +22,7 @@ srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$PROCESSES" --max-resta
     -m sb3_ppg train --env Pendulum-v1 -n 1000000 --save-freq 20000 -f "$HOME/ppg" &
 wait $!
 STATUS=$?
-# A training that has begun and not ended goes on; a command that cannot work has left none
+# Only an unfinished training is continued; a command that fails at once has left none
 if [ "$STATUS" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ] && compgen -G "$HOME/ppg/*/*/unfinished.json" > /dev/null; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
