@@ -204,17 +204,21 @@ def impala(device: str, architecture: str, path: str) -> Measure:
     n_sequences = SETTINGS[device].aux_batch_size // N_STEPS
 
     joint_losses, auxiliary_losses = (
-        partial(model._losses, losses, model._coefficients())
+        partial(model._minibatch_losses, losses, model.coefficients())
         for losses in (model.objective.joint_losses, model.objective.auxiliary_losses)
     )
 
     def policy_minibatch() -> None:
         batch = next(model.rollout_buffer.get(model.batch_size))
-        optimize_epoch("policy", [model.policy], model.policy.optimizer, [batch], joint_losses, model._micro_batch_size())
+        optimize_epoch(
+            "policy", [model.policy], model.policy.optimizer, [batch], joint_losses, model.resolved_micro_batch_size()
+        )
 
     def auxiliary_minibatch() -> None:
         batch = next(model.aux_buffer.minibatches(n_sequences))
-        optimize_epoch("auxiliary", [model.policy], model.aux_optimizer, [batch], auxiliary_losses, model._micro_batch_size())
+        optimize_epoch(
+            "auxiliary", [model.policy], model.aux_optimizer, [batch], auxiliary_losses, model.resolved_micro_batch_size()
+        )
 
     def uniform(batch: Any) -> th.Tensor:
         return th.full((len(batch.observations), 15), -float(np.log(15)), device=device)
@@ -226,7 +230,7 @@ def impala(device: str, architecture: str, path: str) -> Measure:
         model.aux_buffer.add(model.rollout_buffer)
         model.aux_buffer.record(uniform, 1)
         batch = next(model.aux_buffer.minibatches(n_sequences))
-        record = seconds(lambda: model._recorded(batch))
+        record = seconds(lambda: model.recorded(batch))
         auxiliary = seconds(auxiliary_minibatch)
         return dict(rollout=rollout, policy=policy, record=record, auxiliary=auxiliary)
 
@@ -333,7 +337,7 @@ def micro_batches(network: str, precision: str) -> Measure:
     ready(model)
     collect(model)
     batch = next(model.rollout_buffer.get(1024))
-    joint_losses = partial(model._losses, model.objective.joint_losses, model._coefficients())
+    joint_losses = partial(model._minibatch_losses, model.objective.joint_losses, model.coefficients())
 
     def speed(size: int) -> float:
         arguments = ("policy", [model.policy], model.policy.optimizer, [batch], joint_losses, size)
@@ -341,7 +345,7 @@ def micro_batches(network: str, precision: str) -> Measure:
 
     def measure() -> dict[str, float]:
         speeds = {str(size): speed(size) for size in SIZES}
-        return {**speeds, "auto": float(model._micro_batch_size() or 1024)}
+        return {**speeds, "auto": float(model.resolved_micro_batch_size() or 1024)}
 
     return measure
 
@@ -378,7 +382,7 @@ def mlp(algorithm: str, contest: str) -> Measure:
     env, ppo, ppg, policy = BESIDE_PPO[contest]
     cls: Any = {"PPO": ppo, "PPG": ppg}[algorithm]
     model = ready(cls(policy, make_vec_env(env, 8, seed=0), device="cpu", **settings))
-    update = model._policy_phase if isinstance(model, PPG) else model.train
+    update = model.policy_phase if isinstance(model, PPG) else model.train
 
     def measure() -> dict[str, float]:
         rollouts, updates = [], []
@@ -544,7 +548,7 @@ def images(storage: str, cold: bool) -> Measure:
             Path("/proc/sys/vm/drop_caches").write_text("1")
         read = seconds(read_everything)
         batch = next(model.aux_buffer.minibatches(8))
-        loss = partial(model._losses, model.objective.auxiliary_losses, model._coefficients())
+        loss = partial(model._minibatch_losses, model.objective.auxiliary_losses, model.coefficients())
         train = seconds(lambda: optimize_epoch("aux", [model.policy], model.aux_optimizer, [batch], loss, 64))
         return dict(store=store, read=read, train=train * 64 * 4 / 8)
 

@@ -76,11 +76,11 @@ class UnitsInTheAuxiliaryPhase(PPG):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, normalize_value_targets=False, objective=RawValueErrors, **kwargs)
 
-    def _auxiliary_phase(self) -> None:
+    def auxiliary_phase(self) -> None:
         mean, std = moments(np.concatenate(self.aux_buffer.value_targets))
         for head in (self.policy.value_net, self.policy.aux_value_net):
             head.change_units(mean, max(std, 1.0))
-        super()._auxiliary_phase()
+        super().auxiliary_phase()
 
 
 UNITS = {"auxiliary phase": UnitsInTheAuxiliaryPhase, "both phases": PPG}

@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-LOUD = (EvalCallback, CheckpointCallback, ProgressBarCallback)
+RANK_ZERO_ONLY = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 
 
 class PhasicCallback(BaseCallback):
@@ -128,7 +128,7 @@ def called_by(callback: MaybeCallback) -> list[BaseCallback]:
     return [child for child in children if child is not None]
 
 
-def quiet(callback: MaybeCallback) -> MaybeCallback:
+def without_rank_zero_callbacks(callback: MaybeCallback) -> MaybeCallback:
     """
     :param callback: as ``learn`` takes it
     :return: the same without those of SB3 that evaluate, write files or draw, which are for one of several processes
@@ -136,5 +136,5 @@ def quiet(callback: MaybeCallback) -> MaybeCallback:
     if isinstance(callback, CallbackList):
         callback = callback.callbacks
     if isinstance(callback, list):
-        return CallbackList([one for one in map(quiet, callback) if isinstance(one, BaseCallback)])
-    return None if any(isinstance(one, LOUD) for one in every(callback)) else callback
+        return CallbackList([one for one in map(without_rank_zero_callbacks, callback) if isinstance(one, BaseCallback)])
+    return None if any(isinstance(one, RANK_ZERO_ONLY) for one in every(callback)) else callback

@@ -14,9 +14,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb3_ppg.environments.watched import only_normalizer
-from sb3_ppg.errors import ArgumentError
-from sb3_ppg.extras import missing_extras_named
-from sb3_ppg.optim.epoch import unvalidated_distributions
+from sb3_ppg.errors import ArgumentError, missing_extras_named
+from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.policies.masked import MaskablePhasicActorCriticPolicy

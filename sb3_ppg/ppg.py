@@ -1,38 +1,77 @@
 """Phasic Policy Gradient: Algorithm 1 of https://arxiv.org/abs/2009.04416 on Stable-Baselines3."""
 
+import copy
+import io
+import math
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, Schedule
-from stable_baselines3.common.utils import FloatSchedule, update_learning_rate
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule, TensorDict
+from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor, update_learning_rate
+from stable_baselines3.common.vec_env import VecEnv
+from torch.utils._pytree import tree_map
 
-from sb3_ppg.arguments import (
-    arguments_explained,
-    check_policy,
-    check_policy_class,
-    warn_of_learning_rates,
-    warn_of_truncated_minibatches,
-)
-from sb3_ppg.buffers.aux_buffer import AuxBuffer
-from sb3_ppg.buffers.checks import check_auxiliary_batches, has_single_samples
-from sb3_ppg.buffers.replay import RolloutReplay
-from sb3_ppg.callbacks import AuxiliaryPhaseEvents
+from sb3_ppg.arguments import arguments_explained, check_arguments, made_from, require
+from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
+from sb3_ppg.buffers.checks import check_auxiliary_batches, check_replay, check_rollout_buffer_class, has_single_samples
+from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
+from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation
+from sb3_ppg.callbacks import AuxiliaryPhaseEvents, without_rank_zero_callbacks
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
-from sb3_ppg.epochs import PhasicEpochs
+from sb3_ppg.environments.watched import check_first_observations, statistics_protected
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective
-from sb3_ppg.optim.epoch import Adversary, Epoch, mean_losses
+from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
+from sb3_ppg.optim.diagnostics import auxiliary_outcome, policy_phase_summary
+from sb3_ppg.optim.epoch import Adversary, Epoch, mean_losses, optimize_epoch, split
+from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch
+from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+from sb3_ppg.saving.files import atomic_write
+from sb3_ppg.saving.generators import generators_kept
+from sb3_ppg.saving.model_file import checked_model_file, mark_class
+from sb3_ppg.saving.training_state import load_training_state, save_training_state
+from sb3_ppg.training.collecting import finish_rollout, recompute_advantages, take_steps
+from sb3_ppg.training.session import Session, training
+
+# The number of samples, about, on which the outcome of an auxiliary phase is evaluated
+EVALUATED_SAMPLES = 4096
 
 
-class PPG(PhasicEpochs):
+class Update(NamedTuple):
+    """
+    Epochs that follow a rollout in the policy phase.
+
+    :param kind: "policy" (or joint), or "value"
+    :param optimizer: that takes the steps
+    :param losses: the objective's
+    :param n_epochs: how many epochs at most
+    :param batch_size: of a minibatch, in samples
+    """
+
+    kind: Kind
+    optimizer: th.optim.Optimizer
+    losses: Callable[..., Losses]
+    n_epochs: int
+    batch_size: int
+
+
+class PPG(OnPolicyAlgorithm):
     """
     Phasic Policy Gradient (PPG): PPO whose policy network learns from the value function in phases of its own.
 
@@ -136,6 +175,26 @@ class PPG(PhasicEpochs):
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
     }
+    # For arrays and for dictionaries of observations: the default buffers, and the base classes of a user's own
+    rollout_buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[DictRolloutBuffer]]] = (RolloutBuffer, DictRolloutBuffer)
+    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (
+        spaces.Box,
+        spaces.Discrete,
+        spaces.MultiDiscrete,
+        spaces.MultiBinary,
+    )
+    has_memory: ClassVar[bool] = False  # whether the policy needs earlier samples of an episode to evaluate one
+    policy: PhasicActorCriticPolicy
+    value_optimizer: th.optim.Optimizer
+    aux_optimizer: th.optim.Optimizer
+    objective: Objective
+    aux_buffer: AuxBuffer
+    replay: RolloutReplay
+    rollout_end: RolloutEnd | None = None  # what follows the latest rollout
+    session: Session | None = None  # while `learn` runs
+    max_grad_norm: float | None  # type: ignore[assignment]
+    _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
+    _fitting_micro_batch_size: tuple[int | None] | None = None  # once it is known
 
     @arguments_explained
     def __init__(
@@ -183,7 +242,7 @@ class PPG(PhasicEpochs):
         objective_kwargs: dict[str, Any] | None = None,
         aux_buffer_kwargs: dict[str, Any] | None = None,
     ):
-        check_policy_class(policy, type(self))
+        _check_policy_class(policy, type(self))
         super().__init__(
             policy,
             env,
@@ -194,7 +253,7 @@ class PPG(PhasicEpochs):
             ent_coef=ent_coef,
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
-            use_sde=False,  # set below, and checked by `check_arguments`, which says more than SB3
+            use_sde=False,  # set below, and checked by `check_arguments`, whose message says more than SB3's
             sde_sample_freq=sde_sample_freq,
             rollout_buffer_class=rollout_buffer_class,
             rollout_buffer_kwargs=rollout_buffer_kwargs,
@@ -231,13 +290,12 @@ class PPG(PhasicEpochs):
         self.aux_buffer_kwargs = aux_buffer_kwargs
 
         self._n_aux_phases = 0
-        self._n_stored_rollouts = 0
-        self._n_replayed_rollouts = 0
-        self._n_rollouts = 0
+        self._n_rollouts = 0  # that have been learned from
+        self._n_stored_rollouts = 0  # in the auxiliary buffer, except in a model that was loaded without it
+        self._n_replayed_rollouts = 0  # in the replay, likewise
         if self.env is not None:
             self.check_arguments()
-            warn_of_truncated_minibatches(self)
-            warn_of_learning_rates(self)
+            self._warn_of_unlikely_arguments()
         if _init_setup_model:
             self._setup_model()
             if self.env is not None:
@@ -248,44 +306,43 @@ class PPG(PhasicEpochs):
             self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
         super()._setup_model()
         self.policy.mixed_precision = self.mixed_precision
-        # As PPO: schedules from here on
+        # Schedules from here on, as in PPO
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         self.objective = make_objective(self.objective_class, self.policy, self.objective_kwargs).to(self.device)
         trained = [*self.policy.parameters(), *self.objective.trained_with_policy()]
-        # The policy's own optimizer is that of the policy (or joint) epochs
+        # The policy's own optimizer is the one of the policy (or joint) epochs
         if self.objective.trained_with_policy():
             self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
         self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
-        self.aux_buffer = AuxBuffer(self.device, **(self.aux_buffer_kwargs or {}))
-        self.replay = RolloutReplay(**(self.replay_kwargs or {}))
-        check_policy(self)
+        self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
+        self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
+        self._check_policy()
         self._check_objective()
 
     @property
     def aux_lr_schedule(self) -> Schedule:
-        """Of the auxiliary phase: the present one of the policy phase, if it has none of its own."""
+        """The learning rate of the auxiliary phase: the policy phase's current one, unless it has its own."""
         return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
 
     @property
     def n_aux_phases(self) -> int:
-        """How many auxiliary phases there have been."""
+        """Number of auxiliary phases so far."""
         return self._n_aux_phases
 
     # ---- Algorithm 1 ----
 
     def train(self) -> None:
         """
-        What follows a rollout: the policy phase's update, and, when the rollouts of ``N_π`` iterations are together, the
-        auxiliary phase.
+        Learn from the latest rollout: the policy phase's update, and, after every ``N_π`` rollouts, the auxiliary phase.
 
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
         start = time.perf_counter()
         try:
-            self._policy_phase()
-        except BaseException:  # Ctrl-C, too: it has not been learned from
+            self.policy_phase()
+        except BaseException:  # Ctrl-C included: nothing has been learned from the rollout
             self.replay.forget(self.rollout_buffer)
             raise
         finally:
@@ -298,8 +355,103 @@ class PPG(PhasicEpochs):
         average_batch_statistics([self.policy, self.objective])
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
+    def policy_phase(self) -> None:
+        """Optimize L^clip and the entropy bonus for E_π epochs, and L^value for E_V epochs, on the latest rollouts."""
+        self.policy.set_training_mode(True)
+        updates = self._updates()
+        self._prepare_rollouts([update.kind for update in updates])
+        coefficients = self.coefficients()
+        history: dict[Kind, list[Epoch]] = {kind: [] for kind in KINDS}
+        for update in updates:
+            for _ in range(update.n_epochs):
+                due = self.replay.due(update.kind)
+                if not due:
+                    break
+                if self.recompute_advantages and any(history.values()):
+                    for rollout in due:
+                        self.refresh_advantages(rollout.buffer, rollout.end)  # type: ignore[arg-type] # collected here
+                epoch = optimize_epoch(
+                    "policy",
+                    [self.policy, self.objective],
+                    update.optimizer,
+                    self.replay.epoch(update.kind, update.batch_size),
+                    partial(self._minibatch_losses, update.losses, coefficients),
+                    self.resolved_micro_batch_size(),
+                    self.max_grad_norm,
+                    **(self._policy_options(coefficients) if update.kind == "policy" else {}),
+                )
+                history[update.kind].append(epoch)
+                if epoch.stopped:
+                    if self.verbose >= 1:
+                        print(f"Early stopping at step {len(history[update.kind]) - 1} due to reaching max kl")
+                    break
+        self._n_updates += len(history["policy"])
+        self._log_policy_phase(history, coefficients)
+
+    def _updates(self) -> list[Update]:
+        """The kinds of epochs of an update, in their order, each with the learning rate of the policy phase."""
+        objective = self.objective
+        policy = Update("policy", self.policy.optimizer, objective.policy_losses, self.n_epochs, self.batch_size)
+        value_batch_size = objective.value_batch_size or self.batch_size
+        value = Update("value", self.value_optimizer, objective.value_losses, self.n_value_epochs or 0, value_batch_size)
+        adversary = objective.adversary_optimizer
+        optimizers = [policy.optimizer, value.optimizer, *([] if adversary is None else [adversary])]
+        self._update_learning_rate(optimizers)
+        if self.n_value_epochs is None:
+            return [policy._replace(losses=objective.joint_losses)]
+        value = value._replace(n_epochs=objective.n_value_epochs(self.n_value_epochs))
+        return [value, policy] if objective.values_first else [policy, value]
+
+    def _policy_options(self, coefficients: Coefficients) -> dict[str, Any]:
+        """Arguments of ``optimize_epoch`` that concern the policy alone."""
+        adversary = None
+        if self.objective.adversary_optimizer is not None:
+            losses = partial(self._minibatch_losses, self.objective.adversary_losses, coefficients)
+            adversary = Adversary(self.objective.adversary_optimizer, losses)
+        after_step = partial(self.objective.after_policy_step, self.policy)
+        return dict(target_kl=self.target_kl, after_step=after_step, adversary=adversary)
+
+    def _prepare_rollouts(self, kinds: list[Kind]) -> None:
+        """Compute what the epochs need of the latest rollout and of older ones that they use again."""
+        objective, buffer = self.objective, self.rollout_buffer
+        end: Any = self.rollout_end  # None for rollouts from elsewhere, which few objectives mind
+        buffer.returns = objective.value_targets(buffer, end)
+        if self.normalize_advantage:
+            buffer.advantages = objective.normalized_advantages(buffer.advantages, self.device)
+        self._n_rollouts += 1
+        self._update_value_units()
+        self.replay.add(buffer, end)
+        older = self.replay.older(kinds)
+        for rollout in older:
+            self.refresh_advantages(rollout.buffer, rollout.end)  # type: ignore[arg-type] # collected here
+        if self.replay.capacity > 1:
+            self.logger.record("train/older_rollouts", len(older))
+        objective.before_policy_phase(self.policy)
+        for rollout in [*older, self.replay.rollouts[-1]]:
+            rollout.extras = objective.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
+
+    def refresh_advantages(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> None:
+        """
+        Recompute a rollout's advantages and value targets with the current value function; see ``recompute_advantages`` in
+        ``sb3_ppg.training.collecting``.
+
+        :param rollout_buffer: full
+        :param end: what follows the rollout
+        """
+        recompute_advantages(self, rollout_buffer, end)
+
+    def _update_value_units(self) -> None:
+        """Measure values in the unit of the latest value targets, or, where that was turned off since, of the return."""
+        optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
+        if self.normalize_value_targets and self.n_aux_epochs > 0:
+            n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
+            weight = 1 / min(self._n_rollouts, n_averaged)  # at first all rollouts weigh the same
+            change_value_units(self.policy, optimizers, self.rollout_buffer.returns, weight)
+        elif self.policy.value_unit != 1.0:
+            set_value_units(self.policy, optimizers, 0.0, 1.0)
+
     def _store_rollout(self) -> None:
-        """For the auxiliary phase, which follows if the rollouts of a phase are together."""
+        """Keep the rollout for the auxiliary phase, which follows once the rollouts of a phase are together."""
         self.aux_buffer.add(self.rollout_buffer, self.aux_data())
         self._n_stored_rollouts = len(self.aux_buffer)
         self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
@@ -307,103 +459,497 @@ class PPG(PhasicEpochs):
             return
         try:
             if self.objective.is_due(self.num_timesteps - self.n_steps * self.n_envs * n_processes()):
-                self._auxiliary_phase()
+                self.auxiliary_phase()
         finally:  # after an error, too, the next phase waits for new rollouts
             self.aux_buffer.end_phase()
             self._n_stored_rollouts = len(self.aux_buffer)
 
-    def _policy_phase(self) -> None:
-        """Optimise L^clip + entropy bonus for E_π epochs and L^value for E_V epochs on the latest rollout, or rollouts."""
-        objective, buffer = self.objective, self.rollout_buffer
-        end: Any = self.rollout_end  # None where rollouts came from elsewhere, which few objectives mind
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self._policy_phase_optimizers())
-        buffer.returns = objective.value_targets(buffer, end)
-        if self.normalize_advantage:
-            buffer.advantages = objective.normalized_advantages(buffer.advantages, self.device)
-        self._n_rollouts = 1 + (self._n_rollouts or self._n_updates // self.n_epochs)  # files of before have the latter only
-        self._update_value_units()
-        self.replay.add(buffer, end)
-        self._bring_older_rollouts_up_to_date()
-        objective.before_policy_phase(self.policy)
-        for rollout in [*self._older_rollouts(), self.replay.rollouts[-1]]:
-            rollout.extras = objective.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
-        self._n_epochs_of_update = 0
-        coefficients = self._coefficients()
-        if self.n_value_epochs is None:
-            history, value_history = self._policy_epochs(objective.joint_losses, coefficients), []
-        elif objective.values_first:
-            value_history = self._value_epochs(coefficients)
-            history = self._policy_epochs(objective.policy_losses, coefficients)
-        else:
-            history = self._policy_epochs(objective.policy_losses, coefficients)
-            value_history = self._value_epochs(coefficients)
-        self._n_updates += len(history)
-        self._log_policy_phase(history, value_history, coefficients)
-
-    def _update_value_units(self) -> None:
-        """To those of the latest rollouts' value targets; or, where units were turned off since, to those of the return."""
-        optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
-        if self.normalize_value_targets and self.n_aux_epochs > 0:
-            n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
-            weight = 1 / min(self._n_rollouts, n_averaged)  # at first, of all rollouts alike
-            change_value_units(self.policy, optimizers, self.rollout_buffer.returns, weight)
-        elif self.policy.value_unit != 1.0:
-            set_value_units(self.policy, optimizers, 0.0, 1.0)
-
-    def _policy_epochs(self, losses: Callable[..., Losses], coefficients: Coefficients) -> list[Epoch]:
-        """In shuffled minibatches; fewer than E_π when ``target_kl`` is exceeded."""
-        history: list[Epoch] = []
-        adversary = None
-        if self.objective.adversary_optimizer is not None:
-            losses_of_adversary = partial(self._losses, self.objective.adversary_losses, coefficients)
-            adversary = Adversary(self.objective.adversary_optimizer, losses_of_adversary)
-        for batches in self._epochs("policy", self.n_epochs, self.batch_size):
-            history.append(
-                self._epoch(
-                    "policy",
-                    self.policy.optimizer,
-                    batches,
-                    partial(self._losses, losses, coefficients),
-                    target_kl=self.target_kl,
-                    after_step=partial(self.objective.after_policy_step, self.policy),
-                    adversary=adversary,
-                )
-            )
-            if history[-1].stopped:
-                if self.verbose >= 1:
-                    print(f"Early stopping at step {len(history) - 1} due to reaching max kl")
-                break
-        return history
-
-    def _value_epochs(self, coefficients: Coefficients) -> list[Epoch]:
-        """E_V of them, in shuffled minibatches."""
-        losses = partial(self._losses, self.objective.value_losses, coefficients)
-        batch_size = self.objective.value_batch_size or self.batch_size
-        epochs = self._epochs("value", self.objective.n_value_epochs(self.n_value_epochs or 0), batch_size)
-        return [self._epoch("policy", self.value_optimizer, batches, losses) for batches in epochs]
-
-    def _auxiliary_phase(self) -> None:
-        """Optimise L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
+    def auxiliary_phase(self) -> None:
+        """Optimize L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
         start = time.perf_counter()
         self.aux_buffer.single_samples = has_single_samples(self, self._aux_samples_per_batch())
         n_sequences = self._aux_sequences_per_batch()
-        events = AuxiliaryPhaseEvents(self._training_callback, self.aux_buffer.n_samples, self.n_aux_epochs)
+        callback = None if self.session is None else self.session.callback
+        events = AuxiliaryPhaseEvents(callback, self.aux_buffer.n_samples, self.n_aux_epochs)
         if self.verbose >= 1:
             print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {self.aux_buffer.n_samples:,} samples")
         events.start()
         self.policy.set_training_mode(False)
-        self.aux_buffer.record(self._recorded, n_sequences)
+        self.aux_buffer.record(self.recorded, n_sequences)
 
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
         update_learning_rate(self.aux_optimizer, learning_rate)
-        losses = partial(self._losses, self.objective.auxiliary_losses, self._coefficients())
+        losses = partial(self._minibatch_losses, self.objective.auxiliary_losses, self.coefficients())
         history: list[Epoch] = []
         for _ in range(self.n_aux_epochs):
-            history.append(self._epoch("auxiliary", self.aux_optimizer, self.aux_buffer.minibatches(n_sequences), losses))
-            events.epoch_end(mean_losses([history[-1]]))
+            self.policy.set_training_mode(True)  # a callback may have evaluated the policy
+            epoch = optimize_epoch(
+                "auxiliary",
+                [self.policy, self.objective],
+                self.aux_optimizer,
+                self.aux_buffer.minibatches(n_sequences),
+                losses,
+                self.resolved_micro_batch_size(),
+                self.max_grad_norm,
+            )
+            history.append(epoch)
+            events.epoch_end(mean_losses([epoch]))
         self.objective.after_auxiliary_phase(self.policy)
         self._n_aux_phases += 1
         self._record("aux", {**mean_losses(history), **self._outcome(n_sequences), "learning_rate": learning_rate})
         self._record("aux", {"n_phases": self._n_aux_phases, "seconds": time.perf_counter() - start})
         events.end()
+
+    @th.no_grad()
+    @unvalidated_distributions()
+    def recorded(self, batch: AuxiliaryBatch) -> th.Tensor:
+        """
+        Evaluate what the auxiliary phase's losses compare with, in the micro-batches of its epochs, so that rounding is the
+        same and KL(π_old, π) starts at zero.
+
+        :param batch: B samples of the phase
+        :return: the parameters of π_old(.|s), or what else the objective records, (B, P)
+        """
+        inputs = map(self.network_inputs, split(batch, self.resolved_micro_batch_size()))
+        return th.cat([self.objective.recorded(self.policy, part) for part in inputs])
+
+    def _outcome(self, n_sequences: int) -> dict[str, float]:
+        """Evaluate an auxiliary phase on an evenly spread part of its samples."""
+        self.policy.set_training_mode(False)
+        some = self.aux_buffer.evenly_spread(max(1, EVALUATED_SAMPLES // self.aux_buffer.sequence_length))
+        batches = (batch for _, batch in self.aux_buffer.batches(some, n_sequences))
+        parts = (part for batch in batches for part in split(batch, self.resolved_micro_batch_size()))
+        evaluated = ((self.network_inputs(part), part.value_targets, part.recorded) for part in parts)
+        outcome = auxiliary_outcome(self.policy, self.objective.kl_to_recorded, evaluated)
+        self.policy.set_training_mode(True)
+        return outcome
+
+    # ---- sizes and coefficients ----
+
+    def coefficients(self) -> Coefficients:
+        """
+        :return: the current coefficients of the losses: clip ranges may be schedules, or numbers that were set later
+        """
+        clip_range, clip_range_vf = (
+            schedule(self._current_progress_remaining) if callable(schedule) else schedule
+            for schedule in (self.clip_range, self.clip_range_vf)
+        )
+        weights = {name: getattr(self, name) for name in ("ent_coef", "vf_coef", "kl_coef", "beta_clone")}
+        return Coefficients(clip_range, clip_range_vf, self.policy.value_unit, **weights)
+
+    def _minibatch_losses(self, losses: Callable[..., Losses], coefficients: Coefficients, batch: Any) -> Losses:
+        return losses(self.policy, self.network_inputs(batch), batch, coefficients)
+
+    def _aux_samples_per_batch(self) -> int:
+        """
+        Samples in an auxiliary minibatch: by default a sixteenth of a rollout, but at least a minibatch of the policy phase.
+        With memory, where the samples of a sequence are similar, a sixteenth of the phase.
+        """
+        n_samples = self.aux_buffer.n_samples if self.has_memory else self.n_steps * self.n_envs
+        return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
+
+    def _aux_sequences_per_batch(self) -> int:
+        return math.ceil(self._aux_samples_per_batch() / self.aux_buffer.sequence_length)
+
+    def resolved_micro_batch_size(self) -> int | None:
+        """
+        :return: the most samples in one forward pass; None for whole minibatches
+        """
+        if self.micro_batch_size != "auto" or self.objective.needs_whole_minibatches:
+            return None if self.micro_batch_size == "auto" else self.micro_batch_size
+        if self._fitting_micro_batch_size is None:  # once per training: the network stays as it is
+            observation = obs_as_tensor(one_observation(self.rollout_buffer), self.device)
+            self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
+        return self._fitting_micro_batch_size[0]
+
+    # ---- logs ----
+
+    def _record(self, group: str, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.logger.record(f"{group}/{name}", value)
+
+    def _log_policy_phase(self, history: dict[Kind, list[Epoch]], coefficients: Coefficients) -> None:
+        if not history["policy"]:
+            return  # all rollouts are too new, or used up
+        clip_range = coefficients.clip_range
+        summary = policy_phase_summary(self.policy, self.rollout_buffer, history["policy"], history["value"], clip_range)
+        self._record("train", summary)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit")}
+        self._record("train", {name: value for name, value in scales.items() if value is not None})
+
+    # ---- hooks: what memory, masks and the like override ----
+
+    def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        """
+        Choose actions while a rollout is collected.
+
+        :param observations: the latest ones, (n_envs, ...)
+        :param env: which gave them
+        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); further arguments of the rollout buffer's
+            ``add``
+        """
+        return *self.policy(observations), {}
+
+    def after_environment_step(self) -> None:
+        """Follow a step: the environments have taken the actions of ``act``, and callbacks have agreed to go on."""
+
+    def next_values(
+        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
+    ) -> th.Tensor:
+        """
+        Evaluate the observations after the latest step.
+
+        :param observations: (B, ...)
+        :param episode_starts: whether they begin an episode, (B,)
+        :param env: the number of the environment that they are from. None: of all environments
+        :param memory: from ``memory``. None: the current one
+        :return: V, (B, 1)
+        """
+        return self.policy.predict_values(observations)
+
+    def memory(self) -> np.ndarray | None:
+        """
+        :return: what the policy remembers before the next step, for ``next_values`` of older observations, (n_envs, ...);
+            None if it remembers nothing
+        """
+        return None
+
+    def network_inputs(self, batch: RolloutBufferSamples | AuxiliaryBatch) -> tuple:
+        """
+        :param batch: samples of a rollout, or of the auxiliary phase
+        :return: arguments of the policy's ``evaluate`` methods: the observations, (B, ...), and what else its networks need
+        """
+        return (batch.observations,)
+
+    def context(self) -> dict[str, np.ndarray]:
+        """
+        :return: what the auxiliary phase keeps of the latest rollout for ``network_inputs``, in addition to observations and
+            value targets: by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a sequence has once. Called with an
+            empty rollout buffer, it gives arrays of the same shapes and types
+        """
+        return {}
+
+    def is_context(self, context: dict[str, np.ndarray]) -> bool:
+        """
+        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``context``
+        :return: whether a rollout can have it
+        """
+        return True
+
+    def aux_data(self) -> dict[str, np.ndarray]:
+        """
+        :return: ``context``, and what the objective keeps of a rollout
+        """
+        end = self.rollout_end or self._rollout_end_template()
+        return {**self.context(), **self.objective.aux_data(self.rollout_buffer, end)}
+
+    def is_valid_aux_data(self, context: dict[str, np.ndarray]) -> bool:
+        """
+        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``aux_data``
+        :return: whether a rollout can have it
+        """
+        return self.is_context(context) and self.objective.is_valid_aux_data(self, context)
+
+    def rollout_template(self) -> Rollout:
+        """
+        :return: a rollout full of zeros in the shapes and types of those that are collected
+        """
+        return Rollout(full_like(self.rollout_buffer), self._rollout_end_template())
+
+    def _rollout_end_template(self) -> RolloutEnd:
+        observations = tree_map(lambda one: np.repeat(one, self.n_envs, axis=0), one_observation(self.rollout_buffer))
+        values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, device="cpu")
+        return RolloutEnd(observations, values.numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
+
+    # ---- SB3's training loop ----
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """
+        Collect a rollout as in SB3, with the same local variables for callbacks. Where one of several processes stops, all do.
+
+        :raises NonFiniteActionError: if the policy gives an action or a value that is NaN or infinite
+        :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
+        :raises ProcessGroupError: if another process has failed
+        """
+        session = self.session or Session(self)
+        if session.agreed_end() is not None:
+            return False
+        start = time.perf_counter()
+        session.callback = callback
+        with session.exchange.rollout() as outcome:
+            end = take_steps(self, env, callback, rollout_buffer, n_rollout_steps)
+            outcome.continues = end is not None
+        if not outcome.continues or end is None:
+            return False
+        self.rollout_end = finish_rollout(self, rollout_buffer, *end)
+        callback.on_rollout_end()
+        self.logger.record("time/rollout_seconds", time.perf_counter() - start)
+        return True
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """
+        Train as in SB3; ``tb_log_name`` is by default the algorithm's name. The policy phase uses the rollouts of a phase that
+        ``total_timesteps`` leaves incomplete, and they stay for the auxiliary phase of the next call.
+
+        :raises ArgumentError: for attributes that cannot work together
+        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite; callbacks are told that
+            the training has ended
+        :raises WorkerError: if the process of an environment has died; likewise
+        :raises ProcessGroupError: if another process has failed; likewise
+        :raises SystemExit: after SIGTERM, once the iteration is over and saved by a ``PhasicCheckpointCallback``
+        """
+        self._fitting_micro_batch_size = None
+        with training(self, callback, total_timesteps, reset_num_timesteps=reset_num_timesteps):
+            name = tb_log_name or type(self).__name__
+            super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+            if log_interval is not None and self.logger.name_to_value:
+                self.dump_logs()  # SB3 writes before each update: this is what the last one has recorded
+        return self
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        """Prepare as SB3 does; the first of several processes alone writes logs, evaluates, and shows a progress bar."""
+        if rank() > 0:
+            callback, progress_bar = without_rank_zero_callbacks(callback), False
+            if not self._custom_logger:
+                self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
+        assert self.env is not None
+        with statistics_protected(self.env):
+            started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            check_first_observations(self.env, self._last_obs)  # type: ignore[arg-type]
+        return started
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        # The last rollout may exceed the budget, where a linear schedule would be negative
+        self._current_progress_remaining = max(0.0, self._current_progress_remaining)
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
+        super()._maybe_recommend_cpu(mlp_class_name)
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Seed as in SB3. Several processes share one seed: their environments are numbered consecutively; weights are
+        initialised alike; each draws from generators of its own once it learns.
+
+        :param seed: the same in all processes
+        """
+        super().set_random_seed(seed)
+        if self.env is not None and rank() > 0:
+            first = getattr(self.env.unwrapped, "_seeds", [None])[0] if seed is None else seed  # None: that of `make_vec_env`
+            if first is not None:
+                self.env.seed(first + rank() * self.n_envs)
+
+    # ---- arguments that have to fit together ----
+
+    def check_arguments(self) -> None:
+        """
+        Check all arguments, when the model is made and again before it learns.
+
+        :raises ArgumentError: if arguments cannot work, alone or together
+        """
+        check_arguments(self)
+        remedy = "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range"
+        require(self, self.clip_range is not None or self.kl_coef > 0, "clip_range", remedy)
+        remedy = f"gSDE is for continuous actions (Box), these are {self.action_space}; leave it False"
+        require(self, not self.use_sde or isinstance(self.action_space, spaces.Box), "use_sde", remedy)
+        remedy = "the advantage of a single sample is normalised to zero; use more steps, or normalize_advantage=False"
+        require(self, self.n_steps * self.n_envs > 1 or not self.normalize_advantage, "n_steps", remedy)
+        check_rollout_buffer_class(self)
+        if hasattr(self, "aux_buffer"):  # the model is complete
+            self._check_policy()
+            check_auxiliary_batches(self, self.n_envs)
+            self._check_objective()
+
+    def _check_policy(self) -> None:
+        """
+        :raises ArgumentError: if the policy cannot work with other arguments: batch normalisation or CUDA graphs with
+            micro-batches, bfloat16 without layers, value heads without units
+        """
+        splits = isinstance(self.micro_batch_size, int)
+        remedy = "batch normalisation of micro-batches differs from that of their minibatch; use None"
+        require(self, not splits or not looks_at_the_batch(self.policy), "micro_batch_size", remedy)
+        mode = self.policy.compile_mode
+        remedy = f"CUDA graphs (compile_mode={mode!r}) do not add up gradients over micro-batches; use None or another mode"
+        require(self, not splits or mode not in ("reduce-overhead", "max-autotune"), "micro_batch_size", remedy)
+        has_layers = any(True for _ in self.policy.features_extractor.parameters())
+        remedy = "it is for the features extractor, and this one has no layers; leave it None"
+        require(self, self.mixed_precision != "bf16" or has_layers, "mixed_precision", remedy)
+        heads = (self.policy.value_net, self.policy.aux_value_net)
+        works = not self.normalize_value_targets or self.n_aux_epochs == 0 or self.policy.can_change_value_units
+        remedy = f"`value_net` and `aux_value_net` are no sb3_ppg.policies.ValueHead; use that class, or False ({heads})"
+        require(self, works, "normalize_value_targets", remedy)
+
+    def _check_objective(self) -> None:
+        cls = type(self.objective)
+        remedy = f"this model was made with {cls.__name__}: give another one to the constructor"
+        require(self, cls is self.objective_class, "objective", remedy)
+        has_own_targets = cls.value_targets is not Objective.value_targets
+        remedy = f"{cls.__name__} has its own value targets, which are not recomputed; use False"
+        require(self, not (self.recompute_advantages and has_own_targets), "recompute_advantages", remedy)
+        require(self, not (self.replay.capacity > 1 and has_own_targets), "replay_kwargs", remedy.replace("False", "None"))
+        check_replay(self)
+        self.objective.check(self)
+
+    def _warn_of_unlikely_arguments(self) -> None:
+        rollout_size = self.n_steps * self.n_envs
+        if rollout_size % self.batch_size > 0:
+            warnings.warn(
+                f"You have specified a mini-batch size of {self.batch_size}, but because the rollout has "
+                f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
+                f"{rollout_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
+                stacklevel=4,
+            )
+        for name in ("learning_rate", "aux_learning_rate"):
+            value = getattr(self, name)
+            rate = value(1.0) if callable(value) else value
+            if rate is not None and rate > 1:
+                warnings.warn(
+                    f"`{name}`={rate:g} is above 1, which ruins any network. Is it meant for another argument? PPG takes "
+                    "PPO's arguments in PPO's order, and its own by keyword only",
+                    stacklevel=4,
+                )
+
+    # ---- files ----
+
+    def save(
+        self, path: str | Path | io.BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
+    ) -> None:
+        """
+        As in SB3. A file takes the place of the one before it when it is complete. ``save_aux_buffer`` saves the rest. Of
+        several processes, whose models are the same, the first one writes the file.
+
+        :param path: of the zip file (".zip" is added to a name without suffix), or a stream
+        :param exclude: names of attributes that are not saved
+        :param include: names of attributes that are saved in spite of being excluded by default
+        :raises OSError: if it cannot be written; the file that was there is left as it was
+        """
+        mark_class(self)
+        if not isinstance(path, (str, Path)):
+            super().save(path, exclude, include)
+        elif rank() == 0:
+            path = Path(path)
+            with atomic_write(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
+                super().save(temporary, exclude, include)
+
+    @classmethod
+    def load(cls, path: str | Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> Self:
+        """
+        As in SB3, but the global random generators are as they were, unless the keyword argument ``seed`` asks for another.
+
+        :param path: of the zip file, or a stream
+        :raises FileNotFoundError: if there is none
+        :raises ModelFormatError: if the file is damaged, another class's or a newer version's
+        :raises ArgumentError: for arguments that cannot work, or an ``objective`` with other parameters
+        """
+        if "objective" in kwargs:
+            kwargs["objective_class"] = find_objective(kwargs.pop("objective"))
+        with checked_model_file(path, cls) as file, nullcontext() if "seed" in kwargs else generators_kept():
+            try:
+                model = super().load(file, *args, **kwargs)
+            except ValueError as error:
+                if "objective_class" not in kwargs or isinstance(error, ArgumentError):
+                    raise
+                name = objective_name(kwargs["objective_class"])
+                raise ArgumentError(
+                    f"`objective`={name!r} cannot take the file's parameters: load it as it is, and give "
+                    'its policy\'s to a new model: set_parameters({"policy": ...}, exact_match=False)'
+                ) from error
+        return model
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | TensorDict,
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        """
+        As in SB3, but all or nothing: after an error the parameters are as they were.
+
+        :raises ModelFormatError: if a file is damaged, another class's or a newer version's
+        """
+        if not isinstance(load_path_or_dict, dict):
+            with checked_model_file(load_path_or_dict, type(self)) as file:
+                load_path_or_dict = load_from_zip_file(file, load_data=False, device=device)[1]
+        before: Any = copy.deepcopy(self.get_parameters())
+        try:
+            super().set_parameters(load_path_or_dict, exact_match, device)
+        except Exception:
+            super().set_parameters(before)
+            raise
+
+    def save_aux_buffer(self, path: str | Path) -> None:
+        """
+        Save what a training in progress has beside its model, for ``load_aux_buffer`` and an exact resume: the rollouts of
+        the phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global generators.
+
+        Call it together with ``save``, outside of a rollout; ``PhasicCheckpointCallback`` does both.
+
+        :param path: of the file, an npz of NumPy's without pickle; by convention ``aux_buffer_path(path of the model)``
+        :raises OSError: if it cannot be written; the file that was there is left as it was
+        :raises ArgumentError: if the model came from a file without the rollouts of its phase; likewise
+        :raises NonFiniteError: if a number of this state, or of the model's, is NaN or infinite; likewise
+        """
+        save_training_state(self, Path(path))
+
+    def load_aux_buffer(self, path: str | Path) -> None:
+        """
+        Go on where ``save_aux_buffer`` was called: ``learn(..., reset_num_timesteps=False)`` is then that of a training which
+        was not interrupted, but for the environments, which start new episodes.
+
+        :param path: of the file
+        :raises FileNotFoundError: if there is none
+        :raises ArgumentError: if the machine cannot hold the rollouts
+        :raises ModelFormatError: if the file is damaged, too new, or another model's; nothing is changed then
+        """
+        load_training_state(self, Path(path))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, or a pickle: without the session, which ends with ``learn``."""
+        return {**vars(self), "session": None}
+
+    def _excluded_save_params(self) -> list[str]:
+        excluded = ("aux_buffer", "replay", "objective", "rollout_end", "session", "_fitting_micro_batch_size")
+        return [*super()._excluded_save_params(), *excluded]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        of_objective = ["objective"] if self.objective.state_dict() else []  # most objectives have nothing to save
+        if self.objective.adversary_optimizer is not None:
+            of_objective.append("objective.adversary_optimizer")
+        return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer", *of_objective], []
+
+
+def _check_policy_class(policy: Any, algorithm: type[PPG]) -> None:
+    """
+    :param policy: the value of ``policy``
+    :param algorithm: PPG or a variant, which names its policies
+    :raises ArgumentError: if it is neither a name nor a class with an auxiliary value head, or one for another variant
+    """
+    names = ", ".join(map(repr, algorithm.policy_aliases))
+    base = next(iter(algorithm.policy_aliases.values()))
+    if isinstance(policy, str):
+        if policy not in algorithm.policy_aliases:
+            raise ArgumentError(f"`policy`={policy!r} is unknown to {algorithm.__name__}: use one of {names}")
+        return
+    remedy = f"use one of {names}, or derive your class from {base.__module__}.{base.__name__}"
+    if not isinstance(policy, type) or not issubclass(policy, PhasicActorCriticPolicy):
+        raise ArgumentError(f"`policy`={getattr(policy, '__name__', policy)} has no auxiliary value head: {remedy}")
+    if not issubclass(policy, base) or policy.algorithm not in [cls.__name__ for cls in algorithm.__mro__]:
+        raise ArgumentError(f"`policy`={policy.__name__} is for {policy.algorithm}, not for {algorithm.__name__}: {remedy}")

@@ -12,7 +12,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.arguments import require
+from sb3_ppg.arguments import made_from, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, longest_equal_part
@@ -106,8 +106,9 @@ class RecurrentPPG(PPG):
 
     def check_arguments(self) -> None:
         super().check_arguments()
-        require(self, isinstance(self.recompute_states, bool), "recompute_states", "use True or False")
-        n_rollouts = max(RolloutReplay(**(self.replay_kwargs or {})).n_rollouts.values())  # that share a minibatch
+        n_rollouts = max(
+            made_from("replay_kwargs", self.replay_kwargs, RolloutReplay).n_rollouts.values()
+        )  # that share a minibatch
         for size in (math.ceil(self.batch_size / n) for n in range(1, n_rollouts + 1)):
             length = longest_equal_part(self.n_steps, size)
             require(
@@ -135,10 +136,10 @@ class RecurrentPPG(PPG):
         super().train()
         self._is_learned_from = True
 
-    def _auxiliary_phase(self) -> None:
+    def auxiliary_phase(self) -> None:
         if self.recompute_states:
             self._recompute_states()
-        super()._auxiliary_phase()
+        super().auxiliary_phase()
         if self.recompute_states:
             self._last_lstm_states = self._recompute_states()
 

@@ -115,7 +115,7 @@ class GoldenTraining:
         self._orders: list[np.ndarray] = []
         monkeypatch.setattr(np.random, "permutation", lambda n: self._orders.pop(0))
         monkeypatch.setattr(
-            "sb3_ppg.epochs.optimize_epoch",
+            "sb3_ppg.ppg.optimize_epoch",
             lambda *args, **kwargs: self.epochs.append(optimize_epoch(*args, **kwargs)) or self.epochs[-1],
         )
 

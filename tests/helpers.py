@@ -104,7 +104,7 @@ def losses_of(name: str, model: PPG, batch: Any, **coefficients: float | None) -
     :param coefficients: that are others than the model's
     """
     losses = getattr(model.objective, name)
-    return losses(model.policy, model.network_inputs(batch), batch, model._coefficients()._replace(**coefficients))
+    return losses(model.policy, model.network_inputs(batch), batch, model.coefficients()._replace(**coefficients))
 
 
 @contextmanager

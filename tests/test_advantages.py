@@ -59,7 +59,7 @@ def test_with_the_network_that_collected_them_they_are_the_same(kind):
     buffer = model.rollout_buffer
     advantages, returns = buffer.advantages.copy(), buffer.returns.copy()
     model.normalize_advantage = False
-    model.bring_up_to_date(buffer, model.rollout_end)
+    model.refresh_advantages(buffer, model.rollout_end)
     np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(buffer.returns.reshape(2, 8).T, returns, rtol=1e-4, atol=1e-5)
 
@@ -73,7 +73,7 @@ def test_what_changes_with_the_value_function():
     before, starts = buffer.advantages.copy(), np.vstack([buffer.episode_starts[1:], model.rollout_end.dones])
     with th.no_grad():
         model.policy.value_net.bias.add_(1.0)
-    model.bring_up_to_date(buffer, model.rollout_end)
+    model.refresh_advantages(buffer, model.rollout_end)
     np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T - before, np.where(starts, -1.0, -0.1), atol=1e-5)
     assert starts.any() and not starts.all()
 
@@ -89,8 +89,8 @@ def test_with_one_epoch_nothing_changes(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_several_epochs_each_but_the_first_is_up_to_date(kind, settings, monkeypatch):
     model = make(kind, recompute_advantages=True, **settings)
-    calls, original = [], model.bring_up_to_date
-    monkeypatch.setattr(model, "bring_up_to_date", lambda *args: calls.append(original(*args)))
+    calls, original = [], model.refresh_advantages
+    monkeypatch.setattr(model, "refresh_advantages", lambda *args: calls.append(original(*args)))
     model.learn(4 * 16)
     n_epochs = settings["n_epochs"] + settings.get("n_value_epochs", 0)
     assert len(calls) == 4 * (n_epochs - 1)
@@ -107,7 +107,7 @@ def test_under_normalised_rewards():
         collect(model)
         advantages = model.rollout_buffer.advantages.copy()
         model.normalize_advantage = False
-        model.bring_up_to_date(model.rollout_buffer, model.rollout_end)
+        model.refresh_advantages(model.rollout_buffer, model.rollout_end)
         np.testing.assert_allclose(model.rollout_buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
 
 

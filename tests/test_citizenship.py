@@ -319,8 +319,8 @@ def test_train_and_eval_mode():
     counted = norm.num_batches_tracked.item()
     assert counted == 1  # one minibatch
     modes = []
-    original = model._recorded
-    model._recorded = lambda *args, **kw: modes.append(model.policy.training) or original(*args, **kw)
+    original = model.recorded
+    model.recorded = lambda *args, **kw: modes.append(model.policy.training) or original(*args, **kw)
     model.learn(16, reset_num_timesteps=False)
     assert modes and not any(modes)
     assert norm.num_batches_tracked.item() > counted

@@ -9,7 +9,7 @@ import gymnasium
 import pytest
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
-from sb3_ppg.extras import EXTRAS, MissingExtraError, missing_extras_named
+from sb3_ppg.errors import EXTRAS, MissingExtraError, missing_extras_named
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.slow

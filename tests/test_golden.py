@@ -156,7 +156,7 @@ def test_golden_numbers(name, dtype, monkeypatch):
             th.as_tensor(cycle.golden[f"{key}/action"].reshape(-1))
         )
 
-        model._policy_phase()
+        model.policy_phase()
 
         cycle.check(model.rollout_buffer.advantages.reshape(N_ENVS, N_STEPS), f"{key}/advantage_normalised")
         phase = f"{key}/policy_phase"
@@ -176,7 +176,7 @@ def test_golden_numbers(name, dtype, monkeypatch):
     cycle.check_weights("weights_after_policy_phase")
 
     assert len(model.aux_buffer) == N_ROLLOUTS
-    model.aux_buffer.record(model._recorded, n_sequences=3)
+    model.aux_buffer.record(model.recorded, n_sequences=3)
     old_parameters = model.aux_buffer.recorded
     targets = np.stack([cycle.golden[f"roll{r}/logits_cloning_target"] for r in range(N_ROLLOUTS)])
     for rollout in range(N_ROLLOUTS):
@@ -191,11 +191,9 @@ def test_golden_numbers(name, dtype, monkeypatch):
     monkeypatch.setattr(model.aux_buffer, "record", record_golden_targets)
     monkeypatch.setattr(np.random, "permutation", lambda n: np.array(order))
     histories = []
-    monkeypatch.setattr(
-        "sb3_ppg.epochs.optimize_epoch", lambda *args: histories.append(optimize_epoch(*args)) or histories[-1]
-    )
+    monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", lambda *args: histories.append(optimize_epoch(*args)) or histories[-1])
 
-    model._auxiliary_phase()
+    model.auxiliary_phase()
 
     (epoch,) = histories
     for step in range(len(cycle.golden["aux/minibatch_order"])):

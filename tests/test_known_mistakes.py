@@ -28,13 +28,13 @@ def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:
 def fill_phase(model: PPG) -> None:
     for _ in range(model.n_policy_iterations):
         collect(model)
-        model._policy_phase()
+        model.policy_phase()
         model.aux_buffer.add(model.rollout_buffer)
 
 
 def recorded_batch(model: PPG):
     model.policy.set_training_mode(False)
-    model.aux_buffer.record(model._recorded, 1)
+    model.aux_buffer.record(model.recorded, 1)
     return next(model.aux_buffer.minibatches(model.aux_buffer.n_sequences))
 
 
@@ -101,7 +101,7 @@ def test_no_stale_gradient_enters_the_first_auxiliary_step():
     for parameter in model.policy.parameters():
         parameter.grad = th.full_like(parameter, 1e6)
     state = {name: value.clone() for name, value in model.policy.state_dict().items()}
-    model._auxiliary_phase()
+    model.auxiliary_phase()
     fresh = make(aux_batch_size=32)
     fresh.policy.load_state_dict(state)
     batch = recorded_batch_of(model_state=fresh, source=model)
@@ -164,7 +164,7 @@ def test_no_copy_of_the_stored_images_is_made_in_float32():
     stored = sum(observations.nbytes for observations in model.aux_buffer.observations)
     assert stored == 16 * 16 * 4 * 3 * 64 * 64
     tracemalloc.start()  # NumPy's memory; a minibatch is gathered there
-    model._auxiliary_phase()
+    model.auxiliary_phase()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < stored / 8
@@ -208,7 +208,7 @@ def test_the_auxiliary_phase_clips_its_gradient_and_splits_its_minibatches():
     norms, sizes, original = [], [], model.objective.auxiliary_losses
     model.objective.auxiliary_losses = lambda *args: sizes.append(len(args[2].value_targets)) or original(*args)
     model.aux_optimizer.register_step_pre_hook(lambda *_: norms.append(total_norm(model)))
-    model._auxiliary_phase()
+    model.auxiliary_phase()
     assert norms == [pytest.approx(0.01, rel=1e-4)]
     assert sizes == [5] * 6 + [2]
 

@@ -145,7 +145,7 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     stored = model.aux_buffer.context[0]["action_masks"]
     assert stored.dtype == bool
     np.testing.assert_array_equal(stored, np.stack(seen, axis=1))
-    model.aux_buffer.record(model._recorded, 1)
+    model.aux_buffer.record(model.recorded, 1)
     for batch in model.aux_buffer.minibatches(1):
         assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(0, abs=1e-7)
         taken = th.exp(batch.recorded[~batch.context["action_masks"]])

@@ -144,7 +144,7 @@ def test_advantages_are_normalised_once_over_the_whole_rollout():
     model = make(n_steps=64)
     collect(model)
     raw = model.rollout_buffer.advantages.copy()
-    model._policy_phase()
+    model.policy_phase()
     # In float32 processors round a mean differently, and near zero nothing else is left
     mean, std = float(raw.mean(dtype=np.float64)), float(raw.std(dtype=np.float64))
     expected = (raw - mean) / (std + 1e-8)
@@ -161,7 +161,7 @@ def epochs_of(model) -> list[str]:
     ):
         optimizer.register_step_pre_hook(lambda *_, name=name: log.append(name))
     collect(model)
-    model._policy_phase()
+    model.policy_phase()
     return log
 
 
@@ -403,7 +403,7 @@ def test_the_value_unit_is_an_average_over_a_phase():
     rollouts = [rng.normal(10 * index, 3 + index, (16, 1)).astype(np.float32) for index in range(5)]
     for index, targets in enumerate(rollouts):
         model.rollout_buffer.returns = targets
-        model._policy_phase()
+        model.policy_phase()
         if index < 3:
             assert model.policy.value_net.std.item() == pytest.approx(np.std(rollouts[: index + 1]), rel=1e-5)
             assert model.policy.value_net.mean.item() == pytest.approx(np.mean(rollouts[: index + 1]), rel=1e-5)
@@ -423,9 +423,9 @@ def test_small_or_constant_value_targets_stay_in_their_units():
         model._n_updates = model._n_rollouts = 0
         model.rollout_buffer.returns = targets.astype(np.float32)
         before = weights(model)
-        model._policy_phase()
+        model.policy_phase()
         model.aux_buffer.add(model.rollout_buffer)
-        model._auxiliary_phase()
+        model.auxiliary_phase()
         model.aux_buffer.reset()
         assert model.policy.value_net.std == model.policy.aux_value_net.std == 1
         assert model.policy.value_net.mean.item() == pytest.approx(targets.mean())
@@ -450,8 +450,8 @@ def test_neither_phase_looks_at_values_minibatch_by_minibatch(monkeypatch):
             list(model.rollout_buffer.get(16))
             model.aux_buffer.add(model.rollout_buffer)
         with transfers_to_host(monkeypatch) as transfers:
-            model._policy_phase()
-            model._auxiliary_phase()
+            model.policy_phase()
+            model.auxiliary_phase()
         return len(transfers)
 
     assert count_transfers(1) == count_transfers(8) < 20
@@ -466,10 +466,10 @@ def head_movement(eps: float) -> float:
     model = make(n_steps=64, policy_kwargs=dict(optimizer_kwargs=dict(eps=eps)), n_aux_epochs=1, aux_batch_size=192)
     model.learn(64 * 2)  # a policy that is no longer the initial one
     collect(model)
-    model._policy_phase()
+    model.policy_phase()
     model.aux_buffer.add(model.rollout_buffer)
     before = weights(model)
-    model._auxiliary_phase()
+    model.auxiliary_phase()
     assert not th.equal(weights(model)["mlp_extractor.policy_net.0.weight"], before["mlp_extractor.policy_net.0.weight"])
     return ((weights(model)["action_net.weight"] - before["action_net.weight"]).abs().max() / 5e-4).item()
 
@@ -662,11 +662,11 @@ def test_nan_stops_the_auxiliary_phase_before_the_weights_are_touched():
     model.learn(16 * 2)
     model.aux_buffer.value_targets[1][0, 3] = np.inf
     collect(model)
-    model._policy_phase()
+    model.policy_phase()
     model.aux_buffer.add(model.rollout_buffer)
     before = weights(model)
     with pytest.raises(NonFiniteLossError, match=r"auxiliary phase.*'aux_value_loss'"):
-        model._auxiliary_phase()
+        model.auxiliary_phase()
     assert not changed(before, weights(model))
 
 
@@ -829,7 +829,7 @@ def test_a_clip_range_is_asked_for_once_per_update():
 def test_the_value_loss_is_that_of_all_epochs(monkeypatch):
     model = make(n_value_epochs=3, n_epochs=1, learning_rate=1e-2)
     epochs = []
-    monkeypatch.setattr("sb3_ppg.epochs.optimize_epoch", lambda *a, **k: epochs.append(optimize_epoch(*a, **k)) or epochs[-1])
+    monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", lambda *a, **k: epochs.append(optimize_epoch(*a, **k)) or epochs[-1])
     logged = learn_and_log(model, 16)
     losses_of_epochs = [epoch.losses["value_loss"].mean() for epoch in epochs[:3]]
     assert len(losses_of_epochs) == 3 and len({round(float(loss), 5) for loss in losses_of_epochs}) == 3

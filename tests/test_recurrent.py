@@ -295,7 +295,7 @@ def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
 def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode):
     model = make(policy_kwargs=MODES[mode], n_policy_iterations=3, learning_rate=3e-2, env=make_env(episode_length=11))
     phases = []
-    model._auxiliary_phase = lambda: phases.append(None)
+    model.auxiliary_phase = lambda: phases.append(None)
     reset = model.aux_buffer.reset
     model.aux_buffer.reset = lambda: None
     model.learn(8 * 2 * 3)
@@ -363,7 +363,7 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
         model._recompute_states()
         phases.append((stored, [context["lstm_states"] for context in model.aux_buffer.context]))
 
-    model._auxiliary_phase = stored_and_recomputed
+    model.auxiliary_phase = stored_and_recomputed
     model.learn(10**6, callback=StopAfter(8 + 3))
     assert len(model.aux_buffer) == 1 and model.num_timesteps == 2 * 11
     before = model._last_lstm_states
@@ -485,7 +485,7 @@ def test_images_in_bfloat16_in_micro_batches():
     policy_kwargs = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(4, 4), features_dim=8))
     model = make("CnnLstmPolicy", make_env(space), policy_kwargs=policy_kwargs, mixed_precision="bf16", recompute_states=True)
     model.learn(8 * 2 * 3)
-    assert model.n_aux_phases == 1 and model._micro_batch_size() is not None
+    assert model.n_aux_phases == 1 and model.resolved_micro_batch_size() is not None
 
 
 # ---- as SB3 has it ----

@@ -15,10 +15,10 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
+from sb3_ppg.arguments import is_count
 from sb3_ppg.buffers.protocol import has_new_arrays
 from sb3_ppg.buffers.rollouts import Observations, map_arrays, n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
-from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 
 

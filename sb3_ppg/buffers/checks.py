@@ -12,7 +12,7 @@ from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.distributed.collectives import n_local_processes
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.model import PhasicModel
+from sb3_ppg.protocols import PhasicModel
 
 
 def check_rollout_buffer_class(model: PhasicModel) -> None:
@@ -70,13 +70,13 @@ def warn_of_missing_rollouts(model: PhasicModel) -> None:
         warnings.warn(
             f"This model was saved after {model._n_stored_rollouts} of the {whole}, without those rollouts: the phase starts "
             "over",
-            stacklevel=5,
+            stacklevel=6,
         )
     if model._n_replayed_rollouts > model.replay.n_stored:
         warnings.warn(
             f"This model was saved without the {model._n_replayed_rollouts} rollouts that its policy phase would have learned "
             "from again: it goes on with new ones",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -93,7 +93,7 @@ def warn_of_stale_data(model: PhasicModel) -> None:
             f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
             f"`objective`={objective!r} does not correct: its clip range would hold the policy near those. Use "
             "`objective`='decoupled' or 'ewma'",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

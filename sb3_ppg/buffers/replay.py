@@ -11,9 +11,9 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
+from sb3_ppg.arguments import is_count
 from sb3_ppg.buffers.protocol import has_new_arrays
 from sb3_ppg.buffers.rollouts import RolloutEnd, minibatches, order_by_environment
-from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 
 Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
@@ -98,7 +98,7 @@ class RolloutReplay:
         for name, value in numbers.items():
             if not (is_count(value) or (value is None and name != "policy_rollouts")):
                 raise ArgumentError(f"`{name}`={value!r} of the replay cannot work: use an integer of at least 1")
-        if not is_count(staleness, at_least=0):
+        if not is_count(staleness, minimum=0):
             raise ArgumentError(f"`staleness`={staleness!r} of the replay cannot work: use an integer of at least 0")
         self.n_rollouts: dict[Kind, int] = {"policy": policy_rollouts, "value": value_rollouts or policy_rollouts}
         self.max_uses: dict[Kind, int | None] = {"policy": policy_uses, "value": value_uses}

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch.utils._pytree import tree_map
 
@@ -15,8 +14,7 @@ from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.distributed.agreement import agreed, require_equal, separate_generators
 from sb3_ppg.distributed.collectives import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import normalizers, statistics
-from sb3_ppg.model import PhasicModel
-from sb3_ppg.saving.training_state import COUNTERS
+from sb3_ppg.protocols import COUNTERS, PhasicModel
 
 # Arguments that may differ between processes
 OWN = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
@@ -73,7 +71,7 @@ def _share_state(model: PhasicModel) -> None:
             rms.mean, rms.var, rms.count = first
 
 
-def _running_statistics(model: OnPolicyAlgorithm) -> list[RunningMeanStd]:
+def _running_statistics(model: PhasicModel) -> list[RunningMeanStd]:
     """Return the statistics of every ``VecNormalize`` of a model's environments."""
     return [rms for normalizer in normalizers(model.get_env()) for rms in statistics(normalizer).values()]
 
@@ -105,7 +103,7 @@ class RolloutExchange:
     :param model: before its environments are reset, with the same statistics in all processes
     """
 
-    def __init__(self, model: OnPolicyAlgorithm):
+    def __init__(self, model: PhasicModel):
         self.model = model
         self._running = _running_statistics(model) if n_processes() > 1 else []
         self._merged = [_moments(rms) for rms in self._running]

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_ppg.checks import is_count
+from sb3_ppg.arguments import is_count
 from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
 
@@ -70,7 +70,7 @@ class EnvPoolVecEnv(VecEnv):
         self.options = options
         self.treat_truncation_as_termination = treat_truncation_as_termination
         self.all_infos = all_infos
-        if not is_count(seed, at_least=0):
+        if not is_count(seed, minimum=0):
             raise ArgumentError(f"`{seed=}` cannot work: use an integer of at least 0")
         self._seed = seed + rank() * num_envs
         self._is_begun = False  # whether it has been reset

@@ -17,12 +17,12 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from torch import nn
 
+from sb3_ppg.arguments import is_number
 from sb3_ppg.buffers.reward_normalizer import (
     NormalizedRewardDictRolloutBuffer,
     NormalizedRewardRolloutBuffer,
     RewardNormalizer,
 )
-from sb3_ppg.checks import is_number
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.hub.array_file import ArrayFile, Entry

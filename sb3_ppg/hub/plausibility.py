@@ -15,8 +15,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from sb3_ppg import losses
+from sb3_ppg.arguments import is_count, is_number
 from sb3_ppg.buffers.system_memory import total_memory
-from sb3_ppg.checks import is_count, is_number
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.array_file import ArrayFile
 from sb3_ppg.maskable import MaskablePPG
@@ -85,7 +85,7 @@ def check_plausible(model: PPG) -> None:
         for number in numbers:
             if is_number(number) and not lowest <= number <= largest:
                 raise ModelFormatError(f"{name}={number!r} cannot be meant: it is from {lowest} to {largest}")
-    if not (model.seed is None or is_count(model.seed, at_least=0)):
+    if not (model.seed is None or is_count(model.seed, minimum=0)):
         raise ModelFormatError(f"seed={model.seed!r} is not an integer of at least 0")
 
 

@@ -30,9 +30,8 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 
-from sb3_ppg.arguments import argument_names
+from sb3_ppg.arguments import argument_names, is_number
 from sb3_ppg.buffers.checks import check_auxiliary_batches
-from sb3_ppg.checks import is_number
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import ALGORITHMS

@@ -8,7 +8,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
-from sb3_ppg.checks import is_number
+from sb3_ppg.arguments import is_number
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.plain_data import Decoder, Encoder, exactly
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from sb3_ppg.arguments import without_numpy
 from sb3_ppg.buffers.rollouts import RolloutEnd
-from sb3_ppg.checks import without_numpy
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.advantage_head import AdvantageHeadObjective, OrderObjective

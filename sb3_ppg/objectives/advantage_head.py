@@ -15,16 +15,15 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import require
+from sb3_ppg.arguments import is_count, require
 from sb3_ppg.buffers.rollouts import RolloutEnd, order_by_environment
-from sb3_ppg.checks import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.heads import has_own_loss
+from sb3_ppg.protocols import PhasicModel
 
 
 class AdvantageHeadObjective(PaperObjective):
@@ -130,7 +129,7 @@ class OrderObjective(AdvantageHeadObjective):
         level_key: str = "level_seed",
     ) -> None:
         super().__init__(policy, advantage_coef, value_frequency)
-        if not is_count(hidden_size, at_least=0):
+        if not is_count(hidden_size, minimum=0):
             raise ArgumentError(f"`hidden_size`={hidden_size!r} cannot work: use an integer of at least 0")
         require_number("order_coef", order_coef, 0, MOST)
         if not isinstance(level_key, str):

@@ -9,14 +9,14 @@ from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
 from sb3_ppg import losses
+from sb3_ppg.arguments import is_number, is_within
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
-from sb3_ppg.checks import is_number, is_within
 from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.model import PhasicModel
 from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.protocols import PhasicModel
 
 
 class Coefficients(NamedTuple):

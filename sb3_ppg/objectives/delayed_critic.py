@@ -12,17 +12,16 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_ppg.arguments import require
+from sb3_ppg.arguments import is_count, is_within, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd
-from sb3_ppg.checks import is_count, is_within
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.optim.micro_batches import looks_at_the_batch
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
+from sb3_ppg.protocols import PhasicModel
 
 # What follows a sequence, among what is kept of a rollout; with the keys of dictionaries
 LAST = "last_observations "

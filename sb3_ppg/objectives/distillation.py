@@ -13,16 +13,15 @@ from torch.nn import functional as F
 
 from sb3_ppg import losses
 from sb3_ppg.advantages import gae
-from sb3_ppg.arguments import require
+from sb3_ppg.arguments import is_count, is_number, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_step
-from sb3_ppg.checks import is_count, is_number
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy, head_loss
+from sb3_ppg.protocols import PhasicModel
 
 Constraint = Literal["kl", "reverse_kl", "logits"]
 
@@ -62,7 +61,7 @@ class DistillationObjective(PaperObjective):
             raise ArgumentError(f"`constraint`={constraint!r} is unknown: use 'kl', 'reverse_kl' or 'logits'")
         if not (value_batch_size is None or is_count(value_batch_size)):
             raise ArgumentError(f"`value_batch_size`={value_batch_size!r} cannot work: use an integer of at least 1, or None")
-        if not is_count(delay, at_least=0):
+        if not is_count(delay, minimum=0):
             raise ArgumentError(f"`delay`={delay!r} cannot work: use an integer of at least 0")
         self.td_lambda = td_lambda
         self.constraint = constraint

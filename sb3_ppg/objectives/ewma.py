@@ -13,15 +13,14 @@ import torch as th
 from torch.optim.swa_utils import AveragedModel
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import require
-from sb3_ppg.checks import is_number
+from sb3_ppg.arguments import is_number, require
 from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, require_number
 from sb3_ppg.objectives.paper import PaperObjective, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.protocols import PhasicModel
 
 Parameters = tuple[th.Tensor, ...] | list[th.Tensor]
 

@@ -10,10 +10,10 @@ from sb3_ppg.arguments import require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.model import PhasicModel
 from sb3_ppg.objectives.base import MOST, Coefficients, Objective, require_number
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
 from sb3_ppg.policies.heads import has_own_loss
+from sb3_ppg.protocols import PhasicModel
 
 
 class PaperObjective(Objective):

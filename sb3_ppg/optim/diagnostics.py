@@ -9,7 +9,8 @@ from stable_baselines3.common.distributions import Distribution
 
 from sb3_ppg import losses
 from sb3_ppg.distributed.collectives import average_over_processes, moments
-from sb3_ppg.optim.epoch import Epoch, mean_losses, unvalidated_distributions
+from sb3_ppg.optim.epoch import Epoch, mean_losses
+from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 

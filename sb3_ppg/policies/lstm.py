@@ -11,7 +11,7 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
-from sb3_ppg.checks import is_count
+from sb3_ppg.arguments import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
     ARCHITECTURES,

@@ -22,7 +22,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb3_ppg.actions import Actions, actions_class_of
-from sb3_ppg.checks import is_count
+from sb3_ppg.arguments import is_count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
 from sb3_ppg.policies.heads import ValueHead

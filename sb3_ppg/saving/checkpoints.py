@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
+from sb3_ppg.arguments import is_count
 from sb3_ppg.callbacks import called_by, every
-from sb3_ppg.checks import is_count
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import broadcast, gather, has_abandoned_group, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
-from sb3_ppg.model import PhasicModel
+from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.files import atomic_write, atomic_writes
 from sb3_ppg.saving.model_file import checkpoint_of
 from sb3_ppg.saving.training_state import (
@@ -95,7 +95,7 @@ class PhasicCheckpointCallback(BaseCallback):
         self.name_prefix = name_prefix
         self.keep = keep
         self.keep_buffers = keep_buffers
-        self.model: PhasicModel
+        self.model: Any  # a PhasicModel
         self.is_amid_iteration = False  # after an error in the middle of an iteration
         self._n_rollouts = 0
         self._saved_at: int | None = None

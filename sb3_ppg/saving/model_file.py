@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.model import PhasicModel
+from sb3_ppg.protocols import PhasicModel
 
 FORMAT_VERSION = 1
 SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `class_names`

@@ -19,13 +19,12 @@ from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.distributed.collectives import rank_and_size
 from sb3_ppg.environments.watched import normalizers, statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
-from sb3_ppg.model import PhasicModel
+from sb3_ppg.protocols import COUNTERS, PhasicModel
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generator_states, restore_generators
 
 FORMAT_VERSION = 1
 # Attributes of a model that count: what has been learned from, and what is stored
-COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases", "_n_stored_rollouts", "_n_replayed_rollouts")
 
 
 def file_of_process(path: Path) -> Path:

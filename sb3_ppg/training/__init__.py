@@ -1,1 +1,1 @@
-"""How networks are trained: one epoch of steps, several processes, memory, environments that are watched."""
+"""What surrounds Algorithm 1: one rollout, and a training from the first check to the last signal."""

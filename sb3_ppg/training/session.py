@@ -1,42 +1,137 @@
-"""Signals that ask a process to end: a training ends between two iterations, where it can be gone on from."""
+"""What surrounds SB3's training loop: checks before the first step, other processes, bad numbers, dead workers, signals."""
 
+import math
 import signal
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from sb3_ppg.distributed.agreement import mark_shared
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from sb3_ppg.buffers.checks import check_room, check_room_for_replay, warn_of_missing_rollouts, warn_of_stale_data
+from sb3_ppg.distributed.agreement import agreed, is_shared, leave_group, mark_shared
+from sb3_ppg.distributed.collectives import gather, n_processes, rank
+from sb3_ppg.distributed.exchange import RolloutExchange, start_together
+from sb3_ppg.distributed.group import check_group
+from sb3_ppg.environments.watched import workers_watched
+from sb3_ppg.errors import (
+    ArgumentError,
+    NonFiniteEnvironmentError,
+    NonFiniteError,
+    ProcessGroupError,
+    WorkerError,
+    missing_extras_named,
+)
+from sb3_ppg.optim.micro_batches import has_convolutions, keep_freed_memory
+from sb3_ppg.optim.precision import tensor_float_32
+from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
 
 
-class Ending(Protocol):
-    """What is asked of an algorithm that can end."""
+class Session:
+    """
+    What a model has while it learns, and no longer.
 
-    received_signal: int | None
+    :param model: with its environments
+    """
 
-    def agreed_end(self) -> int | None: ...
+    callback: BaseCallback | None = None  # once a rollout has begun
+    received_signal: int | None = None  # which asks this process to end
+
+    def __init__(self, model: PhasicModel):
+        self.exchange = RolloutExchange(model)
+
+    def agreed_end(self) -> int | None:
+        """
+        Ask all processes, between two iterations.
+
+        :return: the signal that asks one of them to end; None if none has received any
+        """
+        return next((number for number in gather(self.received_signal) if number is not None), None)
 
 
 @contextmanager
-def ending_between_iterations(model: Ending, signals: Iterable[int]) -> Iterator[None]:
+def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float, **settings: Any) -> Iterator[None]:
     """
-    Meanwhile the first of these signals is noted as ``model.received_signal``, and a second one does what it did before. The
-    end of the block is as if the first had come there, in all processes.
+    Surround a training.
 
-    :param model: which learns in the block
-    :param signals: SIGTERM, for instance, by which schedulers of clusters announce the end
-    :raises SystemExit: with 128 + the signal's number, as a shell sees a process that a signal has ended
-    :raises KeyboardInterrupt: after SIGINT
+    :param model: which learns in the block, and has a ``session`` there
+    :param callback: of ``learn``
+    :param total_timesteps: the budget
+    :param settings: further arguments of ``learn`` that all processes have to share
+    :raises ArgumentError: for attributes that cannot work together
+    :raises NonFiniteError: from the block; callbacks are told that the training has ended
+    :raises WorkerError: if the process of an environment has died; likewise
+    :raises ProcessGroupError: if another process has failed; likewise
+    :raises SystemExit: after SIGTERM, once the iteration is over and saved by a ``PhasicCheckpointCallback``
+    :raises KeyboardInterrupt: after Ctrl-C in one of several processes, once the iteration is over
     """
-    model.received_signal = None
+    check_group()
+    try:
+        with agreed():
+            check_checkpoint_callbacks(callback)
+            _prepare(model, total_timesteps)
+        checkpoints = [one.settings() for one in checkpoint_callbacks(callback)]
+        start_together(model, {"total_timesteps": total_timesteps, **settings, "PhasicCheckpointCallback": checkpoints})
+        model.session = Session(model)
+        with (
+            missing_extras_named(),
+            tensor_float_32(model.mixed_precision == "tf32"),
+            workers_watched(model.env),
+            _signals_noted(model.session, _signals_to_end(callback)),
+        ):
+            yield
+        if (ending := model.session.agreed_end()) is not None:
+            raise mark_shared(KeyboardInterrupt() if ending == signal.SIGINT else SystemExit(128 + ending))
+    except BaseException as error:
+        _clean_up(model, callback, error)
+        raise
+    finally:
+        model.session = None
+
+
+def _clean_up(model: PhasicModel, callback: MaybeCallback, error: BaseException) -> None:
+    """Leave model, callbacks and other processes in a state from which they can go on, or end."""
+    leave_group(error)
+    if isinstance(error, (NonFiniteEnvironmentError, ProcessGroupError)):
+        model._last_obs = None  # the environments have moved on, so they are reset
+    is_expected = isinstance(error, (NonFiniteError, WorkerError, ProcessGroupError)) or (
+        n_processes() > 1 and is_shared(error)
+    )
+    if is_expected and isinstance(error, Exception) and model.session is not None and model.session.callback is not None:
+        model.session.callback.on_training_end()  # checkpoints are saved, files closed
+    for one in checkpoint_callbacks(callback):
+        one.is_amid_iteration = True
+
+
+# ---- signals ----
+
+
+def _signals_to_end(callback: MaybeCallback) -> list[int]:
+    """SIGTERM where checkpoints are saved; Ctrl-C where other processes would be in the middle of something."""
+    signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []
+    return [*signals, signal.SIGINT] if n_processes() > 1 else signals
+
+
+@contextmanager
+def _signals_noted(session: Session, signals: Iterable[int]) -> Iterator[None]:
+    """
+    Note the first of these signals as ``session.received_signal``; a second one does what it did before.
+
+    :param session: of the training in the block
+    :param signals: SIGTERM, for instance, with which schedulers of clusters announce the end
+    """
     before: dict[int, Any] = {}
 
     def note(number: int, frame: FrameType | None) -> None:
-        model.received_signal = number
+        session.received_signal = number
         signal.signal(number, before[number])
 
-    if threading.current_thread() is threading.main_thread():  # no other may
+    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
         for number in signals:
             before[number] = signal.getsignal(number) or signal.SIG_DFL
             signal.signal(number, note)
@@ -45,5 +140,43 @@ def ending_between_iterations(model: Ending, signals: Iterable[int]) -> Iterator
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if (ending := model.agreed_end()) is not None:
-        raise mark_shared(KeyboardInterrupt() if ending == signal.SIGINT else SystemExit(128 + ending))
+
+
+# ---- before the first step ----
+
+
+def _prepare(model: PhasicModel, total_timesteps: float) -> None:
+    """Check what can be checked before the first step, and warn of what is surely not meant."""
+    if rank() > 0:
+        model.verbose = 0
+    if model.env is None:
+        raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
+    model.check_arguments()
+    check_room(model, (model.aux_buffer.capacity or model.n_policy_iterations) - len(model.aux_buffer))
+    check_room_for_replay(model)
+    warn_of_missing_rollouts(model)
+    model._n_stored_rollouts, model._n_replayed_rollouts = len(model.aux_buffer), model.replay.n_stored
+    _report_phases(model, total_timesteps)
+    warn_of_stale_data(model)
+    if has_convolutions(model.policy) and model.device.type == "cpu":
+        keep_freed_memory()
+
+
+def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
+    """Say how many phases a training has, and warn if it has none."""
+    if model.n_aux_epochs == 0 or math.isinf(total_timesteps):  # a callback ends it
+        return
+    n_envs = model.n_envs * n_processes()
+    per_rollout = model.n_steps * n_envs
+    phase = per_rollout * model.n_policy_iterations
+    n_phases = (math.ceil(total_timesteps / per_rollout) + model.aux_buffer.n_new) // model.n_policy_iterations
+    if model.verbose >= 1:
+        print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
+    if n_phases == 0 and model.aux_buffer.n_new == 0 and model._n_aux_phases == 0:
+        warnings.warn(
+            f"A budget of {total_timesteps:,.0f} steps ends before the first auxiliary phase, so PPG makes only PPO's "
+            f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {n_envs} * "
+            f"{model.n_policy_iterations} = {phase:,} steps. Use smaller values, so that at least three phases fit, or "
+            "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",
+            stacklevel=6,
+        )

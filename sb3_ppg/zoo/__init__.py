@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from sb3_ppg.extras import missing_extras_named
+from sb3_ppg.errors import missing_extras_named
 
 if TYPE_CHECKING:
     from sb3_ppg.zoo.registration import ALGOS, patched, register

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.extras import is_installed, module_of, pip_install
+from sb3_ppg.errors import ArgumentError, is_installed, module_of, nearest, pip_install
 
 
 def check_command_line(names: Mapping[str, list[str]], arguments: list[str]) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from sb3_ppg import __version__
-from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, nearest
-from sb3_ppg.extras import missing_extras_named
+from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, missing_extras_named, nearest
 
 ALGO = ["--algo", "ppg"]
 PLAY = [*ALGO, "-f", "logs"]

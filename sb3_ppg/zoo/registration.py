@@ -20,8 +20,7 @@ from stable_baselines3.common.utils import LinearSchedule
 import sb3_ppg
 from sb3_ppg import PPG, ImpalaCNN, MinAtarCNN
 from sb3_ppg.arguments import argument_names
-from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.extras import MissingExtraError
+from sb3_ppg.errors import ArgumentError, MissingExtraError, nearest
 from sb3_ppg.family import FAMILY, with_preset
 
 try:

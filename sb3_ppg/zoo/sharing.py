@@ -30,7 +30,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecVideoRecorder
 
 from sb3_ppg import hub, zoo
-from sb3_ppg.checks import is_number
+from sb3_ppg.arguments import is_number
 from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
 from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.plain_data import exactly

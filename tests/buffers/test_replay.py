@@ -137,7 +137,7 @@ def test_older_rollouts_are_brought_up_to_date_before_an_update(kind, monkeypatc
         for rollout in model.replay.due("policy")[:-1]:
             before = {name: array.copy() for name, array in rollout.arrays().items()}
             targets = rollout.buffer.returns.copy()
-            model.bring_up_to_date(rollout.buffer, rollout.end)
+            model.refresh_advantages(rollout.buffer, rollout.end)
             np.testing.assert_allclose(rollout.buffer.returns, targets, rtol=1e-5, atol=1e-6)
             assert all(np.array_equal(before[name], array) for name, array in rollout.arrays().items())
             seen.append(rollout)
@@ -161,7 +161,7 @@ def test_without_learning_old_data_is_as_good_as_new():
 
 def test_the_auxiliary_phase_sees_each_sample_of_the_phase_once_an_epoch(monkeypatch):
     model = make(replay_kwargs=dict(policy_rollouts=3, staleness=1))
-    collected, phases, auxiliary_phase = [], [], model._auxiliary_phase
+    collected, phases, auxiliary_phase = [], [], model.auxiliary_phase
 
     class Collected(BaseCallback):
         def _on_step(self) -> bool:
@@ -174,7 +174,7 @@ def test_the_auxiliary_phase_sees_each_sample_of_the_phase_once_an_epoch(monkeyp
         phases.append(list(model.aux_buffer.observations))
         auxiliary_phase()
 
-    monkeypatch.setattr(model, "_auxiliary_phase", watched)
+    monkeypatch.setattr(model, "auxiliary_phase", watched)
     model.learn(8 * 16, callback=Collected())
     assert [len(phase) for phase in phases] == [4, 4]
     np.testing.assert_array_equal([*phases[0], *phases[1]], collected)
@@ -216,7 +216,7 @@ class OtherAdvantages(RolloutBuffer):
             dict(replay_kwargs=dict(policy_rollouts=2), objective="ewma", objective_kwargs=dict(advantage_decay=0.5)),
             "would count a rollout several times",
         ),
-        (with_preset("dna", dict(replay_kwargs=dict(policy_rollouts=2))), "has value targets of its own.*use None"),
+        (with_preset("dna", dict(replay_kwargs=dict(policy_rollouts=2))), "has its own value targets.*use None"),
         (with_preset("dcpg", dict(replay_kwargs=dict(policy_rollouts=2))), "holds values as they were collected"),
         (with_preset("idaac", dict(replay_kwargs=dict(policy_rollouts=2))), "levels of older frames are forgotten"),
     ],
@@ -241,8 +241,8 @@ def test_saved_and_read_again(kind, tmp_path):
         for name, array in ours.items():
             assert array.dtype == theirs[name].dtype
             np.testing.assert_array_equal(array, theirs[name])
-    model.bring_up_to_date(one.buffer, one.end)
-    other.bring_up_to_date(same.buffer, same.end)
+    model.refresh_advantages(one.buffer, one.end)
+    other.refresh_advantages(same.buffer, same.end)
     np.testing.assert_array_equal(one.buffer.advantages, same.buffer.advantages)
 
 
@@ -382,8 +382,8 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch):
 
 def test_only_what_epochs_use_is_brought_up_to_date(monkeypatch):
     model = make(replay_kwargs=dict(policy_rollouts=4, policy_uses=1))
-    calls, original = [], model.bring_up_to_date
-    monkeypatch.setattr(model, "bring_up_to_date", lambda *args: calls.append(original(*args)))
+    calls, original = [], model.refresh_advantages
+    monkeypatch.setattr(model, "refresh_advantages", lambda *args: calls.append(original(*args)))
     model.learn(5 * 16)
     assert calls == []
 

@@ -26,8 +26,9 @@ import sb3_ppg.buffers.aux_buffer
 import sb3_ppg.optim.micro_batches
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN
 from sb3_ppg.buffers.rollouts import minibatches
-from sb3_ppg.optim.epoch import clip_gradients, gradient_norm, optimize_epoch, split, take_step, tensor_float_32
+from sb3_ppg.optim.epoch import clip_gradients, gradient_norm, optimize_epoch, split, take_step
 from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, keep_freed_memory
+from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.policies.extractors import ImageConv2d
 from tests.helpers import RandomEnv, collect, image_space, losses_of
 
@@ -77,7 +78,7 @@ def gradients(model: PPG, micro_batch_size: int | None) -> dict[str, dict[str, t
     batch = next(model.rollout_buffer.get(model.batch_size))
     if not len(model.aux_buffer):
         model.aux_buffer.add(model.rollout_buffer)
-        model.aux_buffer.record(model._recorded, 2)
+        model.aux_buffer.record(model.recorded, 2)
         with th.no_grad():  # for the KL not to be zero
             for parameter in parameters.values():
                 parameter.mul_(1.05)
@@ -392,14 +393,14 @@ def test_impala_on_procgen_runs_in_micro_batches(mixed_precision, expected):
     model = make(paper, space=image_space(3, 64, 64), mixed_precision=mixed_precision)
     assert 16 * 64 * 64 * 4 * 128 == HEAP_LIMIT
     assert fitting_micro_batch_size(model.policy, observation(model)) == expected
-    assert model._micro_batch_size() == expected
+    assert model.resolved_micro_batch_size() == expected
 
 
 @pytest.mark.parametrize("mixed_precision", [None, "bf16"])
 def test_the_size_looks_at_images_that_are_scaled_in_float32(mixed_precision):
     """SB3's NatureCNN gets them so, whatever it computes in: 4 x 84 x 84 numbers of 4 bytes, 297 samples in 32 MiB."""
     nature = dict(features_extractor_class=NatureCNN, features_extractor_kwargs=dict(features_dim=32))
-    assert make(nature, space=image_space(4, 84, 84), mixed_precision=mixed_precision)._micro_batch_size() == 256
+    assert make(nature, space=image_space(4, 84, 84), mixed_precision=mixed_precision).resolved_micro_batch_size() == 256
 
 
 def test_the_size_looks_at_what_grows_with_the_batch():
@@ -411,12 +412,12 @@ def test_the_size_looks_at_what_grows_with_the_batch():
             nn.utils.parametrizations.weight_norm(self.dense)
 
     paper = dict(features_extractor_class=Normalised, features_extractor_kwargs=dict())
-    assert make(paper, space=image_space(3, 64, 64))._micro_batch_size() == 64
+    assert make(paper, space=image_space(3, 64, 64)).resolved_micro_batch_size() == 64
 
 
 def test_small_networks_run_whole_minibatches():
     model = PPG("MlpPolicy", "CartPole-v1", device="cpu", n_steps=8, batch_size=8)
-    assert model._micro_batch_size() is None
+    assert model.resolved_micro_batch_size() is None
 
 
 def test_batch_normalisation_is_left_whole():
@@ -425,7 +426,7 @@ def test_batch_normalisation_is_left_whole():
             super().__init__(*args, **kwargs)
             self.extra = nn.BatchNorm1d(32)
 
-    assert make(dict(features_extractor_class=Normalised))._micro_batch_size() is None
+    assert make(dict(features_extractor_class=Normalised)).resolved_micro_batch_size() is None
 
 
 def test_micro_batches_of_batch_normalisation_are_refused():
@@ -440,7 +441,7 @@ def test_micro_batches_of_batch_normalisation_are_refused():
 
 def test_the_size_is_looked_for_once_per_training(monkeypatch):
     asked, original = [], fitting_micro_batch_size
-    monkeypatch.setattr("sb3_ppg.epochs.fitting_micro_batch_size", lambda *args: asked.append(args) or original(*args))
+    monkeypatch.setattr("sb3_ppg.ppg.fitting_micro_batch_size", lambda *args: asked.append(args) or original(*args))
     model = make()
     model.learn(2 * 32)
     assert len(asked) == 1 and model.n_aux_phases > 0
@@ -468,7 +469,7 @@ def test_on_a_gpu_minibatches_are_whole():
 
 def test_a_micro_batch_holds_at_least_one_sample(monkeypatch):
     monkeypatch.setattr(sb3_ppg.optim.micro_batches, "HEAP_LIMIT", 1000)
-    assert make()._micro_batch_size() == 1
+    assert make().resolved_micro_batch_size() == 1
 
 
 def test_looking_for_the_size_leaves_no_trace():
@@ -481,7 +482,7 @@ def test_looking_for_the_size_leaves_no_trace():
     model = make(dict(features_extractor_class=Dropping), mixed_precision="bf16")
     model.policy.set_training_mode(True)
     state = th.get_rng_state()
-    model._micro_batch_size()
+    model.resolved_micro_batch_size()
     assert th.equal(th.get_rng_state(), state)
     assert model.policy.training and model.policy.mixed_precision == "bf16"
     assert all(parameter.grad is None for parameter in model.policy.parameters())
@@ -494,7 +495,7 @@ def test_automatic_micro_batches_are_used_in_both_phases(monkeypatch):
     model.policy.features_extractor.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.learn(2 * 32)
     training = [size for size in sizes if size != model.n_envs]
-    assert model._micro_batch_size() == 4 and set(sizes) <= {1, 2, 4} and not set(training) - {1, 2}
+    assert model.resolved_micro_batch_size() == 4 and set(sizes) <= {1, 2, 4} and not set(training) - {1, 2}
 
 
 def test_the_process_keeps_its_memory(monkeypatch):
@@ -558,7 +559,7 @@ def test_the_kl_starts_at_zero(monkeypatch, mixed_precision):
         epochs.append((phase, optimize_epoch(phase, *args, **kwargs)))
         return epochs[-1][1]
 
-    monkeypatch.setattr("sb3_ppg.epochs.optimize_epoch", spy)
+    monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", spy)
     model.learn(2 * 48)
     first = next(epoch for phase, epoch in epochs if phase == "auxiliary")
     assert first.losses["kl"][0] < 1e-8 < 1e-6 < first.losses["kl"][1]

@@ -1,0 +1,158 @@
+"""One rollout: act, step the environments, bootstrap at time limits, compute advantages. And advantages recomputed later."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ppg.advantages import gae
+from sb3_ppg.buffers.protocol import SeparatesBootstrap
+from sb3_ppg.buffers.rollouts import RolloutEnd, as_stored, by_step, samples
+from sb3_ppg.distributed.collectives import n_processes
+from sb3_ppg.environments.watched import checked_step, reset_infos
+from sb3_ppg.errors import NonFiniteActionError
+from sb3_ppg.optim.precision import unvalidated_distributions
+from sb3_ppg.protocols import PhasicModel
+
+
+def take_steps(
+    model: PhasicModel, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+) -> tuple[Any, th.Tensor, np.ndarray] | None:
+    """
+    Fill a rollout buffer, with the local variables that SB3's callbacks know.
+
+    :param model: that acts
+    :param env: the environments
+    :param callback: that is called after each step
+    :param rollout_buffer: to fill
+    :param n_rollout_steps: number of steps in each environment
+    :return: the observations after the last step, (n_envs, ...); their values, (n_envs, 1); whether they begin an episode,
+        (n_envs,). None if a callback has stopped the training
+    :raises NonFiniteError: if an action, a value, an observation or a reward is NaN or infinite
+    """
+    model.policy.set_training_mode(False)
+    model.objective.before_rollout(model._last_episode_starts)
+    n_steps, n_new = 0, env.num_envs * n_processes()
+    new_obs: Any
+    actions: Any  # a tensor, then an array: callbacks of SB3 know both by this name
+    rollout_buffer.reset()
+    callback.on_rollout_start()
+    with unvalidated_distributions(), th.no_grad():
+        while n_steps < n_rollout_steps:
+            if model.use_sde and n_steps == 0:
+                model.policy.reset_noise(env.num_envs)
+            if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
+                model.policy.reset_noise(env.num_envs)
+            obs_tensor = obs_as_tensor(model._last_obs, model.device)
+            actions, values, log_probs, also_stored = _finite_act(model, obs_tensor, env)
+            actions = actions.cpu().numpy()
+            clipped_actions = model.policy.actions.for_environments(actions)
+            new_obs, rewards, dones, infos = checked_step(env, clipped_actions, n_steps + 1)
+            model.num_timesteps += n_new
+
+            callback.update_locals({**locals(), "self": model})
+            with th.enable_grad():
+                goes_on = callback.on_step()
+            if not goes_on:
+                return None
+
+            model._update_info_buffer(infos, dones)
+            n_steps += 1
+            model.after_environment_step()
+            model.objective.after_environment_step(dones, infos, reset_infos(env))
+            _bootstrap_at_time_limits(model, rewards, dones, infos, rollout_buffer)
+            stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
+            rollout_buffer.add(*stored, values, log_probs, **also_stored)
+            model._last_obs, model._last_episode_starts = new_obs, dones
+        values = model.next_values(obs_as_tensor(new_obs, model.device), dones)
+    callback.update_locals({**locals(), "self": model})
+    return new_obs, values, dones
+
+
+def _finite_act(
+    model: PhasicModel, observations: PyTorchObs, env: VecEnv
+) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    """
+    Act, and look once at the result instead of once at the arguments of each distribution.
+
+    :raises NonFiniteActionError: if an action's log-probability or a value is NaN or infinite
+    """
+    message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
+    try:
+        result = model.act(observations, env)
+    except RuntimeError:  # torch's generators may refuse probabilities that are NaN: let the distribution tell
+        th.distributions.Distribution.set_default_validate_args(True)
+        try:
+            model.act(observations, env)
+        except ValueError as error:
+            raise NonFiniteActionError(f"{message}: {error}") from error
+        raise
+    if not math.isfinite((result[1].sum() + result[2].sum()).item()):
+        raise NonFiniteActionError(message)
+    return result
+
+
+def _bootstrap_at_time_limits(
+    model: PhasicModel, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
+) -> None:
+    """
+    Add γ V(last observation) to the last reward of an episode that was cut off. A buffer that normalises rewards has its own
+    array for it.
+    """
+    place = rollout_buffer.bootstrapped[rollout_buffer.pos] if isinstance(rollout_buffer, SeparatesBootstrap) else rewards
+    for index in np.flatnonzero(dones):
+        last_observation = infos[index].get("terminal_observation")
+        if last_observation is not None and infos[index].get("TimeLimit.truncated", False):
+            observation, _ = model.policy.obs_to_tensor(last_observation)
+            (value,) = model.next_values(observation, np.array([False]), int(index))
+            place[index] += model.gamma * value
+
+
+def finish_rollout(
+    model: PhasicModel, rollout_buffer: RolloutBuffer, last_observations: Any, last_values: th.Tensor, dones: np.ndarray
+) -> RolloutEnd:
+    """
+    Compute advantages and value targets.
+
+    :param model: that has collected the rollout
+    :param rollout_buffer: full
+    :param last_observations: those after the last step, (n_envs, ...)
+    :param last_values: their values, (n_envs, 1)
+    :param dones: whether they begin an episode, (n_envs,)
+    :return: what follows the rollout
+    """
+    rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
+    observations, values = as_stored(rollout_buffer, last_observations), last_values.flatten().cpu().numpy()
+    return RolloutEnd(observations, values, dones.astype(bool), model.memory())
+
+
+@th.no_grad()
+def recompute_advantages(model: PhasicModel, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> None:
+    """
+    Recompute a rollout's advantages and value targets with the current value function. The values that were predicted when
+    the rollout was collected stay, and so do the rewards, including the bootstrapped values at time limits.
+
+    :param model: with its current value function
+    :param rollout_buffer: full
+    :param end: what follows it
+    """
+    model.policy.set_training_mode(False)
+    batch_size = model.resolved_micro_batch_size() or max(model.batch_size, 1024)
+    parts = samples(rollout_buffer, batch_size, np.arange)
+    values = th.cat([model.policy.evaluate_values(*model.network_inputs(part)) for _, part in parts])
+    last_values = model.next_values(obs_as_tensor(end.observations, model.device), end.dones, memory=end.memory)
+    model.policy.set_training_mode(True)
+    current = by_step(rollout_buffer, values.cpu().numpy())
+    rewards, starts = (by_step(rollout_buffer, array) for array in (rollout_buffer.rewards, rollout_buffer.episode_starts))
+    last = last_values.flatten().cpu().numpy()
+    advantages = gae(rewards, current, starts, last, end.dones, model.gamma, model.gae_lambda)
+    rollout_buffer.returns = (advantages + current).T.reshape(-1, 1)
+    rollout_buffer.advantages = advantages.T.reshape(-1, 1)
+    if model.normalize_advantage:
+        rollout_buffer.advantages = model.objective.normalized_advantages(rollout_buffer.advantages, model.device)
