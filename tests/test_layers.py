@@ -12,7 +12,7 @@ LAYERS = [
     ["losses", "advantages", "actions", "policies.extractors", "distributed", "buffers.system_memory"],
     ["policies", "environments"],
     ["optim", "callbacks"],
-    ["buffers", "objectives", "distributed.agreement", "distributed.exchange", "saving"],
+    ["buffers", "objectives", "distributed.exchange", "saving"],
     ["training"],
     ["ppg", "recurrent", "maskable", "family"],
     ["", "hub", "export"],

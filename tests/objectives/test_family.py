@@ -279,7 +279,7 @@ REFUSED = [
     (
         "dna",
         dict(recompute_advantages=True),
-        "`recompute_advantages`=True cannot work: DistillationObjective has value targets",
+        "`recompute_advantages`=True cannot work: DistillationObjective has its own value targets",
     ),
     ("ppg_ewma", dict(clip_range=1.0), "`clip_range`=.* cannot work"),
     ("ppg_ewma", dict(clip_range=lambda progress: 2 - 1.9 * progress), "`clip_range`=.* cannot work"),
