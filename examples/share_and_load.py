@@ -23,7 +23,7 @@ def main(total_timesteps: int = 50_000) -> None:
     for path in sorted(Path("shared").iterdir()):
         print(f"{path.name:24} {path.stat().st_size:9,} bytes")
 
-    # In somebody else's program. VecNormalize's statistics come along; freeze them for the evaluation
+    # In somebody else's program. VecNormalize's statistics are included; freeze them for the evaluation
     loaded = hub.from_pretrained("shared", env=make_vec_env("CartPole-v1", seed=1))
     assert isinstance(loaded.env, VecNormalize)
     loaded.env.training = loaded.env.norm_reward = False

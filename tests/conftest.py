@@ -1,7 +1,8 @@
 """
-The Hugging Face Hub of the tests is on this machine; the client reads where from the environment, when it is imported.
+Fixtures and settings of all tests.
 
-Temporary files of the tests, and of what they start, are in a folder of this process, at whose end it has to be empty.
+The tests use a Hugging Face Hub on this machine, whose address the client reads from the environment when it is imported.
+Temporary files of the tests and their child processes go to a folder of this process, which must be empty at the end.
 """
 
 import atexit
@@ -18,7 +19,7 @@ import pytest
 LEFT_BY_OTHERS = ("pytest-of-", "SB3-", "torchinductor_", "torchelastic_", "pymp-", "sb3_ppg_tests_", ".ses")
 TEMPORARY = Path(tempfile.mkdtemp(prefix="sb3_ppg_tests_"))
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)  # after others have removed what they have there
+    atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)  # after other exit handlers have removed their files
 tempfile.tempdir = str(TEMPORARY)
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
@@ -35,13 +36,13 @@ os.environ.update(
 
 from tests.hub_server import HubServer  # noqa: E402
 
-# Workers of SubprocVecEnv, and what tests start with multiprocessing, are forks that have these
+# Workers of SubprocVecEnv and other processes of multiprocessing are forks that have imported these
 multiprocessing.set_forkserver_preload(["torch._dynamo", "stable_baselines3", "sb3_contrib", "sb3_ppg"])
 
 
 @pytest.fixture
 def hub_server(monkeypatch) -> Iterator[HubServer]:
-    """An empty Hub, for this process and its children; the client does not wait before it tries again."""
+    """Serve an empty Hub to this process and its children; the client retries without waiting."""
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     with HubServer(PORT) as server:
         yield server
@@ -49,7 +50,7 @@ def hub_server(monkeypatch) -> Iterator[HubServer]:
 
 @pytest.fixture(autouse=True)
 def validated_distributions() -> Iterator[None]:
-    """Torch's compiler switches validation off for good, in the process that uses it first: other tests do not see that."""
+    """Switch validation on again after each test: torch's compiler switches it off for the whole process."""
     from torch.distributions import Distribution
 
     yield
@@ -57,13 +58,13 @@ def validated_distributions() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes first: at the end no process waits long for another one."""
+    """Run slow tests first, so that no process waits long for another at the end."""
     items.sort(key=lambda item: "slow" not in item.keywords)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tests leave nothing behind but what others remove later, or SB3's logger leaves. (Workers' folders are in this one.)"""
+    """Fail if tests leave files behind, except those of SB3's logger and those that other packages remove later."""
     shutil.rmtree(HF_HOME, ignore_errors=True)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
