@@ -1,4 +1,4 @@
-"""RL Zoo's ``train`` in several processes, by ``torchrun`` itself: agents, workers, kills."""
+"""Trainings of RL Zoo's ``train`` in several processes, started by ``torchrun`` itself, and interrupted ones."""
 
 import contextlib
 import gc
@@ -19,7 +19,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import load_results
 
 from sb3_ppg import PPG, ArgumentError, PhasicCheckpointCallback, latest_checkpoint
-from sb3_ppg.distributed.collectives import rank
+from sb3_ppg.distributed.collectives import gather, rank
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.interrupted import MARKER, Marker, _forget_later_episodes, interrupted_run
 from tests.distributed.several import free_port, in_processes
@@ -47,13 +47,13 @@ gym.register("Deadly-v0", lambda **kwargs: Deadly(gym.make("CartPole-v1", **kwar
 
 
 def start(arguments: list[str], cwd: Path, *options: str, n: int = 2, **environment: str) -> subprocess.Popen:
-    rendezvous = () if "--rdzv-endpoint" in options else ("--master-port", str(free_port()))
+    rendezvous = () if {"--rdzv-endpoint", "--standalone"} & {*options} else ("--master-port", str(free_port()))
     agent = ["-m", "torch.distributed.run", "--nproc-per-node", str(n), *rendezvous, *options]
     return program([*agent, *arguments], cwd, **environment)
 
 
 def program(arguments: list[str], cwd: Path, **environment: str) -> subprocess.Popen:
-    """Its output goes to a file: a pipe that nobody reads would stop it."""
+    """Start a program whose output goes to a file: a pipe that nobody reads would stop it."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", **environment}
     path = cwd / f"output_{len(list(cwd.glob('output_*')))}"
     with path.open("w") as output:
@@ -67,12 +67,8 @@ def end_of(started: subprocess.Popen) -> tuple[int, str]:
     return code, vars(started)["output"].read_text()
 
 
-def torchrun(*arguments, **options) -> tuple[int, str]:
-    return end_of(start(*arguments, **options))
-
-
 def launched(arguments: list[str]) -> str:
-    """What ``sb3-ppg`` prints, in this process of several."""
+    """Return what ``sb3-ppg`` prints in this process of several."""
     sys.argv = ["sb3-ppg", *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as output:
         launcher.main()
@@ -100,27 +96,15 @@ def test_two_processes_are_one_training(tmp_path):
 
 
 def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
-    """By ``--max-restarts``, without a change to the command line; with all that lies in the folder."""
+    """``--max-restarts`` needs no change to the command line, and keeps everything in the folder."""
     (tmp_path / "deadly.py").write_text(DEADLY)
-    train = [
-        "-m",
-        "sb3_ppg",
-        "train",
-        "--env",
-        "Deadly-v0",
-        "--gym-packages",
-        "deadly",
-        "--eval-freq",
-        "96",
-        "--eval-episodes",
-        "1",
-    ]
-    train += ["--save-freq", "64", "-conf", "mine.yml"]
+    train = "-m sb3_ppg train --env Deadly-v0 --gym-packages deadly --eval-freq 96 --eval-episodes 1 --save-freq 64"
     (tmp_path / "mine.yml").write_text(
         "Deadly-v0:\n  n_timesteps: 768\n  policy: MlpPolicy\n  n_envs: 2\n  n_steps: 16\n  batch_size: 16\n"
         "  n_policy_iterations: 3\n  normalize: true\n"
     )
-    code, output = torchrun(train, tmp_path, "--max-restarts", "1", DEADLY="1:100")
+    command = [*train.split(), "-conf", "mine.yml"]
+    code, output = end_of(start(command, tmp_path, "--standalone", "--max-restarts", "1", DEADLY="1:100"))
     assert code == 0, output
     (run,) = (tmp_path / "logs" / "ppg").iterdir()
     (steps,) = re.findall(r"Going on after (\d+) steps", output)
@@ -138,8 +122,6 @@ def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_p
 
     def claimed(command):
         found = interrupted_run(runs, "CartPole-v1", command)
-        if found is not None:
-            found.marker._file.close()
         return found and (found.marker.path.parent.name, found.seed, found.checkpoint and found.checkpoint.name)
 
     assert claimed(command) is None
@@ -148,27 +130,27 @@ def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_p
     assert claimed(command) is None  # it is at work
     with pytest.raises(ArgumentError, match="another training has just begun"):
         Marker(runs / "CartPole-v1_2").write(command, seed=6)
-    marker._file.close()
+    del marker  # as when its process ends
     assert claimed(command) == ("CartPole-v1_2", 5, None)
     (runs / "CartPole-v1_2" / "rl_model_64_steps.zip").write_bytes(b"")
     first = interrupted_run(runs, "CartPole-v1", command)
     assert first.checkpoint.name == "rl_model_64_steps.zip" and claimed(command) is None  # it is taken up once
-    first.marker._file.close()
+    del first
     for other in ({**command, "arguments": ["-n", "200"]}, {**command, "hyperparameters": {"gamma": 0.99}}):
         assert claimed(other) is None
     for bad in ("", "[]", "{", '{"command": 1, "seed": "x"}'):
         (runs / "CartPole-v1_10" / MARKER).write_text(bad)
         assert claimed(command)[0] == "CartPole-v1_2"
-    marker.remove()
+    interrupted_run(runs, "CartPole-v1", command).marker.remove()
     assert claimed(command) is None
 
 
 def test_without_locks_a_run_ends_as_well(tmp_path, monkeypatch):
-    """As on Windows, where no open file is removed."""
+    """Windows removes no open file."""
     marker, unlink = Marker(tmp_path), Path.unlink
 
     def refuse_open_files(self, missing_ok=False):
-        if not marker._file.closed:
+        if any(os.path.realpath(open_file) == str(self) for open_file in Path("/proc/self/fd").iterdir()):
             raise PermissionError
         unlink(self, missing_ok)
 
@@ -281,7 +263,7 @@ def latest(run: Path) -> int:
 
 
 def refused() -> list[str]:
-    """What ``sb3-ppg`` says to each command in this process of two, and its exit status."""
+    """Return what ``sb3-ppg`` says to each command in this process of two, and its exit status."""
     said = []
     for line in (
         "train --env CartPole-v1 -optimize",
@@ -292,7 +274,9 @@ def refused() -> list[str]:
         "train --env CartPole-v1" if rank() == 0 else "enjoy --env CartPole-v1",
         "train --env CartPole-v1" if rank() == 0 else "train --env CartPole-v1 -f /proc/nowhere",
         "train --env CartPol-v1",
+        "train --env CartPole-v1 -f mine",  # where process 1 cannot write
     ):
+        os.chdir(f"../process_{rank()}")
         sys.argv = ["sb3-ppg", *line.split()]
         try:
             launcher.main()
@@ -302,7 +286,10 @@ def refused() -> list[str]:
 
 
 def test_what_several_cannot_do_is_said_once(tmp_path):
-    first, second = in_processes(refused, tmp_path)
+    for name in ("start", "process_0", "process_1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "process_1" / "mine").write_text("a file")
+    first, second = in_processes(refused, tmp_path / "start")
     for text, message in zip(
         first,
         (
@@ -314,6 +301,7 @@ def test_what_several_cannot_do_is_said_once(tmp_path):
             "sb3-ppg train: `command` differs between the processes, ['train', ",
             "sb3-ppg train: `command` differs between the processes, ['train', ",
             "sb3-ppg train: there is no environment 'CartPol-v1'",
+            "sb3-ppg train: process 1 of 2: ArgumentError: mine cannot be written to: ",
         ),
         strict=True,
     ):
@@ -322,42 +310,31 @@ def test_what_several_cannot_do_is_said_once(tmp_path):
     assert second == ["1"] * len(first)  # the first process of the machine has said it
 
 
-def unwritable() -> str:
-    """A folder that one process cannot write to, in a command that is the same."""
-    os.chdir(f"process_{rank()}")
-    sys.argv = ["sb3-ppg", *"train --env CartPole-v1 -f logs".split()]
-    with pytest.raises(SystemExit) as end:
-        launcher.main()
-    return str(end.value.code)
-
-
-def test_a_folder_that_one_process_cannot_write_to_is_said_by_the_first(tmp_path):
-    for number in range(2):
-        (tmp_path / f"process_{number}").mkdir()
-    (tmp_path / "process_1" / "logs").write_text("a file")
-    first, second = in_processes(unwritable, tmp_path)
-    assert first.startswith("sb3-ppg train: process 1 of 2: ArgumentError: logs cannot be written to: "), first
-    assert second == "1"
-
-
-def run_script() -> None:
-    runpy.run_path("script.py")
+def run_scripts(codes: list[str]) -> list[str]:
+    """Run scripts one after another; return the name of the latest checkpoint after each."""
+    latest_ones = []
+    for code in codes:
+        if rank() == 0:
+            Path("script.py").write_text(code)
+        gather(None)
+        runpy.run_path("script.py")
+        there = list(Path("checkpoints").glob("*.zip"))
+        latest_ones.append(latest_checkpoint("checkpoints").name if there else "")
+        gather(None)
+    return latest_ones
 
 
 def test_the_lines_of_the_page(tmp_path):
-    """In Python, two processes; the scripts for clusters are what their programs can read."""
+    """The scripts in Python train in two processes; clusters' programs can read the scripts for them."""
     page = (ROOT / "docs" / "distributed.md").read_text()
     code, resumable = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "script.py").write_text(code.replace("100_000", "4096"))
-    in_processes(run_script, tmp_path)
+    codes = [code.replace("100_000", "4096"), *(resumable.replace("100_000", n) for n in ("4096", "8192"))]
+    first, second = in_processes(run_scripts, tmp_path, codes)
+    assert first == second == ["", "ppg_model_4096_steps.zip", "ppg_model_8192_steps.zip"]  # the third one goes on
     model = PPG.load(tmp_path / "ppg_cartpole.zip")
-    assert model.num_timesteps == 4096 and model.n_envs == 4 and model._n_updates == 2 * model.n_epochs
-
-    for budget in (4096, 8192):  # the second one goes on
-        (tmp_path / "script.py").write_text(resumable.replace("100_000", str(budget)))
-        in_processes(run_script, tmp_path)
-        model = PPG.load(latest_checkpoint(tmp_path / "checkpoints"))
-        assert model.num_timesteps == budget and model._n_updates == budget // 1024 * model.n_epochs
+    assert model.num_timesteps == 4096 and model.n_envs == 4
+    resumed = PPG.load(latest_checkpoint(tmp_path / "checkpoints"))
+    assert resumed.num_timesteps == 8192 and resumed.n_aux_phases == 8192 // (2 * 4 * 128 * 4)
 
     scripts = ROOT / "docs" / "distributed"
     subprocess.run(["bash", "-n", str(scripts / "slurm.sh")], check=True)
