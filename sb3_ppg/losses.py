@@ -42,14 +42,16 @@ class Losses(NamedTuple):
 
         :raises ArgumentError: if one of them is not a scalar tensor
         """
-        scalars = [self.total, *self.terms.values()]
+        scalars = {"loss": self.total, **self.terms}
         try:
-            return th.stack(scalars).detach()
+            return th.stack([*scalars.values()]).detach()
         except (TypeError, RuntimeError) as error:
-            raise ArgumentError(
-                f"The losses {dict(zip(self.names, scalars, strict=True))} cannot work: each has to be a scalar tensor; "
-                "use its mean, and th.tensor(...) for a plain number"
-            ) from error
+            wrong = {
+                name: f"tensor of shape {tuple(value.shape)}" if isinstance(value, th.Tensor) else type(value).__name__
+                for name, value in scalars.items()
+                if not isinstance(value, th.Tensor) or value.dim() > 0
+            }
+            raise ArgumentError(f"Each of an objective's `Losses` has to be a scalar tensor, not {wrong}") from error
 
 
 def _check_same_shape(**tensors: th.Tensor) -> None:

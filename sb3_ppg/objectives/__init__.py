@@ -61,10 +61,17 @@ def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict
     """
     cls = find_objective(objective)
     try:
-        return cls(policy, **{name: without_numpy(value) for name, value in (kwargs or {}).items()})
+        made = cls(policy, **{name: without_numpy(value) for name, value in (kwargs or {}).items()})
     except TypeError as error:
         name = objective_name(cls)
         raise ArgumentError(f"`objective_kwargs`={kwargs!r} cannot work with `objective`={name!r}: {error}") from error
+    of_policy = {id(parameter) for parameter in policy.parameters()}
+    if shared := [name for name, parameter in made.named_parameters() if id(parameter) in of_policy]:
+        raise ArgumentError(
+            f"`objective`={objective_name(cls)!r} keeps the policy's {', '.join(shared)}, which would be trained twice per "
+            "step: use the policy that each of its methods is given"
+        )
+    return made
 
 
 __all__ = [

@@ -194,6 +194,9 @@ class Objective(nn.Module):
         :return: by name, what the auxiliary phase needs of it, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a
             sequence has once
         """
+        if unknown := [name for name in self.aux_keys if not isinstance(getattr(rollout_buffer, name, None), np.ndarray)]:
+            known = sorted(name for name, value in vars(rollout_buffer).items() if isinstance(value, np.ndarray))
+            raise ArgumentError(f"`aux_keys` of {type(self).__name__} has {unknown}: a rollout buffer's arrays are {known}")
         arrays = {name: getattr(rollout_buffer, name) for name in self.aux_keys}
         return {name: by_environment(rollout_buffer, array) for name, array in arrays.items()}
 

@@ -47,4 +47,4 @@ def set_value_units(
     for head in (policy.value_net, policy.aux_value_net):
         factor = head.change_units(mean, std)
         for optimizer in optimizers:
-            rescale_moments(optimizer, head.parameters(), factor)
+            rescale_moments(optimizer, head.parameters(recurse=False), factor)

@@ -1,0 +1,53 @@
+"""Mistakes in objectives of a user's are named where they are made."""
+
+import pytest
+from torch.nn import functional as F
+
+from sb3_ppg import PPG, ArgumentError
+from sb3_ppg.objectives import Losses, PaperObjective
+
+SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=1, n_aux_epochs=1, device="cpu")
+
+
+class KeepsThePolicy(PaperObjective):
+    def __init__(self, policy):
+        super().__init__(policy)
+        self.policy = policy
+
+
+class KeepsAHead(PaperObjective):
+    def __init__(self, policy):
+        super().__init__(policy)
+        self.head = policy.aux_value_net
+
+
+@pytest.mark.parametrize("objective", [KeepsThePolicy, KeepsAHead])
+def test_keeping_the_policy_would_train_its_parameters_twice(objective):
+    with pytest.raises(ArgumentError, match=r"weight.* would be trained twice per step: use the policy that each"):
+        PPG("MlpPolicy", "CartPole-v1", objective=objective, **SMALL)
+
+
+@pytest.mark.parametrize("keys", [("rewardz",), ("actions", "buffer_size")])
+def test_what_the_buffer_does_not_have_cannot_be_kept(keys):
+    class Misspelt(PaperObjective):
+        aux_keys = keys
+
+    with pytest.raises(ArgumentError, match=rf"`aux_keys` of Misspelt has \['{keys[-1]}'\].*'rewards'"):
+        PPG("MlpPolicy", "CartPole-v1", objective=Misspelt, **SMALL).learn(32)
+
+
+@pytest.mark.parametrize("wrong", ["a term", "the total", "a term per sample"])
+@pytest.mark.parametrize("micro_batch_size", [None, 8])
+def test_losses_are_scalar_tensors(wrong, micro_batch_size):
+    class Floats(PaperObjective):
+        def evaluated_losses(self, policy, evaluation, batch, coefficients):
+            paper = super().evaluated_losses(policy, evaluation, batch, coefficients)
+            per_sample = F.mse_loss(evaluation.latent_pi, evaluation.latent_pi, reduction="none")
+            own = per_sample if wrong == "a term per sample" else 1.5
+            return Losses(2.5 if wrong == "the total" else paper.total, {**paper.terms, "own_term": own})
+
+    model = PPG("MlpPolicy", "CartPole-v1", objective=Floats, micro_batch_size=micro_batch_size, **SMALL)
+    with pytest.raises(
+        ArgumentError, match=r"has to be a scalar tensor, not .*'(own_term|loss)': '(float|tensor of shape)"
+    ):
+        model.learn(32)

@@ -1,0 +1,106 @@
+"""Value heads: units, initialisation, and heads of a user's."""
+
+import pytest
+import torch as th
+from torch import nn
+from torch.nn import functional as F
+
+from sb3_ppg import PPG, ArgumentError, MlpPolicy
+from sb3_ppg.optim.value_units import set_value_units
+from sb3_ppg.policies import ValueHead, head_loss
+
+SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+
+
+def test_changing_a_value_heads_units_does_not_change_its_values():
+    head, latent = ValueHead(4), th.randn(5, 4)
+    before = head(latent)
+    for mean, std in ((100.0, 30.0), (-7.0, 0.01)):
+        head.change_units(mean, std)
+        th.testing.assert_close(head(latent), before, rtol=1e-4, atol=1e-4)
+        standardised = latent @ head.weight.T + head.bias
+        th.testing.assert_close(standardised, (before - mean) / std, rtol=1e-4, atol=1e-3)
+
+
+def test_optimizers_remember_gradients_in_the_new_unit():
+    """A unit of 4 makes the weights of the last layer, and their gradients, a quarter as large."""
+    model = PPG("MlpPolicy", "CartPole-v1", normalize_value_targets=False, **SMALL).learn(64)
+    heads, optimizers = (model.policy.value_net, model.policy.aux_value_net), (model.policy.optimizer, model.aux_optimizer)
+    states = [optimizer.state[head.weight] for head in heads for optimizer in optimizers if head.weight in optimizer.state]
+    before = [(state["exp_avg"].clone(), state["exp_avg_sq"].clone()) for state in states]
+    trunk = model.policy.optimizer.state[model.policy.action_net.weight]["exp_avg"].clone()
+    set_value_units(model.policy, optimizers, 10.0, 4.0)
+    assert len(states) == 3 and model.policy.value_unit == 4
+    for state, (average, square) in zip(states, before, strict=True):
+        th.testing.assert_close(state["exp_avg"], average / 4)
+        th.testing.assert_close(state["exp_avg_sq"], square / 16)
+    assert th.equal(model.policy.optimizer.state[model.policy.action_net.weight]["exp_avg"], trunk)
+
+
+def test_a_plain_head_is_trained_on_the_squared_error_and_another_by_its_own_loss():
+    latent, targets, weights = th.tensor([[1.0], [3.0]]), th.tensor([3.0, 7.0]), th.tensor([1.0, 0.0])
+    head = nn.Identity()
+    assert head_loss(head, latent, targets, 2.0).item() == (1 + 4) / 2  # errors of 1 and 2 in the unit
+    assert head_loss(head, latent, targets, 2.0, weights).item() == 1 / 2
+    head.loss = lambda latent, targets, unit, weights: (latent.flatten() - targets).abs().mean() / unit
+    assert head_loss(head, latent, targets, 2.0).item() == (2 + 4) / 2 / 2
+
+
+class Quantiles(nn.Linear):
+    """Its ``weight`` has another shape than SB3's value head."""
+
+    def __init__(self, in_features: int):
+        super().__init__(in_features, 5)
+
+    def forward(self, latent: th.Tensor) -> th.Tensor:
+        return super().forward(latent).mean(dim=1, keepdim=True)
+
+
+def layers(n: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(n, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+HEADS = {
+    "of another shape": Quantiles,
+    "with layers": layers,
+    "with layers and units": lambda n: ValueHead(16, layers=nn.Sequential(nn.Linear(n, 16), nn.Tanh())),
+}
+
+
+@pytest.mark.parametrize("architecture", ["dual", "detached"])
+@pytest.mark.parametrize("make_head", HEADS.values(), ids=HEADS)
+def test_own_heads_are_initialised_and_trained(make_head, architecture):
+    class Own(MlpPolicy):
+        def make_heads(self):
+            return {name: make_head(64) for name in ("value_net", "aux_value_net")}
+
+    has_units = hasattr(make_head(64), "change_units")
+    model = PPG(Own, "CartPole-v1", normalize_value_targets=has_units, policy_kwargs=dict(architecture=architecture), **SMALL)
+    for head in (model.policy.value_net, model.policy.aux_value_net):
+        for layer in head.modules():
+            if isinstance(layer, nn.Linear):
+                th.testing.assert_close(layer.weight @ layer.weight.T, th.eye(layer.out_features))  # orthogonal, of gain 1
+                assert not layer.bias.any()
+    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
+    model.learn(64)
+    assert not [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
+    assert not has_units or model.policy.value_unit > 1
+
+
+class Absolute(ValueHead):
+    """With a loss of its own."""
+
+    def loss(self, latent, targets, unit, weights=None):
+        return F.l1_loss(self(latent).flatten() / unit, targets / unit)
+
+
+class AbsolutePolicy(MlpPolicy):
+    def make_heads(self):
+        return {name: Absolute(64) for name in ("value_net", "aux_value_net")}
+
+
+def test_a_head_with_a_loss_of_its_own_is_not_clipped():
+    with pytest.raises(ArgumentError, match=r"`clip_range_vf`=.* cannot work: `value_net` has a loss of its own"):
+        PPG(AbsolutePolicy, "CartPole-v1", clip_range_vf=0.2, **SMALL)
+    with pytest.raises(ArgumentError, match=r"`value_clip`=0.2 cannot work: `value_net` has a loss of its own"):
+        PPG(AbsolutePolicy, "CartPole-v1", objective_kwargs=dict(value_clip=0.2), **SMALL)
