@@ -101,7 +101,7 @@ def check_state_is_finite(model: PhasicModel) -> None:
 
 
 def _identity(model: PhasicModel, same_processes: bool = True) -> dict[str, Any]:
-    """What a file and the model that it belongs to have in common; of another number of processes, all that can be."""
+    """Properties that a file shares with its model; a file of another number of processes shares fewer."""
     number, size = rank_and_size()
     return {
         "algorithm": type(model).__name__,

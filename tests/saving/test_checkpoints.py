@@ -1,10 +1,11 @@
-"""Checkpoints of both files, and what does not become one."""
+"""Checkpoints: when they are saved, which is the latest, and states that do not become one."""
 
 import os
 import random
 import shutil
 import time
 import tracemalloc
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,12 +48,10 @@ def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
     assert latest_checkpoint(tmp_path / "a").name == "ppg_model_56_steps.zip"
     with pytest.raises(FileNotFoundError, match=r"no checkpoint named other_\.\.\._steps.zip"):
         latest_checkpoint(tmp_path / "a", "other")
-    with pytest.raises(ArgumentError, match="save_freq=0"):
-        PhasicCheckpointCallback(0, tmp_path)
 
 
 def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):
-    """Not those with the most steps: they are the first run's, and stay."""
+    """Checkpoints with more steps are the first run's, and stay."""
     small().learn(8 * 6, callback=PhasicCheckpointCallback(1, tmp_path, keep=2))
     assert steps(tmp_path) == {40, 48}
     second = small(seed=1).learn(8 * 3, callback=PhasicCheckpointCallback(1, tmp_path, keep=2))
@@ -71,7 +70,7 @@ def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):
 
 
 def test_the_latest_checkpoint_is_that_also_of_a_copy(tmp_path):
-    """Whatever the copies' times of modification. (Files that do not say when they were written go by those.)"""
+    """The copies' times of modification do not matter. Files without a time of writing go by them."""
     small().learn(8 * 4, callback=PhasicCheckpointCallback(2, tmp_path / "a"))
     small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
@@ -88,7 +87,7 @@ def test_the_latest_checkpoint_is_that_also_of_a_copy(tmp_path):
 
 
 def test_checkpoints_that_are_removed_meanwhile_are_passed_over(tmp_path, monkeypatch):
-    """By the training that writes further ones."""
+    """A running training removes them."""
     small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path, keep=1))
     gone, glob = tmp_path / "ppg_model_8_steps.zip", Path.glob
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: [gone, *glob(folder, pattern)])
@@ -99,7 +98,7 @@ def test_checkpoints_that_are_removed_meanwhile_are_passed_over(tmp_path, monkey
 
 
 def test_a_clock_that_was_set_back_does_not_lead_back(tmp_path, monkeypatch):
-    """Another node's, or one that is corrected while the training is interrupted."""
+    """The clock is another node's, or is corrected while the training is interrupted."""
     now = time.time_ns()
     for hours, n_steps in ((1, 16), (0, 32), (-1, 48)):
         monkeypatch.setattr(time, "time_ns", lambda hours=hours: now + hours * 3600 * 10**9)
@@ -126,9 +125,11 @@ def test_a_model_is_saved_where_a_link_leads_and_stays_as_readable(tmp_path):
 
 class SavesAt(PhasicCallback):
     """
-    :param event: at which both files are written
-    :param path: of the model's
-    :param error: raised then
+    Saves both files at an event of the auxiliary phase, or raises an error there.
+
+    :param event: name of the callback's method
+    :param path: the model's file
+    :param error: None: save
     """
 
     def __init__(self, event: str, path: Path, error: BaseException | None = None):
@@ -143,26 +144,21 @@ class SavesAt(PhasicCallback):
         self.model.save_aux_buffer(aux_buffer_path(self.path))
 
 
+@pytest.mark.parametrize("error", [None, NonFiniteError("a number"), KeyboardInterrupt()])
 @pytest.mark.parametrize("event", ["on_aux_phase_start", "on_aux_epoch_end", "on_aux_phase_end"])
-def test_what_is_saved_within_an_auxiliary_phase_can_be_read(event, tmp_path):
-    model = small().learn(8 * 3, callback=SavesAt(event, tmp_path / "model.zip"))
-    loaded = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
-    loaded.load_aux_buffer(tmp_path / "model.aux_buffer.npz")
-    assert len(loaded.aux_buffer) == loaded.n_policy_iterations  # the phase has not ended
+def test_files_that_are_saved_within_an_auxiliary_phase_or_after_its_error_can_be_read(event, error, tmp_path):
+    """Without an error they repeat the phase; after one, the phase is over."""
+    model, path = small(), tmp_path / "model.zip"
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        model.learn(8 * 3, callback=SavesAt(event, path, error))
+    if error is not None:
+        model.save(path)
+        model.save_aux_buffer(aux_buffer_path(path))
+    loaded = PPG.load(path, env=model.get_env(), device="cpu")
+    loaded.load_aux_buffer(aux_buffer_path(path))
+    assert len(loaded.aux_buffer) == (loaded.n_policy_iterations if error is None else 0)
     loaded.learn(8, reset_num_timesteps=False)
-    assert len(loaded.aux_buffer) == 0
-
-
-@pytest.mark.parametrize("error", [NonFiniteError("a number"), KeyboardInterrupt()])
-@pytest.mark.parametrize("event", ["on_aux_phase_start", "on_aux_epoch_end", "on_aux_phase_end"])
-def test_after_an_error_within_an_auxiliary_phase_what_is_saved_can_be_read(event, error, tmp_path):
-    model = small()
-    with pytest.raises(type(error)):
-        model.learn(8 * 3, callback=SavesAt(event, tmp_path, error))
-    SavesAt.save(SimpleNamespace(model=model, path=tmp_path / "model.zip", error=None))
-    loaded = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
-    loaded.load_aux_buffer(tmp_path / "model.aux_buffer.npz")
-    assert len(loaded.aux_buffer) == 0
+    assert len(loaded.aux_buffer) == (0 if error is None else 1)
 
 
 def test_files_of_two_runs_do_not_make_a_checkpoint(tmp_path):
@@ -175,23 +171,15 @@ def test_files_of_two_runs_do_not_make_a_checkpoint(tmp_path):
     model.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path / "a")))
 
 
-def spoil_weights(model: PPG) -> None:
-    next(model.policy.parameters()).data[0, 0] = np.nan
+NOT_FINITE = {
+    "weight": lambda model: next(model.policy.parameters()).data[0].fill_(np.nan),
+    "moment": lambda model: next(iter(model.policy.optimizer.state.values()))["exp_avg"].fill_(np.inf),
+    "statistic": lambda model: model.get_vec_normalize_env().obs_rms.var.fill(np.nan),
+    "stored sample": lambda model: model.aux_buffer.observations[0][0, 3].fill(np.inf),
+}
 
 
-def spoil_moments(model: PPG) -> None:
-    next(iter(model.policy.optimizer.state.values()))["exp_avg"][:] = np.inf
-
-
-def spoil_statistics(model: PPG) -> None:
-    model.get_vec_normalize_env().obs_rms.var[2] = np.nan
-
-
-def spoil_rollouts(model: PPG) -> None:
-    model.aux_buffer.observations[0][0, 3, 1] = np.inf
-
-
-@pytest.mark.parametrize("spoil", [spoil_weights, spoil_moments, spoil_statistics, spoil_rollouts])
+@pytest.mark.parametrize("spoil", NOT_FINITE.values(), ids=NOT_FINITE)
 def test_a_state_that_is_not_finite_does_not_replace_a_checkpoint(tmp_path, spoil):
     model = PPG("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1")), n_steps=8, batch_size=8, seed=0, device="cpu")
     callback = PhasicCheckpointCallback(100, tmp_path, keep=1)
@@ -214,7 +202,7 @@ def test_a_checkpoint_counts_on_when_training_goes_on(tmp_path):
 
 
 class Fails(RandomEnv):
-    """In its fourteenth step."""
+    """Raises an error in its fourteenth step."""
 
     def __init__(self):
         super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), episode_length=1000)
@@ -227,7 +215,7 @@ class Fails(RandomEnv):
 
 @pytest.mark.parametrize("error", ["in a step", "in an update"])
 def test_an_error_amid_an_iteration_leaves_the_checkpoint_before_it(error, tmp_path):
-    """RL Zoo, too, tells callbacks that such a training has ended."""
+    """RL Zoo also tells callbacks that such a training has ended."""
     callback = PhasicCheckpointCallback(1, tmp_path, keep=1)
     model = small(env=Fails()) if error == "in a step" else small()
     callbacks = [callback, *([] if error == "in a step" else [SavesAt("on_aux_epoch_end", tmp_path, OSError())])]
@@ -256,7 +244,7 @@ def test_without_its_file_the_phase_starts_over_and_says_so(tmp_path):
     "kwargs", [{}, dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2))], ids=["phase", "replay"]
 )
 def test_a_phase_whose_rollouts_are_not_here_is_not_saved(kwargs, tmp_path):
-    """It would be read as a damaged file."""
+    """Its file could not be read."""
     small(**kwargs).learn(8).save(tmp_path / "model")
     model = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), device="cpu")
     with pytest.raises(ArgumentError, match=r"saved amid a phase.*1.*load_aux_buffer"):
@@ -283,7 +271,7 @@ def test_the_generators_are_where_they_were(tmp_path):
 
 
 def test_observations_on_a_disk_come_back_to_the_disk(tmp_path):
-    """One rollout after the other: memory is for one of them."""
+    """They are read one rollout after the other: memory may hold only one."""
     space = spaces.Box(-1, 1, (20_000,))  # 640 kB in a rollout
     storage = dict(storage="mmap", path=tmp_path / "disk")
     arguments = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=20, n_aux_epochs=1, seed=0, device="cpu")
@@ -343,7 +331,7 @@ def test_numbers_of_checkpoints_that_cannot_work(numbers, tmp_path):
 
 
 def test_names_nearly_as_long_as_the_file_system_takes(tmp_path):
-    """A temporary file's is longer."""
+    """A temporary file may not need a longer one."""
     path = tmp_path / ("a" * 242 + ".zip")
     model = small()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Models in SB3's zip files: damaged, another class's or a newer version's."""
+"""Zip files of models: damaged ones, another class's, a newer version's."""
 
 import copy
 import io
@@ -126,7 +126,7 @@ def test_loading_leaves_the_generators_alone_unless_asked(model_file):
 
 
 def test_what_was_checked_is_what_is_loaded(model_file, tmp_path, monkeypatch):
-    """Another file takes its place meanwhile."""
+    """Another file takes its place between the check and the loading."""
     path = tmp_path / "model.zip"
     shutil.copyfile(model_file, path)
 
@@ -161,7 +161,7 @@ def test_models_that_are_loaded_in_threads_are_equal_and_leave_the_generators_al
 
 @pytest.mark.parametrize("objective", ["ewma", "daac"])
 def test_an_objective_with_other_parameters_is_refused_by_name(objective, tmp_path):
-    """What the message says to do works."""
+    """The remedy that the message names works."""
     saved_model = small(policy_kwargs=dict(architecture="dual")).learn(8 * 2)
     saved_model.save(tmp_path / "model.zip")
     without_phase = dict(n_aux_epochs=0, n_value_epochs=1) if objective == "daac" else {}

@@ -42,7 +42,7 @@ SMALL_CNN = dict(features_extractor_kwargs=dict(cnn_output_dim=4))
 
 
 def of_the_family(name: str) -> tuple[VecEnv, dict[str, Any]]:
-    """With its preset, where that does not say how long phases are."""
+    """Give a relative's preset and the arguments that it leaves open."""
     capacity = dict(aux_buffer_kwargs=dict(capacity=4)) if name == "ddcpg" else {}
     return discrete(), {**with_preset(name, {"aux_batch_size": 8, **capacity}), "n_epochs": 2, "max_grad_norm": 0.5}
 
@@ -117,7 +117,7 @@ def make(setting: str) -> PPG:
 
 
 class AtIteration(BaseCallback):
-    """Does something when an iteration begins, the one before being over."""
+    """Calls a function between two iterations."""
 
     def __init__(self, iteration: int, do):
         super().__init__()
@@ -139,7 +139,7 @@ def reset_environments(model: PPG) -> None:
 
 
 def go_on(folder: Path, setting: str, stops: list[int], n_threads: int, results) -> None:
-    """In another process: each training, from its checkpoint to the end."""
+    """Finish each training from its checkpoint, in another process."""
     th.set_num_threads(n_threads)  # sums are rounded otherwise with more of them
     for stop in stops:
         fresh = make(setting)
@@ -181,7 +181,7 @@ def test_a_training_that_was_stopped_ends_where_it_would_have_ended(setting, tmp
 
 
 def train_on(folder: Path) -> None:
-    """From the latest checkpoint, saving another after each iteration, for ever."""
+    """Train forever from the latest checkpoint, and save another one after each iteration."""
     env = make_vec_env("CartPole-v1")
     model = small()
     if any(folder.glob("*.zip")):
@@ -194,8 +194,8 @@ def train_on(folder: Path) -> None:
 
 def kill_often(folder: Path, results) -> None:
     """
-    A process that has everything imported forks trainings. It kills each a random while after its first checkpoint, or, each
-    second one, when it sees it write. It goes by what they do, not by the clock: the machine may be busy.
+    Fork trainings from a process that has imported everything. Kill every second one while it writes, and the others a random
+    while after their first checkpoint. What a training has done decides, not the clock, because the machine may be busy.
     """
     th.set_num_threads(1)
     small().learn(8 * 3, callback=PhasicCheckpointCallback(1, folder / "warm-up"))  # what is imported late
@@ -235,7 +235,7 @@ def die_while_saving(folder: Path, at: str) -> None:
     die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     monkeypatch = pytest.MonkeyPatch()
     if at == "written":
-        monkeypatch.setattr("sb3_ppg.saving.files._flush", die)
+        monkeypatch.setattr(os, "fsync", die)
     else:
         monkeypatch.setattr(zipfile.ZipFile, "close", die)
     model.save(folder / "model.zip")

@@ -1,4 +1,4 @@
-"""Files of a training in progress: whole, or refused; and what a full disk or a killed process leaves."""
+"""Files of a training in progress are complete or refused; full disks and kills leave the older file."""
 
 import errno
 import json
@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
 
 
 def test_statistics_of_each_normalisation_come_back(tmp_path):
-    """Of one inside of the other: observations by one, rewards by the other."""
+    """Observations are normalised by an inner VecNormalize, rewards by an outer one."""
 
     def environments():
         return VecNormalize(VecNormalize(make_vec_env("CartPole-v1", 2, seed=0), norm_reward=False), norm_obs=False)
