@@ -43,7 +43,7 @@ from benchmarks.suites.contestants import COLORS
 from benchmarks.suites.report import draw_seeds
 from sb3_ppg import PPG
 from sb3_ppg.zoo import register
-from sb3_ppg.zoo.registration import hyperparameter_file
+from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from sb3_ppg.zoo.report import evaluate, load_agent
 
 RESULTS = Path(__file__).parent / "results"

@@ -20,7 +20,8 @@ from rl_zoo3 import utils
 
 from sb3_ppg import hub
 from sb3_ppg.zoo import patched
-from sb3_ppg.zoo.sharing import ZOO, evaluated_run, wrapper_names
+from sb3_ppg.zoo.environment_file import ZOO
+from sb3_ppg.zoo.push import evaluated_run
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "pretrained"
@@ -104,8 +105,7 @@ def make(agent: Agent) -> hub.Evaluation:
         )
         vars(args).update(stochastic=False, deterministic=False, eval_episodes=100)  # as `enjoy` acts
         run = evaluated_run(args, model_path, Path(log_path), Path(temporary))
-        files = {name: path for name, path in run.files.items() if name in (ZOO, "logs/evaluations.npz")}
-        assert files.keys() == {ZOO, "logs/evaluations.npz"}
+        files = {ZOO: run.files[ZOO], "logs/evaluations.npz": Path(log_path) / "evaluations.npz"}
         hub.write_repository(
             run.model,
             FOLDER / agent.name,
@@ -113,7 +113,7 @@ def make(agent: Agent) -> hub.Evaluation:
             env_id=agent.env_id,
             evaluation=run.evaluation,
             files=files,
-            usage=usage(agent, wrapper_names(run.config)),
+            usage=usage(agent, run.environment.wrappers),
         )
     return run.evaluation
 

@@ -38,7 +38,7 @@ from benchmarks.machine import end_with_parent, processor
 from benchmarks.suites.training import make
 from sb3_ppg import PPG
 from sb3_ppg.zoo import ALGOS
-from sb3_ppg.zoo.registration import hyperparameter_file
+from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 
 RESULTS = Path(__file__).parent / "results"
 ROWS = RESULTS / "starts.csv"

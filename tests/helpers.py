@@ -1,18 +1,16 @@
 """What several tests need."""
 
-import atexit
+import io
 import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +21,7 @@ from stable_baselines3.common.logger import Logger
 
 from sb3_ppg import PPG
 from sb3_ppg.losses import Losses
-from tests.fork_server import ask
+from sb3_ppg.zoo import launcher
 
 
 class RandomEnv(gym.Env):
@@ -51,7 +49,6 @@ class RandomEnv(gym.Env):
 
 ROOT = Path(__file__).parent.parent
 VECTOR = spaces.Box(-1, 1, (3,))
-TIME_LIMIT = 300  # of child processes, in seconds
 MASKED_ACTIONS = {
     "Discrete": (spaces.Discrete(5), [5]),
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), [3, 2, 4]),
@@ -122,65 +119,50 @@ def transfers_to_host(monkeypatch) -> Iterator[list[str]]:
         yield transfers
 
 
-def run(*arguments: str, cwd: Path | None = None, fails: bool = False, anew: bool = False, **environment: str) -> str:
+def run(*arguments: str, cwd: Path | None = None, fails: bool = False, **environment: str) -> str:
     """
-    ``python -m sb3_ppg ...`` as a user types it, in a process of its own.
+    Run ``sb3-ppg ...``, in this process, where what takes seconds is imported already.
 
-    :param fails: whether it has to
-    :param anew: whether the process imports everything itself
-    :return: what it printed
+    :param arguments: command line
+    :param cwd: working directory
+    :param fails: whether the command has to fail
+    :param environment: environment variables to set
+    :return: what the command printed, or its error
     """
-    done = run_program("-m", "sb3_ppg", *arguments, cwd=cwd, anew=anew, **environment)
-    output = done.stdout + done.stderr
-    assert (done.returncode != 0) == fails, output
-    return output
+    with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
+        error = _in_place(launcher.main, ["sb3-ppg", *arguments], cwd, environment)
+    printed = f"{output.getvalue()}{'' if error is None else error}"
+    assert (error is not None) == fails, printed
+    return printed
 
 
-def run_code(code: str, cwd: Path | None = None) -> str:
+def run_code(code: str, cwd: Path | None = None) -> None:
     """
-    ``python -c code``, which succeeds, in a process of its own.
+    Run lines of a page or of a model card.
 
-    :return: what it printed
+    :param code: Python
+    :param cwd: working directory
     """
-    done = run_program("-c", code, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    error = _in_place(lambda: exec(code, {"__name__": "__main__"}), ["-c"], cwd, {})
+    assert error is None, error
 
 
-def run_program(
-    *command: str, cwd: Path | None = None, anew: bool = False, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """
-    :param command: "-m" and a module, or "-c" and code, and arguments
-    :param anew: whether a new interpreter runs it, instead of a fork of one that has imported what takes seconds; see
-        ``fork_server.py``
-    :param environment: variables beside those of this process
-    """
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **environment}
-    if anew or sys.platform != "linux":  # elsewhere there is no fork, or none that is safe
-        return subprocess.run(
-            [sys.executable, *command], cwd=cwd, env=variables, capture_output=True, text=True, timeout=TIME_LIMIT
-        )
-    option, program, *arguments = command
-    request = dict(option=option, program=program, arguments=arguments, cwd=str(cwd or Path.cwd()), environment=variables)
-    with NamedTemporaryFile("r") as stdout, NamedTemporaryFile("r") as stderr:
-        streams = [os.devnull, stdout.name, stderr.name]
-        status = ask(fork_server(), **request, streams=streams, time_limit=TIME_LIMIT)
-        done = subprocess.CompletedProcess(command, status, stdout.read(), stderr.read())
-    assert status != -signal.SIGALRM, f"It took more than {TIME_LIMIT} s: {done}"
-    return done
-
-
-@cache
-def fork_server() -> str:
-    """The name of this process's own, until it ends."""
-    name = f"sb3_ppg_tests_{os.getpid()}"
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-    program = [sys.executable, Path(__file__).with_name("fork_server.py"), name]
-    server = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
-    atexit.register(server.communicate)  # the end of its input ends it
-    assert server.stdout.readline() == "ready\n"
-    return name
+def _in_place(function: Callable[[], None], argv: list[str], cwd: Path | None, environment: dict[str, str]) -> str | None:
+    """Call a function as a program would run; return its error, if there is one."""
+    folder = str(cwd or Path.cwd())
+    with (
+        chdir(folder),
+        patch.object(sys, "argv", argv),
+        patch.object(sys, "path", [folder, *sys.path]),
+        patch.dict(os.environ, environment),
+    ):
+        try:
+            function()
+        except SystemExit as end:
+            return None if end.code in (None, 0) else str(end.code)
+        except Exception:
+            return traceback.format_exc()
+    return None
 
 
 def run_in_a_new_process(function: Callable[..., None], *args: Any) -> Any:

@@ -24,7 +24,7 @@ from tests.attack.models import UNCHANGED
 
 pytestmark = pytest.mark.slow
 
-PER_FAMILY = {"models": 5, "environments": 50, "states": 8}
+PER_FAMILY = {"models": 5, "states": 8}
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -29,7 +29,7 @@ def test_the_wheel_has_the_hyperparameters_and_links_that_resolve(tmp_path):
     assert {"sb3_ppg/hyperparams/ppg.yml", "sb3_ppg/py.typed", "sb3_ppg/zoo/launcher.py"} <= names
     assert not any(name.startswith(("tests", "benchmarks", "examples", "pretrained")) for name in names)
     code = (
-        "from sb3_ppg.zoo.registration import ALGOS, hyperparameter_file as f\n"
+        "from sb3_ppg.zoo import ALGOS\nfrom sb3_ppg.zoo.hyperparameters import hyperparameter_file as f\n"
         "print(all(f(algo).is_file() for algo in ALGOS), f('ppg'))"
     )
     found = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path / "site")

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import torch as th
 import yaml
-from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -20,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from benchmarks.machine import processor
 from benchmarks.suites.contestants import Settings, Training
 from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
+from sb3_ppg.zoo.manager import Manager
 
 LAST_EPISODES = 100
 TEST_EPISODES = 2000  # where returns scatter as much as their mean, 5, as StarPilot's do, it is known to 0.1 (of 200 to 0.35)
@@ -127,7 +127,7 @@ def train(training: Training, folder: Path) -> Outcome:
     return Outcome(row, curve(table, training.n_timesteps).assign(settings=training.hash(), seed=training.seed))
 
 
-def make_model(training: Training, folder: Path) -> tuple[ExperimentManager, BaseAlgorithm]:
+def make_model(training: Training, folder: Path) -> tuple[Manager, BaseAlgorithm]:
     """
     :param training: which
     :param folder: of its own
@@ -138,7 +138,7 @@ def make_model(training: Training, folder: Path) -> tuple[ExperimentManager, Bas
 
 def make(
     algorithm: str, env_id: str, settings: Settings, folder: Path, seed: int = 0, env_kwargs: Settings | None = None
-) -> tuple[ExperimentManager, BaseAlgorithm]:
+) -> tuple[Manager, BaseAlgorithm]:
     """
     As ``sb3-ppg train`` does.
 
@@ -151,7 +151,7 @@ def make(
     """
     config = folder / "settings.yml"
     config.write_text(yaml.safe_dump({env_id: settings}))
-    manager = ExperimentManager(
+    manager = Manager(
         Namespace(),
         algorithm,
         env_id,
@@ -186,7 +186,7 @@ def _checkpoints(model: PPG, n_timesteps: int, folder: Path) -> PhasicCheckpoint
     return PhasicCheckpointCallback(n_phases * model.n_policy_iterations, folder, keep=1)
 
 
-def evaluate_on_all_levels(manager: ExperimentManager, model: BaseAlgorithm) -> float:
+def evaluate_on_all_levels(manager: Manager, model: BaseAlgorithm) -> float:
     """Mean return of many episodes, with actions drawn as in training."""
     manager.seed += 1000
     manager.eval_env_kwargs = {"num_threads": 1}

@@ -11,7 +11,7 @@ __all__ = ["ALGOS", "patched", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    """The Zoo is imported when it is needed: the launcher lists its scripts without."""
+    """Import the Zoo only when it is needed: the launcher lists its scripts without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with missing_extras_named():

@@ -5,101 +5,20 @@ import importlib
 import os
 import runpy
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple
+from contextlib import ExitStack, redirect_stdout
+from unittest.mock import patch
 
 from sb3_ppg import __version__
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, missing_extras_named, nearest
+from sb3_ppg.zoo.commands import CONTINUE, OWN_OPTIONS, PRETRAINED, SCRIPTS, WITH_AGENTS, Script
 
-ALGO = ["--algo", "ppg"]
-PLAY = [*ALGO, "-f", "logs"]
-PRETRAINED = "--pretrained"
-CONTINUE = "--continue"
-# The disk is full, or not to be written to
+# The disk is full or cannot be written to
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EFBIG)
-RUN = {"env": ["--env"], "run": ["-f", "--folder"]}
-
-
-class Script(NamedTuple):
-    """
-    How to run one.
-
-    :param about: what it does
-    :param module: where it is
-    :param function: None: the module is a program
-    :param defaults: ours for its options
-    :param names: which of its options name something that has to be there: "env", "run" (a training in a log folder), "model"
-        and "config" (files to read), "archive" (one whose ending may be left out), "folder", "envs" (parts of the names of
-        trainings in the folders); "log": a folder to write to
-    :param agent: the option that says which agent plays, or begins, for which ``--pretrained`` stands
-    """
-
-    about: str
-    module: str
-    function: str | None
-    defaults: list[str]
-    names: Mapping[str, list[str]]
-    agent: str | None = None
-
-
-SCRIPTS = {
-    "train": Script(
-        "train an agent, or search for hyperparameters (-optimize)",
-        "rl_zoo3.train",
-        "train",
-        [*ALGO, "-f", "logs"],
-        {
-            "env": ["--env"],
-            "model": ["-i", "--trained-agent"],
-            "config": ["-conf", "--conf-file"],
-            "log": ["-f", "--log-folder"],
-        },
-        "-i",
-    ),
-    "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", PLAY, RUN, "-f"),
-    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, RUN, "-f"),
-    "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, PLAY, RUN, "-f"),
-    "record_training": Script(
-        "record all checkpoints of a training, as one video", "sb3_ppg.zoo.scripts", "record_training", PLAY, RUN
-    ),
-    "benchmark": Script(
-        "evaluate all trained agents of a folder",
-        "sb3_ppg.zoo.scripts",
-        "benchmark",
-        ["--log-dir", "logs"],
-        {"folder": ["--log-dir"]},
-    ),
-    "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing", "push", PLAY, RUN),
-    "load_from_hub": Script("fetch one from there", "sb3_ppg.zoo.sharing", "load", ALGO, {"env": ["--env"]}),
-    "plot_train": Script(
-        "learning curves of trainings",
-        "sb3_ppg.zoo.scripts",
-        "plot_train",
-        ALGO,
-        {"folder": ["-f", "--exp-folder"], "envs": ["-e", "--env"]},
-    ),
-    "all_plots": Script(
-        "compare evaluations of several algorithms",
-        "sb3_ppg.zoo.scripts",
-        "all_plots",
-        ["-a", "ppg"],
-        {"folder": ["-f", "--exp-folders"], "envs": ["-e", "--env"]},
-    ),
-    "plot_from_file": Script(
-        "plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", [], {"archive": ["-i", "--input"]}
-    ),
-}
-WITH_AGENTS = [name for name, script in SCRIPTS.items() if script.agent is not None]
-# Options of ours: what they mean, and for which scripts
-OWN_OPTIONS = {
-    PRETRAINED: ("an agent that comes with the repository", WITH_AGENTS),
-    CONTINUE: ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
-}
 
 
 def main() -> None:
     """Run the script that the command line names, with our defaults unless it says otherwise."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's agent hears of errors
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # report errors to torchrun's agent
         from torch.distributed.elastic.multiprocessing.errors import record
 
         record(_main)()
@@ -136,44 +55,44 @@ def _main() -> None:
 
 def run(name: str, script: Script, arguments: list[str]) -> None:
     """
-    :param name: of the script
-    :param script: which to run
-    :param arguments: of the command line
-    :raises ArgumentError: if they name what is not there
+    :param name: name of the script
+    :param script: script to run
+    :param arguments: its command line
+    :raises ArgumentError: if the command line names something that does not exist
     """
-    # Our defaults come first: where an option is given twice, the last one counts
-    sys.argv[1:] = [*script.defaults, *arguments]
     from sb3_ppg.distributed.agreement import agreed, require_equal
-    from sb3_ppg.distributed.collectives import n_processes
+    from sb3_ppg.distributed.collectives import n_processes, rank
     from sb3_ppg.distributed.group import process_group
     from sb3_ppg.zoo import patched
-    from sb3_ppg.zoo.command_line import check_command_line
-    from sb3_ppg.zoo.distributed import train_together
-    from sb3_ppg.zoo.interrupted import go_on_when_interrupted
-    from sb3_ppg.zoo.resume import take_continue
+    from sb3_ppg.zoo.command_line import check_command_line, without_continue
+    from sb3_ppg.zoo.manager import Manager
 
-    with process_group(), patched() as patches:
+    with process_group(), patched(), ExitStack() as stack:
         require_equal({"command": [name, *arguments]})
         with agreed():
             if name != "train" and n_processes() > 1:
                 raise ArgumentError(f"{name} is for one process: start it without torchrun")
-            if PRETRAINED in arguments:
+            asked = set(arguments)
+            if PRETRAINED in asked:
                 if script.agent is None:
                     raise ArgumentError(f"{name} does not take {PRETRAINED}: {', '.join(WITH_AGENTS)} do")
-                from sb3_ppg.zoo.trained_agents import take_pretrained
+                from sb3_ppg.zoo.trained_agents import with_pretrained
 
-                arguments = take_pretrained(script.agent, arguments)
-                sys.argv[1:] = [*script.defaults, *arguments]
-            if name == "train":
-                sys.argv[1:] = take_continue(sys.argv[1:], patches)
-            if {"-h", "--help"} & set(arguments):
+                arguments = with_pretrained(script.agent, arguments)
+            if name == "train" and CONTINUE in asked:
+                arguments = without_continue(arguments)
+                stack.enter_context(patch.object(Manager, "asked_to_continue", True))
+            # Our defaults come first: where an option is given twice, the last one counts
+            sys.argv[1:] = [*script.defaults, *arguments]
+            if {"-h", "--help"} & asked:
                 for line in own_options([name]):
                     print(line)
             else:
                 check_command_line(script.names, sys.argv[1:])
-        if name == "train":
-            train_together(patches)
-            go_on_when_interrupted(patches)
+        if rank() > 0:
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        if n_processes() > 1:
+            print(f"{n_processes()} processes train one model")
         if script.function is None:
             runpy.run_module(script.module, run_name="__main__", alter_sys=True)
         else:
@@ -181,27 +100,20 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
 
 
 def usage() -> str:
-    """The list of scripts."""
-    lines = [f"  {name:16} {script.about}" for name, script in SCRIPTS.items()]
-    return "\n".join(
-        [
-            "usage: sb3-ppg SCRIPT [options]     (options: sb3-ppg SCRIPT --help)",
-            "",
-            *lines,
-            "",
-            *own_options([*SCRIPTS]),
-        ]
-    )
+    """Return the list of scripts."""
+    scripts = [f"  {name:16} {script.about}" for name, script in SCRIPTS.items()]
+    first_line = "usage: sb3-ppg SCRIPT [options]     (options: sb3-ppg SCRIPT --help)"
+    return "\n".join([first_line, "", *scripts, "", *own_options([*SCRIPTS])])
 
 
 def own_options(names: list[str]) -> list[str]:
     """
-    :param names: of scripts
-    :return: lines on what they take beside the Zoo's options; none, if that is nothing
+    :param names: scripts
+    :return: lines about the options that these scripts take in addition to the Zoo's; none if there are no such options
     """
     lines = [
         f"  {option:16} {about} ({', '.join(scripts)})"
         for option, (about, scripts) in OWN_OPTIONS.items()
         if {*scripts} & {*names}
     ]
-    return ["Beside RL Zoo's options:", *lines] if lines else []
+    return ["In addition to RL Zoo's options:", *lines] if lines else []

@@ -1,114 +1,98 @@
 """
-What is broken in RL Zoo's scripts for every algorithm, one function each. Each says which version it repairs, and is without
-effect where that is not broken any more. All of it lasts as long as the launcher runs a script, see ``patched``.
+Faults of RL Zoo's scripts (rl_zoo3 2.9.2) for every algorithm, and for ours, one function each. Each returns a context manager
+within which the fault is mended; ``patched`` enters all of them. (``manager`` mends those of ``ExperimentManager``.)
 """
 
 import importlib
+import os
+import shutil
 import subprocess
 import sys
-from functools import partial, wraps
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
-import optuna
+import imageio_ffmpeg
+import matplotlib
 import rl_zoo3.load_from_hub
 import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
-from matplotlib import pyplot as plt
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.utils import StoreDict
-from stable_baselines3.common.callbacks import BaseCallback
+from rl_zoo3.load_from_hub import download_from_hub
+from rl_zoo3.utils import StoreDict, create_test_env, get_model_path
+from sb3_contrib.common.maskable.utils import get_action_masks
+from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg import MaskablePPG
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.family import FAMILY
 from sb3_ppg.zoo.command_line import check_path, runs_with_a_model
-from sb3_ppg.zoo.patches import Patches
+from sb3_ppg.zoo.environments import needs_masks
+
+FONTS = """<?xml version="1.0"?>
+<fontconfig>
+<include ignore_missing="yes">/etc/fonts/fonts.conf</include>
+<dir>{fonts}</dir>
+<cachedir>{cache}</cachedir>
+</fontconfig>
+"""
 
 
-def apply(patches: Patches) -> None:
+def swap_in_the_zoo(old: Any, new: Any) -> None:
     """
-    All of them.
+    Replace a function or class of the Zoo in every module that has imported it by name.
 
-    :param patches: which undoes them at its end
+    :param old: value to look for
+    :param new: value that takes its place
     """
-    run_children_through_our_launcher(patches)
-    load_the_first_trial(patches)
-    name_the_studies(patches)
-    explain_options_that_are_no_python(patches)
-    provide_the_metadata_of_a_model_card(patches)
-    catch_missing_files_of_the_hub(patches)
-    find_the_latest_model(patches)
-    end_only_what_began(patches)
-    save_plots_without_a_display(patches)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] == "rl_zoo3" and module is not None:
+            for name in [name for name, value in vars(module).items() if value is old]:
+                setattr(module, name, new)
 
 
-def run_children_through_our_launcher(patches: Patches) -> None:
+@contextmanager
+def swapped_in_the_zoo(old: Any, new: Any) -> Iterator[None]:
     """
-    rl_zoo3 2.9.2: ``benchmark`` starts ``python enjoy.py``, which is only there in the Zoo's own folder, and
+    ``swap_in_the_zoo`` within a block. At its end all have the old one, including modules that were imported within.
+
+    :param old: value to look for
+    :param new: value that takes its place
+    """
+    swap_in_the_zoo(old, new)
+    try:
+        yield
+    finally:
+        swap_in_the_zoo(new, old)
+
+
+def children_through_our_launcher() -> AbstractContextManager:
+    """
+    rl_zoo3 2.9.2: ``benchmark`` starts ``python enjoy.py``, which exists only in the Zoo's own folder, and
     ``record_training`` starts ``python -m rl_zoo3.record_video``, which does not know our algorithms.
     """
     original = subprocess.call
 
     @wraps(original)
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
-        return original(through_our_launcher(command), *args, **kwargs)
+        match command:
+            case ["python", "enjoy.py", *options]:
+                command = [sys.executable, "-m", "sb3_ppg", "enjoy", *options]
+            case ["python", "-m", str(module), *options] if module.startswith("rl_zoo3."):
+                command = [sys.executable, "-m", "sb3_ppg", module.removeprefix("rl_zoo3."), *options]
+        return original(command, *args, **kwargs)
 
-    patches.replace(subprocess, "call", call)
-
-
-def through_our_launcher(command: Any) -> Any:
-    """
-    :param command: of a child process
-    :return: the same script of the Zoo by our launcher; any other command as it is
-    """
-    match command:
-        case ["python", "enjoy.py", *options]:
-            script = "enjoy"
-        case ["python" | sys.executable, "-m", str(module), *options] if module.startswith("rl_zoo3."):
-            script = module.removeprefix("rl_zoo3.")
-        case _:
-            return command
-    return [sys.executable, "-m", "sb3_ppg", script, *options]
+    return patch.object(subprocess, "call", call)
 
 
-def load_the_first_trial(patches: Patches) -> None:
-    """rl_zoo3 2.9.2: ``--trial-id 0`` is taken for no trial at all, as 0 is false."""
-    original = ExperimentManager.read_hyperparameters
-
-    @wraps(original)
-    def read_hyperparameters(self: ExperimentManager) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self.trial_id == 0:
-            self.trial_id = _TrueZero(0)
-        return original(self)
-
-    patches.replace(ExperimentManager, "read_hyperparameters", read_hyperparameters)
-
-
-def name_the_studies(patches: Patches) -> None:
-    """rl_zoo3 2.9.2: a study or a trial that is not there ends in a KeyError or an IndexError."""
-    original = ExperimentManager.load_trial
-
-    @wraps(original)
-    def load_trial(self: ExperimentManager, storage: str, study_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        is_journal = storage.endswith(".log")
-        if is_journal:
-            check_path(Path(storage))
-        try:
-            return original(self, storage, study_name, *args, **kwargs)
-        except KeyError as error:
-            there = optuna.get_all_study_names(JournalStorage(JournalFileBackend(storage)) if is_journal else storage)
-            raise ArgumentError(f"there is no study {study_name!r} in {storage}{nearest(study_name, there)}") from error
-        except IndexError as error:
-            raise ArgumentError(f"the study {study_name!r} has no trial {self.trial_id}") from error
-
-    patches.replace(ExperimentManager, "load_trial", load_trial)
-
-
-def explain_options_that_are_no_python(patches: Patches) -> None:
-    """rl_zoo3 2.9.2: ``-params n_steps:abc`` ends in a NameError, as the value is evaluated."""
+def explained_options() -> AbstractContextManager:
+    """rl_zoo3 2.9.2: ``-params n_steps:abc`` ends in a NameError, because the value is evaluated."""
     original = StoreDict.__call__
 
     @wraps(original)
@@ -119,59 +103,68 @@ def explain_options_that_are_no_python(patches: Patches) -> None:
             wanted = "name:value with values in Python's notation, strings in quotes, as in learning_rate:\"'lin_0.001'\""
             raise ArgumentError(f"{option_string} {' '.join(values)} ({error}): use {wanted}") from error
 
-    patches.replace(StoreDict, "__call__", store)
+    return patch.object(StoreDict, "__call__", store)
 
 
-class _TrueZero(int):
-    """The number 0, but true."""
-
-    def __bool__(self) -> bool:
-        return True
-
-
-def provide_the_metadata_of_a_model_card(patches: Patches) -> None:
-    """rl_zoo3 2.9.2 with sb3-team-hf-integration 3: ``push_to_hub`` imports a name that is no longer there."""
+def metadata_of_model_cards() -> AbstractContextManager:
+    """rl_zoo3 2.9.2 with sb3-team-hf-integration 3: ``push_to_hub`` imports a name that no longer exists."""
     integration = importlib.import_module("huggingface_sb3.push_to_hub")
-    if not hasattr(integration, "generate_metadata"):
+    if hasattr(integration, "generate_metadata"):
+        return nullcontext()
 
-        def generate_metadata(*args: Any) -> dict[str, Any]:
-            return integration._generate_metadata(*args).to_dict()
+    def generate_metadata(*args: Any) -> dict[str, Any]:
+        return integration._generate_metadata(*args).to_dict()
 
-        patches.replace(integration, "generate_metadata", generate_metadata)
+    return patch.object(integration, "generate_metadata", generate_metadata, create=True)
 
 
-def catch_missing_files_of_the_hub(patches: Patches) -> None:
+def missing_files_of_the_hub() -> AbstractContextManager:
     """
-    rl_zoo3 2.9.2 with huggingface_hub 2: ``load_from_hub`` expects another library's error where a model has no normalisation
+    rl_zoo3 2.9.2 with huggingface_hub 2: ``load_from_hub`` expects another library's error where a model has no normalization
     statistics, so that such a model cannot be loaded.
     """
     script = rl_zoo3.load_from_hub
-    if not issubclass(RemoteEntryNotFoundError, script.HTTPError):
-        patches.replace(script, "HTTPError", (script.HTTPError, RemoteEntryNotFoundError))
+    return patch.object(script, "HTTPError", (script.HTTPError, RemoteEntryNotFoundError))
 
 
-def find_the_latest_model(patches: Patches) -> None:
+def downloads_without_pickle() -> AbstractContextManager:
+    """rl_zoo3 2.9.2: a model that a script does not find is fetched from the Hub as SB3's zip file, which ours are not."""
+
+    @wraps(download_from_hub)
+    def download(algo: str, *args: Any, **kwargs: Any) -> None:
+        if algo not in FAMILY:
+            return download_from_hub(algo, *args, **kwargs)
+        from sb3_ppg.zoo.fetch import download_without_pickle
+
+        download_without_pickle(algo, *args, **kwargs)
+
+    return swapped_in_the_zoo(download_from_hub, download)
+
+
+@contextmanager
+def latest_model() -> Iterator[None]:
     """
-    rl_zoo3 2.9.2: scripts take the run with the greatest number, whether or not it holds a model, and end in an AssertionError
-    without a hint where there is none. New runs are numbered as before: for that other modules have the function.
+    rl_zoo3 2.9.2: scripts take the training with the greatest number, whether or not it holds a model, and end in an
+    AssertionError without a hint where there is none. New trainings are numbered as before, by names of this function in
+    other modules.
     """
-    original = rl_zoo3.utils.get_model_path
 
     def get_latest_run_id(log_path: str, env_name: EnvironmentName) -> int:
         return next(iter(runs_with_a_model(Path(log_path), env_name)), 0)
 
-    @wraps(original)
-    def get_model_path(*args: Any, **kwargs: Any) -> tuple[str, str, str]:
-        call = signature(original).bind(*args, **kwargs)
+    @wraps(get_model_path)
+    def path_of_the_latest(*args: Any, **kwargs: Any) -> tuple[str, str, str]:
+        call = signature(get_model_path).bind(*args, **kwargs)
+        call.apply_defaults()
         asked = call.arguments
         runs = Path(asked["folder"]) / asked["algo"]
         if asked["exp_id"] == 0:
-            numbers = runs_with_a_model(runs, asked["env_name"], _file_asked_for(asked))
+            numbers = runs_with_a_model(runs, asked["env_name"], _pattern(**asked))
             asked["exp_id"] = next(iter(numbers), 0)  # 0: the latest that holds another model, for the error to name it
             if numbers:
                 print(f"Loading latest experiment, id={numbers[0]}")
         try:
-            return original(*call.args, **call.kwargs)
+            return get_model_path(*call.args, **call.kwargs)
         except (AssertionError, ValueError) as error:
             if asked["exp_id"] > 0:
                 check_path(runs / f"{asked['env_name']}_{asked['exp_id']}")
@@ -179,53 +172,91 @@ def find_the_latest_model(patches: Patches) -> None:
                 check_path(Path(str(error).split("path: ")[1]))
             raise ArgumentError(str(error)) from error
 
-    patches.replace(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id)
-    patches.replace_in_the_zoo(original, get_model_path)
+    with (
+        patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id),
+        swapped_in_the_zoo(get_model_path, path_of_the_latest),
+    ):
+        yield
 
 
-def _file_asked_for(asked: dict[str, Any]) -> str:
-    """The pattern of its name, from the arguments of the Zoo's ``get_model_path``."""
-    if asked.get("load_best"):
+def _pattern(env_name: str, load_best: bool, load_checkpoint: int | None, load_last_checkpoint: bool, **_: Any) -> str:
+    """Return the pattern of the model's file name for the arguments of ``get_model_path``."""
+    if load_best:
         return "best_model.zip"
-    if asked.get("load_checkpoint") is not None:
-        return f"rl_model_{asked['load_checkpoint']}_steps.zip"
-    if asked.get("load_last_checkpoint"):
-        return "rl_model_*_steps.zip"
-    return f"{asked['env_name']}.zip"
+    if load_checkpoint is not None:
+        return f"rl_model_{load_checkpoint}_steps.zip"
+    return "rl_model_*_steps.zip" if load_last_checkpoint else f"{env_name}.zip"
 
 
-def end_only_what_began(patches: Patches) -> None:
+@contextmanager
+def acting_under_masks() -> Iterator[None]:
     """
-    rl_zoo3 2.9.2: whatever ends a training, its first callback (the progress bar) is told so. One that was never told of the
-    beginning, because the error came before, answers with an error of its own, which hides the first.
+    rl_zoo3 2.9.2: ``enjoy`` and ``record_video`` make an environment, load a model, then ask it for actions without action
+    masks. Here each MaskablePPG that is loaded acts under the masks of the environment that was made for it.
     """
-    original = ExperimentManager.learn
+    load: Any = MaskablePPG.load
+    predict = MaskablePPG.predict
+    made: list[VecEnv] = []
+    played: WeakKeyDictionary[MaskablePPG, VecEnv] = WeakKeyDictionary()
 
-    @wraps(original)
-    def learn(self: ExperimentManager, model: Any) -> None:
-        for callback in self.callbacks[:1]:
-            vars(callback)["on_training_end"] = partial(_end_if_it_began, callback)
-        original(self, model)
+    @wraps(create_test_env)
+    def create(*args: Any, **kwargs: Any) -> VecEnv:
+        made[:] = [create_test_env(*args, **kwargs)]
+        return made[0]
 
-    patches.replace(ExperimentManager, "learn", learn)
+    @wraps(load)
+    def load_to_play(cls: type[MaskablePPG], *args: Any, **kwargs: Any) -> MaskablePPG:
+        model = load.__func__(cls, *args, **kwargs)
+        played.update((model, env) for env in made if needs_masks(model, env))
+        return model
+
+    @wraps(predict)
+    def predict_under_masks(self: MaskablePPG, *args: Any, **kwargs: Any) -> Any:
+        given = signature(predict).bind(self, *args, **kwargs).arguments
+        if self in played and given.get("action_masks") is None:
+            given["action_masks"] = get_action_masks(played[self])
+        return predict(**given)
+
+    with (
+        swapped_in_the_zoo(create_test_env, create),
+        patch.multiple(MaskablePPG, load=classmethod(load_to_play), predict=predict_under_masks),
+    ):
+        yield
 
 
-def _end_if_it_began(callback: BaseCallback) -> None:
-    if callback.locals:  # which `on_training_start` sets
-        type(callback).on_training_end(callback)
+REPAIRS = (
+    children_through_our_launcher,
+    explained_options,
+    metadata_of_model_cards,
+    missing_files_of_the_hub,
+    downloads_without_pickle,
+    latest_model,
+    acting_under_masks,
+)
 
 
-def save_plots_without_a_display(patches: Patches) -> None:
-    """rl_zoo3 2.9.2: ``plot_train`` and others only show what they draw; where nothing can be shown, it is saved."""
-    original = plt.show
+# ---- for the scripts that need it ----
 
-    @wraps(original)
-    def show(*args: Any, **kwargs: Any) -> None:
-        if plt.get_backend().lower() != "agg":
-            return original(*args, **kwargs)
-        for number in plt.get_fignums():
-            file = Path(f"{plt.figure(number).get_label() or number}.png".replace(" ", "_").replace("/", "-").lower())
-            plt.figure(number).savefig(file)
-            print(f"No display: saved as {file}")
 
-    patches.replace(plt, "show", show)
+@contextmanager
+def ffmpeg_on_path() -> Iterator[None]:
+    """
+    rl_zoo3 2.9.2: ``record_training`` and ``push_to_hub`` call ``ffmpeg``. Where there is none, use the one of imageio-ffmpeg,
+    and matplotlib's font for names in the picture.
+    """
+    if shutil.which("ffmpeg") is not None:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="sb3_ppg_ffmpeg_") as folder:
+        program = Path(imageio_ffmpeg.get_ffmpeg_exe())
+        link = Path(folder) / f"ffmpeg{program.suffix if program.suffix == '.exe' else ''}"
+        try:
+            link.symlink_to(program)
+        except OSError:  # Windows, without the right to make links
+            shutil.copy(program, link)
+        fonts = Path(folder) / "fonts.conf"
+        fonts.write_text(FONTS.format(fonts=Path(matplotlib.get_data_path()) / "fonts" / "ttf", cache=folder))
+        variables = {"FONTCONFIG_FILE": str(fonts), **os.environ}
+        variables["PATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PATH")]))
+        with patch.dict(os.environ, variables):
+            yield

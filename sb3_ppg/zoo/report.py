@@ -17,12 +17,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
 
-from sb3_ppg.errors import printable
-from sb3_ppg.zoo.masks import is_masked
+from sb3_ppg.zoo.environments import needs_masks
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
     parser.add_argument("--env", default="CartPole-v1", help="environment ID")
@@ -30,7 +29,7 @@ def main() -> None:
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest)")
     parser.add_argument("--episodes", default=100, type=int, help="how many episodes to evaluate")
     add_ways_to_act(parser)
-    parser.add_argument("--seed", default=0, type=int, help="of the evaluation's environment")
+    parser.add_argument("--seed", default=0, type=int, help="seed of the evaluation's environment")
     add_gym_packages(parser)
     args = parser.parse_args()
 
@@ -50,26 +49,24 @@ def main() -> None:
     try:
         plot_learning_curve(Path(log_path), f"{args.algo.upper()} on {args.env}", picture)
         print(f"Learning curve: {picture}")
-    except OSError as error:
+    except Exception as error:  # the files may be damaged
         print(f"Learning curve: none, {error}")
-    except Exception as error:  # of files that may be a stranger's
-        print(f"Learning curve: none, {printable(f'{type(error).__name__}: {error}')}")
 
 
 def add_gym_packages(parser: argparse.ArgumentParser) -> None:
     """
-    As the Zoo's ``train`` has it; the launcher imports them.
+    Add the option ``--gym-packages`` of the Zoo's ``train``. The launcher imports the packages.
 
-    :param parser: to which the option is added
+    :param parser: parser of the command
     """
     parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register further environments")
 
 
 def add_ways_to_act(parser: argparse.ArgumentParser) -> None:
     """
-    As the Zoo's ``enjoy`` has them.
+    Add options of the Zoo's ``enjoy``.
 
-    :param parser: to which the options are added
+    :param parser: parser of the command
     """
     parser.add_argument("--deterministic", action="store_true", help="deterministic actions (default but for Atari, MiniGrid)")
     parser.add_argument("--stochastic", action="store_true", help="stochastic actions")
@@ -77,9 +74,11 @@ def add_ways_to_act(parser: argparse.ArgumentParser) -> None:
 
 def is_deterministic(args: argparse.Namespace, env_id: str) -> bool:
     """
-    :param args: with the options of ``add_ways_to_act``
+    Decide how an agent acts, as ``enjoy`` does.
+
+    :param args: options of ``add_ways_to_act``
     :param env_id: environment
-    :return: whether to take the most likely actions, as ``enjoy`` decides it
+    :return: whether to take the most likely actions
     """
     images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
     return not (args.stochastic or (images and not args.deterministic))
@@ -97,17 +96,17 @@ def load_agent(
     device: str = "auto",
 ) -> BaseAlgorithm:
     """
-    A trained agent in the environment that it was trained in, with rewards as the environment gives them.
+    Load a trained agent with the environment that it was trained in, whose rewards are not normalized.
 
     :param algo: RL Zoo's name of the algorithm
     :param env_id: environment
     :param model_path: the agent's zip file
-    :param stats_path: where the Zoo saved its hyperparameters and normalisation
-    :param seed: of the environment
+    :param stats_path: where the Zoo saved its hyperparameters and normalization
+    :param seed: seed of the environment
     :param n_envs: number of environments
     :param env_kwargs: further options of the environment
-    :param device: where to put it
-    :return: with ``env``
+    :param device: device of the model
+    :return: the agent
     """
     hyperparams, maybe_stats_path = get_saved_hyperparams(str(stats_path), norm_reward=False, test_mode=True)
     hyperparams.pop("env_kwargs", None)
@@ -126,9 +125,9 @@ def load_agent(
 def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
     """
     :param stats_path: where the Zoo saved a training's hyperparameters
-    :return: the options of its evaluation environment, from the hyperparameters or, above them, the command line
+    :return: options of its evaluation environment; those of the command line replace those of the hyperparameters
     """
-    # The Zoo's own files, read as it reads them
+    # Files of the training's owner, read as the Zoo reads them
     config = yaml.load((stats_path / "config.yml").read_text(), Loader=yaml.UnsafeLoader)
     arguments = yaml.load((stats_path / "args.yml").read_text(), Loader=yaml.UnsafeLoader)
     return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
@@ -137,31 +136,31 @@ def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
 def evaluate(model: BaseAlgorithm, n_episodes: int, deterministic: bool = True) -> list[float]:
     """
     :param model: an agent with its environment
-    :param n_episodes: how many to play
+    :param n_episodes: number of episodes to play
     :param deterministic: whether to take the most likely actions
-    :return: their returns
+    :return: returns of the episodes
     """
     env = model.get_env()
     assert env is not None
-    evaluate: Any = maskable.evaluate_policy if is_masked(model, env) else evaluate_policy
-    returns, _ = evaluate(model, env, n_episodes, deterministic=deterministic, return_episode_rewards=True)
+    play: Any = maskable.evaluate_policy if needs_masks(model, env) else evaluate_policy
+    returns, _ = play(model, env, n_episodes, deterministic=deterministic, return_episode_rewards=True)
     assert isinstance(returns, list)
     return returns
 
 
 def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int = 20) -> None:
     """
-    Episode returns of the training against environment steps, with their moving average, and the evaluations.
+    Draw episode returns of the training against environment steps, with their moving average, and the evaluations.
 
-    :param log_path: with the Zoo's monitor files and, if there were evaluations, ``evaluations.npz``
-    :param title: of the picture
+    :param log_path: folder with the Zoo's monitor files and, if there were evaluations, ``evaluations.npz``
+    :param title: title of the picture
     :param picture: the PNG file to write
-    :param window: of the moving average, in episodes
+    :param window: window of the moving average, in episodes
     :raises FileNotFoundError: if there is nothing to draw
     """
-    figure = Figure(figsize=(8, 5))  # without pyplot, so that nothing is shown, and nobody's pictures are changed
+    figure = Figure(figsize=(8, 5))  # without pyplot, which would show it, or draw into a figure of the caller's
     axes = figure.subplots()
-    with suppress(LoadMonitorResultsError):  # agents that come with the repository have evaluations only
+    with suppress(LoadMonitorResultsError):  # agents that come with the repository have no episodes
         episodes = load_results(str(log_path))
         steps, returns = episodes["l"].cumsum(), episodes["r"]
         axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")

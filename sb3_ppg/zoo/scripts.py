@@ -1,4 +1,4 @@
-"""Scripts of RL Zoo that need more around them than its functions repaired (rl_zoo3 2.9.2), one function each."""
+"""Scripts of RL Zoo (rl_zoo3 2.9.2) that need more around them than ``repairs``, one function each."""
 
 import argparse
 import importlib
@@ -6,28 +6,25 @@ import os
 import pickle
 import runpy
 import shutil
-import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any, BinaryIO
+from unittest.mock import patch
 
 import numpy as np
 import yaml
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
-from rl_zoo3.utils import get_model_path, get_trained_models
+from rl_zoo3.utils import get_model_path
 
-from sb3_ppg.errors import ArgumentError
-from sb3_ppg.zoo.ffmpeg import provide_ffmpeg
-from sb3_ppg.zoo.patches import Patches
+from sb3_ppg.zoo.repairs import ffmpeg_on_path
 
 
 def record_training() -> None:
-    """It calls ``ffmpeg`` through a shell, with its folder as it stands: it gets one of its own, and the videos move."""
+    """Run the script with a folder of its own, whose name it gives to a shell unquoted, and move the videos afterwards."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--algo")
@@ -35,8 +32,7 @@ def record_training() -> None:
     parser.add_argument("-o", "--output-folder")
     parser.add_argument("--exp-id", type=int, default=0)
     args, _ = parser.parse_known_args()
-    with Patches() as patches, TemporaryDirectory() as made:
-        provide_ffmpeg(patches)
+    with ffmpeg_on_path(), TemporaryDirectory() as made:
         sys.argv += ["-o", made]
         runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
         log_path = get_model_path(args.exp_id, args.folder, args.algo, EnvironmentName(args.env))[2]
@@ -45,34 +41,8 @@ def record_training() -> None:
     print(f"The videos are in {folder.absolute()}")
 
 
-def benchmark() -> None:
-    """It does not say how long it takes. After each agent we know how long it took, and about how long the others will."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--log-dir", required=True)
-    parser.add_argument("-n", "--n-timesteps", type=int, default=150_000)
-    args, _ = parser.parse_known_args()
-    n_agents = len(get_trained_models(args.log_dir)) if Path(args.log_dir).is_dir() else 0
-    call, durations = subprocess.call, []
-
-    def timed_call(*args: Any, **kwargs: Any) -> int:
-        start = time.perf_counter()
-        return_code = call(*args, **kwargs)
-        durations.append(time.perf_counter() - start)
-        left = max(0, n_agents - len(durations))
-        print(f"It took {durations[-1]:.0f} s (agents left: {left}, about {left * np.mean(durations) / 60:.0f} minutes)")
-        return return_code
-
-    with Patches() as patches:
-        patches.replace(subprocess, "call", timed_call)
-        if not {"-h", "--help"} & set(sys.argv):
-            if n_agents == 0:
-                raise ArgumentError(f"{args.log_dir} holds no trained agents: --log-dir names the folder of trainings")
-            print(f"{args.log_dir} holds {n_agents} agents. Each plays {args.n_timesteps:,} steps (-n); 150,000 take minutes")
-        runpy.run_module("rl_zoo3.benchmark", run_name="__main__", alter_sys=True)
-
-
 def plot_train() -> None:
-    """It draws one algorithm; ``-a ppg ppo`` draws several in one picture, each curve with its algorithm's name."""
+    """Run the script, which draws one algorithm, for each of several (``-a ppg ppo``) in one picture."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-a", "--algo", nargs="+")
     parser.add_argument("-w", "--episode-window", default="100")
@@ -80,9 +50,7 @@ def plot_train() -> None:
     script = importlib.import_module("rl_zoo3.plots.plot_train")
     for algo in args.algo:
         sys.argv[1:] = ["--algo", algo.lower(), "--episode-window", args.episode_window, *others]
-        with Patches() as patches:
-            drawing = _with(plt, plot=partial(_plot_with_the_name, algo), show=lambda: None)
-            patches.replace(script, "plt", drawing)
+        with patch.object(script, "plt", _with(plt, plot=partial(_plot, f"{algo.upper()} "), show=lambda: None)):
             try:
                 script.plot_train()
             except FileNotFoundError as error:
@@ -90,36 +58,47 @@ def plot_train() -> None:
     if not plt.gca().lines:
         of_success = " and logs successes" if "success" in others else ""
         print(f"There is no curve: no training has {args.episode_window} episodes, the window of the mean (-w){of_success}")
-    plt.show()
+    _show()
 
 
-def _plot_with_the_name(algo: str, *args: Any, label: str, **kwargs: Any) -> None:
-    _plot(*args, label=f"{algo.upper()} {label}", **kwargs)
-
-
-def _plot(x: np.ndarray, *args: Any, **kwargs: Any) -> None:
-    """A curve of a single point as a dot: there is no line to see."""
+def _plot(prefix: str, x: np.ndarray, *args: Any, **kwargs: Any) -> None:
+    """Draw a curve, and a single point as a dot: there is no line to see."""
+    if prefix:
+        kwargs["label"] = prefix + kwargs["label"]
     plt.plot(x, *args, marker="o" if np.size(x) == 1 else None, **kwargs)
+
+
+def _show() -> None:
+    """Show all figures; without a display, save them."""
+    if plt.get_backend().lower() != "agg":
+        plt.show()
+        return
+    for number in plt.get_fignums():
+        file = Path(f"{plt.figure(number).get_label() or number}.png".replace(" ", "_").replace("/", "-").lower())
+        plt.figure(number).savefig(file)
+        print(f"No display: saved as {file}")
 
 
 def all_plots() -> None:
     """
-    It takes trainings that go on from another's model (``-i``) for further seeds, leaves out those with a single evaluation
-    or draws nothing of it, and says 0.0 where there is no evaluation.
+    Run the script, which counts trainings that go on from another's model (``-i``) as further seeds, fails at environments
+    with a single evaluation or draws nothing of it, and writes 0.0 where there is no evaluation.
     """
     script = importlib.import_module("rl_zoo3.plots.all_plots")
-    with Patches() as patches:
-        patches.replace(script, "os", _with(os, listdir=_Seeds()))
-        patches.replace(script, "plt", _with(plt, plot=_plot))
-        patches.replace(script, "np", _with(np, squeeze=lambda values: np.atleast_1d(np.squeeze(values))))
-        tables = _with(script.pytablewriter, MarkdownTableWriter=_table_writer(script.pytablewriter.MarkdownTableWriter))
-        patches.replace(script, "pytablewriter", tables)
+    writer = _table_writer(script.pytablewriter.MarkdownTableWriter)
+    with patch.multiple(
+        script,
+        os=_with(os, listdir=_Seeds()),
+        plt=_with(plt, plot=partial(_plot, ""), show=_show),
+        np=_with(np, squeeze=lambda values: np.atleast_1d(np.squeeze(values))),
+        pytablewriter=_with(script.pytablewriter, MarkdownTableWriter=writer),
+    ):
         script.all_plots()
 
 
 def _table_writer(original: type) -> type:
     class TableWriter(original):
-        """Of tables that do not name a number where there is none."""
+        """Writes no number where there is none."""
 
         def write_table(self, **kwargs: Any) -> None:
             for row in self.value_matrix:  # which is saved afterwards
@@ -146,7 +125,7 @@ class _Seeds:
 
 
 def _goes_on_from(run: Path) -> str:
-    """The model that a training began with, as the command line named it; empty if it began with none."""
+    """Return the model that a training began with, as its command line named it, or an empty string."""
     for file in run.glob("*/args.yml"):
         return yaml.load(file.read_text(), Loader=yaml.UnsafeLoader).get("trained_agent") or ""
     return ""
@@ -154,13 +133,12 @@ def _goes_on_from(run: Path) -> str:
 
 def plot_from_file() -> None:
     """
-    It fails at the last evaluations of a single run, which are saved as a number, and at an environment on which not all were
-    evaluated; it draws nothing of a single evaluation, and its title is that of other environments.
+    Run the script, which fails at the last evaluations of a single training, which are saved as a number, and at an
+    environment on which not all algorithms were evaluated, and draws nothing of a single evaluation.
     """
     script = importlib.import_module("rl_zoo3.plots.plot_from_file")
-    with Patches() as patches:
-        patches.replace(script, "pickle", SimpleNamespace(load=_load_results))
-        patches.replace(script, "plt", _with(plt, plot=_plot, title=_title))
+    drawing = _with(plt, plot=partial(_plot, ""), title=_title, show=_show)
+    with patch.multiple(script, pickle=SimpleNamespace(load=_load_results), plt=drawing):
         script.plot_from_file()
 
 
@@ -178,10 +156,10 @@ def _load_results(file: BinaryIO) -> dict[str, dict[str, Any]]:
 
 
 def _title(text: str, **kwargs: Any) -> None:
-    if text != "PyBullet envs":
+    if text != "PyBullet envs":  # a title of other environments
         plt.title(text, **kwargs)
 
 
 def _with(module: ModuleType, **others: Any) -> SimpleNamespace:
-    """A module's names, some of them standing for something else."""
+    """Return a module's names, some of which stand for something else."""
     return SimpleNamespace(**{**vars(module), **others})

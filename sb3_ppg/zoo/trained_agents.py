@@ -1,6 +1,7 @@
-"""``--pretrained``: the trained agents that lie in the repository, under ``pretrained``, in place of one's own."""
+"""``--pretrained``: the trained agents that lie in the repository under ``pretrained``, in place of one's own."""
 
 import argparse
+import shutil
 from pathlib import Path
 
 from huggingface_sb3 import EnvironmentName
@@ -10,21 +11,21 @@ from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.family import FAMILY
-from sb3_ppg.zoo.launcher import PRETRAINED
-from sb3_ppg.zoo.sharing import unpack
+from sb3_ppg.zoo.commands import PRETRAINED
+from sb3_ppg.zoo.fetch import unpack
 
-# In the repository: where one works, or where the package is imported from
+# Of the repository in which one works, or from which the package is imported
 FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
-UNPACKED = Path("logs") / "pretrained"  # as the folder of a training, which is what the Zoo's scripts read
-LONG = {"-f": "--folder", "-i": "--trained-agent"}  # the other names of options that say which agent
+UNPACKED = Path("logs") / "pretrained"  # as trainings, which the Zoo's scripts read
+LONG = {"-f": "--folder", "-i": "--trained-agent"}  # the other names of options that name an agent
 
 
-def take_pretrained(option: str, arguments: list[str]) -> list[str]:
+def with_pretrained(option: str, arguments: list[str]) -> list[str]:
     """
-    :param option: of the script: -f for a folder of trainings, -i for an agent's file
-    :param arguments: of its command line
-    :return: those that the Zoo knows, with this option in place of ``--pretrained``
-    :raises ArgumentError: if there is no such agent, or another one is named beside it
+    :param option: option that names an agent: -f for a folder of trainings, -i for a file
+    :param arguments: command line of the script
+    :return: options that the Zoo knows, with this option in place of ``--pretrained``
+    :raises ArgumentError: if there is no such agent, or another one is named as well
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--algo", default="ppg")
@@ -36,7 +37,10 @@ def take_pretrained(option: str, arguments: list[str]) -> list[str]:
     run = UNPACKED / args.algo / f"{args.env}_1"
     with agreed():
         if rank() == 0:
-            unpack(agent_folder(args.algo, args.env), args.algo, args.env, run, force=True, numbered=False)
+            agent = agent_folder(args.algo, args.env)
+            unpack(agent, args.algo, args.env, run, force=True, numbered=False)
+            if (agent / "logs").is_dir():  # the evaluations of its training
+                shutil.copytree(agent / "logs", run, dirs_exist_ok=True)
     place = run / f"{args.env}.zip" if option == "-i" else UNPACKED
     return [*(argument for argument in arguments if argument != PRETRAINED), option, str(place)]
 
@@ -45,8 +49,8 @@ def agent_folder(algo: str, env_name: str) -> Path:
     """
     :param algo: RL Zoo's name of the algorithm
     :param env_name: environment, as folders are named
-    :return: with the agent's files
-    :raises ArgumentError: if there is none, with those that there are
+    :return: folder with the agent's files
+    :raises ArgumentError: if there is none; the message names those that there are
     """
     folders = [path for folder in reversed(FOLDERS) for path in folder.glob("*/*") if path.is_dir()]
     agents = {f"{path.parent.name}/{path.name}": path for path in folders if path.parent.name in FAMILY}

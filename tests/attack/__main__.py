@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.attack import environments, models, states
+from tests.attack import models, states
 from tests.attack.harness import Attack, Result, run_in_processes, work
 
 # Modules with a function `attacks`
-SOURCES = {"models": models, "environments": environments, "states": states}
+SOURCES = {"models": models, "states": states}
 
 
 def order(attack: Attack) -> str:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecMonitor, VecNormalize, VecVideoRecorder
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN
 from sb3_ppg.environments import EnvPoolEnv, EnvPoolVecEnv
 from sb3_ppg.environments.envpool_vec_env import import_envpool
-from sb3_ppg.zoo.procgen import ENV_IDS
-from sb3_ppg.zoo.registration import register
+from sb3_ppg.zoo import register
+from sb3_ppg.zoo.environments import PROCGEN_IDS
+from sb3_ppg.zoo.manager import Manager
 from tests.helpers import collect, run
 
 pytestmark = pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_single_environment():
 
 def test_the_games_are_envpools():
     name = re.compile(r"[A-Z][a-z]+(Easy|Hard|Extreme|Exploration|Memory)-v0")
-    assert {env_id for env_id in import_envpool().list_all_envs() if name.fullmatch(env_id)} == ENV_IDS
+    assert {env_id for env_id in import_envpool().list_all_envs() if name.fullmatch(env_id)} == PROCGEN_IDS
 
 
 def test_zoo_commands_on_procgen(tmp_path):
@@ -283,7 +283,7 @@ def test_zoo_trains_in_envpool_on_the_levels_that_were_asked_for(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     arguments = Namespace(eval_env_kwargs=None)
     options = dict(eval_freq=100, env_kwargs={"num_levels": 5, "start_level": 100}, hyperparams={"n_envs": 3})
-    manager = ExperimentManager(arguments, "ppg", "CoinrunHard-v0", str(tmp_path), **options)
+    manager = Manager(arguments, "ppg", "CoinrunHard-v0", str(tmp_path), **options)
     model, saved = manager.setup_experiment()
     assert isinstance(model.env.unwrapped, EnvPoolVecEnv) and saved["policy"] == "CnnPolicy" and model.gamma == 0.999
     venv = manager.create_envs(3, no_log=True).unwrapped

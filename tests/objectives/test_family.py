@@ -20,7 +20,7 @@ from torch import nn
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, RecurrentPPG, hub
 from sb3_ppg.family import FAMILY, PAPER, with_preset, zoo_name_of
 from sb3_ppg.objectives import OBJECTIVES, make_objective, objective_name
-from sb3_ppg.zoo.registration import hyperparameter_file
+from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from stable_baselines3.common.monitor import load_results
 from sb3_ppg import PPG, ArgumentError, PhasicCheckpointCallback, latest_checkpoint
 from sb3_ppg.distributed.collectives import gather, rank
 from sb3_ppg.zoo import launcher
-from sb3_ppg.zoo.interrupted import MARKER, Marker, _forget_later_episodes, interrupted_run
+from sb3_ppg.zoo.interrupted import MARKER, Marker, forget_later_episodes, interrupted_run
 from tests.distributed.several import free_port, in_processes
 from tests.helpers import ROOT, wait_for
 
@@ -202,7 +202,7 @@ def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
     model.learn(1024, reset_num_timesteps=False)
     assert load_results(str(tmp_path))["l"].sum() > 1000
     (tmp_path / "9.monitor.csv").write_text("")  # cut short
-    _forget_later_episodes(tmp_path, latest_checkpoint(tmp_path))
+    forget_later_episodes(tmp_path, latest_checkpoint(tmp_path))
     (tmp_path / "9.monitor.csv").unlink()
     kept = load_results(str(tmp_path))
     assert list(kept["l"]) == list(at_checkpoint["l"]) and 0 < kept["l"].sum() <= 256
@@ -238,7 +238,7 @@ def test_nodes_may_come_and_go(tmp_path):
     code, output = end_of(again)
     assert code == 128 + signal.SIGTERM
     assert f"Going on with {run.relative_to(tmp_path)}, seed 3, from rl_model_" in output
-    assert "A signal has ended the training after" in output and "the same command goes on" in output
+    assert "A signal has ended the training after" in output and "the same command continues it" in output
     assert (run / "unfinished.json").exists() and len(list(run.parent.iterdir())) == 1
     assert 0 < load_results(str(run))["l"].sum() <= latest(run)  # episodes of steps that were lost are not counted
     # The end of its iteration was saved, and what belonged to two processes is gone

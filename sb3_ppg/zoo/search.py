@@ -1,11 +1,10 @@
-"""What ``train -optimize`` searches through: the hyperparameters of PPG and its variants, for Optuna."""
+"""Optuna's search space for ``train -optimize``: the hyperparameters of PPG and its variants."""
 
-from functools import partial, wraps
+from functools import partial
 from math import log2
 from typing import Any
 
 import optuna
-from rl_zoo3.exp_manager import ExperimentManager
 from torch import nn
 
 from sb3_ppg.errors import ArgumentError
@@ -13,31 +12,31 @@ from sb3_ppg.family import FAMILY, with_preset
 
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
-# Least and most, as powers of two: the steps of an environment in a rollout, the rollouts in a phase
+# Ranges of log2: steps of an environment in a rollout, rollouts in a phase
 N_STEPS_POW, N_POLICY_ITERATIONS_POW = (5, 10), (1, 5)
 SHORTEST_PHASE_POW, LONGEST_PHASE_POW = (a + b for a, b in zip(N_STEPS_POW, N_POLICY_ITERATIONS_POW, strict=True))
-N_PHASES = 3  # of a trial, at least
-BUDGET = "n_timesteps"
+N_PHASES = 3  # that fit into a trial at least
+BUDGET = "n_timesteps"  # user attribute of a trial
 
 
 def sample_params(
     zoo_name: str, trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
     """
-    Choose hyperparameters for a trial, so that at least three phases fit into its budget if that is known: with fewer, the
-    auxiliary phase has hardly a part in the score. As with every sampler of the Zoo, its ``policy_kwargs`` replace those of
-    the file. What makes a member of the family that member is not searched.
+    Choose hyperparameters for a trial. If the trial's budget is known, at least three phases fit into it: with fewer, the
+    auxiliary phase would hardly contribute to the score. As with every sampler of the Zoo, the sampled ``policy_kwargs``
+    replace those of the file. Arguments that define a member of the family are not searched.
 
-    :param zoo_name: of a member of the family
-    :param trial: which chooses, with its budget in steps as the user attribute "n_timesteps"
-    :param n_actions: not used: it is the Zoo's signature
+    :param zoo_name: name of the member in RL Zoo
+    :param trial: samples the values; its user attribute "n_timesteps" is the budget in steps
+    :param n_actions: not used; the Zoo's samplers have this signature
     :param n_envs: number of environments
-    :param additional_args: for HER, not used
-    :return: arguments of ``PPG``
+    :param additional_args: not used; for HER
+    :return: arguments of the member's algorithm
     :raises ArgumentError: if the budget is shorter than three of the shortest phases
     """
-    # The steps of an environment in a phase, then how long its rollouts are, from the shortest to the longest possible ones.
-    # Both ranges are the same for all trials of a study, as samplers want them
+    # First the steps of an environment in a phase, then where the length of a rollout lies between the shortest and the
+    # longest that such a phase can have: samplers need the same ranges in all trials of a study
     trial.suggest_int("phase_pow", SHORTEST_PHASE_POW, longest_phase_pow(trial.user_attrs.get(BUDGET), n_envs))
     trial.suggest_float("n_steps_place", 0, 1)
     trial.suggest_int("batch_size_pow", 5, 10)
@@ -69,25 +68,25 @@ def sample_params(
 
 def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
     """
-    From what Optuna stores of a trial to what the algorithm takes.
+    Convert the values that Optuna stores of a trial to arguments.
 
-    :param zoo_name: of a member of the family
-    :param sampled_params: as ``sample_params`` names them
+    :param zoo_name: name of the member in RL Zoo
+    :param sampled_params: values by the names that ``sample_params`` gives them
     :return: arguments of the member's algorithm
     """
     hyperparams = dict(sampled_params)
     for name in ("gamma", "gae_lambda"):
         hyperparams[name] = 1 - hyperparams.pop(f"one_minus_{name}")
     phase_pow = hyperparams.pop("phase_pow")
-    least = max(N_STEPS_POW[0], phase_pow - N_POLICY_ITERATIONS_POW[1])
-    most = min(N_STEPS_POW[1], phase_pow - N_POLICY_ITERATIONS_POW[0])
-    n_steps_pow = min(least + int(hyperparams.pop("n_steps_place") * (most - least + 1)), most)
+    minimum = max(N_STEPS_POW[0], phase_pow - N_POLICY_ITERATIONS_POW[1])
+    maximum = min(N_STEPS_POW[1], phase_pow - N_POLICY_ITERATIONS_POW[0])
+    n_steps_pow = min(minimum + int(hyperparams.pop("n_steps_place") * (maximum - minimum + 1)), maximum)
     hyperparams["n_steps"] = 2**n_steps_pow
     hyperparams["n_policy_iterations"] = 2 ** (phase_pow - n_steps_pow)
     if "n_policy_iterations" in FAMILY[zoo_name].preset:
         del hyperparams["n_policy_iterations"]
     hyperparams["batch_size"] = 2 ** hyperparams.pop("batch_size_pow")
-    hyperparams["aux_batch_size"] = None  # sixteen of a rollout, however long; the file's may be longer than a phase
+    hyperparams["aux_batch_size"] = None  # the default, a sixteenth of a rollout: the file's may be longer than a phase
     hyperparams["policy_kwargs"] = {
         "net_arch": NET_ARCHS[hyperparams.pop("net_arch")],
         "activation_fn": ACTIVATION_FNS[hyperparams.pop("activation_fn")],
@@ -100,10 +99,10 @@ def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, A
 
 def longest_phase_pow(budget: int | None, n_envs: int) -> int:
     """
-    :param budget: of a trial, in steps of all environments together. None: unknown
+    :param budget: steps of a trial, of all environments together. None: unknown
     :param n_envs: number of environments
-    :return: log2 of the steps of one environment in the longest phase that three times fits in
-    :raises ArgumentError: if the shortest does not
+    :return: log2 of the steps of one environment in the longest phase that fits three times into the budget
+    :raises ArgumentError: if the shortest phase does not fit three times
     """
     if budget is None:
         return LONGEST_PHASE_POW
@@ -115,26 +114,6 @@ def longest_phase_pow(budget: int | None, n_envs: int) -> int:
             "fewer environments (-params n_envs:1)"
         )
     return min(LONGEST_PHASE_POW, int(log2(budget / (N_PHASES * n_envs))))
-
-
-def register_search() -> None:
-    """Let the samplers know the budget of a trial, which the Zoo does not tell them, and refuse one that is too short."""
-    search, objective = ExperimentManager.hyperparameters_optimization, ExperimentManager.objective
-
-    @wraps(search)
-    def checked_search(self: ExperimentManager) -> None:
-        if self.algo in SAMPLERS:
-            longest_phase_pow(self.n_timesteps, self.n_envs)
-        search(self)
-
-    @wraps(objective)
-    def objective_with_budget(self: ExperimentManager, trial: optuna.Trial) -> float:
-        if self.algo in SAMPLERS:
-            trial.set_user_attr(BUDGET, int(self.n_timesteps))
-        return objective(self, trial)
-
-    ExperimentManager.hyperparameters_optimization = checked_search  # type: ignore[method-assign]
-    ExperimentManager.objective = objective_with_budget  # type: ignore[method-assign]
 
 
 SAMPLERS = {name: partial(sample_params, name) for name in FAMILY}

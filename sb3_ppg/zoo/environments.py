@@ -1,0 +1,110 @@
+"""Environments that ``register()`` makes known: EnvPool's Procgen, MinAtar's games, sb3-contrib's with action masks."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from sb3_contrib.common import envs
+from sb3_contrib.common.maskable.utils import is_masking_supported
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor
+
+from sb3_ppg import ArgumentError, MaskablePPG
+
+PROCGEN_GAMES = """
+    Bigfish Bossfight Caveflyer Chaser Climber Coinrun Dodgeball Fruitbot Heist Jumper Leaper Maze Miner Ninja Plunder
+    Starpilot"""
+PROCGEN_MODES = {
+    **dict.fromkeys(("Easy", "Hard"), PROCGEN_GAMES),
+    "Exploration": "Caveflyer Climber Coinrun Heist Jumper Leaper Maze Ninja",
+    "Extreme": "Chaser Dodgeball Leaper Starpilot",
+    "Memory": "Caveflyer Dodgeball Heist Jumper Maze Miner",
+}
+PROCGEN_IDS = {f"{game}{mode}-v0" for mode, games in PROCGEN_MODES.items() for game in games.split()}
+MINATAR_GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+PIXELS_PER_CELL = 24  # in pictures of MinAtar
+# Our IDs for sb3-contrib's environments with action masks
+MASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "InvalidActionsDiscrete-v0": ("InvalidActionEnvDiscrete", dict(dim=100, n_invalid_actions=80)),
+    "InvalidActionsMultiDiscrete-v0": ("InvalidActionEnvMultiDiscrete", dict(dims=[4, 4, 4], n_invalid_actions=6)),
+    "InvalidActionsMultiBinary-v0": ("InvalidActionEnvMultiBinary", dict(dims=10, n_invalid_actions=5)),
+}
+
+
+def register_environments() -> None:
+    """Register them with Gymnasium, MinAtar's with the IDs that the package uses: v0 with all six actions, v1 with those that
+    have an effect."""
+    for env_id in PROCGEN_IDS:
+        gym.register(
+            env_id, entry_point="sb3_ppg.environments:EnvPoolEnv", kwargs={"env_id": env_id}, disable_env_checker=True
+        )
+    for game in MINATAR_GAMES:
+        for version, minimal in enumerate((False, True)):
+            env_id = f"MinAtar/{game.title().replace('_', '')}-v{version}"
+            kwargs: dict[str, Any] = dict(game=game, use_minimal_action_set=minimal)
+            gym.register(env_id, entry_point="sb3_ppg.zoo.environments:make_minatar", kwargs=kwargs, disable_env_checker=True)
+    for env_id, (name, kwargs) in MASKED.items():
+        gym.register(env_id, entry_point=partial(_make_masked, name), kwargs=kwargs)
+
+
+def make_procgen(
+    env_id: str, seed: int, options: dict[str, Any], monitor_file: str | None, env_fns: list[Callable[[], gym.Env]]
+) -> VecEnv:
+    """
+    Make a game's environments in one EnvPool. As a partial function of the first four arguments it stands for a ``VecEnv``
+    class.
+
+    :param env_id: game
+    :param seed: of the first environment
+    :param options: of the game
+    :param monitor_file: where to log episodes
+    :param env_fns: as many as there are to be environments; they are not called
+    :return: the environments
+    """
+    from sb3_ppg.environments import EnvPoolVecEnv
+
+    return VecMonitor(EnvPoolVecEnv(env_id, len(env_fns), seed, **options), monitor_file)
+
+
+def make_minatar(**kwargs: Any) -> gym.Env:
+    """
+    Make a game of MinAtar.
+
+    :param kwargs: arguments of the package's environment, such as ``sticky_action_prob``
+    :return: the game, with pictures that people can see
+    :raises ImportError: if the package is not installed
+    """
+    from minatar.gym import BaseEnv
+
+    return _Enlarged(BaseEnv(**kwargs))
+
+
+class _Enlarged(gym.Wrapper):
+    """MinAtar's pictures have one pixel per cell and numbers from 0 to 1; these have 240x240 pixels of type uint8."""
+
+    def render(self) -> Any:
+        picture = self.env.render()
+        if self.render_mode != "rgb_array":
+            return picture
+        return np.kron(np.asarray(picture) * 255, np.ones((PIXELS_PER_CELL, PIXELS_PER_CELL, 1))).astype(np.uint8)
+
+
+class NoPicturesError(ArgumentError, TypeError):
+    """An environment that cannot be rendered was asked to. SB3's ``make_vec_env`` tries again without on a ``TypeError``."""
+
+
+def _make_masked(name: str, render_mode: str | None = None, **kwargs: Any) -> gym.Env:
+    if render_mode is not None:
+        raise NoPicturesError(f"{name} of sb3-contrib has no pictures: use --no-render")
+    return getattr(envs, name)(**kwargs)
+
+
+def needs_masks(model: BaseAlgorithm, env: VecEnv) -> bool:
+    """
+    :param model: the agent
+    :param env: its environment
+    :return: whether the model's ``predict`` takes the environment's action masks
+    """
+    return isinstance(model, MaskablePPG) and is_masking_supported(env)

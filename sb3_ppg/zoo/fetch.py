@@ -1,0 +1,197 @@
+"""
+``load_from_hub`` with the options of the Zoo's script, for models as plain data: make the folder of a training from a
+repository's files, with an SB3 zip file that is written here, for all other scripts.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import tempfile
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import rl_zoo3.import_envs  # noqa: F401  registers environments
+import yaml
+from huggingface_sb3 import EnvironmentName, ModelName
+from rl_zoo3 import ALGOS, get_latest_run_id
+
+from sb3_ppg import hub
+from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
+from sb3_ppg.family import FAMILY, zoo_name_of
+from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, read_model, vec_normalize_of, why_not_pickle
+from sb3_ppg.objectives import objective_name
+from sb3_ppg.zoo.environment_file import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings, read_environment
+from sb3_ppg.zoo.report import add_gym_packages
+
+# Files in the folder of a training that belong to its agent, and must not be left when another one takes its place
+OF_ONE_AGENT = re.compile(r"evaluations\.npz|\d+\.monitor\.csv|vecnormalize\.pkl|learning_curve\.png")
+
+
+def main() -> None:
+    """Run the command; for algorithms that are not ours, the Zoo's."""
+    parser = argparse.ArgumentParser(description="Fetch a trained agent from the Hugging Face Hub", allow_abbrev=False)
+    parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
+    parser.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
+    parser.add_argument("-f", "--folder", default="logs", help="log folder to put it in")
+    parser.add_argument("-orga", "--organization", default="sb3", help="user or organization on the Hub")
+    parser.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
+    parser.add_argument("--revision", help="branch, tag or commit, by default the latest")
+    parser.add_argument("--exp-id", default=0, type=int, help="experiment ID to give it (0: the next, -1: no such folder)")
+    parser.add_argument("--force", action="store_true", help="overwrite the experiment if it exists")
+    parser.add_argument("--allow", nargs="+", default=[], help="further wrappers that its environment may have")
+    parser.add_argument("--trust-pickle", action="store_true", help="load an SB3 zip file, too, which can run any code")
+    parser.add_argument("--verbose", default=1, type=int, help="not used")
+    add_gym_packages(parser)
+    args = parser.parse_args()
+    place = (args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)
+    # The trust ends with the command
+    with patch.dict(os.environ, {"TRUST_REMOTE_CODE": "True"}) if args.trust_pickle else nullcontext():
+        if args.algo in FAMILY:
+            download_without_pickle(*place, revision=args.revision, allowed=args.allow, trust_pickle=args.trust_pickle)
+        else:
+            import_module("rl_zoo3.load_from_hub").download_from_hub(*place)
+
+
+def download_without_pickle(
+    algo: str,
+    env_name: EnvironmentName,
+    exp_id: int,
+    folder: str,
+    organization: str,
+    repo_name: str | None = None,
+    force: bool = False,
+    *,
+    revision: str | None = None,
+    allowed: list[str] | None = None,
+    trust_pickle: bool = False,
+) -> Path:
+    """
+    Fetch a model that ``push_to_hub`` has shared, and make the folder of a training from it.
+
+    :param algo: one of ours
+    :param env_name: environment
+    :param exp_id: number of the new folder. 0: the next one, -1: none
+    :param folder: log folder
+    :param organization: user or organization on the Hub
+    :param repo_name: name of the repository. None: algo-env
+    :param force: whether to overwrite an experiment
+    :param revision: a branch, tag or commit
+    :param allowed: wrappers that the environment may have in addition to ``WRAPPERS``
+    :param trust_pickle: whether an SB3 zip file may be loaded
+    :return: the new folder
+    :raises ArgumentError: if the experiment exists
+    :raises HubError: if the repository cannot be read
+    :raises ModelFormatError: if it is damaged or cannot be trusted
+    """
+    repo_id = f"{organization}/{repo_name or ModelName(algo, env_name)}"
+    print(f"Downloading {repo_id}")
+    source = hub.download(repo_id, [DESCRIPTION, ARRAYS, CHECKSUMS, ZOO], revision)
+    runs = Path(folder) / algo
+    new = exp_id or get_latest_run_id(str(runs), env_name) + 1
+    log_path = runs if new < 0 else runs / f"{env_name}_{new}"
+    if not (source / DESCRIPTION).exists():
+        archive = hub.zip_of_sb3(repo_id, revision)
+        if archive is None:
+            raise ModelFormatError(f"{repo_id} holds no model: there is neither {DESCRIPTION} nor an SB3 zip file")
+        if not trust_pickle:
+            raise ModelFormatError(f"{why_not_pickle(f'{repo_id}/{archive}')} (--trust-pickle)")
+        if revision is not None:
+            raise ArgumentError("--revision cannot work for an SB3 zip file: the Zoo fetches the latest")
+        original = import_module("rl_zoo3.load_from_hub").download_from_hub.__wrapped__
+        original(algo, env_name, exp_id, folder, organization, repo_name, force)
+        return log_path
+
+    unpack(source, algo, env_name, log_path, force, numbered=new > 0, allowed=allowed)
+    print(f"Saved to {log_path}")
+    return log_path
+
+
+def unpack(
+    source: Path,
+    algo: str,
+    env_name: EnvironmentName,
+    log_path: Path,
+    force: bool,
+    *,
+    numbered: bool,
+    allowed: list[str] | None = None,
+) -> None:
+    """
+    Make the folder of a training from a repository's files.
+
+    :param source: folder with these files
+    :param algo: one of ours
+    :param env_name: environment
+    :param log_path: folder to make
+    :param force: whether to overwrite files that are there
+    :param numbered: whether the folder belongs to this training alone, so that nothing else in it is kept
+    :param allowed: wrappers that the environment may have in addition to ``WRAPPERS``
+    :raises ArgumentError: if the folder, or files in it, exist
+    :raises ModelFormatError: if the files are damaged or cannot be trusted
+    """
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=log_path.parent) as temporary:
+        made = Path(temporary) / "run"
+        _make_run(source, env_name, algo, {*WRAPPERS, *(allowed or [])}, made)
+        new = {log_path / file.relative_to(made) for file in made.rglob("*") if file.is_file()}
+        folders = {file.parent for file in new}
+        left = {file for folder in folders for file in folder.glob("*") if OF_ONE_AGENT.fullmatch(file.name)}
+        if not force and (left or any(file.exists() for file in new) or (numbered and log_path.exists())):
+            raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
+        if numbered:
+            shutil.rmtree(log_path, ignore_errors=True)
+        for file in left - new:
+            file.unlink(missing_ok=True)
+        # Each file takes its place in one step: others may be reading it
+        shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
+
+
+def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
+    """Write the files that training would have written. The Zoo unpickles, evaluates or imports nothing of a stranger's."""
+    model, saved_vec_normalize = read_model(source)
+    objective = objective_name(model.objective_class)
+    if type(model) is not FAMILY[algo].algorithm or FAMILY[algo].preset.get("objective", objective) != objective:
+        raise ModelFormatError(
+            f"this is a model of {type(model).__name__} with objective={objective!r}: use --algo {zoo_name_of(model)}"
+        )
+    environment = _allowed_environment(source / ZOO, env_name, allowed)
+    (log_path / env_name).mkdir(parents=True)
+    config = {**msgspec.to_builtins(environment.config), "normalize": False}
+    if saved_vec_normalize is not None:
+        vec_normalize = vec_normalize_of(model, saved_vec_normalize)
+        vec_normalize.save(str(log_path / env_name / "vecnormalize.pkl"))
+        config["normalize"] = {"norm_obs": vec_normalize.norm_obs, "norm_reward": vec_normalize.norm_reward}
+    arguments = {"algo": algo, "env": env_name.gym_id, "env_kwargs": environment.env_kwargs, "eval_env_kwargs": None}
+    (log_path / env_name / "config.yml").write_text(yaml.safe_dump(config))
+    (log_path / env_name / "args.yml").write_text(yaml.safe_dump(arguments))
+    model._n_stored_rollouts = model._n_replayed_rollouts = 0  # no shared model has them: nobody is to be told
+    model.save(log_path / f"{env_name}.zip")
+
+
+def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: set[str]) -> Environment:
+    """
+    Read the environment of a model, and show what it hands to constructors.
+
+    :raises ModelFormatError: if it is another environment, or has wrappers that are not allowed
+    """
+    if not os.path.lexists(file):
+        return Environment(env_name.gym_id, {}, Settings())
+    environment = read_environment(file)
+    if environment.env_id != env_name.gym_id:
+        raise ModelFormatError(f"this model was trained on {environment.env_id!r}, not on {env_name.gym_id!r}")
+    for name in environment.wrappers:
+        if name not in allowed:
+            raise ModelFormatError(
+                f"the model's environment has the wrapper {name!r}, which is not one of the well-known ones: if you trust the "
+                f"module of that name that you have installed, load it with --allow {name}"
+            )
+    settings = {"env_kwargs": environment.env_kwargs, **msgspec.to_builtins(environment.config)}
+    for what in ("env_kwargs", "env_wrapper", "vec_env_wrapper"):
+        if settings.get(what):
+            print(printable(f"Its environment is made with {what} {json.dumps(settings[what])}", MAX_BYTES))
+    return environment

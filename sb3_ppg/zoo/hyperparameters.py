@@ -1,0 +1,54 @@
+"""Our hyperparameter files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rl_zoo3.exp_manager
+import yaml
+
+import sb3_ppg
+from sb3_ppg import ImpalaCNN, MinAtarCNN
+from sb3_ppg.zoo.environments import PROCGEN_IDS
+
+# Entries that stand for several environments, in addition to the Zoo's "atari", and whether an environment belongs to them
+FAMILIES: dict[str, Callable[[str], bool]] = {
+    "procgen": PROCGEN_IDS.__contains__,
+    "minigrid": lambda env_id: env_id.startswith("MiniGrid-"),
+    "minatar": lambda env_id: env_id.startswith("MinAtar/"),
+}
+
+
+def hyperparameter_file(algo: str) -> Path:
+    """
+    Find our file of hyperparameters for an algorithm.
+
+    :param algo: the algorithm's name in RL Zoo, such as "ppg"
+    :return: path in the installed package, or in the repository for an editable installation
+    """
+    package = Path(sb3_ppg.__file__).parent
+    folder = package / "hyperparams"
+    return (folder if folder.is_dir() else package.parent / "hyperparams") / f"{algo}.yml"
+
+
+def entry_of(env_id: str, config: str) -> str:
+    """
+    :param env_id: environment
+    :param config: hyperparameter file
+    :return: the entry of the environment's family, if the file has that one and none for the environment itself; else
+        ``env_id``
+    """
+    family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), None)
+    if family is not None and config.endswith((".yml", ".yaml")):
+        entries = yaml.safe_load(Path(config).read_text())
+        if env_id not in entries and family in entries:
+            return family
+    return env_id
+
+
+def evaluated(expression: str) -> Any:
+    """
+    :param expression: Python in a hyperparameter file, such as "dict(features_extractor_class=ImpalaCNN)"
+    :return: its value; it may use the names that the Zoo's ``exp_manager`` knows, and our features extractors
+    """
+    return eval(expression, {**vars(rl_zoo3.exp_manager), "ImpalaCNN": ImpalaCNN, "MinAtarCNN": MinAtarCNN})

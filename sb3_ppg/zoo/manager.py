@@ -1,0 +1,388 @@
+"""RL Zoo's ``ExperimentManager`` for our algorithms and environments."""
+
+import argparse
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, partialmethod
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, ClassVar, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+import optuna
+import rl_zoo3.exp_manager
+from huggingface_sb3 import EnvironmentName
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from rl_zoo3.callbacks import TrialEvalCallback
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import SimpleLinearSchedule
+from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback, ProgressBarCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
+from sb3_ppg.arguments import argument_names
+from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
+from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
+from sb3_ppg.family import FAMILY, with_preset
+from sb3_ppg.saving.generators import generators_kept
+from sb3_ppg.saving.training_state import file_of_process, files_of_processes
+from sb3_ppg.zoo.command_line import check_path
+from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
+from sb3_ppg.zoo.hyperparameters import entry_of, evaluated, hyperparameter_file
+from sb3_ppg.zoo.interrupted import (
+    MARKER,
+    Marker,
+    command_of,
+    forget_later_episodes,
+    interrupted_run,
+    make_run_folder,
+    next_monitor_number,
+    remove_if_damaged,
+    restore_evaluations,
+    sigterm_blocked_in_children,
+)
+from sb3_ppg.zoo.search import BUDGET, longest_phase_pow
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def overrides(method: Method) -> Method:
+    """
+    :param method: replaces one of ``ExperimentManager``
+    :return: the same method
+    :raises ImportError: if this rl_zoo3 has no such method, and would never call it
+    """
+    if not hasattr(ExperimentManager, method.__name__):
+        raise ImportError(f"its ExperimentManager has no {method.__name__!r}", name=ExperimentManager.__module__)
+    return method
+
+
+class Manager(ExperimentManager):
+    """
+    The manager of RL Zoo's trainings and searches (rl_zoo3 2.9.2), which also knows our algorithms and environments.
+
+    Other algorithms keep the Zoo's own behavior, except where they meet our environments, or a fault of the Zoo that is
+    mended here in passing: those places name the version.
+
+    :param args: options of the Zoo's ``train``
+    :param algo: name of the algorithm
+    :param env_id: environment
+    :param others: see ``ExperimentManager``
+    :param options: see ``ExperimentManager``. ``config`` is our hyperparameter file by default
+    :raises ArgumentError: in all processes of a group, if several processes cannot do this
+    """
+
+    #: Counters and schedules go on where the model's are (``train --continue``)
+    asked_to_continue: ClassVar[bool] = False
+
+    def __init__(self, args: argparse.Namespace, algo: str, env_id: str, *others: Any, **options: Any):
+        self.is_ours = algo in FAMILY
+        self.is_masked = self.is_ours and issubclass(FAMILY[algo].algorithm, MaskablePPG)
+        self.command: dict[str, Any] = {}  # description of the training, by which the same command finds it again
+        self.marker: Marker | None = None  # of a training that can be taken up
+        self.n_steps_before = 0  # of the checkpoint where an interrupted training goes on
+        self.first_monitor = 0  # number of the first monitor file
+        if self.is_ours and options.get("config") is None:
+            options["config"] = str(hyperparameter_file(algo))
+        super().__init__(args, algo, env_id, *others, **options)
+        if env_id in PROCGEN_IDS:
+            self.deterministic_eval = False  # as for the Zoo's other games
+            if self.env_kwargs.get("num_levels") and not self._eval_env_kwargs_args:  # evaluate on all levels
+                self.eval_env_kwargs = {**self.env_kwargs, "num_levels": 0, "start_level": 0}
+                self._eval_env_kwargs_args = args.eval_env_kwargs = self.eval_env_kwargs  # saved for `report` and others
+        if n_processes() > 1:
+            self._join_the_others()
+
+    def _join_the_others(self) -> None:
+        """Agree on seed and folder; frequencies count the steps of all processes; only the first process shows something."""
+        with agreed():
+            if self.optimize_hyperparameters:
+                raise ArgumentError(
+                    "a search for hyperparameters is for one process: start several with one --storage instead"
+                )
+            if not self.is_ours:
+                raise ArgumentError(f"{self.algo} trains in one process; under torchrun use one of {', '.join(FAMILY)}")
+        self.seed, self.save_path = broadcast((self.seed, self.save_path))
+        self.eval_freq, self.save_freq = (
+            max(each // n_processes(), min(each, 1)) for each in (self.eval_freq, self.save_freq)
+        )
+        if rank() > 0:
+            self.eval_freq, self.show_progress, self.tensorboard_log, self.verbose = -1, False, None, 0
+
+    # ---- hyperparameters ----
+
+    @overrides
+    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Use the entry of a family of environments where the file has none for the environment."""
+        if self.trial_id == 0 and self.storage and self.study_name:  # rl_zoo3 2.9.2 takes trial 0 for no trial
+            print("Loading from Optuna study...")
+            trial = self.load_trial(self.storage, self.study_name, self.trial_id)
+            self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
+        env_name, entry = self.env_name, entry_of(self.env_name.gym_id, self.config)
+        if entry != env_name.gym_id:
+            print(f"Using {entry!r} hyperparameters")
+        self.env_name = EnvironmentName(entry)
+        try:
+            hyperparams, saved = super().read_hyperparameters()
+        finally:
+            self.env_name = env_name
+        self.command = command_of(self.args, saved, self.asked_to_continue)
+        return hyperparams, saved
+
+    @overrides
+    def load_trial(self, storage: str, study_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """
+        :raises ArgumentError: if there is no such study or trial; rl_zoo3 2.9.2 ends in a KeyError or an IndexError
+        """
+        is_journal = storage.endswith(".log")
+        if is_journal:
+            check_path(Path(storage))
+        try:
+            return super().load_trial(storage, study_name, *args, **kwargs)
+        except KeyError as error:
+            there = optuna.get_all_study_names(JournalStorage(JournalFileBackend(storage)) if is_journal else storage)
+            raise ArgumentError(f"there is no study {study_name!r} in {storage}{nearest(study_name, there)}") from error
+        except IndexError as error:
+            raise ArgumentError(f"the study {study_name!r} has no trial {self.trial_id}") from error
+
+    @overrides
+    def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple:
+        """
+        Add presets, and replace the Zoo's schedules by SB3's: a model that holds the Zoo's could only be loaded where the Zoo
+        is installed. What the Zoo does not consume goes to the constructor or, where training continues (``-i``), becomes an
+        attribute of the model, whatever its name.
+
+        :raises ArgumentError: for a hyperparameter that the algorithm does not have
+        """
+        if isinstance(hyperparams.get("policy_kwargs"), str):
+            hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
+        hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
+        if self.is_ours:
+            known = argument_names(FAMILY[self.algo].algorithm)
+            for name in hyperparams.keys() - set(known):
+                raise ArgumentError(
+                    f"{self.algo.upper()} has no hyperparameter {name!r} (from {self.config}, -params or a study)"
+                    f"{nearest(name, known)}"
+                )
+            if isinstance(hyperparams.get("aux_learning_rate"), str):  # which the Zoo does not know
+                parsed = self._preprocess_schedules({"learning_rate": hyperparams["aux_learning_rate"]})
+                hyperparams["aux_learning_rate"] = parsed["learning_rate"]
+            for name, value in hyperparams.items():
+                if isinstance(value, SimpleLinearSchedule):
+                    hyperparams[name] = LinearSchedule(value.initial_value, 0.0, 1.0)
+            hyperparams = with_preset(self.algo, hyperparams)
+        return hyperparams, *others
+
+    # ---- what a training needs ----
+
+    @overrides
+    def create_log_folder(self) -> None:
+        """
+        Take up the interrupted training of the same command, or make a new folder.
+
+        :raises ProcessGroupError: if a process cannot write there, for instance because it does not see the same disk
+        """
+        if not self.is_ours:
+            super().create_log_folder()
+            return
+        checkpoint = None
+        with agreed():
+            if rank() == 0:
+                checkpoint = self._take_up_or_make_folder()
+                self.params_path = f"{self.save_path}/{self.env_name}"
+                super().create_log_folder()
+        self.seed, self.save_path, checkpoint, self.first_monitor = broadcast(
+            (self.seed, self.save_path, checkpoint, self.first_monitor)
+        )
+        self.params_path = f"{self.save_path}/{self.env_name}"
+        if checkpoint is not None:
+            self.trained_agent, self.continue_training = str(checkpoint), True
+            self.n_steps_before = int(checkpoint.name.split("_")[-2])
+        with agreed(), TemporaryFile(dir=self.params_path):
+            pass
+
+    def _take_up_or_make_folder(self) -> Path | None:
+        """Set the folder, and return the checkpoint from which to go on, if there is one."""
+        is_resumable = self.save_freq > 0 and not self.optimize_hyperparameters
+        found = interrupted_run(Path(self.log_path), self.env_name, self.command) if is_resumable else None
+        checkpoint = None
+        if found is None:
+            self.save_path = make_run_folder(self.save_path, self.env_name)
+            self.marker = Marker(Path(self.save_path)) if is_resumable else None
+        else:
+            self.marker, self.seed, checkpoint = found
+            folder = self.marker.path.parent
+            self.args.seed, self.save_path = self.seed, str(folder)
+            place = "which has no checkpoint yet" if checkpoint is None else f"from {checkpoint.name}"
+            print(f"Going on with {folder}, seed {self.seed}, {place} (to begin again, remove {folder / MARKER})")
+            if checkpoint is not None:
+                remove_if_damaged(folder / self.env_name / "vecnormalize.pkl")
+                forget_later_episodes(folder, checkpoint)
+        if self.marker is not None:
+            self.marker.write(self.command, self.seed)
+        self.first_monitor = next_monitor_number(Path(self.save_path))
+        return checkpoint
+
+    @overrides
+    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+        """Save hyperparameters and options once, in the first process."""
+        if rank() == 0:
+            super()._save_config(saved_hyperparams)
+
+    @overrides
+    def create_callbacks(self) -> None:
+        """Evaluate under action masks, and keep the evaluations of a training that goes on."""
+        with self._masked("EvalCallback", MaskableEvalCallback):
+            super().create_callbacks()
+        self.callbacks = [_ProgressBar() if isinstance(one, ProgressBarCallback) else one for one in self.callbacks]
+        if self.n_steps_before > 0:
+            for callback in self.callbacks:
+                if isinstance(callback, EvalCallback):
+                    callback.n_calls = self.n_steps_before // (self.n_envs * n_processes())  # counts to the next evaluation
+                    restore_evaluations(callback, self.n_steps_before)
+
+    def _masked(self, name: str, replacement: type) -> AbstractContextManager:
+        """Let the Zoo use another class of callbacks for algorithms with action masks, within a block."""
+        return patch.object(rl_zoo3.exp_manager, name, replacement) if self.is_masked else nullcontext()
+
+    @overrides
+    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        """Make Procgen's games in one EnvPool, and number monitor files so that none is overwritten."""
+        is_logged = not (eval_env or no_log)
+        if self.env_name.gym_id in PROCGEN_IDS and self.env_wrapper is None:  # wrappers need single environments
+            options = self.eval_env_kwargs if eval_env else self.env_kwargs
+            monitor_file = f"{self.save_path}/{self.first_monitor + rank()}" if is_logged else None
+            make: Any = partial(make_procgen, self.env_name.gym_id, self.seed, options, monitor_file)
+            self.vec_env_class = make
+        if not self.is_ours:
+            return super().create_envs(n_envs, eval_env, no_log)
+        numbered = partial(make_vec_env, start_index=self.first_monitor + rank() * n_envs)
+        with (
+            patch.object(rl_zoo3.exp_manager, "make_vec_env", numbered) if is_logged else nullcontext(),
+            sigterm_blocked_in_children(),
+        ):
+            return super().create_envs(n_envs, eval_env, no_log)
+
+    @overrides
+    def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+        """Load the auxiliary buffer that lies beside the model, too."""
+        is_same_run = self.n_steps_before > 0
+        if is_same_run:  # the model's own have statistics of rewards
+            hyperparams = {name: value for name, value in hyperparams.items() if name != "rollout_buffer_kwargs"}
+        model = super()._load_pretrained_agent(hyperparams, env)
+        if is_same_run:  # without it, the episodes of the beginning would come again
+            seed = int(np.random.SeedSequence([self.seed, self.n_steps_before]).generate_state(1)[0] % 2**31)
+            env.seed(seed + rank() * env.num_envs)
+        path = aux_buffer_path(self.trained_agent)
+        if isinstance(model, PPG) and files_of_processes(path):
+            print(f"Loading {next(file for file in (file_of_process(path), *files_of_processes(path)) if file.exists())}")
+            is_exact = is_same_run or self.asked_to_continue
+            with nullcontext() if is_exact else generators_kept():  # a new training has a seed of its own
+                try:
+                    model.load_aux_buffer(path)
+                except ModelFormatError as error:  # for instance if the rollouts have another length
+                    if is_exact:
+                        raise
+                    print(f"{error}. The phase starts over")
+        return model
+
+    # ---- training ----
+
+    @overrides
+    def learn(self, model: BaseAlgorithm) -> None:
+        """
+        Train with our checkpoints in place of SB3's; with ``--continue`` and after an interruption, count on.
+
+        :raises ArgumentError: if no steps are left with ``--continue``
+        """
+        if not isinstance(model, PPG):
+            super().learn(model)
+            return
+        self.callbacks = [self._phasic(callback, model.n_steps) for callback in self.callbacks]
+        if n_processes() > 1 and not self.show_progress:
+            self.callbacks.insert(0, PhasicCallback())  # rl_zoo3 2.9.2 ends the first callback a second time
+        counting: AbstractContextManager = nullcontext()
+        if self.n_steps_before > 0 or self.asked_to_continue:
+            if self.n_steps_before >= self.n_timesteps:
+                print("All its steps are taken: its model is saved")
+                return
+            counting = self._count_on(model)
+        try:
+            with counting:
+                super().learn(model)
+        except SystemExit:
+            continues = "continues" if self.save_freq > 0 else "with --save-freq would have continued"
+            print(f"A signal has ended the training after {model.num_timesteps} steps; the same command {continues} it")
+            raise
+
+    def _phasic(self, callback: BaseCallback, n_steps: int) -> BaseCallback:
+        """Replace SB3's checkpoints, which come in the middle of rollouts, by ours between them, as often."""
+        if not isinstance(callback, CheckpointCallback):
+            return callback
+        iterations = max(1, round(callback.save_freq / n_steps))
+        n_buffers = None if self.save_replay_buffer else 1
+        return PhasicCheckpointCallback(
+            iterations, callback.save_path, callback.name_prefix, keep_buffers=n_buffers, verbose=2
+        )
+
+    def _count_on(self, model: PPG) -> AbstractContextManager:
+        """Take the steps that are left, within a block in which the model's counters are not reset."""
+        remaining = int(self.n_timesteps) - model.num_timesteps
+        if remaining <= 0:
+            raise ArgumentError(
+                f"the model has trained for {model.num_timesteps} steps already: with --continue, -n counts from the "
+                f"beginning, so use more than that"
+            )
+        print(f"Going on after {model.num_timesteps} steps")
+        self.n_timesteps = remaining
+        # The class's attribute, as the model's would be saved with it
+        return patch.object(type(model), "learn", partialmethod(type(model).learn, reset_num_timesteps=False))
+
+    @overrides
+    def save_trained_model(self, model: BaseAlgorithm) -> None:
+        """Save the model, with ``--save-replay-buffer`` also its auxiliary buffer, and end the training."""
+        with agreed():
+            if isinstance(model, PPG) and self.save_replay_buffer:
+                model.save_aux_buffer(aux_buffer_path(Path(self.save_path) / self.env_name))
+        if rank() == 0:
+            super().save_trained_model(model)
+        if self.marker is not None:
+            self.marker.remove()
+
+    # ---- searching ----
+
+    @overrides
+    def hyperparameters_optimization(self) -> None:
+        """
+        :raises ArgumentError: if a trial is too short for our samplers
+        """
+        if self.is_ours:
+            longest_phase_pow(self.n_timesteps, self.n_envs)
+        with self._masked("TrialEvalCallback", _MaskableTrialEvalCallback):
+            super().hyperparameters_optimization()
+
+    @overrides
+    def objective(self, trial: optuna.Trial) -> float:
+        """Tell our samplers the budget of a trial."""
+        if self.is_ours:
+            trial.set_user_attr(BUDGET, int(self.n_timesteps))
+        return super().objective(trial)
+
+
+class _ProgressBar(ProgressBarCallback):
+    """rl_zoo3 2.9.2 ends its first callback even if an error came before it began; its own error would hide that one."""
+
+    def _on_training_end(self) -> None:
+        if hasattr(self, "pbar"):
+            super()._on_training_end()
+
+
+class _MaskableTrialEvalCallback(TrialEvalCallback, MaskableEvalCallback):
+    """Evaluates the trials of a search under action masks."""

@@ -1,0 +1,44 @@
+"""Trainings that several tests read."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib import pyplot as plt
+
+from tests.helpers import run
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """A folder in which PPG was trained, as ``make train`` does but shorter, and PPO."""
+    folder = tmp_path_factory.mktemp("zoo")
+    options = ("--env", "CartPole-v1", "-n", "2000", "--eval-freq", "1000", "--seed", "1")
+    schedule = ("-params", "aux_learning_rate:'lin_0.002'")
+    output = run("train", *options, "--save-freq", "1000", "--progress", *schedule, cwd=folder)
+    assert "Loading hyperparameters from" in output and "100%" in output
+    run("train", "--algo", "ppo", *options, cwd=folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def figures_closed():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def children_in_place(monkeypatch) -> None:
+    """Scripts that start others by our launcher run them in this process."""
+
+    original = subprocess.call
+
+    def call(command: list[str], *args, **kwargs) -> int:
+        if command[:3] != [sys.executable, "-m", "sb3_ppg"]:
+            assert "enjoy.py" not in command and "rl_zoo3.record_video" not in command
+            return original(command, *args, **kwargs)
+        run(*command[3:])
+        return 0
+
+    monkeypatch.setattr(subprocess, "call", call)

@@ -1,0 +1,256 @@
+"""``register()`` and ``patched()``, environments, hyperparameter files, and ``Manager`` as the Zoo's scripts use it."""
+
+import subprocess
+import sys
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pandas as pd
+import pytest
+import rl_zoo3
+import yaml
+from rl_zoo3.utils import SimpleLinearSchedule
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+
+from benchmarks import learning, variants
+from benchmarks.starts import tuned_entries
+from benchmarks.suites.contestants import TASKS, Training
+from sb3_ppg import MaskablePPG
+from sb3_ppg.arguments import argument_names, argument_value
+from sb3_ppg.hub.pretrained import NOT_SHARED
+from sb3_ppg.zoo import ALGOS, patched, register
+from sb3_ppg.zoo.environments import MASKED
+from sb3_ppg.zoo.hyperparameters import hyperparameter_file
+from sb3_ppg.zoo.manager import Manager
+from tests.helpers import ROOT
+
+pytestmark = pytest.mark.slow
+
+# All that the Zoo's modules and classes, and those that scripts change otherwise, consist of
+SNAPSHOT = """
+import importlib, os, subprocess
+import rl_zoo3
+from matplotlib import pyplot as plt
+from sb3_ppg import MaskablePPG
+
+names = ["callbacks", "exp_manager", "hyperparams_opt", "load_from_hub", "train", "utils", "plots.plot_train"]
+modules = [rl_zoo3, *(importlib.import_module(f"rl_zoo3.{name}") for name in names), subprocess, plt]
+plt.get_backend()  # which is chosen when it is first asked for
+tables = ["ALGOS", "HYPERPARAMS_SAMPLER", "HYPERPARAMS_CONVERTER"]
+zoo_classes = {one for module in modules for one in vars(module).values() if isinstance(one, type)} | {MaskablePPG}
+
+def state():
+    found = {(module.__name__, name): value for module in modules for name, value in vars(module).items()}
+    found |= {(cls, name): value for cls in zoo_classes for name, value in vars(cls).items()}
+    found |= {("entries", name, key): value for name in tables for module in modules[:4]
+              for key, value in vars(module).get(name, {}).items()}
+    return found | dict(os.environ)
+
+def changes(before, after):
+    return {key for key in before.keys() | after.keys() if before.get(key) is not after.get(key)
+            and not (isinstance(key, str) and before.get(key) == after.get(key))}
+
+before = state()
+"""
+
+
+def in_a_new_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_registering_sets_one_name_and_fills_tables():
+    """Also in a script that was imported before; the Zoo's classes stay as they were, and a second call changes nothing."""
+    in_a_new_process(f"""{SNAPSHOT}
+from sb3_ppg.zoo import ALGOS, register
+register()
+changed = changes(before, state())
+named = {{key for key in changed if key[0] != "entries"}}
+assert named == {{("rl_zoo3.exp_manager", "ExperimentManager"), ("rl_zoo3.train", "ExperimentManager")}}, named
+assert changed - named == {{("entries", name, algo) for name in tables for algo in ALGOS}}
+assert rl_zoo3.train.ExperimentManager.__name__ == "Manager"
+once = state()
+register()
+assert not changes(once, state())
+""")
+
+
+def test_the_repairs_of_the_scripts_end_with_their_block():
+    """Also for a script that was imported within it."""
+    in_a_new_process(f"""{SNAPSHOT}
+from sb3_ppg.zoo import patched, register
+register()
+registered = state()
+with patched():
+    import rl_zoo3.enjoy
+    assert len(changes(registered, state())) > 5
+    assert rl_zoo3.enjoy.create_test_env is not registered["rl_zoo3.utils", "create_test_env"]
+assert changes(registered, state()) <= {{("rl_zoo3", "enjoy")}}, changes(registered, state())
+for name in ("create_test_env", "get_model_path"):
+    assert vars(rl_zoo3.enjoy)[name] is registered["rl_zoo3.utils", name]
+""")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("del rl_zoo3.exp_manager.ExperimentManager._preprocess_hyperparams", "has no '_preprocess_hyperparams'"),
+        ("del rl_zoo3.hyperparams_opt.HYPERPARAMS_SAMPLER", "cannot import name 'HYPERPARAMS_SAMPLER'"),
+        ("del rl_zoo3.utils.SimpleLinearSchedule", "cannot import name 'SimpleLinearSchedule'"),
+    ],
+)
+def test_another_version_of_the_zoo_is_one_clear_error(change, said):
+    code = f"import rl_zoo3.exp_manager\n{change}\nimport sys; sys.argv = ['sb3-ppg', 'train']; import sb3_ppg.__main__"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("sb3-ppg train: RL Zoo cannot be used"), done.stderr
+    assert said in done.stderr and 'pip install "rl_zoo3==2.9.2"' in done.stderr and "Traceback" not in done.stderr
+
+
+def test_other_algorithms_are_the_zoos(tmp_path, monkeypatch):
+    register()
+    monkeypatch.chdir(tmp_path)
+    manager = Manager(Namespace(), "ppo", "CartPole-v1", str(tmp_path), eval_freq=-1)
+    model, hyperparameters = manager.setup_experiment()
+    assert manager.config.startswith(str(Path(rl_zoo3.__file__).parent)) and hyperparameters["n_steps"] == 32
+    assert type(model) is PPO and isinstance(model.learning_rate, SimpleLinearSchedule)
+
+
+def test_a_model_acts_under_the_masks_of_its_own_environment(tmp_path):
+    """If two are played in one process; one that is not played acts under the masks that it is given."""
+
+    def make_env(n_possible: int):
+        env = InvalidActionEnvDiscrete(dim=20, n_invalid_actions=20 - n_possible)
+        env.possible_actions = np.arange(n_possible)
+        env.action_masks = lambda: np.arange(20) < n_possible
+        return env
+
+    for n_possible in (2, 5):
+        gym.register(f"Possible{n_possible}-v0", partial(make_env, n_possible))
+    MaskablePPG("MlpPolicy", make_env(2), n_steps=16, batch_size=16).save(tmp_path / "model")
+    observation = np.array(0)
+
+    def actions_of(model: MaskablePPG) -> set[int]:
+        return {int(model.predict(observation)[0]) for _ in range(200)}
+
+    with patched():
+        models = {}
+        for n_possible in (2, 5):
+            rl_zoo3.utils.create_test_env(f"Possible{n_possible}-v0", hyperparams={}, should_render=False)
+            models[n_possible] = MaskablePPG.load(tmp_path / "model")
+        for n_possible, model in models.items():
+            assert actions_of(model) == set(range(n_possible))
+        given = np.arange(20) == 7
+        assert int(models[2].predict(observation, action_masks=given)[0]) == 7
+        trained = MaskablePPG("MlpPolicy", make_env(2), n_steps=16, batch_size=16)
+        assert len(actions_of(trained)) > 5
+    assert len(actions_of(models[2])) > 5
+    for n_possible in (2, 5):
+        del gym.registry[f"Possible{n_possible}-v0"]
+
+
+# ---- environments ----
+
+
+def test_games_of_minatar_have_pictures():
+    """The package's own are too small and too dark for a video."""
+    register()
+    for env_id, n_actions in (("MinAtar/SpaceInvaders-v0", 6), ("MinAtar/SpaceInvaders-v1", 4)):
+        env = gym.make(env_id, render_mode="rgb_array", sticky_action_prob=0.0)
+        env.reset(seed=1)
+        picture = env.render()
+        assert picture.shape == (240, 240, 3) and picture.dtype == np.uint8 and picture.max() > 100
+        assert env.action_space.n == n_actions and len(np.unique(picture[:24, :24].reshape(-1, 3), axis=0)) == 1
+
+
+def test_environments_without_pictures_are_made_as_any_other():
+    """By SB3's helper, which asks for pictures first."""
+    register()
+    assert make_vec_env("InvalidActionsDiscrete-v0", 2).num_envs == 2
+    with pytest.raises(ValueError, match="has no pictures: use --no-render"):
+        gym.make("InvalidActionsDiscrete-v0", render_mode="human")
+
+
+# ---- hyperparameter files ----
+
+ENTRIES = [(algo, entry) for algo in ALGOS for entry in yaml.safe_load(hyperparameter_file(algo).read_text())]
+EXAMPLES = {
+    **{"default": "CliffWalking-v1", "atari": "PongNoFrameskip-v4", "procgen": "CoinrunEasy-v0"},
+    **{"minigrid": "MiniGrid-Fetch-8x8-N3-v0", "minatar": "MinAtar/SpaceInvaders-v1"},
+}
+
+
+@pytest.mark.parametrize(("algo", "entry"), ENTRIES)
+def test_every_entry_of_our_files_makes_a_model(algo, entry, tmp_path, monkeypatch):
+    """With its environment, as ``train`` makes it."""
+    register()
+    monkeypatch.chdir(tmp_path)
+    env_id, config = EXAMPLES.get(entry, entry), None
+    if entry.startswith("procgen-"):  # a preset to copy from
+        env_id, config = "CoinrunHard-v0", "mine.yml"
+        settings = yaml.safe_load(hyperparameter_file("ppg").read_text())[entry]
+        Path(config).write_text(yaml.safe_dump({env_id: settings}))
+    manager = Manager(Namespace(), algo, env_id, str(tmp_path), eval_freq=-1, config=config)
+    model, hyperparameters = manager.setup_experiment()
+    assert type(model) is ALGOS[algo] and model.n_envs == hyperparameters["n_envs"]
+    assert model.batch_size <= model.n_steps * model.n_envs
+    model.env.close()
+
+
+@pytest.mark.parametrize("algo", ["ppg", "ppg_lstm"])
+def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch, capsys):
+    register()
+    monkeypatch.chdir(tmp_path)
+    manager = Manager(Namespace(), algo, "MiniGrid-Dynamic-Obstacles-5x5-v0", str(tmp_path), eval_freq=-1)
+    model, _ = manager.setup_experiment()
+    assert "Using 'minigrid' hyperparameters" in capsys.readouterr().out
+    assert model.observation_space.shape == (2835,)
+    model.env.close()
+
+
+def test_a_benchmarks_hyperparameters_are_those_of_our_file(tmp_path, monkeypatch):
+    """``--algo ppg_lstm`` and ``--algo ppg_mask`` run what benchmarks/variants.py ran."""
+    register()
+    monkeypatch.chdir(tmp_path)
+    cases = [("ppg_lstm", "CartPoleNoVel-v1", variants.RECURRENT["RecurrentPPG"])]
+    cases += [("ppg_mask", env_id, variants.MASKABLE["MaskablePPG"]) for env_id in MASKED]
+    for algo, env_id, contestant in cases:
+        model, hyperparameters = Manager(Namespace(), algo, env_id, str(tmp_path), eval_freq=-1).setup_experiment()
+        benchmarked = contestant.algorithm(contestant.policy, model.get_env(), **contestant.kwargs)
+        for name in argument_names(type(model)):
+            if name not in NOT_SHARED and name != "seed":
+                values = [argument_value(made, name) for made in (model, benchmarked)]
+                one, other = (value(0.5) if callable(value) and not isinstance(value, type) else value for value in values)
+                if name == "policy_kwargs":
+                    other = {key: value for key, value in other.items() if key != "enable_critic_lstm"}  # True by default
+                assert one == other, name
+        assert hyperparameters["n_timesteps"] in (2e4, 1e5)
+
+
+def test_no_entry_claims_to_be_tuned_that_was_not_run():
+    """As the benchmark's table shows, with the hyperparameters that it was run with."""
+    tuned = [name for name, comment in tuned_entries("ppg").items() if comment == "# Tuned"]
+    results = pd.read_csv(ROOT / "benchmarks" / "results" / "learning.csv")
+    assert set(tuned) == set(learning.ZOO_ENVS)
+    for env_id in tuned:
+        rows = results[(results.env == env_id) & (results.setting == "RL Zoo") & (results.algo == "ppg")]
+        assert set(rows.hyperparameters) == {learning.hyperparameters(env_id, "ppg")} and len(rows) >= 3, env_id
+
+
+@pytest.mark.parametrize("algo", ["ppg", "ppg_lstm"])
+def test_no_entry_claims_to_be_tuned_that_the_suites_have_not_run(algo):
+    """Where the comment says more than that, and for a suite's own entry in all of its tasks."""
+    tuned = [name for name, comment in tuned_entries(algo).items() if comment.endswith(". Tuned")]
+    results = pd.read_csv(ROOT / "benchmarks" / "results" / "suites.csv")
+    assert tuned
+    for name in tuned:
+        tasks = [task for task in TASKS if name in (task.env_id, task.suite)]
+        assert tasks, name
+        for task in tasks:
+            own = results[results.settings == Training(task, "PPG", 0, task.n_timesteps).hash()]
+            assert len(set(own.seed)) >= 3, task.env_id

@@ -1,0 +1,96 @@
+"""``train -optimize``, and training with a trial's hyperparameters."""
+
+import itertools
+import warnings
+
+import optuna
+import pytest
+import yaml
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_ppg import PPG
+from sb3_ppg.zoo import ALGOS
+from sb3_ppg.zoo.hyperparameters import hyperparameter_file
+from sb3_ppg.zoo.search import CONVERTERS, SAMPLERS
+from tests.helpers import run
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_search_has_three_phases_in_each_trial_and_the_same_ranges_in_all():
+    """And a trial's hyperparameters follow from what is stored of it."""
+    budget, n_envs = 20_000, 8
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=5, seed=0, multivariate=True))
+    phases = set()
+    for _ in range(40):
+        trial = study.ask()
+        trial.set_user_attr("n_timesteps", budget)
+        sampled = SAMPLERS["ppg"](trial, n_actions=2, n_envs=n_envs, additional_args={})
+        study.tell(trial, sampled["gamma"])
+        assert 3 * sampled["n_steps"] * n_envs * sampled["n_policy_iterations"] <= budget
+        assert sampled == CONVERTERS["ppg"](study.trials[-1].params)
+        phases.add((sampled["n_steps"], sampled["n_policy_iterations"]))
+    assert len(phases) >= 8 and {n for n, _ in phases} >= {32, 64, 128} and {n for _, n in phases} >= {2, 4, 8}
+    assert len({tuple(trial.distributions.items()) for trial in study.trials}) == 1
+
+
+def test_all_lengths_of_rollouts_and_phases_are_searched():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    sampled = [SAMPLERS["ppg"](study.ask(), n_actions=2, n_envs=1, additional_args={}) for _ in range(1000)]
+    found = {(one["n_steps"], one["n_policy_iterations"]) for one in sampled}
+    assert found == set(itertools.product((32, 64, 128, 256, 512, 1024), (2, 4, 8, 16, 32)))
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_sampled_model_can_be_made(algo):
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    policy = "MlpLstmPolicy" if algo == "ppg_lstm" else "MlpPolicy"
+    for _ in range(20):
+        trial = study.ask()
+        sampled = SAMPLERS[algo](trial, n_actions=2, n_envs=4, additional_args={})
+        assert sampled == CONVERTERS[algo](trial.params)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # truncated minibatches
+            ALGOS[algo](policy, make_vec_env("CartPole-v1", 4), **sampled)
+
+
+def test_a_budget_too_short_for_a_search_is_refused(tmp_path):
+    output = run("train", "--env", "CartPole-v1", "-optimize", "-n", "1535", "--n-trials", "2", cwd=tmp_path, fails=True)
+    assert "sb3-ppg train: -n 1535 is too short for a search" in output and "take 1536 steps" in output
+
+
+def test_a_search_where_the_file_has_an_auxiliary_batch_longer_than_the_phases(tmp_path):
+    options = "-optimize --n-trials 2 --eval-episodes 1 --n-evaluations 1 --no-optim-plots -n 768"
+    assert yaml.safe_load(hyperparameter_file("ppg").read_text())["Pendulum-v1"]["aux_batch_size"] > 64 * 4
+    output = run("train", "--env", "Pendulum-v1", *options.split(), cwd=tmp_path)
+    assert "Number of finished trials:  2" in output
+
+
+def test_optimize_and_train_a_trial_again(tmp_path):
+    """A study in a journal, with pruning; its first trial is made again by ``--trial-id 0``."""
+    study = ("--env", "CartPole-v1", "--storage", "journal.log", "--study-name", "ppg")
+    output = run(
+        *("train", "-optimize", *study, "-n", "3000", "--n-trials", "5", "--n-startup-trials", "1", "--n-evaluations", "3"),
+        *("--eval-episodes", "2", "--sampler", "tpe", "--pruner", "halving", "--no-optim-plots", "--seed", "1"),
+        cwd=tmp_path,
+    )
+    assert "Number of finished trials:  5" in output
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal.log")))
+    trials = optuna.load_study(study_name="ppg", storage=storage).trials
+    assert len(trials) == 5 and {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
+    searched = {"phase_pow", "n_steps_place", "n_aux_epochs", "beta_clone", "aux_learning_rate", "architecture"}
+    for trial in trials:
+        n_steps, n_policy_iterations = (trial.user_attrs[name] for name in ("n_steps", "n_policy_iterations"))
+        assert searched <= trial.params.keys() and 3 * 8 * n_steps * n_policy_iterations <= 3000
+    assert list((tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv"))
+
+    for number in (0, 1):
+        run("train", *study, "--trial-id", str(number), "-n", "64", "--eval-freq", "-1", "-f", f"again{number}", cwd=tmp_path)
+        model = PPG.load(tmp_path / f"again{number}" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
+        params = CONVERTERS["ppg"](trials[number].params)
+        for name, value in params.items():
+            made = getattr(model, name)
+            assert (made(1.0) if callable(made) else made) == value, name
