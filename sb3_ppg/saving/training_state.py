@@ -24,7 +24,6 @@ from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generator_states, restore_generators
 
 FORMAT_VERSION = 1
-# Attributes of a model that count: what has been learned from, and what is stored
 
 
 def file_of_process(path: Path) -> Path:
@@ -57,8 +56,8 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
     """
     if (model._n_stored_rollouts, model._n_replayed_rollouts) != (len(model.aux_buffer), model.replay.n_stored):
         raise ArgumentError(
-            f"This model was saved amid a phase, and its rollouts ({model._n_stored_rollouts}, and "
-            f"{model._n_replayed_rollouts} that the policy learns from again) are not here: use `load_aux_buffer` before, or "
+            f"This model was saved in the middle of a phase, and its rollouts ({model._n_stored_rollouts}, and "
+            f"{model._n_replayed_rollouts} that the policy learns from again) are not here: call `load_aux_buffer` first, or "
             "`learn`, which starts the phase over"
         )
     check_state_is_finite(model)
@@ -95,9 +94,14 @@ def check_state_is_finite(model: PhasicModel) -> None:
     if reward_normalizer is not None:
         numbers["the reward normaliser's variance"] = np.asarray(reward_normalizer.return_rms.var)
     for name, value in numbers.items():
-        is_finite: Any = th.isfinite if isinstance(value, th.Tensor) else np.isfinite
-        if isinstance(value, (np.ndarray, th.Tensor)) and not is_finite(value).all():
+        if not _is_finite(value):
             raise NonFiniteError(f"{name} is not finite")
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, th.Tensor):
+        return bool(th.isfinite(value).all())
+    return not isinstance(value, np.ndarray) or value.dtype.kind != "f" or bool(np.isfinite(value).all())
 
 
 def _identity(model: PhasicModel, same_processes: bool = True) -> dict[str, Any]:
@@ -162,8 +166,7 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
     :raises ModelFormatError: if the file is damaged, too new, or another model's; nothing is changed then
     """
     own, there, (_, size) = file_of_process(path), files_of_processes(path), rank_and_size()
-    present = [path] if size == 1 else [one for one in there if one.stem.endswith(f"_of_{size}")]
-    same_processes = not there or not {*present}.isdisjoint(there)
+    same_processes = not there or any(one == path if size == 1 else one.stem.endswith(f"_of_{size}") for one in there)
     if not same_processes:
         own = there[0]
         warnings.warn(f"{own.name} is from another number of processes: the phase starts over", stacklevel=3)
@@ -179,7 +182,7 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
 
 
 def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
-    """Read and check everything, then put it in place: where processes are other, only what they had in common."""
+    """Read and check everything, then put it in place; of another number of processes, only the statistics."""
     description = json.loads(archive["description"].tobytes())
     _check_identity(description, _identity(model, same_processes))
     running = _statistics(model.env)
@@ -195,7 +198,7 @@ def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
         if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):
             raise ModelFormatError("has rollouts of phases that are over: use the `aux_buffer_kwargs` of its training")
         restore_generators(description["generators"])
-    # Nothing from here on can fail
+    # Everything is checked: nothing below can fail
     model.aux_buffer, model.replay.rollouts = aux_buffer, replayed
     model._n_stored_rollouts, model._n_replayed_rollouts = len(aux_buffer), len(replayed)
     for name, rms in running.items():
@@ -216,7 +219,7 @@ def _check_identity(description: dict[str, Any], wanted: dict[str, Any]) -> None
 
 
 def _some_stored_rollout(model: PhasicModel) -> dict[str, Any]:
-    """Arrays of the shapes and types of those that the auxiliary buffer keeps."""
+    """Arrays with the shapes and types of one rollout in the auxiliary buffer."""
     sizes = (model.n_envs, model.n_steps)
     return {
         "observations": tree_map(
@@ -251,13 +254,14 @@ def _read(archive: Any, name: str, like: Any) -> Any:
     :param archive: the open file
     :param name: of an array, or of several that are in a dictionary
     :param like: array of the shape and type that it has to have, or a dictionary of such
-    :raises ValueError: if it has another, or a number that is NaN or infinite; zipfile and NumPy raise others
+    :return: the array, or a dictionary of arrays
+    :raises Exception: if an array is missing, damaged, of another shape or type, or has a number that is NaN or infinite
     """
     if isinstance(like, dict):
         return {key: _read(archive, f"{name}/{key}", part) for key, part in like.items()}
     array = archive[name]
     if (array.shape, array.dtype) != (like.shape, like.dtype):
         raise ValueError(f"{name} is {array.dtype} {array.shape}, not {like.dtype} {like.shape}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if not _is_finite(array):
         raise ValueError(f"{name} has a number that is not finite")
     return array

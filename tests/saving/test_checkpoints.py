@@ -247,7 +247,7 @@ def test_a_phase_whose_rollouts_are_not_here_is_not_saved(kwargs, tmp_path):
     """Its file could not be read."""
     small(**kwargs).learn(8).save(tmp_path / "model")
     model = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), device="cpu")
-    with pytest.raises(ArgumentError, match=r"saved amid a phase.*1.*load_aux_buffer"):
+    with pytest.raises(ArgumentError, match=r"saved in the middle of a phase.*1.*load_aux_buffer"):
         model.save_aux_buffer(tmp_path / "buffer.npz")
     assert not (tmp_path / "buffer.npz").exists()
     with pytest.warns(UserWarning, match="This model was saved"):
