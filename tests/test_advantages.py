@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -35,12 +34,7 @@ DICT = spaces.Dict(a=VECTOR, b=spaces.Discrete(3))
 KINDS = {
     "vectors": (PPG, "MlpPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
     "images": (PPG, "CnnPolicy", lambda: RandomEnv(image_space(36, 36, 1), spaces.Discrete(3)), {}),
-    "Dict": (
-        PPG,
-        "MultiInputPolicy",
-        lambda: RandomEnv(spaces.Dict(a=VECTOR, b=spaces.Discrete(3)), spaces.Box(-1, 1, (2,))),
-        {},
-    ),
+    "Dict": (PPG, "MultiInputPolicy", lambda: RandomEnv(DICT, spaces.Box(-1, 1, (2,))), {}),
     "LSTM": (RecurrentPPG, "MlpLstmPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {"lstm_hidden_size": 4}),
     "masks": (MaskablePPG, "MlpPolicy", MaskedEnv, {}),
 }
@@ -94,8 +88,6 @@ def test_with_several_epochs_each_but_the_first_is_up_to_date(kind, settings, mo
     model.learn(4 * 16)
     n_epochs = settings["n_epochs"] + settings.get("n_value_epochs", 0)
     assert len(calls) == 4 * (n_epochs - 1)
-    other = make(kind, **settings).learn(4 * 16)
-    assert not np.array_equal(model.policy.parameters_to_vector(), other.policy.parameters_to_vector())
 
 
 def test_under_normalised_rewards():
@@ -123,7 +115,7 @@ class CutOff(RandomEnv):
 
 
 def test_what_follows_a_time_limit_is_in_normalised_units():
-    """γ V is added to the normalised reward, of which V is learned; it was divided and clipped with the raw one."""
+    """γ V is added to the normalised reward, in whose units V is learned."""
     normalizer = RewardNormalizer(gamma=0.9)
     kwargs = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
     model = PPG("MlpPolicy", make_vec_env(CutOff, 2, seed=0), n_steps=64, batch_size=64, gamma=0.9, device="cpu", **kwargs)
@@ -137,15 +129,7 @@ def test_what_follows_a_time_limit_is_in_normalised_units():
         np.testing.assert_allclose(buffer.rewards[:-1], expected, rtol=1e-5)
 
 
-class OtherAdvantages(RolloutBuffer):
-    def compute_returns_and_advantage(self, last_values, dones):
-        super().compute_returns_and_advantage(last_values, dones)
-        self.advantages *= 2
-
-
 def test_what_cannot_be_recomputed_is_refused():
-    with pytest.raises(ArgumentError, match="OtherAdvantages has a way of its own"):
-        make("vectors", recompute_advantages=True, rollout_buffer_class=OtherAdvantages)
     with pytest.raises(ArgumentError, match="`recompute_advantages`='yes' cannot work"):
         make("vectors", recompute_advantages="yes")
     with pytest.raises(ArgumentError, match="would count a rollout several times"):

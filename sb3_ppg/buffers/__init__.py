@@ -1,1 +1,1 @@
-"""What training collects and draws its minibatches from."""
+"""Buffers that training fills with rollouts and draws its minibatches from."""

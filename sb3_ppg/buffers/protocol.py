@@ -49,12 +49,10 @@ def has_new_arrays(rollout_buffer: RolloutBuffer) -> bool:
 
 
 def _is_promised(cls: type, attribute: str, methods: tuple[str, ...]) -> bool:
-    """Whether the attribute is true, and set by each class that overrides one of SB3's methods, or by one derived from it."""
-    promises = [one for one in cls.__mro__ if attribute in vars(one)]
-    overriding = [
-        one
-        for one in cls.__mro__
-        if not any(issubclass(theirs, one) for theirs in SB3_CLASSES) and any(method in vars(one) for method in methods)
-    ]
-    is_true = all(vars(one)[attribute] for one in promises[:1])
-    return is_true and all(any(issubclass(promise, one) for promise in promises) for one in overriding)
+    """Return whether each class that overrides one of SB3's methods, or a class derived from it, says so."""
+    promising = [one for one in cls.__mro__ if attribute in vars(one)]
+    if promising and not vars(promising[0])[attribute]:
+        return False
+    others = [one for one in cls.__mro__ if not any(issubclass(sb3s, one) for sb3s in SB3_CLASSES)]
+    overriding = [one for one in others if any(method in vars(one) for method in methods)]
+    return all(any(issubclass(promise, one) for promise in promising) for one in overriding)

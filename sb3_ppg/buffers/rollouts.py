@@ -1,4 +1,4 @@
-"""What PPG does with rollout buffers, SB3's and others, in addition to what SB3 does."""
+"""Functions on rollout buffers, SB3's and others: samples in a given order, arrays by environment or by step."""
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ Observations = np.ndarray | dict[str, np.ndarray]
 
 class RolloutEnd(NamedTuple):
     """
-    What follows the last step of a rollout.
+    The state after the last step of a rollout.
 
     :param observations: (n_envs, ...), or a dictionary of such arrays
     :param values: V of them when the rollout was collected, (n_envs,)

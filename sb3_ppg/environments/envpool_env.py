@@ -1,4 +1,4 @@
-"""One EnvPool environment, as Gymnasium knows them."""
+"""One EnvPool environment as a Gymnasium environment."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from sb3_ppg.environments.envpool_vec_env import EnvPoolVecEnv, observation_at
 
 class EnvPoolEnv(gym.Env):
     """
-    For tools that want one environment at a time; ``EnvPoolVecEnv`` is faster.
+    One environment, for tools that need it; ``EnvPoolVecEnv`` is faster.
 
     :param env_id: EnvPool's name of the environment
     :param render_mode: "rgb_array", "human" or None
@@ -19,34 +19,28 @@ class EnvPoolEnv(gym.Env):
 
     def __init__(self, env_id: str, render_mode: str | None = None, **options: Any) -> None:
         self.metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 15}
-        self.env_id = env_id
         self.render_mode = render_mode
-        self.options = options
-        self._make(0)
+        self._venv = EnvPoolVecEnv(env_id, 1, render_mode=render_mode, **options)
+        self._first: Any = None  # observation of an episode that has begun in the last step
         self.observation_space = self._venv.observation_space
         self.action_space = self._venv.action_space
 
-    def _make(self, seed: int) -> None:
-        self._venv = EnvPoolVecEnv(self.env_id, 1, seed, render_mode=self.render_mode, **self.options)
-        self._first: Any = None  # the observation that an episode starts with
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """
-        :param seed: None: the sequence of episodes goes on
+        :param seed: of a new sequence of episodes. None: the present one continues
         :param options: has no effect
         :return: the first observation, and no information
         """
         super().reset(seed=seed)
-        if seed is not None:  # EnvPool only takes a seed when it is made
-            self._venv.close()
-            self._make(seed)
-        first = observation_at(self._venv.reset(), 0) if self._first is None else self._first
-        self._first = None
-        return first, {}
+        first, self._first = self._first, None
+        if seed is not None:
+            self._venv.seed(seed)
+            first = None
+        return observation_at(self._venv.reset(), 0) if first is None else first, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """
-        :param action: of the action space
+        :param action: in the action space
         :return: observation, reward, whether the episode has terminated, whether a time limit has ended it, EnvPool's
             information
         """
@@ -60,7 +54,7 @@ class EnvPoolEnv(gym.Env):
         return info.pop("terminal_observation"), float(rewards[0]), not truncated, truncated, info
 
     def render(self) -> Any:
-        """The present picture, or with ``render_mode="human"`` a window."""
+        """Return the present picture, or with ``render_mode="human"`` show it in a window."""
         return self._venv.render(self.render_mode) if self.render_mode == "human" else self._venv.get_images()[0]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""EnvPool's environments (https://envpool.readthedocs.io) as Stable-Baselines3 knows them."""
+"""EnvPool's environments (https://envpool.readthedocs.io) as a ``VecEnv`` of Stable-Baselines3."""
 
 import ctypes
 import importlib.util
@@ -17,7 +17,7 @@ from sb3_ppg.arguments import is_count
 from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
 
-# What Procgen links to on Python 3.11, in an order in which it can be loaded
+# Libraries that Procgen links to on Python 3.11, in an order in which they can be loaded
 QT_LIBRARIES = [
     "libicudata.so.56",
     "libicuuc.so.56",
@@ -36,19 +36,20 @@ class EnvPoolVecEnv(VecEnv):
 
         model = PPG("CnnPolicy", EnvPoolVecEnv("CoinrunEasy-v0", num_envs=8, num_levels=200), n_policy_iterations=4)
 
-    An environment that has finished is reset in the same step, as SB3 expects, while EnvPool itself does so in the next one:
+    An environment that has finished is reset in the same step, as SB3 expects (EnvPool itself resets it in the next one):
     its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the
     episode was cut off, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
-    What else EnvPool says of a step is in the infos of environments that have finished, or with ``all_infos`` of all.
-    Floating point numbers of 64 bits are given in 32.
+    EnvPool's own information on a step is in the infos of environments that have finished, or of all with ``all_infos``.
+    Floating point numbers of 64 bits are converted to 32.
 
     :param env_id: EnvPool's name of the environment
-    :param num_envs: how many
-    :param seed: of all together; different seeds give different environments, as do several processes with the same one
+    :param num_envs: the number of environments
+    :param seed: of all environments together; different seeds give different environments, and so do several processes with
+        the same seed
     :param treat_truncation_as_termination: whether episodes that were cut off count as ended, without bootstrapping, as in the
         authors' Procgen
-    :param render_mode: "rgb_array" for videos, where EnvPool can
-    :param all_infos: whether infos are given at each step. It takes time
+    :param render_mode: "rgb_array" for videos, where EnvPool supports it
+    :param all_infos: whether each step gives infos of all environments, which takes time
     :param options: of EnvPool and of the environment, such as ``num_threads``, ``num_levels`` and ``start_level``
     :raises ArgumentError: if there is no such environment, or it or its options cannot be used here
     :raises ImportError: if EnvPool is not installed
@@ -73,11 +74,11 @@ class EnvPoolVecEnv(VecEnv):
         if not is_count(seed, minimum=0):
             raise ArgumentError(f"`{seed=}` cannot work: use an integer of at least 0")
         self._seed = seed + rank() * num_envs
-        self._is_begun = False  # whether it has been reset
+        self._was_reset = False
         self._pool = self._make_pool(num_envs)
         self._start = time.time()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # Gymnasium, of 64 bits
+            warnings.simplefilter("ignore", UserWarning)  # Gymnasium warns about 64 bits
             self._pool_action_space = self._pool.action_space
             observation_space = _in_32_bits(self._pool.observation_space)
         super().__init__(num_envs, observation_space, _in_32_bits(self._pool_action_space))
@@ -85,16 +86,16 @@ class EnvPoolVecEnv(VecEnv):
 
     def _make_pool(self, num_envs: int) -> Any:
         envpool = import_envpool()
-        there = envpool.list_all_envs()
-        if self.env_id not in there:
-            raise ArgumentError(f"EnvPool has no environment {self.env_id!r}{nearest(self.env_id, there)}")
+        env_ids = envpool.list_all_envs()
+        if self.env_id not in env_ids:
+            raise ArgumentError(f"EnvPool has no environment {self.env_id!r}{nearest(self.env_id, env_ids)}")
         if "Exploration" in self.env_id and self.options.get("num_levels", 0) != 0:
             raise ArgumentError(
                 f"`num_levels`={self.options['num_levels']} cannot work for {self.env_id}: exploration mode has one level "
                 "only, and EnvPool would end the whole process"
             )
         rendering = {} if self.render_mode is None else {"render_mode": self.render_mode}
-        seed = int(np.random.SeedSequence(self._seed).generate_state(1)[0] % 2**31)  # its neighbours have seed + 1, ...
+        seed = int(np.random.SeedSequence(self._seed).generate_state(1)[0] % 2**31)  # environments get seed, seed + 1, ...
         try:
             return envpool.make_gymnasium(self.env_id, num_envs=num_envs, seed=seed, **rendering, **self.options)
         except ImportError as error:
@@ -111,7 +112,7 @@ class EnvPoolVecEnv(VecEnv):
         :return: observations, (num_envs, ...)
         """
         seed = self._seeds[0]
-        if seed is not None and (seed != self._seed or self._is_begun):  # EnvPool only takes a seed when it is made
+        if seed is not None and (seed != self._seed or self._was_reset):  # EnvPool only takes a seed when it is made
             self._seed = seed
             self._pool.close()
             self._pool = self._make_pool(self.num_envs)
@@ -119,7 +120,7 @@ class EnvPoolVecEnv(VecEnv):
         self._reset_options()
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, dtype=int)
-        self._is_begun = True
+        self._was_reset = True
         observations, _ = self._pool.reset()
         return _cast(observations, self.observation_space)
 
@@ -128,7 +129,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         actions = np.asarray(self.waiting_actions).astype(self._pool_action_space.dtype)
-        if not self._is_begun or len(actions) != self.num_envs:  # EnvPool would end the whole process
+        if not self._was_reset or len(actions) != self.num_envs:  # EnvPool would end the whole process
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: reset() first, then one for each")
         observations, rewards, terminated, truncated, pool_infos = self._pool.step(actions)
         observations, rewards = _cast(observations, self.observation_space), np.array(rewards, dtype=np.float32)
@@ -145,28 +146,22 @@ class EnvPoolVecEnv(VecEnv):
             for index in finished:
                 infos[index]["terminal_observation"] = observation_at(observations, index)
                 infos[index]["TimeLimit.truncated"] = bool(truncated[index]) and not self.treat_truncation_as_termination
-                infos[index]["episode"] = self._finish_episode(index)
+                length, seconds = int(self._lengths[index]), round(time.time() - self._start, 6)
+                infos[index]["episode"] = {"r": float(self._returns[index]), "l": length, "t": seconds}
+            self._returns[finished] = self._lengths[finished] = 0
             self._restart(np.array(finished, dtype=np.int32), observations)
         return observations, rewards, dones, infos
 
-    def _finish_episode(self, index: int) -> dict[str, Any]:
-        episode = {"r": float(self._returns[index]), "l": int(self._lengths[index]), "t": round(time.time() - self._start, 6)}
-        self._returns[index] = self._lengths[index] = 0
-        return episode
-
     def _restart(self, finished: np.ndarray, observations: Any) -> None:
-        """A step of finished environments resets them, whatever the action; put their first observations in place."""
+        """Reset environments, which EnvPool does in their next step whatever the action, and replace their observations."""
         actions = np.zeros((len(finished), *self._pool_action_space.shape), dtype=self._pool_action_space.dtype)
         first, *_, pool_infos = self._pool.step(actions, finished)
         first = _cast(first, self.observation_space)
         indices = pool_infos["env_id"]
-        for place, index in enumerate(indices):
-            self.reset_infos[index] = _info_of(pool_infos, place, len(indices))
-        if isinstance(observations, dict):
-            for name, part in observations.items():
-                part[indices] = first[name]
-        else:
-            observations[indices] = first
+        for row, index in enumerate(indices):
+            self.reset_infos[index] = _info_of(pool_infos, row, len(indices))
+        for name, part in observations.items() if isinstance(observations, dict) else [(None, observations)]:
+            part[indices] = first if name is None else first[name]
 
     # ---- the rest of a VecEnv ----
 
@@ -195,8 +190,8 @@ class EnvPoolVecEnv(VecEnv):
 
 def import_envpool() -> Any:
     """
-    :return: the module, with Procgen where its libraries are
-    :raises ImportError: if it is not installed, saying how to
+    :return: the module, with Procgen if its libraries are installed
+    :raises ImportError: if it is not installed, with the command that installs it
     """
     _load_qt()
     try:
@@ -208,7 +203,7 @@ def import_envpool() -> Any:
 
 
 def _load_qt() -> None:
-    """On Python 3.11 Procgen needs Qt, which ``PyQt5-Qt5`` brings without root; it has to be loaded before."""
+    """Load Qt, which Procgen needs on Python 3.11 and ``PyQt5-Qt5`` installs without root."""
     found = importlib.util.find_spec("PyQt5")
     for folder in found.submodule_search_locations or [] if found else []:
         for library in QT_LIBRARIES:
@@ -229,7 +224,7 @@ def _in_32_bits(space: spaces.Space) -> spaces.Space:
 
 
 def _cast(observations: Any, space: spaces.Space) -> Any:
-    """A copy, as EnvPool may use its arrays again."""
+    """Copy observations, because EnvPool may use its arrays again."""
     if isinstance(space, spaces.Dict):
         return {name: _cast(observations[name], part) for name, part in space.items()}
     return np.array(observations, dtype=space.dtype)
@@ -238,8 +233,8 @@ def _cast(observations: Any, space: spaces.Space) -> Any:
 def observation_at(observations: Any, index: int) -> Any:
     """
     :param observations: of all environments, (num_envs, ...)
-    :param index: of one
-    :return: a copy of its own
+    :param index: of one environment
+    :return: a copy of its observation
     """
     if isinstance(observations, dict):
         return {name: part[index].copy() for name, part in observations.items()}
@@ -247,7 +242,7 @@ def observation_at(observations: Any, index: int) -> Any:
 
 
 def _info_of(pool_infos: dict[str, Any], index: int, num_envs: int) -> dict[str, Any]:
-    """One environment's part of EnvPool's arrays."""
+    """Return one environment's part of EnvPool's arrays."""
     return {
         name: values[index].item() if values[index].ndim == 0 else values[index].copy()
         for name, values in pool_infos.items()

@@ -20,7 +20,7 @@ DICT = spaces.Dict(image=IMAGES, vector=spaces.Box(-1, 1, (2,)))
 
 
 def fill(buffer: RolloutBuffer, rollout: int) -> RolloutBuffer:
-    """The first number of an observation, and the value target, name their place: 100 rollout + 10 env + step."""
+    """Fill a buffer so that the first number of an observation and the value target are 100 * rollout + 10 * env + step."""
     buffer.reset()
     for step in range(N_STEPS):
         place = (100 * rollout + 10 * np.arange(N_ENVS) + step).astype(np.float32)
@@ -52,7 +52,7 @@ def make_aux_buffer(space: spaces.Space = IMAGES, n_rollouts: int = 4, cls: type
 
 
 def record(aux_buffer: AuxBuffer, n_sequences: int = 2) -> None:
-    """As distribution parameters: the image's first pixel, and minus it."""
+    """Record, as distribution parameters, the image's first pixel and its negative."""
 
     def parameters(batch):
         image = batch.observations["image"] if isinstance(batch.observations, dict) else batch.observations
@@ -69,7 +69,8 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
     record(aux_buffer)
     sequences = []
     minibatches = list(aux_buffer.minibatches(n_sequences))
-    assert len(minibatches) == -(-12 // n_sequences)
+    sizes = [len(batch.value_targets) // N_STEPS for batch in minibatches]
+    assert len(sizes) == -(-12 // n_sequences) and max(sizes) - min(sizes) <= 1
     for batch in minibatches:
         image = batch.observations["image"] if isinstance(batch.observations, dict) else batch.observations
         assert image.dtype == th.uint8 and image.shape[1:] == (1, 8, 8)
@@ -84,7 +85,7 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
     assert sorted(sequences) == expected
 
 
-def test_minibatches_mix_environments_and_rollouts_anew_each_epoch():
+def test_each_epoch_shuffles_environments_and_rollouts():
     aux_buffer = make_aux_buffer(n_rollouts=8)
     record(aux_buffer)
     np.random.seed(0)
@@ -118,22 +119,15 @@ def test_rollouts_are_kept_by_reference_and_do_not_alias():
         aux_buffer.add(fill(rollout_buffer, rollout))
         assert np.shares_memory(aux_buffer.observations[-1], rollout_buffer.observations)
         assert np.shares_memory(aux_buffer.value_targets[-1], rollout_buffer.returns)
+        assert aux_buffer.observations[-1].dtype == np.uint8
     rollout_buffer.reset()
     for i in range(3):
         assert aux_buffer.value_targets[i][1, 2] == 100 * i + 12  # (env 1, step 2)
         assert all(not np.shares_memory(aux_buffer.observations[i], aux_buffer.observations[j]) for j in range(i))
 
 
-def test_memory_is_the_observations_once_in_their_own_type():
-    aux_buffer = make_aux_buffer()
-    assert all(array.dtype == np.uint8 for array in aux_buffer.observations)
-    assert sum(array.nbytes for array in aux_buffer.observations) == 4 * N_ENVS * N_STEPS * 64
-    owners = {id(array.base if array.base is not None else array) for array in aux_buffer.observations}
-    assert len(owners) == 4
-
-
 class ReusingRolloutBuffer(RolloutBuffer):
-    """One that does not allocate anew for each rollout."""
+    """Writes each rollout into the same memory."""
 
     def reset(self) -> None:
         if not hasattr(self, "storage"):
@@ -165,21 +159,17 @@ def test_a_rollout_in_the_wrong_order_is_refused():
         AuxBuffer().add(rollout_buffer)
 
 
-def test_reset_forgets():
-    aux_buffer = make_aux_buffer()
-    record(aux_buffer)
-    aux_buffer.reset()
-    assert len(aux_buffer) == aux_buffer.n_sequences == 0 and aux_buffer.recorded is None
-
-
-@pytest.mark.parametrize(
-    ("n_sequences", "sizes"), [(1, [1] * 6), (2, [2, 2, 2]), (4, [3, 3]), (5, [3, 3]), (6, [6]), (9, [6])]
-)
-def test_minibatches_differ_by_one_sequence_at_most(n_sequences, sizes):
-    aux_buffer = make_aux_buffer(n_rollouts=2)
-    record(aux_buffer)
-    assert aux_buffer.n_sequences == 6
-    assert [len(batch.value_targets) // N_STEPS for batch in aux_buffer.minibatches(n_sequences)] == sizes
+def test_a_buffer_forgets_its_rollouts_after_a_phase_unless_it_has_a_capacity():
+    for capacity, n_kept in ((None, 0), (3, 3)):
+        aux_buffer, rollout_buffer = AuxBuffer(capacity=capacity), make_rollout_buffer()
+        for rollout in range(5):
+            aux_buffer.add(fill(rollout_buffer, rollout))
+        record(aux_buffer)
+        aux_buffer.end_phase()
+        assert len(aux_buffer) == n_kept and aux_buffer.recorded is None and aux_buffer.n_new == 0
+        assert [targets[0, 0] for targets in aux_buffer.value_targets] == [200, 300, 400][:n_kept]
+        aux_buffer.reset()
+        assert len(aux_buffer) == aux_buffer.n_sequences == 0
 
 
 # ---- GPU ----
@@ -242,7 +232,7 @@ def room(root: Path, own: str, monkeypatch) -> int:
 
 
 def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
-    """The smallest of what the machine and each group around this process leave; what caches hold can be had."""
+    """It is the smallest of what the machine and each group around this process leave; caches can be taken back."""
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**9, total=10**9))
     (tmp_path / "none").mkdir()
     assert room(tmp_path / "none", "0::/\n", monkeypatch) == 10**9

@@ -42,7 +42,7 @@ def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IM
 
 
 def numbers(rollouts) -> list[int]:
-    """Of rollouts: ``fill`` writes a hundred times the number in the first reward."""
+    """Numbers of rollouts: ``fill`` writes a hundred times the number into the first reward."""
     return [int(rollout.buffer.rewards[0, 0]) // 100 for rollout in rollouts]
 
 
@@ -159,23 +159,17 @@ def test_without_learning_old_data_is_as_good_as_new():
     assert logged["train/importance_clip_fraction"] == 0 and logged["train/older_rollouts"] == 2
 
 
-def test_the_auxiliary_phase_sees_each_sample_of_the_phase_once_an_epoch(monkeypatch):
-    model = make(replay_kwargs=dict(policy_rollouts=3, staleness=1))
-    collected, phases, auxiliary_phase = [], [], model.auxiliary_phase
+def test_the_auxiliary_phase_has_the_rollouts_of_its_phase():
+    collected, phases = [], []
 
-    class Collected(BaseCallback):
-        def _on_step(self) -> bool:
-            return True
-
+    class Watch(PhasicCallback):
         def _on_rollout_end(self) -> None:
-            collected.append(model.rollout_buffer.observations.swapaxes(0, 1).copy())
+            collected.append(self.model.rollout_buffer.observations.swapaxes(0, 1).copy())
 
-    def watched():
-        phases.append(list(model.aux_buffer.observations))
-        auxiliary_phase()
+        def on_aux_phase_start(self) -> None:
+            phases.append(list(self.model.aux_buffer.observations))
 
-    monkeypatch.setattr(model, "auxiliary_phase", watched)
-    model.learn(8 * 16, callback=Collected())
+    make(replay_kwargs=dict(policy_rollouts=3, staleness=1)).learn(8 * 16, callback=Watch())
     assert [len(phase) for phase in phases] == [4, 4]
     np.testing.assert_array_equal([*phases[0], *phases[1]], collected)
 
@@ -185,19 +179,13 @@ def test_nothing_is_learned_before_there_is_something_old_enough():
     before = model.policy.parameters_to_vector()
     model.learn(2 * 16)
     np.testing.assert_array_equal(model.policy.parameters_to_vector(), before)
-    assert model._n_updates == 0
-    model.learn(16, reset_num_timesteps=False)
-    assert model._n_updates == 1 and not np.array_equal(model.policy.parameters_to_vector(), before)
+    logged = learn_and_log(model, 3 * 16)
+    assert logged["train/n_updates"] == 3 and not np.array_equal(model.policy.parameters_to_vector(), before)
 
 
 def test_clipping_against_old_policies_is_warned_about():
     with pytest.warns(UserWarning, match="does not correct.*'decoupled' or 'ewma'"):
         make(objective="ppg", replay_kwargs=dict(policy_rollouts=2)).learn(16)
-
-
-class OtherAdvantages(RolloutBuffer):
-    def compute_returns_and_advantage(self, last_values, dones):
-        super().compute_returns_and_advantage(last_values, dones)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +199,6 @@ class OtherAdvantages(RolloutBuffer):
         (dict(replay_kwargs=dict(staleness=-1)), "`staleness`=-1 of the replay"),
         (dict(replay_kwargs=dict(value_rollouts=2)), "without `n_value_epochs`"),
         (dict(replay_kwargs=dict(policy_rollouts=9)), "`batch_size`=8 cannot work.*last 9 rollouts"),
-        (dict(replay_kwargs=dict(policy_rollouts=2), rollout_buffer_class=OtherAdvantages), "OtherAdvantages has a way"),
         (
             dict(replay_kwargs=dict(policy_rollouts=2), objective="ewma", objective_kwargs=dict(advantage_decay=0.5)),
             "would count a rollout several times",
@@ -277,7 +264,6 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
     model = make(replay_kwargs=dict(policy_rollouts=3)).learn(4 * 16)
     model.save(tmp_path / "model.zip")
     other = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
-    assert other._n_replayed_rollouts == 3
     with pytest.warns(UserWarning, match="saved without the 3 rollouts that its policy phase would have learned from again"):
         other.learn(16, reset_num_timesteps=False)
     assert len(other.replay.rollouts) == 1
@@ -294,7 +280,7 @@ def test_another_replay_needs_another_model():
 
 
 def test_replayed_rewards_are_normalised_once(tmp_path):
-    """A rollout of before has the rewards that it had when it was new, in a training that goes on, too."""
+    """An older rollout keeps the rewards that it had when it was new, also in a resumed training."""
     buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer)
     kwargs = dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()), replay_kwargs=dict(policy_rollouts=3))
     model, rewards = make(**buffer, **kwargs), []
@@ -338,12 +324,12 @@ def test_a_smaller_replay_than_that_of_the_file_is_named(tmp_path):
 
 
 def test_a_rollout_that_cannot_be_learned_from_is_forgotten(tmp_path):
-    """What is saved after the error can be read, and the next call of `learn` goes on."""
+    """A file saved after the error can be read, and the next call of `learn` continues."""
     model = make(replay_kwargs=dict(policy_rollouts=3)).learn(16)
     original, model.objective.surrogate = model.objective.surrogate, lambda *_: Losses(th.tensor(np.nan), {})
     with pytest.raises(NonFiniteLossError):
         model.learn(16, reset_num_timesteps=False)
-    assert len(model.replay.rollouts) == model._n_replayed_rollouts == 1
+    assert len(model.replay.rollouts) == 1
     model.save(tmp_path / "model.zip")
     model.save_aux_buffer(tmp_path / "state.npz")
     PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu").load_aux_buffer(tmp_path / "state.npz")
@@ -380,12 +366,11 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch):
     assert not any(np.array_equal(one, other) for one, other in itertools.combinations(observations, 2))
 
 
-def test_only_what_epochs_use_is_brought_up_to_date(monkeypatch):
-    model = make(replay_kwargs=dict(policy_rollouts=4, policy_uses=1))
-    calls, original = [], model.refresh_advantages
-    monkeypatch.setattr(model, "refresh_advantages", lambda *args: calls.append(original(*args)))
-    model.learn(5 * 16)
-    assert calls == []
+def test_only_rollouts_that_epochs_use_are_brought_up_to_date():
+    model = make(replay_kwargs=dict(policy_rollouts=4, policy_uses=1), normalize_advantage=False)
+    assert learn_and_log(model, 5 * 16)["train/older_rollouts"] == 0
+    first = model.replay.rollouts[0].buffer
+    np.testing.assert_allclose(first.returns, first.values + first.advantages)  # V at collection
 
 
 def test_the_auxiliary_phase_has_the_latest_targets_as_without_a_replay():

@@ -27,7 +27,7 @@ SMALL = dict(n_steps=16, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux
 
 
 def set_state(env: gym.Env, observation: np.ndarray) -> None:
-    """Of a Gymnasium environment, from what can be observed of it."""
+    """Set the state of a Gymnasium environment from an observation."""
     state = observation.astype(np.float64)
     if len(state) == 3:  # Pendulum: cos, sin, velocity
         state = np.array([np.arctan2(state[1], state[0]), state[2]])
@@ -36,10 +36,7 @@ def set_state(env: gym.Env, observation: np.ndarray) -> None:
 
 @pytest.mark.parametrize(("env_id", "n_steps"), [("CartPole-v1", 300), ("Pendulum-v1", 450)])
 def test_the_same_episodes_as_gymnasium(env_id, n_steps):
-    """
-    Observations, rewards, ends, time limits, returns and lengths; each episode from its own start. The pendulum is braked:
-    at its highest speed EnvPool's and Gymnasium's differ.
-    """
+    """The pendulum is braked: at its highest speed EnvPool's and Gymnasium's differ."""
     venv = EnvPoolVecEnv(env_id, 3, seed=3)
     single = [gym.make(env_id) for _ in range(3)]
     rng = np.random.default_rng(0)
@@ -128,7 +125,7 @@ def rollout(venv: EnvPoolVecEnv) -> np.ndarray:
 
 
 def test_seeds():
-    """Not only seeds, but all environments of all seeds differ, also of neighbouring ones."""
+    """All environments of all seeds differ, also those of neighbouring seeds."""
     one, same, other = (EnvPoolVecEnv("CartPole-v1", 4, seed=seed) for seed in (0, 0, 1))
     first, again, different = rollout(one), rollout(same), rollout(other)
     assert np.array_equal(first, again)
@@ -220,7 +217,7 @@ def test_procgen_without_qt(tmp_path):
 
 
 def test_a_single_environment():
-    """For Gymnasium's and SB3's own checks, and the same episodes as with many."""
+    """It passes SB3's check and plays the episodes of ``EnvPoolVecEnv``."""
     env = EnvPoolEnv("LeaperEasy-v0")
     check_env(env)
     env.action_space.seed(0)
@@ -250,7 +247,7 @@ def test_the_games_are_envpools():
 
 
 def test_zoo_commands_on_procgen(tmp_path):
-    """Training in EnvPool on some levels, evaluated on all; then as with any other environment."""
+    """A model trained on some levels is evaluated on all."""
     small = (
         "-params",
         "n_envs:4",

@@ -93,14 +93,14 @@ class Diverging(gym.Env):
 
 @pytest.mark.parametrize("wrap", [lambda venv: venv, VecNormalize], ids=["plain", "VecNormalize"])
 def test_a_bad_last_observation_matters_only_where_its_value_is_asked_for(wrap):
-    """Nobody looks at that of an episode that is over; where one is cut off, its value is a part of the last reward."""
+    """Where an episode is cut off, the value of its last observation is a part of the last reward."""
     small(env=wrap(DummyVecEnv([lambda: Diverging(False)] * 2))).learn(64)
     with pytest.raises(NonFiniteEnvironmentError, match="last observation of an episode of environment 0 is nan after step 5"):
         small(env=wrap(DummyVecEnv([lambda: Diverging(True)] * 2))).learn(64)
 
 
 class Foreign(VecEnv):
-    """As SuperSuit's and Isaac Lab's: what SB3's own constructor would make is not there, and below it is something else."""
+    """Environments like SuperSuit's and Isaac Lab's, without the attributes that SB3's constructor sets."""
 
     def __init__(self):
         self.num_envs, self.render_mode = 2, None
@@ -265,7 +265,7 @@ def test_bad_rewards_do_not_reach_the_authors_normaliser(reward):
 
 
 class PlaysACopy(BaseCallback):
-    """As a search would, which looks ahead."""
+    """Takes a step in a copy of the environments, as a search would."""
 
     def _on_step(self) -> bool:
         ahead, before = copy.deepcopy(self.training_env.venv), self.training_env.venv.envs[0].unwrapped.state
@@ -296,7 +296,7 @@ def test_bad_numbers_in_dictionaries_and_first_observations():
 
 
 def test_a_gradient_that_is_not_finite_is_named_and_leaves_the_weights():
-    """Though the loss is finite: d sqrt(x)/dx at 0 is infinite."""
+    """The loss is finite, but d sqrt(x)/dx at 0 is infinite."""
     network = nn.Linear(2, 1, bias=False)
     before = network.weight.detach().clone()
     optimizer = th.optim.Adam(network.parameters(), fused=True)
@@ -324,11 +324,16 @@ def test_a_bad_loss_leaves_a_checkpoint(tmp_path, monkeypatch):
 
 
 class Dying(gym.Wrapper):
-    """Its process ends at the given step, as if killed."""
+    """Kills its own process at the given step; 0 is the first reset."""
 
     def __init__(self, at: int):
         super().__init__(gym.make("CartPole-v1"))
         self.at, self.steps = at, 0
+
+    def reset(self, **kwargs):
+        if self.at == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(**kwargs)
 
     def step(self, action):
         self.steps += 1
@@ -337,31 +342,9 @@ class Dying(gym.Wrapper):
         return super().step(action)
 
 
-class DeadOnArrival(RandomEnv):
-    def reset(self, **kwargs):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def lose_a_worker_at_reset(start_method: str, results) -> None:
+def lose_a_worker(start_method: str, at: int, folder: Path, results) -> None:
     multiprocessing.set_forkserver_preload(["stable_baselines3"])
-    space, actions = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
-    env = SubprocVecEnv([partial(cls, space, actions) for cls in (RandomEnv, DeadOnArrival, RandomEnv)], start_method)
-    try:
-        PPG("MlpPolicy", env, n_steps=8, batch_size=8).learn(8)
-    except WorkerError as error:
-        results.put(str(error))
-    env.close()
-
-
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_a_worker_that_dies_at_reset_is_named(start_method):
-    message = run_in_a_new_process(lose_a_worker_at_reset, start_method)
-    assert re.fullmatch(r"A worker.* died when it was asked to reset: environment 1 \(\d+, exit code -9\)", message)
-
-
-def lose_a_worker(start_method: str, folder: Path, results) -> None:
-    multiprocessing.set_forkserver_preload(["stable_baselines3"])
-    makers = [partial(Dying, at) for at in (1000, 11, 1000)]
+    makers = [partial(Dying, steps) for steps in (1000, at, 1000)]
     env = VecNormalize(SubprocVecEnv(makers, start_method=start_method))
     model = PPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, device="cpu")
     try:
@@ -371,11 +354,10 @@ def lose_a_worker(start_method: str, folder: Path, results) -> None:
         results.put(str(error))
 
 
+@pytest.mark.parametrize(("at", "request_"), [(0, "reset"), (11, "step")])
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_a_worker_that_dies_is_named(tmp_path, start_method):
+def test_a_worker_that_dies_is_named(tmp_path, start_method, at, request_):
     """With fork, its siblings hold the other end of its pipe: SB3 would wait for ever."""
-    message = run_in_a_new_process(lose_a_worker, start_method, tmp_path)
-    assert re.search(
-        r"worker process of SubprocVecEnv died when it was asked to step: environment 1 \(\d+, exit code -9\)$", message
-    )
-    assert latest_checkpoint(tmp_path)
+    message = run_in_a_new_process(lose_a_worker, start_method, at, tmp_path)
+    assert re.fullmatch(rf"A worker.* died when it was asked to {request_}: environment 1 \(\d+, exit code -9\)", message)
+    assert (latest_checkpoint(tmp_path) is not None) == (at > 0)

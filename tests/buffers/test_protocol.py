@@ -1,0 +1,107 @@
+"""A class of rollout buffers says what it can do."""
+
+import re
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg.advantages import gae
+from sb3_ppg.buffers.protocol import has_new_arrays, is_recomputable
+from sb3_ppg.buffers.rollouts import by_step
+from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
+from tests.helpers import ROOT, RandomEnv
+
+SMALL = dict(n_steps=16, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=1, gamma=0.9, seed=0, device="cpu")
+REPLAY = dict(recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2), objective="decoupled")
+
+
+def buffer_of_the_page() -> type[RolloutBuffer]:
+    page = (ROOT / "docs" / "extending.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "(RolloutBuffer)" in block)
+    names: dict = {}
+    exec(code.split("model = PPG(")[0], names)
+    return names["CompressedRewards"]
+
+
+class Ones(RandomEnv):
+    """The same observation and a reward of one, until a time limit of five steps."""
+
+    def __init__(self):
+        super().__init__(spaces.Box(1, 1, (1,)), spaces.Discrete(2), episode_length=5)
+
+
+@pytest.mark.parametrize("algorithm, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
+def test_the_buffer_that_a_page_shows_is_recomputed_and_replayed(algorithm, policy, tmp_path):
+    cls = buffer_of_the_page()
+    if algorithm is RecurrentPPG:
+        cls = type("OfSequences", (cls, SequenceRolloutBuffer), {})
+    model = algorithm(policy, make_vec_env(Ones, 2, seed=0), rollout_buffer_class=cls, **SMALL, **REPLAY).learn(4 * 32)
+    assert len(model.replay.rollouts) == 2
+    for rollout in model.replay.rollouts:
+        buffer, end = rollout.buffer, rollout.end
+        model.normalize_advantage = False
+        model.bring_up_to_date(buffer, end)
+        arrays = (buffer.rewards, buffer.returns - buffer.advantages, buffer.episode_starts)
+        rewards, values, starts = (by_step(buffer, array) for array in arrays)
+        cut_off = np.vstack([starts[1:], end.dones]).astype(bool)
+        np.testing.assert_allclose(rewards[~cut_off], np.log(2), rtol=1e-6)
+        assert (rewards[cut_off] != np.float32(np.log(2))).all() and 0 < cut_off.sum() < cut_off.size
+        last_values = model.next_values(th.as_tensor(end.observations), end.dones, memory=end.memory).detach().numpy().ravel()
+        expected = gae(rewards, values, starts, last_values, end.dones, model.gamma, model.gae_lambda)
+        np.testing.assert_allclose(by_step(buffer, buffer.advantages), expected, rtol=1e-4, atol=1e-5)
+
+
+class Silent(RolloutBuffer):
+    def compute_returns_and_advantage(self, last_values, dones):
+        super().compute_returns_and_advantage(last_values, dones)
+        self.advantages *= 2
+
+
+class Open(Silent):
+    recomputable = True
+
+
+class SilentAgain(Open):
+    def get(self, batch_size=None):
+        return super().get(batch_size)
+
+
+class Reusing(NormalizedRewardRolloutBuffer):
+    def reset(self):
+        super().reset()
+
+
+CLASSES = {  # whether it is recomputable, and has new arrays
+    RolloutBuffer: (True, True),
+    MaskableRolloutBuffer: (True, True),
+    SequenceRolloutBuffer: (True, True),
+    NormalizedRewardRolloutBuffer: (True, True),
+    type("AddsOnly", (RolloutBuffer,), {"add": RolloutBuffer.add}): (True, True),
+    type("Mixed", (NormalizedRewardRolloutBuffer, SequenceRolloutBuffer), {}): (True, True),
+    Silent: (False, True),
+    Open: (True, True),
+    SilentAgain: (False, True),
+    type("Behind", (SequenceRolloutBuffer, Silent), {}): (False, True),
+    type("Denied", (Open,), {"recomputable": False}): (False, True),
+    Reusing: (True, False),
+}
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_class_is_trusted_with_what_it_says_of_the_methods_that_it_overrides(cls):
+    kwargs = dict(reward_normalizer=RewardNormalizer()) if issubclass(cls, NormalizedRewardRolloutBuffer) else {}
+    buffer = cls(2, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), "cpu", **kwargs)
+    assert (is_recomputable(buffer), has_new_arrays(buffer)) == CLASSES[cls]
+
+
+@pytest.mark.parametrize("name", ["recompute_advantages", "replay_kwargs"])
+def test_a_buffer_with_a_way_of_its_own_is_refused_where_advantages_would_be_recomputed(name):
+    with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has a way of its own to compute advantages"):
+        PPG("MlpPolicy", Ones(), rollout_buffer_class=Silent, objective="decoupled", **SMALL, **{name: REPLAY[name]})
+    PPG("MlpPolicy", Ones(), rollout_buffer_class=Silent, **SMALL).learn(16)
