@@ -15,7 +15,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
-from sb3_ppg.arguments import is_count
+from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.protocol import has_new_arrays
 from sb3_ppg.buffers.rollouts import Observations, map_arrays, n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
@@ -26,7 +26,7 @@ class AuxiliaryBatch(NamedTuple):
     """
     Samples for the auxiliary phase: B = number of sequences * ``n_steps``, sequence after sequence; or B single ones.
 
-    :param observations: (B, *observation shape), in the type of the observation space
+    :param observations: ``(B, *observation shape)``, in the type of the observation space
     :param context: what the policy needs in addition, by name, (B, ...), or (number of sequences, ...)
     :param value_targets: V_targ, in the units of the (normalised) return, (B,)
     :param recorded: what the objective has recorded before the phase's epochs, (B, P): with the paper's, the parameters of
@@ -69,14 +69,11 @@ class AuxBuffer:
         path: str | Path | None = None,
         capacity: int | None = None,
     ):
-        if storage not in ("memory", "mmap"):
-            raise ArgumentError(f"`storage`={storage!r} of the auxiliary buffer is unknown: use 'memory' or 'mmap'")
+        check_values(storage=storage, capacity=capacity)
         if path is not None and storage != "mmap":
             raise ArgumentError(
                 f"`path`={str(path)!r} of the auxiliary buffer has no meaning with `storage`={storage!r}: use 'mmap'"
             )
-        if not (capacity is None or is_count(capacity)):
-            raise ArgumentError(f"`capacity`={capacity!r} of the auxiliary buffer cannot work: use an integer of at least 1")
         self.device = th.device(device)
         self.storage = storage
         self.capacity = capacity
@@ -160,7 +157,7 @@ class AuxBuffer:
         """
         Keep a rollout in arrays that nobody will change.
 
-        :param observations: (n_envs, n_steps, *observation shape)
+        :param observations: ``(n_envs, n_steps, *observation shape)``
         :param context: what the policy needs in addition, by name, (n_envs, n_steps or 1, ...)
         :param value_targets: (n_envs, n_steps)
         """

@@ -11,15 +11,13 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from sb3_ppg.arguments import is_count
+from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.protocol import has_new_arrays
 from sb3_ppg.buffers.rollouts import RolloutEnd, minibatches, order_by_environment
-from sb3_ppg.errors import ArgumentError
 
 Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
 KINDS: tuple[Kind, ...] = ("policy", "value")
 COMPUTED = ("advantages", "returns")  # arrays that are computed again before an older rollout is used
-END = "end "  # prefix of the arrays of what follows a rollout
 
 
 @dataclass(eq=False)
@@ -38,33 +36,28 @@ class Rollout:
     extras: dict[str, np.ndarray] = field(default_factory=dict)
     uses: Counter[Kind] = field(default_factory=Counter)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, Any]:
         """
-        :return: by name, all arrays that cannot be computed from others; those in a dictionary as "name/key"
+        :return: by name, all arrays that cannot be computed from others, and those of what follows under "rollout_end"; an
+            element may be a dictionary of arrays
         """
-        end = {} if self.end is None else {f"{END}{name}": value for name, value in self.end._asdict().items()}
-        flat: dict[str, Any] = {}
-        for name, value in {**vars(self.buffer), **end}.items():
-            is_dictionary = name in ("observations", f"{END}observations") and isinstance(value, dict)
-            flat |= {f"{name}/{key}": part for key, part in value.items()} if is_dictionary else {name: value}
-        return {name: value for name, value in flat.items() if isinstance(value, np.ndarray) and name not in COMPUTED}
+        buffer = vars(self.buffer).items()
+        arrays = {name: value for name, value in buffer if isinstance(value, np.ndarray) or name == "observations"}
+        end = {} if self.end is None else self.end._asdict()
+        return {
+            **{name: value for name, value in arrays.items() if name not in COMPUTED},
+            "rollout_end": {name: value for name, value in end.items() if value is not None},
+        }
 
-    def with_arrays(self, arrays: dict[str, np.ndarray], uses: dict[Kind, int]) -> "Rollout":
+    def with_arrays(self, arrays: dict[str, Any], uses: dict[Kind, int]) -> "Rollout":
         """
         :param arrays: another rollout's, as ``arrays`` gives them
         :param uses: the other rollout's
         :return: the other rollout
         """
-        parts: dict[str, Any] = {}
-        for name, array in arrays.items():
-            part, is_in_dictionary, key = name.partition("/")
-            if is_in_dictionary:
-                parts.setdefault(part, {})[key] = array
-            else:
-                parts[part] = array
-        end = RolloutEnd(*(parts.pop(f"{END}{name}", None) for name in RolloutEnd._fields))
-        buffer = copy.copy(self.buffer)
-        vars(buffer).update(parts)
+        buffer, arrays = copy.copy(self.buffer), dict(arrays)
+        end = RolloutEnd(**arrays.pop("rollout_end"))
+        vars(buffer).update(arrays)
         return Rollout(buffer, end, uses=Counter(uses))
 
 
@@ -93,13 +86,8 @@ class RolloutReplay:
         value_uses: int | None = None,
         staleness: int = 0,
     ):
-        numbers = dict(policy_rollouts=policy_rollouts, value_rollouts=value_rollouts)
-        numbers |= dict(policy_uses=policy_uses, value_uses=value_uses)
-        for name, value in numbers.items():
-            if not (is_count(value) or (value is None and name != "policy_rollouts")):
-                raise ArgumentError(f"`{name}`={value!r} of the replay cannot work: use an integer of at least 1")
-        if not is_count(staleness, minimum=0):
-            raise ArgumentError(f"`staleness`={staleness!r} of the replay cannot work: use an integer of at least 0")
+        check_values(policy_rollouts=policy_rollouts, value_rollouts=value_rollouts, staleness=staleness)
+        check_values(policy_uses=policy_uses, value_uses=value_uses)
         self.n_rollouts: dict[Kind, int] = {"policy": policy_rollouts, "value": value_rollouts or policy_rollouts}
         self.max_uses: dict[Kind, int | None] = {"policy": policy_uses, "value": value_uses}
         self.staleness = staleness

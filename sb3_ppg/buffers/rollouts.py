@@ -160,7 +160,7 @@ def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
 def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
     """
     :param rollout_buffer: full or empty, its samples ordered by step or by environment
-    :return: the first observation in it, (1, *observation shape)
+    :return: the first observation in it, ``(1, *observation shape)``
     """
     shapes: Any = rollout_buffer.obs_shape
     return map_arrays(lambda array, shape: array.reshape(-1, *shape)[:1], rollout_buffer.observations, shapes)

@@ -46,7 +46,7 @@ def test_the_buffer_that_a_page_shows_is_recomputed_and_replayed(algorithm, poli
     for rollout in model.replay.rollouts:
         buffer, end = rollout.buffer, rollout.end
         model.normalize_advantage = False
-        model.bring_up_to_date(buffer, end)
+        model.refresh_advantages(buffer, end)
         arrays = (buffer.rewards, buffer.returns - buffer.advantages, buffer.episode_starts)
         rewards, values, starts = (by_step(buffer, array) for array in arrays)
         cut_off = np.vstack([starts[1:], end.dones]).astype(bool)

@@ -310,11 +310,10 @@ def test_a_gradient_that_is_not_finite_is_named_and_leaves_the_weights():
     assert th.equal(network.weight, before) and not optimizer.state
 
 
-def test_a_bad_loss_leaves_a_checkpoint(tmp_path, monkeypatch):
-    model = small()
-    model.learn(8)
-    bad = lambda *args: th.tensor(float("nan"), requires_grad=True)  # noqa: E731
-    monkeypatch.setattr("sb3_ppg.losses.value_loss", bad)
+def test_a_bad_loss_leaves_a_checkpoint(tmp_path):
+    model = small().learn(8)
+    bad = th.tensor(float("nan"), requires_grad=True)
+    model.objective.value_error = lambda *_: Losses(bad, {"value_loss": bad})
     with pytest.raises(NonFiniteLossError, match=r"policy phase.*value_loss"):
         model.learn(8, reset_num_timesteps=False, callback=PhasicCheckpointCallback(100, tmp_path))
     assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
@@ -360,4 +359,4 @@ def test_a_worker_that_dies_is_named(tmp_path, start_method, at, request_):
     """With fork, its siblings hold the other end of its pipe: SB3 would wait for ever."""
     message = run_in_a_new_process(lose_a_worker, start_method, at, tmp_path)
     assert re.fullmatch(rf"A worker.* died when it was asked to {request_}: environment 1 \(\d+, exit code -9\)", message)
-    assert (latest_checkpoint(tmp_path) is not None) == (at > 0)
+    assert bool([*tmp_path.glob("*.zip")]) == (at > 0)
