@@ -44,13 +44,6 @@ def test_the_wheel_has_the_hyperparameters_and_links_that_resolve(tmp_path):
     assert f"Project-URL: Repository, {REPOSITORY}" in metadata
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
-def test_git_leaves_line_ends_in_files_with_checksums():
-    files = subprocess.check_output(["git", "ls-files", "*SHA256SUMS", "*/model.json"], cwd=ROOT, text=True).split()
-    found = subprocess.check_output(["git", "check-attr", "text", "--", *files], cwd=ROOT, text=True).splitlines()
-    assert len(found) == len(files) > 10 and all(line.endswith(": text: unset") for line in found)
-
-
 @pytest.mark.parametrize(
     "counterpart, algorithm, differing",
     [

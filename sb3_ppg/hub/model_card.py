@@ -48,7 +48,8 @@ def model_card(
     algorithm = _readable(description["algorithm"])
     settings = {"policy": _readable(description["policy"]), "environments in parallel": description["n_envs"]}
     if description["vec_normalize"] is not None:
-        settings["VecNormalize"] = _readable(description["vec_normalize"]["settings"])
+        normalization = {name: value for name, value in description["vec_normalize"].items() if name != "observation_space"}
+        settings["VecNormalize"] = normalization
     options = {"environment": env_id, **{f"option {name}": value for name, value in env_kwargs.items()}}
     sections = [
         f"---\n{_metadata(algorithm, env_id, evaluation).to_yaml()}\n---",
@@ -149,17 +150,13 @@ def _table(rows: dict[str, Any]) -> str:
 
 
 def _readable(data: Any) -> Any:
-    """For people, what ``plain_data.Encoder`` wrote for programs."""
-    if isinstance(data, list):
-        return [_readable(item) for item in data]
-    if not isinstance(data, dict):
-        return data
-    kind = next(iter(data), "")
-    if kind == "$class":
-        return data[kind].rpartition(".")[2]
-    if kind == "$schedule":
-        _, start, *rest = data[kind]
-        return f"{start} to {rest[0]}, linear over {rest[1]:.0%} of the training" if rest else start
-    if kind.startswith("$"):
-        return _readable(data[kind])
-    return {key: _readable(value) for key, value in data.items()}
+    """Show to people what ``values.encode`` wrote for programs."""
+    match data:
+        case list():
+            return [_readable(item) for item in data]
+        case {"$linear": [start, end, fraction]}:
+            return f"{start} to {end}, linear over {fraction:.0%} of the training"
+        case dict():
+            parts = {key: _readable(value) for key, value in data.items()}
+            return next(iter(parts.values())) if any(key.startswith("$") for key in parts) else parts
+    return data

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -20,12 +21,10 @@ from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.hub.model_card import Evaluation, model_card, python_usage
 from sb3_ppg.hub.pretrained import (
     ARRAYS,
-    CHECKSUMS,
     DESCRIPTION,
     from_pretrained,
     save_pretrained,
     why_not_pickle,
-    write_checksums,
 )
 from sb3_ppg.ppg import PPG
 
@@ -92,7 +91,7 @@ def push(
                 revision=revision,
                 commit_message=commit_message,
                 # What an earlier model had and this one has not
-                delete_patterns=[DESCRIPTION, ARRAYS, CHECKSUMS, "zoo.json", "replay.mp4", "learning_curve.png", "logs/*"],
+                delete_patterns=[DESCRIPTION, ARRAYS, "zoo.json", "replay.mp4", "learning_curve.png", "logs/*"],
             )
         return str(commit.commit_url)
 
@@ -123,7 +122,7 @@ def write_repository(
     :raises ModelFormatError: if something of it is not plain data
     """
     for name in files or {}:
-        if name in (DESCRIPTION, ARRAYS, CHECKSUMS, "README.md") or ".." in Path(name).parts or Path(name).is_absolute():
+        if name in (DESCRIPTION, ARRAYS, "README.md") or ".." in Path(name).parts or Path(name).is_absolute():
             raise ArgumentError(f"`files`: {name!r} cannot work: use other names, below the model's folder")
     made_as, env_kwargs = _environment(model)
     folder = Path(folder)
@@ -131,9 +130,8 @@ def write_repository(
     for name, path in (files or {}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / name)
-    write_checksums(folder, [DESCRIPTION, ARRAYS, *(files or {})])
     if usage is None:
-        loads = _loads_in(folder, made_as, env_kwargs, custom_objects)
+        loads = made_as is not None and _loads_in(folder, made_as, env_kwargs, custom_objects)
         usage = python_usage(type(model), repo_id, made_as if loads else None, env_kwargs, list(custom_objects or {}))
     card = model_card(folder, env_id or made_as, env_kwargs, evaluation, usage)
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -165,7 +163,7 @@ def load(
     :raises ModelFormatError: see ``from_pretrained``
     :raises HubError: if there is no such repository or revision, or it cannot be reached
     """
-    folder = download(repo_id, [DESCRIPTION, ARRAYS, CHECKSUMS], revision, token)
+    folder = download(repo_id, [DESCRIPTION, ARRAYS], revision, token)
     if not (folder / DESCRIPTION).exists():
         archive = zip_of_sb3(repo_id, revision, token)
         if trust_pickle and archive:
@@ -203,13 +201,22 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
     return (spec.id, kwargs) if wrappers <= {"Monitor"} and not ours else (None, {})
 
 
-def _loads_in(folder: Path, env_id: str | None, env_kwargs: dict[str, Any], custom_objects: Mapping[str, Any] | None) -> bool:
-    """Whether what the card will say works."""
+def _loads_in(folder: Path, env_id: str, env_kwargs: dict[str, Any], custom_objects: Mapping[str, Any] | None) -> bool:
+    """Try the code that the card will show."""
     try:
-        env = make_vec_env(env_id or "", env_kwargs=env_kwargs)
-        from_pretrained(folder, env, "cpu", custom_objects=custom_objects)
-    except Exception:
+        env = make_vec_env(env_id, env_kwargs=env_kwargs)
+    except Exception as error:  # the environment's own, by any name
+        warnings.warn(
+            f"{env_id!r} could not be made again ({type(error).__name__}: {error}), so the model card does not say how to",
+            stacklevel=4,
+        )
         return False
+    try:
+        from_pretrained(folder, env, "cpu", custom_objects=custom_objects)
+    except ModelFormatError:  # it is not what the model was trained in: there were wrappers around it
+        return False
+    finally:
+        env.close()
     return True
 
 

@@ -7,12 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.hub.untrusted import read_bytes
-
-Scalar = None | bool | int | float | str
-Plain: Any = Scalar
-for _ in range(8):
-    Plain = Scalar | list[Plain] | dict[str, Plain]
+from sb3_ppg.hub.files import read_json
+from sb3_ppg.hub.schema import Plain
 
 ZOO = "zoo.json"
 MAX_BYTES = 2**14
@@ -92,7 +88,4 @@ def read_environment(file: Path) -> Environment:
     :return: the description in it
     :raises ModelFormatError: if it is anything else
     """
-    try:
-        return msgspec.json.decode(read_bytes(file, MAX_BYTES), type=Environment)
-    except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{file} cannot be read: {error}") from error
+    return read_json(file, Environment, MAX_BYTES)

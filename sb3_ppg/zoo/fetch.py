@@ -23,7 +23,7 @@ from rl_zoo3 import ALGOS, get_latest_run_id
 from sb3_ppg import hub
 from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
 from sb3_ppg.family import FAMILY, zoo_name_of
-from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, read_model, vec_normalize_of, why_not_pickle
+from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model, why_not_pickle
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.zoo.environment_file import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings, read_environment
 from sb3_ppg.zoo.report import add_gym_packages
@@ -90,7 +90,7 @@ def download_without_pickle(
     """
     repo_id = f"{organization}/{repo_name or ModelName(algo, env_name)}"
     print(f"Downloading {repo_id}")
-    source = hub.download(repo_id, [DESCRIPTION, ARRAYS, CHECKSUMS, ZOO], revision)
+    source = hub.download(repo_id, [DESCRIPTION, ARRAYS, ZOO], revision)
     runs = Path(folder) / algo
     new = exp_id or get_latest_run_id(str(runs), env_name) + 1
     log_path = runs if new < 0 else runs / f"{env_name}_{new}"
@@ -153,7 +153,7 @@ def unpack(
 
 def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
     """Write the files that training would have written. The Zoo unpickles, evaluates or imports nothing of a stranger's."""
-    model, saved_vec_normalize = read_model(source)
+    model, vec_normalize = read_model(source)
     objective = objective_name(model.objective_class)
     if type(model) is not FAMILY[algo].algorithm or FAMILY[algo].preset.get("objective", objective) != objective:
         raise ModelFormatError(
@@ -162,8 +162,7 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
     environment = _allowed_environment(source / ZOO, env_name, allowed)
     (log_path / env_name).mkdir(parents=True)
     config = {**msgspec.to_builtins(environment.config), "normalize": False}
-    if saved_vec_normalize is not None:
-        vec_normalize = vec_normalize_of(model, saved_vec_normalize)
+    if vec_normalize is not None:
         vec_normalize.save(str(log_path / env_name / "vecnormalize.pkl"))
         config["normalize"] = {"norm_obs": vec_normalize.norm_obs, "norm_reward": vec_normalize.norm_reward}
     arguments = {"algo": algo, "env": env_name.gym_id, "env_kwargs": environment.env_kwargs, "eval_env_kwargs": None}

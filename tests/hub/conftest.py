@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sb3_ppg.hub import save_pretrained
-from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION
+from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from tests.hub.small_models import small_model
 
 
@@ -19,6 +19,6 @@ def small(tmp_path_factory) -> Path:
 @pytest.fixture
 def copied(small, tmp_path) -> Path:
     """To be changed by a test."""
-    for name in (DESCRIPTION, ARRAYS, CHECKSUMS):
+    for name in (DESCRIPTION, ARRAYS):
         (tmp_path / name).write_bytes((small / name).read_bytes())
     return tmp_path

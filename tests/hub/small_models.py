@@ -13,7 +13,7 @@ from gymnasium import spaces
 from sb3_ppg import PPG, hub
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained
-from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, write_checksums
+from sb3_ppg.hub.pretrained import DESCRIPTION
 from tests.helpers import RandomEnv, image_space
 from tests.hub_server import HubServer
 
@@ -54,7 +54,6 @@ def change(folder: Path, change_description: Callable[[dict[str, Any]], Any]) ->
     description = json.loads((folder / DESCRIPTION).read_text())
     replaced = change_description(description)
     (folder / DESCRIPTION).write_text(json.dumps(description if replaced is None else replaced))
-    write_checksums(folder, [DESCRIPTION, ARRAYS])
 
 
 def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:

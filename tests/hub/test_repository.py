@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import ale_py  # noqa: F401  registers environments
+import gymnasium as gym
 import huggingface_hub
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, hub
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
-from sb3_ppg.hub.pretrained import ARRAYS, CHECKSUMS, DESCRIPTION, write_checksums
-from tests.helpers import ROOT, MaskedEnv, RandomEnv, run, run_code
+from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
+from tests.helpers import ROOT, MaskedEnv, RandomEnv, run_code
 from tests.hub.small_models import BOX, SMALL, same_parameters, small_model, zip_repository
 from tests.hub_server import HubServer
 
@@ -36,7 +38,7 @@ def model() -> PPG:
 def test_push_and_load(hub_server, model):
     url = hub.push(model, "me/model", evaluation=hub.Evaluation(21.5, 3.25, 10))
     assert url.startswith(f"{hub_server.url}/me/model/commit/")
-    assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, CHECKSUMS, "README.md"}
+    assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, "README.md"}
     loaded = hub.load("me/model", RandomEnv(BOX, spaces.Discrete(2)), "cpu")
     same_parameters(model, loaded)
     loaded.learn(16)
@@ -109,23 +111,21 @@ def test_an_interrupted_download_can_be_repeated(hub_server, model):
     same_parameters(model, hub.load("me/model", device="cpu"))
 
 
-@pytest.mark.parametrize("name", [DESCRIPTION, ARRAYS, CHECKSUMS])
-def test_a_damaged_repository(hub_server, model, name):
+def test_a_truncated_file_in_a_repository(hub_server, model):
     hub.push(model, "me/model")
-    content = bytearray(hub_server.files("me/model")[name])
-    content[len(content) // 2] ^= 1
-    hub_server.repositories["me/model"].commit("main", {name: bytes(content)}, [])
-    with pytest.raises(ModelFormatError, match="damaged"):
+    content = hub_server.files("me/model")[ARRAYS]
+    hub_server.repositories["me/model"].commit("main", {ARRAYS: content[:-1]}, [])
+    with pytest.raises(ModelFormatError, match="no model can be made"):
         hub.load("me/model")
 
 
 def test_what_an_earlier_push_had_is_gone(hub_server, model, tmp_path):
     (tmp_path / "film").write_bytes(b"film")
-    hub.push(model, "me/model", files={"replay.mp4": tmp_path / "film", "logs/0.monitor.csv": tmp_path / "film"})
-    assert {"replay.mp4", "logs/0.monitor.csv"} <= set(hub_server.files("me/model"))
+    hub.push(model, "me/model", files={"replay.mp4": tmp_path / "film", "zoo.json": tmp_path / "film"})
+    assert {"replay.mp4", "zoo.json"} <= set(hub_server.files("me/model"))
     hub_server.repositories["me/model"].commit("main", {"notes.md": b"mine"}, [])
     hub.push(model, "me/model")
-    assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, CHECKSUMS, "README.md", "notes.md"}
+    assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, "README.md", "notes.md"}
 
 
 # ---- the model card ----
@@ -185,6 +185,44 @@ def test_the_card_does_not_promise_an_environment_that_a_name_does_not_make(hub_
     assert "playing **Mine-v0**" in hub_server.files("me/model")["README.md"].decode()
 
 
+class CountedEnv(RandomEnv):
+    """An environment that knows how many of its kind are open, and how many may be."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+    n_open, limit = 0, 10
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        if CountedEnv.n_open == CountedEnv.limit:
+            raise OSError("the device is in use")
+        super().__init__(BOX, spaces.Discrete(2))
+        CountedEnv.n_open += 1
+
+    def close(self) -> None:
+        CountedEnv.n_open -= 1
+
+
+@pytest.fixture
+def counted_model(monkeypatch) -> PPG:
+    gym.register("Counted-v0", CountedEnv)
+    monkeypatch.setattr(CountedEnv, "n_open", 0)
+    model = PPG("MlpPolicy", make_vec_env("Counted-v0"), **SMALL)
+    yield model
+    gym.registry.pop("Counted-v0")
+
+
+def test_push_leaves_no_environment_open(hub_server, counted_model):
+    hub.push(counted_model, "me/counted")
+    assert "make_vec_env('Counted-v0')" in snippet_of(hub_server, "me/counted")
+    assert CountedEnv.n_open == 1
+
+
+def test_push_says_why_an_environment_cannot_be_made_again(hub_server, counted_model, monkeypatch):
+    monkeypatch.setattr(CountedEnv, "limit", 1)
+    with pytest.warns(UserWarning, match="'Counted-v0' could not be made again.*the device is in use"):
+        hub.push(counted_model, "me/counted")
+    assert "env = ...  # the one that it was trained in" in snippet_of(hub_server, "me/counted")
+
+
 @pytest.mark.parametrize("name", ["../x", "/x", "logs/../../x", DESCRIPTION, "README.md"])
 def test_files_that_cannot_be_shared_under_their_name(hub_server, model, name):
     with pytest.raises(ArgumentError, match="cannot work"):
@@ -240,27 +278,14 @@ def test_normalisation_of_an_sb3_zip(hub_server, tmp_path):
 def test_names_that_lead_out_of_the_folder(hub_server, model, tmp_path, monkeypatch):
     """Not even the client's cache gets files under such names."""
     monkeypatch.chdir(tmp_path)
-    hub.push(model, "me/model", files={"logs/0.monitor.csv": Path(__file__)})
+    hub.push(model, "me/model")
     evil = {f"{up}evil.zip": b"evil" for up in ("../", "../../../../", "/tmp/", "logs/../../../../", "logs/../../../../../")}
     hub_server.repositories["me/model"].commit("main", evil, [])
     same_parameters(model, hub.load("me/model", device="cpu"))
-    run("load_from_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model")
+    with pytest.raises(HubError, match=r"evil\.zip"):
+        hub.download("me/model", ["*"])
     found = [path for folder in (tmp_path.parent, Path(os.environ["HF_HOME"])) for path in folder.rglob("evil.zip")]
     assert found == [] and not Path("/tmp/evil.zip").exists()
-
-
-def test_checksums_cover_every_file_but_the_card(hub_server, model, tmp_path):
-    (tmp_path / "film").write_bytes(b"film")
-    hub.push(model, "me/model", files={"replay.mp4": tmp_path / "film"})
-    folder = hub.download("me/model", ["*"])
-    listed = {line.split("  ")[1] for line in (folder / CHECKSUMS).read_text().splitlines()}
-    assert listed == {DESCRIPTION, ARRAYS, "replay.mp4"}
-    expected = (folder / CHECKSUMS).read_text()
-    (tmp_path / "copy").mkdir()
-    for name in listed:
-        (tmp_path / "copy" / name).write_bytes((folder / name).read_bytes())
-    write_checksums(tmp_path / "copy", sorted(listed))
-    assert (tmp_path / "copy" / CHECKSUMS).read_text() == expected
 
 
 def test_without_the_extra(tmp_path):

@@ -1,0 +1,75 @@
+"""The arrays of a stranger's safetensors file: names, shapes and types are compared before a byte of them is read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch as th
+from safetensors import safe_open
+
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.hub.files import regular_file
+
+MAX_HEADER_BYTES = 2**22
+MAX_ARRAYS = 10_000
+
+
+class Arrays:
+    """
+    Arrays by name; each is taken once.
+
+    :param file: as safetensors opens it
+    :param path: of it, for errors
+    """
+
+    def __init__(self, file: safe_open, path: Path):
+        self._file = file
+        self._path = path
+        self.left = set(file.keys())
+        if len(self.left) > MAX_ARRAYS:
+            raise ModelFormatError(f"{path} has {len(self.left)} arrays, more than {MAX_ARRAYS}")
+
+    def take(self, name: str, like: th.Tensor) -> th.Tensor:
+        """
+        Read an array that was not read before.
+
+        :param name: of the array
+        :param like: a tensor of the shape and type that it has to have, so that its size is not the file's choice
+        :return: its numbers, which are finite
+        :raises ModelFormatError: if it is missing, or differs in shape or type
+        """
+        if name not in self.left:
+            raise ModelFormatError(f"{self._path} has no array {name!r}")
+        self.left.remove(name)
+        shape = tuple(self._file.get_slice(name).get_shape())
+        if shape != tuple(like.shape):
+            raise ModelFormatError(f"{self._path}: {name!r} has the shape {shape}, the model needs {tuple(like.shape)}")
+        array = self._file.get_tensor(name)
+        if array.dtype != like.dtype:
+            raise ModelFormatError(f"{self._path}: {name!r} is {array.dtype}, the model needs {like.dtype}")
+        if not array.isfinite().all():
+            raise ModelFormatError(f"{self._path}: {name!r} has numbers that are not finite")
+        return array.clone()  # not a view of the file, which may change later
+
+    def network_shapes(self) -> list[list[int]]:
+        """Shapes of the floating-point arrays that belong to networks."""
+        slices = [self._file.get_slice(name) for name in self.left if name.startswith(("policy.", "objective."))]
+        return [part.get_shape() for part in slices if part.get_dtype() in ("F64", "F32", "F16", "BF16")]
+
+
+@contextmanager
+def open_arrays(path: Path) -> Iterator[Arrays]:
+    """
+    Open a safetensors file.
+
+    :param path: of the file
+    :return: its arrays
+    :raises ModelFormatError: if it is missing, or not a regular file of safetensors
+    """
+    place = regular_file(path)
+    with place.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > MAX_HEADER_BYTES:
+        raise ModelFormatError(f"{path} cannot be read: its header would have {length} bytes")
+    with safe_open(place, "pt") as opened:
+        yield Arrays(opened, path)

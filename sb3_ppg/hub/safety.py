@@ -1,0 +1,106 @@
+"""Limits on the memory that a stranger's description can claim, and a trial of the model that was made of it."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
+from torch.overrides import TorchFunctionMode
+
+from sb3_ppg import losses
+from sb3_ppg.buffers.system_memory import total_memory
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.policies import ValueHead
+from sb3_ppg.ppg import PPG
+
+MAX_MASK_BYTES = 2**28  # of action masks, which are filled with ones when the model is made
+
+
+def check_rollout_size(model: PPG) -> None:
+    """
+    Check that a machine like this one can hold a rollout.
+
+    :param model: with its spaces and its number of environments
+    :raises ModelFormatError: if it cannot
+    """
+    space = model.observation_space
+    parts = space.values() if isinstance(space, spaces.Dict) else [space]
+    n_bytes = sum(np.dtype(part.dtype).itemsize * math.prod(map(int, get_obs_shape(part))) for part in parts)
+    n_samples = model.n_steps * model.n_envs
+    claimed = (n_bytes + 8 * (get_action_dim(model.action_space) + 6)) * n_samples
+    masks = 8 * spaces.utils.flatdim(model.action_space) * n_samples if isinstance(model, MaskablePPG) else 0
+    if claimed > total_memory() or masks > MAX_MASK_BYTES:
+        raise ModelFormatError(
+            f"n_steps={model.n_steps} with n_envs={model.n_envs} claims {claimed + masks:.1e} bytes of memory for a rollout"
+        )
+
+
+class AllocationLimit(TorchFunctionMode):
+    """
+    Networks that are made in this context consist of tensors of given shapes, and of few other numbers.
+
+    :param shapes: of a file's weights
+    """
+
+    def __init__(self, shapes: list[list[int]]) -> None:
+        super().__init__()
+        self.expected = Counter([tuple(shape) for shape in shapes] * 3)  # some tensors are made and replaced
+        self.left = 2**22
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (th.empty, th.zeros, th.ones):
+            shape = tuple(args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args or kwargs["size"])
+            self.expected[shape] -= 1
+            if self.expected[shape] < 0:
+                self.left -= 1000 + math.prod(shape)  # a tensor costs more than its numbers
+            if self.left < 0:
+                raise ModelFormatError("it describes networks that are larger than its arrays")
+        return func(*args, **(kwargs or {}))
+
+
+MAX_OUTPUT = 1e15  # of a network; its square is finite in float32
+
+
+@th.no_grad()
+def try_out(model: PPG) -> None:
+    """
+    Evaluate a model for a few observations.
+
+    :param model: complete
+    :raises ModelFormatError: if its networks give no numbers that it could be trained with
+    """
+    units = [module.std.item() for module in model.policy.modules() if isinstance(module, ValueHead)]
+    if not all(0 < unit <= MAX_OUTPUT for unit in units) or not model.objective.has_plausible_state():
+        raise ModelFormatError("its value heads or its objective are in a state to which no training leads")
+    was_training = model.policy.training
+    model.policy.set_training_mode(False)
+    # Nothing is compiled for this
+    with nullcontext() if model.policy.compile_mode is None else th.compiler.set_stance("force_eager"):
+        for observation in _some_observations(model.observation_space):
+            model.predict(observation)
+            tensors, _ = model.policy.obs_to_tensor(observation)
+            distribution, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
+            log_prob = distribution.log_prob(distribution.get_actions())
+            for numbers in (losses.distribution_parameters(distribution), aux_values, values, log_prob):
+                if not (numbers.abs() <= MAX_OUTPUT).all():
+                    raise ModelFormatError("its networks give numbers that are not finite, or too large to train with")
+    model.policy.set_training_mode(was_training)
+
+
+def _some_observations(space: spaces.Space) -> Iterator[Any]:
+    """Yield the lowest observation, the one nearest to zero and the highest one; of integers the first one, three times."""
+    if isinstance(space, spaces.Dict):
+        for values in zip(*map(_some_observations, space.values()), strict=True):
+            yield dict(zip(space, values, strict=True))
+        return
+    for number in (-10, 0, 10):
+        if isinstance(space, spaces.Box):
+            yield np.clip(np.full(space.shape, number, np.float64), space.low, space.high).astype(space.dtype)
+        else:
+            yield np.full(space.shape, getattr(space, "start", 0), space.dtype)

@@ -1,0 +1,352 @@
+"""
+Hostile files without number: each is refused with ``ModelFormatError``, or gives a model that predicts and trains.
+
+Neither may do anything but read, see ``tests.hub.watch``. ``make test`` tries a few hundred files, always the same;
+``make attack`` many thousand, others each time.
+"""
+
+import copy
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch as th
+from gymnasium import spaces
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg.errors import ModelFormatError, NonFiniteError
+from sb3_ppg.family import with_preset
+from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
+from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
+from tests.helpers import MaskedEnv, RandomEnv
+from tests.hub import watch
+from tests.hub.small_models import BOX, DICT, SMALL
+from tests.hub.watch import watched
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = int(os.environ.get("ATTACK_EXAMPLES", 0))
+settings.register_profile(
+    "attack",
+    max_examples=EXAMPLES or 80,
+    derandomize=not EXAMPLES,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("attack")
+
+
+# ---- honest models ----
+
+
+class Base(NamedTuple):
+    """A model in good order, as files, and its environments."""
+
+    files: dict[str, bytes]
+    make_env: Callable[[], VecEnv]
+
+
+def random_envs(observations: spaces.Space, actions: spaces.Space) -> Callable[[], VecEnv]:
+    return lambda: DummyVecEnv([lambda: RandomEnv(observations, actions)] * 2)
+
+
+TINY: dict[str, Any] = dict(net_arch=[4])
+CENTERED = dict(optimizer_class=th.optim.RMSprop, optimizer_kwargs=dict(momentum=0.5, centered=True))
+MODELS: dict[str, tuple[Callable[..., PPG], str, Callable[[], VecEnv], dict[str, Any]]] = {
+    "plain": (
+        PPG,
+        "MlpPolicy",
+        random_envs(BOX, spaces.Discrete(2)),
+        dict(learning_rate=LinearSchedule(1e-3, 1e-5, 0.5), n_value_epochs=1, target_kl=5.0),
+    ),
+    "continuous": (
+        PPG,
+        "MlpPolicy",
+        random_envs(BOX, spaces.Box(np.array([-1, -2], np.float32), np.array([1, 5], np.float32))),
+        dict(use_sde=True, policy_kwargs=dict(TINY, squash_output=True, optimizer_kwargs=dict(amsgrad=True))),
+    ),
+    "lstm": (
+        RecurrentPPG,
+        "MlpLstmPolicy",
+        random_envs(BOX, spaces.Discrete(3)),
+        dict(policy_kwargs=dict(TINY, lstm_hidden_size=4)),
+    ),
+    "masks": (MaskablePPG, "MlpPolicy", lambda: DummyVecEnv([lambda: MaskedEnv(BOX, "MultiDiscrete")] * 2), {}),
+    "dictionary": (
+        PPG,
+        "MultiInputPolicy",
+        random_envs(DICT, spaces.MultiBinary(2)),
+        dict(policy_kwargs=dict(TINY, features_extractor_kwargs=dict(cnn_output_dim=2), optimizer_class=th.optim.SGD)),
+    ),
+    "rewards": (
+        PPG,
+        "MlpPolicy",
+        random_envs(spaces.MultiDiscrete([3, 4]), spaces.Box(-1, 1, (2,))),
+        dict(
+            rollout_buffer_class=NormalizedRewardRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+            policy_kwargs=dict(TINY, architecture="shared", **CENTERED),
+        ),
+    ),
+    "ewma": (PPG, "MlpPolicy", random_envs(BOX, spaces.Discrete(3)), with_preset("ppg_ewma", {})),
+    "idaac": (
+        PPG,
+        "MlpPolicy",
+        random_envs(BOX, spaces.Discrete(3)),
+        with_preset("idaac", dict(objective_kwargs=dict(hidden_size=4), n_aux_epochs=0, policy_kwargs=TINY)),
+    ),
+}
+
+
+@cache
+def base(name: str) -> Base:
+    algorithm, policy, make_env, arguments = MODELS[name]
+    arguments = {**SMALL, "policy_kwargs": TINY, **arguments}
+    env = make_env()
+    env = (
+        VecNormalize(env, norm_obs_keys=["zebra"] if name == "dictionary" else None)
+        if name in ("plain", "dictionary")
+        else env
+    )
+    model = algorithm(policy, env, **arguments).learn(32)
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, folder)
+        from_pretrained(folder, make_env(), "cpu")  # modules that are imported at the first use of something
+        return Base({file.name: file.read_bytes() for file in Path(folder).iterdir()}, make_env)
+
+
+def attempt(honest: Base, files: dict[str, bytes]) -> PPG | None:
+    """Read files as a user would, and use the model; None if they were refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        return read_and_use(honest, Path(folder))
+
+
+def read_and_use(honest: Base, folder: Path) -> PPG | None:
+    env = honest.make_env()
+    try:
+        with watched():
+            model = from_pretrained(folder, env, "cpu")
+    except ModelFormatError as error:
+        assert str(error).isprintable() and len(str(error)) < 10_000
+        return None
+    model.predict(model.get_env().reset())
+    epochs = max(model.n_epochs, model.n_value_epochs or 0, model.n_aux_epochs)
+    if model.n_steps <= 1000 and epochs <= 20:  # worth waiting for
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                model.learn(2 * model.n_steps, reset_num_timesteps=False)
+            except (ArgumentError, NonFiniteError):  # two arguments that do not fit, numbers that are too large: it says so
+                assert all(parameter.isfinite().all() for parameter in model.policy.parameters())
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_honest_files_are_read(name):
+    """Otherwise changed ones would be refused for nothing."""
+    assert attempt(base(name), base(name).files) is not None
+
+
+# ---- changes ----
+
+
+def places(data: Any, path: tuple = ()) -> list[tuple]:
+    """Paths of everything in JSON, from the outside to the inside."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [path, *(place for key, part in items for place in places(part, (*path, key)))]
+
+
+def nested(depth: int) -> Any:
+    data: Any = 0
+    for _ in range(depth):
+        data = [data]
+    return data
+
+
+SIZES = [0, 1, -1, 2, 7, 2**31, 2**53 + 1, 10**15, -(10**15), 10**30]
+REALS = [0.5, 1e-300, 1e39, 1e300, -0.0, float("inf"), float("nan")]
+TEXTS = ["", "x", "auto", "../../etc/passwd", "\x1b[2Ja\r\nfake: --allow os.system", "\ud800", "\u202egnp", "a" * 10**5]
+CLASSES = ["os.system", "builtins.eval", "Adam", "PPG", "ReLU", "RolloutBuffer", "PhasicActorCriticPolicy", 5, []]
+LARGE = [[1] * 20_000, [[]] * 300_000, nested(90), {str(key): 0 for key in range(5000)}, [10**5] * 3]
+numbers = st.sampled_from([*SIZES, *REALS]) | st.integers() | st.floats()
+special = st.one_of(
+    st.sampled_from(CLASSES).map(lambda name: {"$class": name}),
+    st.lists(numbers, max_size=4).map(lambda items: {"$linear": items}),
+    st.lists(numbers, max_size=3).map(lambda items: {"$tuple": items}),
+    st.sampled_from([{"$custom": "x"}, {"$reward_normalizer": {}}, {"$reduce": 1}, {"$class": "ReLU", "x": 1}]),
+    st.sampled_from(["Box", "Discrete", "Dict", "Text"]).map(lambda kind: {"space": kind, "n": 10**9, "shape": [10**6] * 2}),
+)
+scalars = st.none() | st.booleans() | numbers | st.sampled_from(TEXTS)
+containers = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
+values = scalars | special | containers | st.sampled_from(LARGE)
+
+
+@st.composite
+def changed_json(draw: Any, data: Any) -> bytes:
+    """JSON with one or two changes: another value, a part removed, repeated, or there in addition."""
+    changed = copy.deepcopy(data)
+    for path in draw(st.lists(st.sampled_from(places(data)[1:]), min_size=1, max_size=2)):
+        kind = draw(st.sampled_from(["replace", "replace", "replace", "scale", "remove", "add"]))
+        value, factor = copy.deepcopy(draw(values)), draw(st.sampled_from([-1, 3, 1000, 0.3]))
+        with suppress(LookupError, TypeError):  # the first change may have removed the place of the second
+            change_at(changed, path, kind, value, factor)
+    content = json.dumps(changed)
+    if draw(st.integers(0, 9)) == 0:
+        key = draw(st.sampled_from(sorted(data)))
+        content = content.replace(f'"{key}"', f'"{key}": 0, "{key}"', 1)
+    return content.encode()
+
+
+def change_at(data: Any, path: tuple, kind: str, value: Any, factor: float) -> None:
+    for key in path[:-1]:
+        data = data[key]
+    before = data[path[-1]]
+    if kind == "remove":
+        del data[path[-1]]
+    elif kind == "add":
+        data.insert(0, value) if isinstance(data, list) else data.update(unknown=value)
+    elif kind == "scale" and type(before) in (int, float):
+        data[path[-1]] = before * factor
+    else:
+        data[path[-1]] = value
+
+
+@st.composite
+def changed_arrays(draw: Any, content: bytes) -> bytes:
+    """Arrays of which one or two have other types, shapes, numbers or names, are missing or there in addition."""
+    arrays = dict(safetensors.numpy.load(content))
+    for _ in range(draw(st.integers(1, 2))):
+        name = draw(st.sampled_from(sorted(arrays)))
+        array = arrays.pop(name)
+        kind = draw(st.sampled_from(["numbers", "numbers", "one number", "type", "shape", "remove", "rename", "add"]))
+        if kind in ("numbers", "one number"):
+            number = draw(st.sampled_from([np.nan, np.inf, -np.inf, 0, -1, 1e4, 1e-40, 1e15, 1e30, 3e38, -3e38]))
+            array = array.copy()
+            with np.errstate(all="ignore"):
+                array.flat[0 if kind == "one number" and array.size else slice(None)] = np.array(number).astype(array.dtype)
+        elif kind == "type":
+            array = array.astype(draw(st.sampled_from(["float64", "float16", "int64", "uint8", "bool"])))
+        elif kind == "shape":
+            shapes = [(), (0,), (1,), (*array.shape, 1), (*array.shape, 0), array.shape[::-1], (array.size,), (3, 17)]
+            array = np.resize(array, draw(st.sampled_from(shapes)))
+        elif kind == "add":
+            arrays[draw(st.sampled_from(["policy.trojan", "\x1b[2J", "aux_optimizer.0.x"]))] = np.zeros(3)
+        if kind != "remove":
+            arrays[f"{name}\x1b[2J" if kind == "rename" else name] = np.ascontiguousarray(array).reshape(array.shape)
+    return safetensors.numpy.save(arrays)
+
+
+@st.composite
+def changed_bytes(draw: Any, content: bytes) -> bytes:
+    """Bits flipped, most of them near the beginning, where headers are; a file cut, or longer than it was."""
+    changed = bytearray(content)
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.one_of(st.integers(0, min(len(content), 3000) - 1), st.integers(0, len(content) - 1)))
+        changed[place] ^= draw(st.integers(1, 255))
+    kind, length = draw(st.sampled_from(["whole", "whole", "cut", "longer"])), draw(st.integers(0, len(content)))
+    return bytes(changed[:length] if kind == "cut" else changed + bytes(length) if kind == "longer" else changed)
+
+
+names = st.sampled_from(sorted(MODELS))
+
+
+@given(names.flatmap(lambda name: st.tuples(st.just(name), changed_json(json.loads(base(name).files[DESCRIPTION])))))
+@example(("plain", b"[" * 2 * 10**6))
+@example(("plain", b"9" * 3 * 10**6))
+@example(("plain", b'{"format": "sb3_ppg", "x": "' + b"\\u0041" * 10**5))
+@example(("plain", "\ufeff{}".encode("utf-16")))
+def test_descriptions(changed):
+    name, content = changed
+    attempt(base(name), {**base(name).files, DESCRIPTION: content})
+
+
+@given(names.flatmap(lambda name: st.tuples(st.just(name), changed_arrays(base(name).files[ARRAYS]))))
+def test_arrays(changed):
+    name, content = changed
+    attempt(base(name), {**base(name).files, ARRAYS: content})
+
+
+@given(
+    st.sampled_from([DESCRIPTION, ARRAYS]).flatmap(
+        lambda file: st.tuples(st.just(file), changed_bytes(base("plain").files[file]))
+    )
+)
+@example((ARRAYS, (2**62).to_bytes(8, "little") + b"{}"))
+@example((ARRAYS, (3).to_bytes(8, "little") + b"{}"))
+def test_bytes(changed):
+    file, content = changed
+    attempt(base("plain"), {**base("plain").files, file: content})
+
+
+@given(st.data())
+def test_claims_of_much_in_a_few_bytes(data):
+    """Rollouts, environments, networks and spaces far larger than the file; without an environment, which would say more."""
+    name = data.draw(st.sampled_from(["plain", "lstm", "masks", "dictionary"]))
+    description = json.loads(base(name).files[DESCRIPTION])
+    size = st.integers(3, 18).map(lambda power: 10**power) | st.integers(10**3, 10**18)
+    arguments, kwargs = description["arguments"], description["arguments"]["policy_kwargs"]
+    for part in data.draw(st.lists(st.sampled_from(["steps", "envs", "layers", "lstm", "space"]), min_size=1, unique=True)):
+        if part == "steps":
+            arguments["n_steps"] = arguments["batch_size"] = data.draw(size)
+        elif part == "envs":
+            description["n_envs"] = data.draw(size)
+        elif part == "layers":
+            kwargs["net_arch"] = [data.draw(size)] * data.draw(st.integers(1, 3)) + [1] * data.draw(st.integers(0, 10**4))
+        elif part == "lstm":
+            kwargs |= {data.draw(st.sampled_from(["lstm_hidden_size", "n_lstm_layers"])): data.draw(size)}
+        else:
+            shape = [data.draw(size) % 10**4 + 1] * data.draw(st.integers(1, 3))
+            box = {"space": "Box", "shape": shape, "dtype": "uint8", "low": 0, "high": 255}
+            description["observation_space"] = data.draw(st.sampled_from([box, {"space": "Discrete", "n": 2**31}]))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / DESCRIPTION).write_text(json.dumps(description))
+        (Path(folder) / ARRAYS).write_bytes(base(name).files[ARRAYS])
+        for load in (from_pretrained, load_vec_normalize):
+            try:
+                with watched():
+                    load(Path(folder))
+            except ModelFormatError:
+                pass
+
+
+# ---- the watch itself ----
+
+MISDEEDS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a file is written": (lambda folder: (folder / "new").write_text("x"), "to write"),
+    "a module is imported": (lambda folder: (sys.modules.pop("stringprep", None), __import__("stringprep")), "import"),
+    "a process is started": (lambda folder: subprocess.run(["true"]), "subprocess.Popen"),
+    "a socket is opened": (lambda folder: socket.socket().close(), "socket"),
+    "code is evaluated": (lambda folder: eval("1 + 1"), "exec|compile"),
+    "a generator is used": (lambda folder: random.random(), "generator has changed"),
+    "much memory is taken": (lambda folder: np.ones(2**27).sum(), r"took \d+ MB"),
+    "a print commands the terminal": (lambda folder: print("\x1b[2J"), "printed"),
+    "much time is taken": (lambda folder: sum(range(3 * 10**6)), r"took [\d.]+ s"),
+}
+
+
+@pytest.mark.parametrize("name", MISDEEDS)
+def test_the_watch_notices(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "SECONDS", 0.01 if "time" in name else 60.0)
+    misdeed, complaint = MISDEEDS[name]
+    with pytest.raises(AssertionError, match=complaint), watched():
+        misdeed(tmp_path)
