@@ -8,7 +8,7 @@ that each kill costs, and compared are the steps, evaluations and returns at the
 
 Writes results/faults.csv and faults.md in a quarter of an hour on two cores.
 
-    python -m benchmarks.faults [--kills 30]
+    python -m benchmarks.faults [--kills 30] [--steps 1000000]
 """
 
 import argparse
@@ -34,8 +34,8 @@ from sb3_ppg import PPG
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("one process", "all processes", "the agent")
 LAUNCHER = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 100"
-TRAINING = "-m sb3_ppg train --env CartPole-v1 -n 1000000 --seed 1 --save-freq 4000 --eval-freq 50000 --eval-episodes 20"
-COMMAND = [sys.executable, *f"{LAUNCHER} {TRAINING}".split()]
+TRAINING = "-m sb3_ppg train --env CartPole-v1 --seed 1 --save-freq 4000 --eval-freq 50000 --eval-episodes 20 -n"
+COMMAND = [sys.executable, *f"{LAUNCHER} {TRAINING}".split()]  # without the number of steps
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -44,10 +44,11 @@ class Training:
     The command, and its progress according to its output.
 
     :param folder: in which it runs
+    :param n_steps: its budget
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, n_steps: int):
+        self.folder, self.command = folder, [*COMMAND, str(n_steps)]
         self.n_steps = self.n_starts = self.n_logs = 0
         self.resumed: list[int] = []
         self.start()
@@ -55,7 +56,7 @@ class Training:
     def start(self) -> None:
         """Give the command, for the first time or again."""
         pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.agent = subprocess.Popen(COMMAND, cwd=self.folder, env=ENVIRONMENT, **pipes)
+        self.agent = subprocess.Popen(self.command, cwd=self.folder, env=ENVIRONMENT, **pipes)
         self.n_starts += 1
         threading.Thread(target=self._read, args=(self.agent.stdout,), daemon=True).start()
 
@@ -83,14 +84,14 @@ class Training:
             self.start()
 
 
-def disturb(folder: Path, n_kills: int) -> tuple[pd.DataFrame, int]:
+def disturb(folder: Path, n_steps: int, n_kills: int) -> tuple[pd.DataFrame, int]:
     """
     Kill a training at random moments, and wait for its end.
 
     :return: for each kill its kind, the steps logged before it, the steps from which the training went on; the number of
         times that the command was given
     """
-    choice, training = random.Random(0), Training(folder)
+    choice, training = random.Random(0), Training(folder, n_steps)
     rows: list[dict[str, Any]] = []
     for kill in range(n_kills):
         n_logs = training.n_logs
@@ -101,7 +102,7 @@ def disturb(folder: Path, n_kills: int) -> tuple[pd.DataFrame, int]:
         rows.append({"kind": KINDS[kill % len(KINDS)], "steps": training.n_steps, "resumed": len(training.resumed)})
         training.kill(rows[-1]["kind"], choice)
         print(rows[-1], flush=True)
-    assert training.agent.wait(timeout=600) == 0
+    assert training.agent.wait() == 0
     for row in rows:  # the first time after the kill; 0 if there was no checkpoint yet
         row["resumed"] = next(iter(training.resumed[row["resumed"] :]), 0)
     return pd.DataFrame(rows), training.n_starts
@@ -120,16 +121,17 @@ def main() -> None:
     """Run both trainings and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", default=30, type=int)
+    parser.add_argument("--steps", default=1_000_000, type=int)
     args = parser.parse_args()
     with TemporaryDirectory() as disturbed, TemporaryDirectory() as calm:
-        rows, n_starts = disturb(Path(disturbed), args.kills)
-        subprocess.run(COMMAND, cwd=calm, env=ENVIRONMENT, check=True, capture_output=True)
+        rows, n_starts = disturb(Path(disturbed), args.steps, args.kills)
+        subprocess.run([*COMMAND, str(args.steps)], cwd=calm, env=ENVIRONMENT, check=True, capture_output=True)
         (end, evaluated), (calm_end, calm_evaluated) = ending(Path(disturbed)), ending(Path(calm))
     lost = (rows["steps"] - rows["resumed"]).clip(lower=0)
     text = f"""# Kills
 
-`python -m benchmarks.faults`: CartPole-v1, 1,000,000 steps in two processes, {len(rows)} times SIGKILL at random moments, in
-turn to {", ".join(KINDS)}; a checkpoint every 4,096 steps. {processor()}.
+`python -m benchmarks.faults`: CartPole-v1, {args.steps:,} steps in two processes, {len(rows)} times SIGKILL at random moments,
+in turn to {", ".join(KINDS)}; a checkpoint every 4,096 steps. {processor()}.
 
 - Steps lost at a kill, according to the log: {lost.median():,.0f} in the median, {lost.max():,.0f} at most.
 - The command was given {n_starts} times; all of them trained in one folder.
