@@ -1,4 +1,4 @@
-"""Tests that need several processes, as ``torchrun`` starts them."""
+"""Helpers of tests that need several processes, as ``torchrun`` starts them."""
 
 import os
 import pickle
@@ -21,7 +21,7 @@ def free_port() -> int:
 
 
 def pretend_to_be(rank: int, size: int, port: int) -> None:
-    """The variables that ``torchrun`` sets."""
+    """Set the environment variables that ``torchrun`` sets."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
@@ -40,9 +40,11 @@ def work(rank: int, size: int, port: int, folder: Path, task: Callable, argument
 
 def in_processes(task: Callable, folder: Path, *arguments: Any, size: int = 2) -> list[Any]:
     """
-    :param task: a function of a module, called in each process within the group
-    :param folder: in which they are
-    :return: what it returned in each, or the text of its error
+    Call a task in several processes, within a process group.
+
+    :param task: function of a module
+    :param folder: working folder of the processes
+    :return: the task's result in each process; an error in one fails the test
     """
     mp.start_processes(work, (size, free_port(), folder, task, arguments), nprocs=size, start_method="forkserver")
     results = [pickle.loads((folder / f"result_{rank}").read_bytes()) for rank in range(size)]
