@@ -1,4 +1,4 @@
-"""What several tests need."""
+"""Helpers of several tests."""
 
 import io
 import multiprocessing
@@ -166,7 +166,7 @@ def _in_place(function: Callable[[], None], argv: list[str], cwd: Path | None, e
 
 
 def run_in_a_new_process(function: Callable[..., None], *args: Any) -> Any:
-    """What a function puts into the queue that is its last argument."""
+    """Return what a function puts into the queue that is its last argument."""
     context = multiprocessing.get_context("forkserver")
     results = context.Queue()
     process = context.Process(target=function, args=(*args, results))

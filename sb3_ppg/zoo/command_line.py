@@ -49,8 +49,8 @@ def check_command_line(names: Mapping[str, list[str]], arguments: list[str]) -> 
 
 def without_continue(arguments: list[str]) -> list[str]:
     """
-    :param arguments: command line of ``train``
-    :return: options that the Zoo knows: all but ``--continue``
+    Remove ``--continue``, which the Zoo does not know, from the command line of ``train``.
+
     :raises ArgumentError: if there is no model to continue
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -85,8 +85,7 @@ def _check_writable(folder: str) -> None:
 
 def check_path(path: Path) -> None:
     """
-    :param path: a file or folder that has to exist
-    :raises ArgumentError: if it does not, with the nearest name in the deepest folder of the path that exists
+    :raises ArgumentError: if a file or folder does not exist, with the nearest name in the deepest folder that does
     """
     if path.exists():
         return

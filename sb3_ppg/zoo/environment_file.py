@@ -73,19 +73,15 @@ def environment_of(env_id: str, hyperparams: dict[str, Any], env_kwargs: dict[st
 
 
 def write_environment(environment: Environment, file: Path) -> Path:
-    """
-    :param environment: description to write
-    :param file: the file
-    :return: the file
-    """
+    """Write a description, and return the file."""
     file.write_bytes(msgspec.json.format(msgspec.json.encode(environment), indent=1))
     return file
 
 
 def read_environment(file: Path) -> Environment:
     """
-    :param file: made by a stranger
-    :return: the description in it
-    :raises ModelFormatError: if it is anything else
+    Read a stranger's file.
+
+    :raises ModelFormatError: if it is anything but such a description
     """
     return read_json(file, Environment, MAX_BYTES)

@@ -69,13 +69,7 @@ def make_procgen(
 
 
 def make_minatar(**kwargs: Any) -> gym.Env:
-    """
-    Make a game of MinAtar.
-
-    :param kwargs: arguments of the package's environment, such as ``sticky_action_prob``
-    :return: the game, with pictures that people can see
-    :raises ImportError: if the package is not installed
-    """
+    """Make a game of MinAtar, by arguments of the package's environment, with pictures that people can see."""
     from minatar.gym import BaseEnv
 
     return _Enlarged(BaseEnv(**kwargs))
@@ -102,9 +96,5 @@ def _make_masked(name: str, render_mode: str | None = None, **kwargs: Any) -> gy
 
 
 def needs_masks(model: BaseAlgorithm, env: VecEnv) -> bool:
-    """
-    :param model: the agent
-    :param env: its environment
-    :return: whether the model's ``predict`` takes the environment's action masks
-    """
+    """Return whether the model's ``predict`` takes the environment's action masks."""
     return isinstance(model, MaskablePPG) and is_masking_supported(env)

@@ -20,24 +20,14 @@ FAMILIES: dict[str, Callable[[str], bool]] = {
 
 
 def hyperparameter_file(algo: str) -> Path:
-    """
-    Find our file of hyperparameters for an algorithm.
-
-    :param algo: the algorithm's name in RL Zoo, such as "ppg"
-    :return: path in the installed package, or in the repository for an editable installation
-    """
+    """Find our file for an algorithm: in the installed package, or in the repository for an editable installation."""
     package = Path(sb3_ppg.__file__).parent
     folder = package / "hyperparams"
     return (folder if folder.is_dir() else package.parent / "hyperparams") / f"{algo}.yml"
 
 
 def entry_of(env_id: str, config: str) -> str:
-    """
-    :param env_id: environment
-    :param config: hyperparameter file
-    :return: the entry of the environment's family, if the file has that one and none for the environment itself; else
-        ``env_id``
-    """
+    """Return the entry of the environment's family, if the file has that and none for the environment; else ``env_id``."""
     family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), None)
     if family is not None and config.endswith((".yml", ".yaml")):
         entries = yaml.safe_load(Path(config).read_text())
@@ -47,8 +37,5 @@ def entry_of(env_id: str, config: str) -> str:
 
 
 def evaluated(expression: str) -> Any:
-    """
-    :param expression: Python in a hyperparameter file, such as "dict(features_extractor_class=ImpalaCNN)"
-    :return: its value; it may use the names that the Zoo's ``exp_manager`` knows, and our features extractors
-    """
+    """Evaluate Python in a hyperparameter file, which knows the names in the Zoo's ``exp_manager``, and our extractors."""
     return eval(expression, {**vars(rl_zoo3.exp_manager), "ImpalaCNN": ImpalaCNN, "MinAtarCNN": MinAtarCNN})

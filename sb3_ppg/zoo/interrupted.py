@@ -179,9 +179,7 @@ def make_run_folder(wanted: str, env_name: str) -> str:
 
 
 def remove_if_damaged(path: Path) -> None:
-    """
-    :param path: statistics of the best model, which the Zoo writes in place. The latest ones are in the checkpoint
-    """
+    """Remove the best model's statistics if the end cut them, as the Zoo writes in place. The checkpoint has the latest."""
     try:
         if path.exists():
             pickle.loads(path.read_bytes())
@@ -190,12 +188,7 @@ def remove_if_damaged(path: Path) -> None:
 
 
 def forget_later_episodes(folder: Path, checkpoint: Path) -> None:
-    """
-    Remove the episodes after the checkpoint from the monitor files: in learning curves their steps would count twice.
-
-    :param folder: folder of the training
-    :param checkpoint: where the training goes on
-    """
+    """Remove the episodes after the checkpoint from the monitor files: in learning curves their steps would count twice."""
     match checkpoint_of(checkpoint):
         case _, int(nanoseconds):
             for path in folder.glob("*.monitor.csv"):
@@ -209,12 +202,7 @@ def forget_later_episodes(folder: Path, checkpoint: Path) -> None:
 
 
 def restore_evaluations(callback: EvalCallback, n_steps: int) -> None:
-    """
-    Give a callback the evaluations until the checkpoint, which it would overwrite.
-
-    :param callback: evaluates the training that goes on
-    :param n_steps: steps of the checkpoint
-    """
+    """Give a callback the evaluations until the checkpoint, which it would overwrite."""
     with (
         suppress(OSError, EOFError, ValueError, zipfile.BadZipFile),  # it is written in place, and may be cut
         np.load(f"{callback.log_path}.npz") as kept,
@@ -229,10 +217,7 @@ def restore_evaluations(callback: EvalCallback, n_steps: int) -> None:
 
 
 def next_monitor_number(folder: Path) -> int:
-    """
-    :param folder: folder of a training
-    :return: number of the first monitor file that no environment has had before
-    """
+    """Return the first number that no monitor file in the folder has."""
     numbers = [path.name.split(".")[0] for path in folder.glob("*.monitor.csv")]
     return max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
 

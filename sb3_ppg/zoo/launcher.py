@@ -55,10 +55,9 @@ def _main() -> None:
 
 def run(name: str, script: Script, arguments: list[str]) -> None:
     """
-    :param name: name of the script
-    :param script: script to run
-    :param arguments: its command line
-    :raises ArgumentError: if the command line names something that does not exist
+    Run a script.
+
+    :raises ArgumentError: if its command line names something that does not exist
     """
     from sb3_ppg.distributed.agreement import agreed, require_equal
     from sb3_ppg.distributed.collectives import n_processes, rank
@@ -107,10 +106,7 @@ def usage() -> str:
 
 
 def own_options(names: list[str]) -> list[str]:
-    """
-    :param names: scripts
-    :return: lines about the options that these scripts take in addition to the Zoo's; none if there are no such options
-    """
+    """Return lines about the options that these scripts take in addition to the Zoo's, if there are any."""
     lines = [
         f"  {option:16} {about} ({', '.join(scripts)})"
         for option, (about, scripts) in OWN_OPTIONS.items()

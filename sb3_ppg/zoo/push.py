@@ -156,13 +156,7 @@ def evaluated_run(args: argparse.Namespace, model_path: str, log_path: Path, fol
 
 
 def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
-    """
-    :param model: an agent with its environment, which is closed afterwards
-    :param n_steps: steps to play
-    :param deterministic: whether to take the most likely actions
-    :param folder: where to write
-    :return: the video
-    """
+    """Record an agent in its environment, which is closed afterwards; return the video."""
     env = model.get_env()
     assert env is not None
     recorder = VecVideoRecorder(env, folder, record_video_trigger=lambda step: step == 0, video_length=n_steps)
@@ -177,12 +171,7 @@ def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
 
 
 def usage(args: argparse.Namespace, repo_id: str, environment: Environment) -> str:
-    """
-    :param args: options of ``push_to_hub``
-    :param repo_id: the repository
-    :param environment: environment of the model
-    :return: text of the model card about loading the model
-    """
+    """Return the model card's text about loading the model."""
     algo = "" if args.algo == "ppg" else f" --algo {args.algo}"
     foreign = [name for name in environment.wrappers if name not in WRAPPERS]
     options = [

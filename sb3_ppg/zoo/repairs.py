@@ -45,12 +45,7 @@ FONTS = """<?xml version="1.0"?>
 
 
 def swap_in_the_zoo(old: Any, new: Any) -> None:
-    """
-    Replace a function or class of the Zoo in every module that has imported it by name.
-
-    :param old: value to look for
-    :param new: value that takes its place
-    """
+    """Replace a function or class of the Zoo in each of its modules that has imported it by name."""
     for module_name, module in list(sys.modules.items()):
         if module_name.split(".")[0] == "rl_zoo3" and module is not None:
             for name in [name for name, value in vars(module).items() if value is old]:
@@ -59,12 +54,7 @@ def swap_in_the_zoo(old: Any, new: Any) -> None:
 
 @contextmanager
 def swapped_in_the_zoo(old: Any, new: Any) -> Iterator[None]:
-    """
-    ``swap_in_the_zoo`` within a block. At its end all have the old one, including modules that were imported within.
-
-    :param old: value to look for
-    :param new: value that takes its place
-    """
+    """Swap within a block. At its end all modules have the old one, including those that were imported within."""
     swap_in_the_zoo(old, new)
     try:
         yield

@@ -54,32 +54,18 @@ def main() -> None:
 
 
 def add_gym_packages(parser: argparse.ArgumentParser) -> None:
-    """
-    Add the option ``--gym-packages`` of the Zoo's ``train``. The launcher imports the packages.
-
-    :param parser: parser of the command
-    """
+    """Add the option ``--gym-packages`` of the Zoo's ``train``. The launcher imports the packages."""
     parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register further environments")
 
 
 def add_ways_to_act(parser: argparse.ArgumentParser) -> None:
-    """
-    Add options of the Zoo's ``enjoy``.
-
-    :param parser: parser of the command
-    """
+    """Add ``--deterministic`` and ``--stochastic``, as the Zoo's ``enjoy`` has them."""
     parser.add_argument("--deterministic", action="store_true", help="deterministic actions (default but for Atari, MiniGrid)")
     parser.add_argument("--stochastic", action="store_true", help="stochastic actions")
 
 
 def is_deterministic(args: argparse.Namespace, env_id: str) -> bool:
-    """
-    Decide how an agent acts, as ``enjoy`` does.
-
-    :param args: options of ``add_ways_to_act``
-    :param env_id: environment
-    :return: whether to take the most likely actions
-    """
+    """Return whether to take the most likely actions, as ``enjoy`` decides it from these options."""
     images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
     return not (args.stochastic or (images and not args.deterministic))
 
@@ -123,10 +109,7 @@ def load_agent(
 
 
 def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
-    """
-    :param stats_path: where the Zoo saved a training's hyperparameters
-    :return: options of its evaluation environment; those of the command line replace those of the hyperparameters
-    """
+    """Return the options of a training's evaluation environment: those of its hyperparameters, then those of its command."""
     # Files of the training's owner, read as the Zoo reads them
     config = yaml.load((stats_path / "config.yml").read_text(), Loader=yaml.UnsafeLoader)
     arguments = yaml.load((stats_path / "args.yml").read_text(), Loader=yaml.UnsafeLoader)
@@ -134,12 +117,7 @@ def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
 
 
 def evaluate(model: BaseAlgorithm, n_episodes: int, deterministic: bool = True) -> list[float]:
-    """
-    :param model: an agent with its environment
-    :param n_episodes: number of episodes to play
-    :param deterministic: whether to take the most likely actions
-    :return: returns of the episodes
-    """
+    """Return the returns of an agent's episodes in its environment."""
     env = model.get_env()
     assert env is not None
     play: Any = maskable.evaluate_policy if needs_masks(model, env) else evaluate_policy

@@ -47,10 +47,9 @@ def with_pretrained(option: str, arguments: list[str]) -> list[str]:
 
 def agent_folder(algo: str, env_name: str) -> Path:
     """
-    :param algo: RL Zoo's name of the algorithm
-    :param env_name: environment, as folders are named
-    :return: folder with the agent's files
-    :raises ArgumentError: if there is none; the message names those that there are
+    Find the folder with an agent's files.
+
+    :raises ArgumentError: if there is none, with those that there are
     """
     folders = [path for folder in reversed(FOLDERS) for path in folder.glob("*/*") if path.is_dir()]
     agents = {f"{path.parent.name}/{path.name}": path for path in folders if path.parent.name in FAMILY}

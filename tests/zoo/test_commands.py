@@ -299,7 +299,7 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
 
 
 def test_ctrl_c_saves_the_model(tmp_path):
-    """As for PPO: the training ends, and its model is there."""
+    """The training ends, and its model is there, as for PPO."""
     command = [sys.executable, "-m", "sb3_ppg", "train", "--env", "CartPole-v1", "-n", "1000000", "--eval-freq", "-1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     training = subprocess.Popen(
@@ -383,7 +383,7 @@ def test_training_with_worker_processes(tmp_path):
 
 
 def test_a_signal_to_the_workers_too_ends_between_two_iterations(tmp_path):
-    """As ``timeout`` sends it, and schedulers of clusters."""
+    """``timeout`` sends it so, and schedulers of clusters."""
     options = ("--env", "CartPole-v1", "-n", "1000000", "--save-freq", "640000", "--eval-freq", "-1")
     with (tmp_path / "output").open("w") as output:
         training = subprocess.Popen(

@@ -233,7 +233,7 @@ def test_a_benchmarks_hyperparameters_are_those_of_our_file(tmp_path, monkeypatc
 
 
 def test_no_entry_claims_to_be_tuned_that_was_not_run():
-    """As the benchmark's table shows, with the hyperparameters that it was run with."""
+    """The benchmark's table shows it, with the hyperparameters that it was run with."""
     tuned = [name for name, comment in tuned_entries("ppg").items() if comment == "# Tuned"]
     results = pd.read_csv(ROOT / "benchmarks" / "results" / "learning.csv")
     assert set(tuned) == set(learning.ZOO_ENVS)
