@@ -17,7 +17,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.protocol import has_new_arrays
-from sb3_ppg.buffers.rollouts import Observations, map_arrays, n_bytes
+from sb3_ppg.buffers.rollouts import Observations, map_arrays, n_bytes, order_by_environment
 from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.errors import ArgumentError
 
@@ -131,14 +131,11 @@ class AuxBuffer:
         """
         Keep a rollout.
 
-        :param rollout_buffer: after the policy phase has gone through it: ``get()`` has ordered its samples environment
-            by environment, (n_envs * n_steps, ...)
+        :param rollout_buffer: after the policy phase; its samples are brought in order, environment by environment
         :param context: what the policy needs in addition to the observations, by name, (n_envs, n_steps, ...), or
             (n_envs, 1, ...) for what a sequence has once
-        :raises ValueError: if nobody has called ``get()``
         """
-        if not rollout_buffer.generator_ready:
-            raise ValueError("The rollout buffer's samples are not ordered by environment yet: call its `get()` first")
+        order_by_environment(rollout_buffer)
         is_kept_by_reference = has_new_arrays(rollout_buffer)
 
         def own(array: np.ndarray) -> np.ndarray:

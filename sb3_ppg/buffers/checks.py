@@ -49,9 +49,7 @@ def check_replay(model: PhasicModel) -> None:
     require(model, is_same, "replay_kwargs", remedy)
     given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
     has_value_epochs = model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"}
-    remedy = (
-        "without `n_value_epochs` the value function has no epochs of its own; leave out `value_rollouts` and `value_uses`"
-    )
+    remedy = "without `n_value_epochs` there are no epochs on values alone; leave out `value_rollouts` and `value_uses`"
     require(model, has_value_epochs, "replay_kwargs", remedy)
     n_rollouts = max(replay.n_rollouts.values())
     remedy = f"minibatches have equally many samples of each of the last {n_rollouts} rollouts; use at least that"
@@ -64,20 +62,14 @@ def warn_of_missing_rollouts(model: PhasicModel) -> None:
 
     :param model: before ``learn``
     """
-    if model.n_aux_epochs > 0 and model._n_stored_rollouts > len(model.aux_buffer):
-        kept = model.aux_buffer.capacity
+    stored, replayed, kept = model._n_stored_rollouts, model._n_replayed_rollouts, model.aux_buffer.capacity
+    if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
         whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
-        warnings.warn(
-            f"This model was saved after {model._n_stored_rollouts} of the {whole}, without those rollouts: the phase starts "
-            "over",
-            stacklevel=6,
-        )
-    if model._n_replayed_rollouts > model.replay.n_stored:
-        warnings.warn(
-            f"This model was saved without the {model._n_replayed_rollouts} rollouts that its policy phase would have learned "
-            "from again: it goes on with new ones",
-            stacklevel=6,
-        )
+        message = f"This model was saved after {stored} of the {whole}, without those rollouts: the phase starts over"
+        warnings.warn(message, stacklevel=6)
+    if replayed > model.replay.n_stored:
+        message = f"This model was saved without the {replayed} rollouts that its policy phase would have learned from again"
+        warnings.warn(f"{message}: it continues with new ones", stacklevel=6)
 
 
 def warn_of_stale_data(model: PhasicModel) -> None:
@@ -88,11 +80,10 @@ def warn_of_stale_data(model: PhasicModel) -> None:
     """
     is_old = model.replay.n_rollouts["policy"] > 1 or model.replay.staleness > 0
     if is_old and not model.objective.corrects_for_staleness:
-        objective = argument_value(model, "objective")
         warnings.warn(
             f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
-            f"`objective`={objective!r} does not correct: its clip range would hold the policy near those. Use "
-            "`objective`='decoupled' or 'ewma'",
+            f"`objective`={argument_value(model, 'objective')!r} does not correct: its clip range would hold the policy near "
+            "those. Use `objective`='decoupled' or 'ewma'",
             stacklevel=6,
         )
 
@@ -107,16 +98,15 @@ def check_room(model: PhasicModel, n_rollouts: int) -> None:
         return
     needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.aux_data())) * n_local_processes()
     available = model.aux_buffer.available_bytes()
-    if needed <= available:
-        return
     place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
     if model.aux_buffer.storage == "mmap":
         place, remedy = f"the disk of {model.aux_buffer.path}", "use another disk, aux_buffer_kwargs=dict(path=...)"
-    raise ArgumentError(
-        f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: reduce "
-        f"`n_policy_iterations`={model.n_policy_iterations}, `n_steps`={model.n_steps} or the number of environments "
-        f"({model.n_envs}), or {remedy}"
-    )
+    if needed > available:
+        raise ArgumentError(
+            f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: reduce "
+            f"`n_policy_iterations`={model.n_policy_iterations}, `n_steps`={model.n_steps} or the number of environments "
+            f"({model.n_envs}), or {remedy}"
+        )
 
 
 def check_room_for_replay(model: PhasicModel) -> None:
@@ -124,14 +114,12 @@ def check_room_for_replay(model: PhasicModel) -> None:
     :param model: before a rollout
     :raises ArgumentError: if the memory cannot hold the observations of the rollouts that are used again
     """
-    n_rollouts = model.replay.capacity - len(model.replay.rollouts)
-    needed = n_rollouts * n_bytes(model.rollout_buffer.observations) * n_local_processes()
-    available = available_memory()
+    capacity, available = model.replay.capacity, available_memory()
+    needed = (capacity - len(model.replay.rollouts)) * n_bytes(model.rollout_buffer.observations) * n_local_processes()
     remedy = (
-        f"the observations of {model.replay.capacity} rollouts take {needed:,} more bytes, but only {available:,} are "
-        "available in memory; use fewer, or smaller ones"
+        f"the observations of {capacity} rollouts take {needed:,} more bytes, but only {available:,} are available in memory"
     )
-    require(model, model.replay.capacity == 1 or needed <= available, "replay_kwargs", remedy)
+    require(model, capacity == 1 or needed <= available, "replay_kwargs", f"{remedy}; use fewer, or smaller ones")
 
 
 def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
@@ -157,9 +145,7 @@ def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
     stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
     less = ", or less, for minibatches of single samples" if has_single_samples(model, 1) else ""
     is_possible = has_single_samples(model, model.aux_batch_size) or model.aux_batch_size % model.n_steps == 0
-    remedy = (
-        f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it{less}"
-    )
-    require(model, is_possible, "aux_batch_size", remedy)
+    remedy = f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it"
+    require(model, is_possible, "aux_batch_size", f"{remedy}{less}")
     remedy = f"a phase stores only n_steps * n_envs * n_policy_iterations = {stored} samples; use at most that, or None"
     require(model, model.aux_batch_size <= stored, "aux_batch_size", remedy)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_ppg.arguments import is_count
+from sb3_ppg.arguments import check_value, count
 from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
 
@@ -71,8 +71,7 @@ class EnvPoolVecEnv(VecEnv):
         self.options = options
         self.treat_truncation_as_termination = treat_truncation_as_termination
         self.all_infos = all_infos
-        if not is_count(seed, minimum=0):
-            raise ArgumentError(f"`{seed=}` cannot work: use an integer of at least 0")
+        check_value("seed", seed, count(0))
         self._seed = seed + rank() * num_envs
         self._was_reset = False
         self._pool = self._make_pool(num_envs)
@@ -193,23 +192,17 @@ def import_envpool() -> Any:
     :return: the module, with Procgen if its libraries are installed
     :raises ImportError: if it is not installed, with the command that installs it
     """
-    _load_qt()
+    qt = importlib.util.find_spec("PyQt5")  # which Procgen needs on Python 3.11, installed without root by PyQt5-Qt5
+    for folder in (qt and qt.submodule_search_locations) or []:
+        for path in (Path(folder) / "Qt5" / "lib" / library for library in QT_LIBRARIES):
+            if path.exists():
+                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     try:
         import envpool
     except ModuleNotFoundError as error:
         extras = '"sb3-ppg[envpool]", for Procgen "sb3-ppg[procgen]"'
         raise ImportError(f"EnvPool cannot be imported ({error}): pip install {extras}") from error
     return envpool
-
-
-def _load_qt() -> None:
-    """Load Qt, which Procgen needs on Python 3.11 and ``PyQt5-Qt5`` installs without root."""
-    found = importlib.util.find_spec("PyQt5")
-    for folder in found.submodule_search_locations or [] if found else []:
-        for library in QT_LIBRARIES:
-            path = Path(folder) / "Qt5" / "lib" / library
-            if path.exists():
-                ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
 def _in_32_bits(space: spaces.Space) -> spaces.Space:

@@ -32,8 +32,6 @@ def fill(buffer: RolloutBuffer, rollout: int) -> RolloutBuffer:
         buffer.add(obs, zeros[:, None], place, zeros, th.zeros(N_ENVS), th.zeros(N_ENVS))
     buffer.compute_returns_and_advantage(th.zeros(N_ENVS), np.ones(N_ENVS))
     buffer.returns = buffer.rewards.copy()
-    for _ in buffer.get(4):
-        pass
     return buffer
 
 
@@ -150,13 +148,6 @@ def test_a_rollout_buffer_that_reuses_its_memory_is_copied():
     aux_buffer = make_aux_buffer(cls=ReusingRolloutBuffer)
     assert [observations[0, 0, 0, 0, 0] for observations in aux_buffer.observations] == [0, 100, 200, 300 % 256]
     assert [targets[2, 4] for targets in aux_buffer.value_targets] == [24, 124, 224, 324]
-
-
-def test_a_rollout_in_the_wrong_order_is_refused():
-    rollout_buffer = fill(make_rollout_buffer(), 0)
-    rollout_buffer.generator_ready = False
-    with pytest.raises(ValueError, match="get"):
-        AuxBuffer().add(rollout_buffer)
 
 
 def test_a_buffer_forgets_its_rollouts_after_a_phase_unless_it_has_a_capacity():

@@ -187,8 +187,8 @@ def test_images_with_channels_last():
         ("CoinrunExploration-v0", {"num_levels": 200}, "would end the whole process"),
         ("CoinrunEasy-v0", {"num_level": 200}, "num_level"),
         ("CartPole-v1", {"num_envs": 0}, "cannot make CartPole-v1"),
-        ("CartPole-v1", {"seed": -3}, "`seed=-3` cannot work"),
-        ("CartPole-v1", {"seed": None}, "`seed=None` cannot work"),
+        ("CartPole-v1", {"seed": -3}, "`seed`=-3 cannot work"),
+        ("CartPole-v1", {"seed": None}, "`seed`=None cannot work"),
     ],
 )
 def test_bad_input(env_id, options, complaint):
