@@ -26,8 +26,8 @@ __all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
 
 class DeterministicPolicy(nn.Module):
     """
-    What ``model.predict(..., deterministic=True)`` computes, with tensors in and out. On the CPU, in float32, with weights
-    of its own: the model may train on. B is the number of environments.
+    The computation of ``model.predict(..., deterministic=True)``, with tensors in and out, on the CPU, in float32. Its weights
+    are its own: the model may train on. B is the number of environments.
 
     ================== ================================= ==========================================================
     of                 inputs, in this order             shape and type

@@ -649,7 +649,7 @@ class PPG(OnPolicyAlgorithm):
         :param context: of a rollout, from a file: finite numbers in the shapes and types of ``aux_data``
         :return: whether a rollout can have it
         """
-        return self.is_context(context) and self.objective.is_valid_aux_data(self, context)
+        return self.is_context(context)
 
     def rollout_template(self) -> Rollout:
         """

@@ -1,7 +1,9 @@
-"""Trainings of the authors' codes, done again by ours from recorded rollouts, orders and draws: see data/README.md."""
+"""Replay of the authors' trainings from recorded rollouts, orders and draws: see data/README.md."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -12,32 +14,32 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
 from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, losses
 from sb3_ppg.family import PAPERS_VALUES
+from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import RolloutEnd
-from sb3_ppg.optim import epoch as optimization
-from sb3_ppg.optim.epoch import Epoch, optimize_epoch
 
 DATA = Path(__file__).parent / "data"
-# Their heads of the policy, and networks of objectives
+# Our names of their heads of the policy, and of their networks of objectives
 HEADS = {"pi_head": "action_net", "aux_vf_head": "aux_value_net", "pi_vhead": "value_net", "vf_vhead": "value_net"}
 NETWORKS = {"adv_head": "advantage_head", "dyna": "discriminator", "order_clf": "classifier"}
+PHASES = ("joint", "policy", "value", "adversary", "auxiliary")
 
 
 class ImageEnv(gym.Env):
-    """Spaces only: the rollouts come from the file."""
+    """An environment of which only the spaces are used: the rollouts come from the file."""
 
     observation_space = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8)
     action_space = gym.spaces.Discrete(5)
 
 
 class DoubleImpalaCNN(ImpalaCNN):
-    """SB3 casts observations to float32 before it divides by 255; this divides in float64."""
+    """The network in float64; SB3 casts observations to float32 before it divides by 255."""
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         return super().forward(observations.double() / 255)
 
 
 class DoubleRolloutBuffer(RolloutBuffer):
-    """SB3's arrays are float32."""
+    """A rollout buffer in float64; SB3's arrays are float32."""
 
     def reset(self) -> None:
         super().reset()
@@ -46,7 +48,7 @@ class DoubleRolloutBuffer(RolloutBuffer):
 
 
 class DoubleNormalizedRewardRolloutBuffer(DoubleRolloutBuffer, NormalizedRewardRolloutBuffer):
-    """And rewards are normalised."""
+    """The same with normalised rewards."""
 
 
 def channels_first(images: np.ndarray) -> np.ndarray:
@@ -55,7 +57,7 @@ def channels_first(images: np.ndarray) -> np.ndarray:
 
 
 class Numbers(dict[str, np.ndarray]):
-    """Of a file; it knows which of them nobody has used."""
+    """The numbers of a file, which know which of them nobody has used."""
 
     def __init__(self, file: str):
         with np.load(DATA / f"{file}.npz") as archive:
@@ -67,21 +69,48 @@ class Numbers(dict[str, np.ndarray]):
         return super().__getitem__(key)
 
 
+class Step(NamedTuple):
+    """
+    One minibatch, as the training came by it.
+
+    :param phase: one of ``PHASES``
+    :param losses: its scalars by name, with the total under "loss"
+    :param log_ratio: log π(a|s) - log π_old(a|s), (B,)
+    :param gradient_norms: norm of the gradient of each parameter that has one, before clipping
+    """
+
+    phase: str
+    losses: dict[str, float]
+    log_ratio: th.Tensor
+    gradient_norms: dict[str, float]
+
+
 class GoldenTraining:
     """
-    A model with the recorded weights, in float64, that is given recorded rollouts, orders of minibatches and noisy targets.
+    A model with the recorded weights, in float64, that is given recorded rollouts, orders and noisy targets, and records its
+    steps.
 
-    :param file: of tests/data, without its ending
-    :param monkeypatch: which replaces the draws
-    :param architecture: of the networks
-    :param adam_eps: of all optimizers
-    :param arguments: of ``PPG``
+    :param file: in tests/data, without its ending
+    :param monkeypatch: replaces the draws
+    :param architecture: architecture of the networks
+    :param adam_eps: epsilon of all optimizers
+    :param dtype: type of the networks
+    :param arguments: arguments of ``PPG``
     """
 
-    def __init__(self, file: str, monkeypatch: Any, architecture: str, adam_eps: float, **arguments: Any):
-        self.golden = Numbers(file)
-        setting = self.setting
-        self.n_envs, self.n_steps = int(setting("n_envs")), int(setting("n_steps"))
+    weight_tolerance = 1e-12
+
+    def __init__(
+        self, file: str, monkeypatch: Any, architecture: str, adam_eps: float, dtype: th.dtype = th.float64, **arguments: Any
+    ):
+        self.golden, self.monkeypatch, self.dtype = Numbers(file), monkeypatch, dtype
+        self.n_envs, self.n_steps = self.golden["roll0/action"].shape
+        double = dtype == th.float64
+        extractor = dict(
+            channels=tuple(self.setting("channels", (4, 6))),
+            features_dim=int(self.setting("outsize", 16)),
+            normalized_image=double,
+        )
         self.model = PPG(
             "CnnPolicy",
             VecTransposeImage(DummyVecEnv([ImageEnv] * self.n_envs)),
@@ -90,47 +119,43 @@ class GoldenTraining:
             policy_kwargs=dict(
                 architecture=architecture,
                 detach_value_in_aux_phase=architecture == "detached",
-                features_extractor_class=DoubleImpalaCNN,
-                features_extractor_kwargs=dict(
-                    channels=tuple(setting("channels")), features_dim=int(setting("outsize")), normalized_image=True
-                ),
-                normalize_images=False,
+                features_extractor_class=DoubleImpalaCNN if double else ImpalaCNN,
+                features_extractor_kwargs=extractor,
+                normalize_images=not double,
                 optimizer_kwargs=dict(eps=adam_eps),
             ),
             **PAPERS_VALUES | dict(n_steps=self.n_steps) | arguments,
         )
         self.model.set_logger(Logger(folder=None, output_formats=[]))
-        self.policy = self.model.policy.double()
-        self.model.objective.double()
+        self.policy = self.model.policy.to(dtype)
+        self.model.objective.to(dtype)
         self.load_weights("weights_init")
-        self.epochs: list[Epoch] = []
-        self.gradient_norms: list[dict[str, float]] = []
-        take_step = optimization._take_step
+        self.orders: list[np.ndarray] = []
+        monkeypatch.setattr(np.random, "permutation", lambda n: self.orders.pop(0))
+        self.steps: list[Step] = []
+        for phase in PHASES:
+            name = f"{phase}_losses"
+            monkeypatch.setattr(self.model.objective, name, partial(self._record, phase, getattr(self.model.objective, name)))
+        for name, parameter in self.named_parameters().items():
+            parameter.register_post_accumulate_grad_hook(partial(self._record_gradient, name))
 
-        def recorded_step(optimizer: th.optim.Optimizer, *args: Any) -> None:
-            self._record_gradient_norms(optimizer)  # before they are clipped
-            take_step(optimizer, *args)
+    def _record(self, phase: str, losses: Callable[..., Losses], *args: Any) -> Losses:
+        found = losses(*args)
+        scalars = dict(zip(found.names, found.values.tolist(), strict=True))
+        self.steps.append(Step(phase, scalars, found.log_ratio, {}))
+        return found
 
-        monkeypatch.setattr(optimization, "_take_step", recorded_step)
-        self._orders: list[np.ndarray] = []
-        monkeypatch.setattr(np.random, "permutation", lambda n: self._orders.pop(0))
-        monkeypatch.setattr(
-            "sb3_ppg.ppg.optimize_epoch",
-            lambda *args, **kwargs: self.epochs.append(optimize_epoch(*args, **kwargs)) or self.epochs[-1],
-        )
+    def _record_gradient(self, name: str, parameter: th.Tensor) -> None:
+        assert parameter.grad is not None
+        self.steps[-1].gradient_norms[name] = parameter.grad.norm().item()
 
-    def setting(self, name: str) -> Any:
-        return self.golden[f"settings/{name}"]
+    def setting(self, name: str, default: Any = None) -> Any:
+        return self.golden.get(f"settings/{name}", default)
 
     def named_parameters(self) -> dict[str, th.nn.Parameter]:
-        """Of the policy and of the objective's own networks."""
+        """Return the parameters of the policy and of the objective's own networks."""
         of_objective = {name: p for name, p in self.model.objective.named_parameters() if not name.startswith("proximal.")}
         return {**dict(self.policy.named_parameters()), **of_objective}
-
-    def _record_gradient_norms(self, optimizer: th.optim.Optimizer) -> None:
-        names = {id(parameter): name for name, parameter in self.named_parameters().items()}
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.gradient_norms.append({names[id(p)]: p.grad.norm().item() for p in parameters if p.grad is not None})
 
     # ---- weights ----
 
@@ -160,30 +185,47 @@ class GoldenTraining:
         assert weights, moment
         for name, value in weights.items():
             ours = parameters[name].detach().numpy()
-            np.testing.assert_allclose(ours, value, rtol=0, atol=1e-12, err_msg=f"{moment} {name}")
+            np.testing.assert_allclose(ours, value, rtol=0, atol=self.weight_tolerance, err_msg=f"{moment} {name}")
 
     # ---- numbers ----
 
+    def tolerance(self, theirs: np.ndarray) -> dict[str, float]:
+        """Return how far numbers may be off: 1e-10 of the largest."""
+        return dict(rtol=0, atol=1e-10 * max(1e-3, float(np.abs(theirs).max(initial=0))))
+
     def check(self, ours: Any, key: str, scale: float = 1.0) -> None:
-        """To 1e-10 of the largest entry."""
         theirs = self.golden[key]
-        tolerance = 1e-10 * max(1e-3, float(np.abs(theirs).max(initial=0)))
-        np.testing.assert_allclose(np.asarray(ours) * scale, theirs, rtol=0, atol=tolerance, err_msg=key)
+        np.testing.assert_allclose(np.asarray(ours) * scale, theirs, **self.tolerance(theirs), err_msg=key)
 
-    def check_losses(self, epochs: list[Epoch], prefix: str, names: dict[str, tuple[str, float]]) -> None:
-        """Of each step, by their names: ours, and the factor that ours lacks."""
+    def steps_of(self, phase: str) -> list[Step]:
+        return [step for step in self.steps if step.phase == phase]
+
+    def check_steps(self, phase: str, prefix: str, names: dict[str, tuple[str, float]]) -> None:
+        """
+        Compare the losses and gradient norms of the steps since they were last cleared.
+
+        :param phase: of the steps
+        :param prefix: of the keys
+        :param names: their names of losses; ours, and the factor that ours lacks
+        """
+        steps = self.steps_of(phase)
         for theirs, (ours, scale) in names.items():
-            self.check(np.concatenate([epoch.losses[ours] for epoch in epochs]), f"{prefix}/{theirs}", scale)
+            self.check([step.losses[ours] for step in steps], f"{prefix}/{theirs}", scale)
+        if f"{prefix}/grad_norm_total" in self.golden:
+            total = [np.sqrt(sum(norm**2 for norm in step.gradient_norms.values())) for step in steps]
+            self.check(total, f"{prefix}/grad_norm_total")
+        self.check_gradient_norms(steps, prefix)
 
-    def check_gradient_norms(self, norms: list[dict[str, float]], prefix: str) -> None:
-        """Of each step, of each parameter that has a gradient."""
-        keys = [key for key in self.golden if key.startswith(f"{prefix}/grad_norm/")]
-        assert keys, prefix
-        assert {self.our_name(key.removeprefix(f"{prefix}/grad_norm/")) for key in keys} == norms[0].keys()
-        for key in keys:
-            name = self.our_name(key.removeprefix(f"{prefix}/grad_norm/"))
-            ours = np.array([step[name] for step in norms])
-            self.check(ours if self.golden[key].ndim else ours[0], key)
+    def check_gradient_norms(self, steps: list[Step], prefix: str) -> None:
+        """Compare the norms of all parameters that have a gradient, of each step, or of the only one."""
+        keys = {
+            self.our_name(key.removeprefix(f"{prefix}/grad_norm/")): key
+            for key in self.golden
+            if key.startswith(f"{prefix}/grad_norm/")
+        }
+        assert keys and keys.keys() == steps[0].gradient_norms.keys(), prefix
+        for name, key in keys.items():
+            self.check([step.gradient_norms[name] for step in steps], key)
 
     def check_that_all_are_used(self, but: set[str]) -> None:
         """
@@ -196,13 +238,13 @@ class GoldenTraining:
 
     @th.no_grad()
     def values(self, rollout: int) -> np.ndarray:
-        """V(s), (env, step), of the present network."""
+        """Return the present network's V(s), (env, step)."""
         images = th.as_tensor(channels_first(self.golden[f"roll{rollout}/obs"].reshape(-1, 16, 16, 3)))
         return self.policy.predict_values(images).numpy().reshape(self.n_envs, self.n_steps)
 
     @th.no_grad()
     def outputs(self, rollout: int) -> dict[str, np.ndarray]:
-        """Log-probabilities, (env, step, action), and both values, (env, step), of the present network."""
+        """Return the present network's log-probabilities, (env, step, action), and both values, (env, step)."""
         images = th.as_tensor(channels_first(self.golden[f"roll{rollout}/obs"].reshape(-1, 16, 16, 3)))
         evaluation = self.policy.evaluate_auxiliary(images)
         logits = losses.distribution_parameters(evaluation.distribution).numpy()
@@ -215,7 +257,7 @@ class GoldenTraining:
 
     @th.no_grad()
     def fill_rollout_buffer(self, rollout: int, values: np.ndarray, log_probs: np.ndarray, rewards: str) -> None:
-        """With recorded steps, and V of its end by the present network."""
+        """Fill it with recorded steps, and the present network's value of its end."""
         names = ("obs", "action", rewards, "episode_start", "final_obs", "final_episode_start")
         obs, actions, received, starts, final_obs, dones = (self.golden[f"roll{rollout}/{name}"] for name in names)
         buffer = self.model.rollout_buffer
@@ -224,16 +266,43 @@ class GoldenTraining:
             step = (channels_first(obs[:, t]), actions[:, t], received[:, t], starts[:, t])
             buffer.add(*step, th.as_tensor(values[:, t]), th.as_tensor(log_probs[:, t]))
         last_values = self.policy.predict_values(th.as_tensor(channels_first(final_obs)))
-        self.check(last_values.flatten(), f"roll{rollout}/final_value")
+        if f"roll{rollout}/final_value" in self.golden:
+            self.check(last_values.flatten(), f"roll{rollout}/final_value")
         buffer.compute_returns_and_advantage(last_values, dones)
         self.model.rollout_end = RolloutEnd(channels_first(final_obs), last_values.flatten().numpy(), dones)
 
     def impose_order(self, key: str, n_epochs: int) -> None:
-        """Of (env, step) for each sample: the next epochs deal their minibatches so."""
+        """Deal the minibatches of the next epochs by (env, step) of each sample."""
         order = self.golden[key].reshape(n_epochs, -1, 2)
-        self._orders += [epoch[:, 0] * self.n_steps + epoch[:, 1] for epoch in order]
+        self.orders += [epoch[:, 0] * self.n_steps + epoch[:, 1] for epoch in order]
 
     def impose_order_of_sequences(self, key: str, n_epochs: int, first_rollout: int = 0) -> None:
-        """Of (env, rollout) for each sequence."""
+        """Deal the minibatches of the next epochs by (env, rollout) of each sequence."""
         order = self.golden[key].reshape(n_epochs, -1, 2)
-        self._orders += [(epoch[:, 1] - first_rollout) * self.n_envs + epoch[:, 0] for epoch in order]
+        self.orders += [(epoch[:, 1] - first_rollout) * self.n_envs + epoch[:, 0] for epoch in order]
+
+    def impose_auxiliary_phase(
+        self, rollouts: range, before: str, targets: str, order: str, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """
+        Let the next auxiliary phase compare what it records, and use the authors' noisy targets and their order.
+
+        :param rollouts: numbers of its rollouts
+        :param before: key of the log-probabilities of a rollout, with {} for its number
+        :param targets: key of the targets, likewise
+        :param order: key of the order of sequences
+        :param check: is called before
+        """
+        buffer, record = self.model.aux_buffer, type(self.model.aux_buffer).record
+
+        def record_golden_targets(*args: Any) -> None:
+            check()
+            record(buffer, *args)
+            recorded = buffer.recorded.reshape(len(rollouts), self.n_envs, self.n_steps, -1)
+            for ours, rollout in zip(recorded, rollouts, strict=True):
+                self.check(ours, before.format(rollout))
+            golden = np.concatenate([self.golden[targets.format(rollout)] for rollout in rollouts])
+            buffer.recorded = th.as_tensor(golden).to(self.dtype)
+            self.impose_order_of_sequences(order, self.model.n_aux_epochs, rollouts[0])
+
+        self.monkeypatch.setattr(buffer, "record", record_golden_targets)

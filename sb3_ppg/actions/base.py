@@ -93,11 +93,11 @@ class ActionDistribution(Distribution):
     """SB3's ``Distribution`` with two methods that follow from the others, to derive from."""
 
     def actions_from_params(self, *args: Any, deterministic: bool = False) -> th.Tensor:
-        """As in SB3."""
+        """Return samples, or the most likely actions, with SB3's arguments."""
         return self.proba_distribution(*args).get_actions(deterministic=deterministic)
 
     def log_prob_from_params(self, *args: Any) -> tuple[th.Tensor, th.Tensor]:
-        """As in SB3."""
+        """Return samples and their log-probabilities, with SB3's arguments."""
         actions = self.actions_from_params(*args)
         return actions, self.log_prob(actions)
 

@@ -1,4 +1,4 @@
-"""What the epochs of both phases minimise: the paper's objective, and those of its relatives. A file each."""
+"""Objectives, which the epochs of both phases minimise: the paper's, and those of its relatives, a file each."""
 
 from typing import Any
 

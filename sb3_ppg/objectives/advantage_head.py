@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import is_count, require
+from sb3_ppg.arguments import Rule, check_value, count, number, require
 from sb3_ppg.buffers.rollouts import RolloutEnd, order_by_environment
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
+from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.heads import has_own_loss
@@ -48,9 +48,8 @@ class AdvantageHeadObjective(PaperObjective):
 
     def __init__(self, policy: PhasicActorCriticPolicy, advantage_coef: float = 0.25, value_frequency: int = 1) -> None:
         super().__init__(policy)
-        if not is_count(value_frequency):
-            raise ArgumentError(f"`value_frequency`={value_frequency!r} cannot work: use an integer of at least 1")
-        require_number("advantage_coef", advantage_coef, 0, MOST)
+        check_value("value_frequency", value_frequency, count())
+        check_value("advantage_coef", advantage_coef, number(0, MOST))
         self.advantage_coef = advantage_coef
         self.value_frequency = value_frequency
         self.advantage_head = nn.Linear(policy.mlp_extractor.latent_dim_pi + policy.actions.n_features, 1)
@@ -129,11 +128,9 @@ class OrderObjective(AdvantageHeadObjective):
         level_key: str = "level_seed",
     ) -> None:
         super().__init__(policy, advantage_coef, value_frequency)
-        if not is_count(hidden_size, minimum=0):
-            raise ArgumentError(f"`hidden_size`={hidden_size!r} cannot work: use an integer of at least 0")
-        require_number("order_coef", order_coef, 0, MOST)
-        if not isinstance(level_key, str):
-            raise ArgumentError(f"`level_key`={level_key!r} cannot work: use a string")
+        check_value("hidden_size", hidden_size, count(0))
+        check_value("order_coef", order_coef, number(0, MOST))
+        check_value("level_key", level_key, Rule(lambda value: isinstance(value, str), "use a string"))
         self.order_coef = order_coef
         self.level_key = level_key
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi

@@ -1,4 +1,4 @@
-"""What an objective is: the losses of both phases, and what it owns beside the policy."""
+"""Base class of objectives: the losses of both phases, and the networks and data that they need."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -9,7 +9,6 @@ from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import is_number, is_within
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
 from sb3_ppg.distributed.collectives import moments, n_processes
@@ -21,7 +20,7 @@ from sb3_ppg.protocols import PhasicModel
 
 class Coefficients(NamedTuple):
     """
-    What weighs the terms of the losses; the same for all minibatches of an update.
+    Weights and limits of the losses' terms, the same for all minibatches of an update.
 
     :param clip_range: ε, or None for no clipping
     :param clip_range_vf: in value units, or None for no clipping
@@ -56,51 +55,40 @@ def require_architecture(model: PhasicModel, objective: "Objective", architectur
         )
 
 
-def require_number(name: str, value: Any, least: float, most: float) -> None:
-    """
-    :param name: of an argument of an objective
-    :param value: of it
-    :param least: that can work
-    :param most: that can be meant
-    :raises ArgumentError: if it is another one, or no number
-    """
-    if not (is_number(value) and least <= value <= most):
-        raise ArgumentError(f"`{name}`={value!r} cannot work: use a number from {least:g} to {most:g}")
-
-
 MOST = 1e6  # of a weight
 
 
 class Objective(nn.Module):
     """
-    What the epochs of both phases minimise. Derive from ``PaperObjective`` and override what differs, or from this class.
+    The losses that the epochs of both phases minimise. Derive from ``PaperObjective`` and override what differs, or from this
+    class.
 
     An objective knows policies, their inputs and batches, but no algorithm: memory, masks and observations of all kinds are
-    in ``inputs``, which it hands on to the policy's ``evaluate``. Networks of its own are attributes, as of every
+    in ``inputs``, which it hands on to the policy's ``evaluate``. Networks of its own are attributes, as in every
     ``nn.Module``: the policy's optimizers train their parameters too, and they are saved, shared and restored with it.
 
     :param policy: in training, to make networks of matching sizes or copies of it. It is given again to each method: do not
         keep it
     """
 
-    # What the auxiliary phase needs of a rollout beside observations and value targets: attributes of the rollout buffer
+    # Arrays of the rollout buffer that the auxiliary phase keeps in addition to observations and value targets
     aux_keys: tuple[str, ...] = ()
-    # Whether the value function's epochs come before the policy's, where they are not joint
+    # Whether the value function's epochs come before the policy's, where the two are not joint
     values_first: ClassVar[bool] = True
-    # Of the value function's epochs, in samples, where they are not joint. None: as the policy's
+    # Minibatch size of the value function's own epochs, in samples. None: the policy's
     value_batch_size: int | None = None
-    # Of the auxiliary phase's minibatches: whole sequences of ``n_steps`` samples, or single samples where there is no memory
+    # Whether the auxiliary phase shuffles whole sequences of ``n_steps`` samples, or, without memory, single samples
     shuffles_sequences: ClassVar[bool] = True
     # Whether the auxiliary phase's minibatches have to be of whole sequences, because a loss needs what follows each sample
     needs_whole_sequences: ClassVar[bool] = False
-    # Whether micro-batches would change the losses, beside rounding
+    # Whether micro-batches would change the losses by more than rounding
     needs_whole_minibatches: ClassVar[bool] = False
     # Whether the policy may learn from data of older policies
     corrects_for_staleness: ClassVar[bool] = False
-    # By what a rollout's advantages are divided: the standard deviation of the population (0) or the sample (1), and this
+    # ``ddof`` of the standard deviation that advantages are divided by, and what is added to it
     degrees_of_freedom: ClassVar[int] = 0
     epsilon: ClassVar[float] = 1e-8
-    # Of parameters that ``adversary_losses`` trains, and nothing else. None: there are none
+    # Optimizer of the parameters that only ``adversary_losses`` trains. None: there are none
     adversary_optimizer: th.optim.Optimizer | None = None
 
     def __init__(self, policy: PhasicActorCriticPolicy) -> None:
@@ -116,7 +104,7 @@ class Objective(nn.Module):
 
     def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         """
-        Of the policy phase, where policy and value function share their epochs.
+        Return the losses of the policy phase, where policy and value function share their epochs.
 
         :param policy: in training
         :param inputs: of its ``evaluate``: observations, and what belongs to them
@@ -127,24 +115,24 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
-        """Of the policy phase's epochs on the policy alone; see ``joint_losses``."""
+        """Return the losses of the policy phase's epochs on the policy alone; see ``joint_losses``."""
         raise NotImplementedError
 
     def value_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
-        """Of the policy phase's epochs on the value function alone; see ``joint_losses``."""
+        """Return the losses of the policy phase's epochs on the value function alone; see ``joint_losses``."""
         raise NotImplementedError
 
     def adversary_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
     ) -> Losses:
-        """Of ``adversary_optimizer``, which takes a step before each one of the policy; see ``joint_losses``."""
+        """Return the losses of ``adversary_optimizer``, which steps before the policy's does; see ``joint_losses``."""
         raise NotImplementedError
 
     def auxiliary_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
         """
-        Of the auxiliary phase.
+        Return the losses of the auxiliary phase.
 
         :param policy: in training
         :param inputs: of its ``evaluate``
@@ -178,7 +166,7 @@ class Objective(nn.Module):
 
     def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, np.ndarray]:
         """
-        What the policy phase's losses need of each sample beside what rollout buffers give.
+        Return what the policy phase's losses need of each sample in addition to what rollout buffers give.
 
         :param policy: as it is before the update
         :param rollout_buffer: as collected, or ordered by environment, see ``buffers.rollouts.by_environment``
@@ -200,17 +188,9 @@ class Objective(nn.Module):
         arrays = {name: getattr(rollout_buffer, name) for name in self.aux_keys}
         return {name: by_environment(rollout_buffer, array) for name, array in arrays.items()}
 
-    def is_valid_aux_data(self, model: PhasicModel, aux_data: dict[str, np.ndarray]) -> bool:
-        """
-        :param model: complete
-        :param aux_data: of a rollout, from a file: finite numbers in the shapes and types of ``aux_data``
-        :return: whether a rollout can have it
-        """
-        return "actions" not in self.aux_keys or is_within(model.action_space, aux_data["actions"])
-
     def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
         """
-        What is evaluated on everything that is kept, once, before an auxiliary phase's epochs, for their losses.
+        Evaluate what the auxiliary phase's losses compare with, on all its samples, once before its epochs.
 
         :param policy: as it is before them
         :param inputs: of its ``evaluate``
@@ -278,11 +258,11 @@ class Objective(nn.Module):
     # ---- parameters ----
 
     def has_plausible_state(self) -> bool:
-        """Whether its buffers, which may come from a file, hold what training can have led to."""
+        """Return whether training can have led to its buffers, which may come from a shared model."""
         return True
 
     def trained_with_policy(self) -> list[nn.Parameter]:
-        """The parameters that the policy's optimizers train beside its own: all but the adversary's."""
+        """Return the parameters that the policy's optimizers train in addition to its own: all but the adversary's."""
         of_adversary = [] if self.adversary_optimizer is None else self.adversary_optimizer.param_groups[0]["params"]
         others = {id(parameter) for parameter in of_adversary}
         return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in others]

@@ -5,19 +5,18 @@ https://arxiv.org/abs/2210.09960. Authors' code: https://github.com/snu-mllab/DC
 
 from typing import Any, ClassVar
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_ppg.arguments import is_count, is_within, require
+from sb3_ppg.arguments import check_value, count, number, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture, require_number
+from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.optim.micro_batches import looks_at_the_batch
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
@@ -43,7 +42,7 @@ class DelayedCriticObjective(PaperObjective):
 
     def __init__(self, policy: PhasicActorCriticPolicy, value_distance_coef: float = 1.0) -> None:
         super().__init__(policy)
-        require_number("value_distance_coef", value_distance_coef, 0, MOST)
+        check_value("value_distance_coef", value_distance_coef, number(0, MOST))
         self.value_distance_coef = value_distance_coef
 
     def check(self, model: PhasicModel) -> None:
@@ -96,9 +95,8 @@ class DynamicsObjective(DelayedCriticObjective):
         hidden_size: int = 256,
     ) -> None:
         super().__init__(policy, value_distance_coef)
-        require_number("dynamics_coef", dynamics_coef, 0, MOST)
-        if not is_count(hidden_size):
-            raise ArgumentError(f"`hidden_size`={hidden_size!r} cannot work: use an integer of at least 1")
+        check_value("dynamics_coef", dynamics_coef, number(0, MOST))
+        check_value("hidden_size", hidden_size, count())
         self.dynamics_coef = dynamics_coef
         self.n_actions = policy.actions.n_features  # of a Discrete space
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions
@@ -128,14 +126,6 @@ class DynamicsObjective(DelayedCriticObjective):
             **super().aux_data(rollout_buffer, end),
             **{f"{LAST}{key}": array[:, None].copy() for key, array in last.items()},
         }
-
-    def is_valid_aux_data(self, model: PhasicModel, aux_data: dict[str, np.ndarray]) -> bool:
-        space = model.observation_space
-        return super().is_valid_aux_data(model, aux_data) and all(
-            is_within(space[name.removeprefix(LAST)] if isinstance(space, spaces.Dict) else space, array)
-            for name, array in aux_data.items()
-            if name.startswith(LAST)
-        )
 
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients

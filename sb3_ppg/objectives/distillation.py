@@ -13,10 +13,9 @@ from torch.nn import functional as F
 
 from sb3_ppg import losses
 from sb3_ppg.advantages import gae
-from sb3_ppg.arguments import is_count, is_number, require
+from sb3_ppg.arguments import check_value, choice, count, number, optional, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_step
-from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
@@ -55,14 +54,10 @@ class DistillationObjective(PaperObjective):
         delay: int = 0,
     ) -> None:
         super().__init__(policy)
-        if not (is_number(td_lambda) and 0 <= td_lambda <= 1):
-            raise ArgumentError(f"`td_lambda`={td_lambda!r} cannot work: use a number in [0, 1]")
-        if constraint not in ("kl", "reverse_kl", "logits"):
-            raise ArgumentError(f"`constraint`={constraint!r} is unknown: use 'kl', 'reverse_kl' or 'logits'")
-        if not (value_batch_size is None or is_count(value_batch_size)):
-            raise ArgumentError(f"`value_batch_size`={value_batch_size!r} cannot work: use an integer of at least 1, or None")
-        if not is_count(delay, minimum=0):
-            raise ArgumentError(f"`delay`={delay!r} cannot work: use an integer of at least 0")
+        check_value("td_lambda", td_lambda, number(0, 1))
+        check_value("constraint", constraint, choice("kl", "reverse_kl", "logits"))
+        check_value("value_batch_size", value_batch_size, optional(count(), "for `batch_size`"))
+        check_value("delay", delay, count(0))
         self.td_lambda = td_lambda
         self.constraint = constraint
         self.value_batch_size = value_batch_size

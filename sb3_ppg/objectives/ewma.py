@@ -13,11 +13,11 @@ import torch as th
 from torch.optim.swa_utils import AveragedModel
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import is_number, require
+from sb3_ppg.arguments import check_value, is_number, number, require
 from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MOST, Coefficients, require_number
+from sb3_ppg.objectives.base import MOST, Coefficients
 from sb3_ppg.objectives.paper import PaperObjective, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.protocols import PhasicModel
@@ -43,7 +43,7 @@ class DecoupledObjective(PaperObjective):
         self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0, value_clip: float | None = None
     ) -> None:
         super().__init__(policy, value_clip=value_clip)
-        require_number("importance_limit", importance_limit, 1, MOST)
+        check_value("importance_limit", importance_limit, number(1, MOST))
         self.importance_limit = importance_limit
         if policy.use_sde:
             with th.no_grad():
@@ -149,7 +149,7 @@ class EWMAObjective(DecoupledObjective):
         if center_of_mass is not None and decay is not None:
             raise ArgumentError(f"`decay`={decay!r} and `center_of_mass`={center_of_mass!r} say the same: use one of them")
         if center_of_mass is not None:
-            require_number("center_of_mass", center_of_mass, 0, MOST)
+            check_value("center_of_mass", center_of_mass, number(0, MOST))
         if decay is None:
             center_of_mass = 8.0 if center_of_mass is None else center_of_mass
             decay = center_of_mass / (1 + center_of_mass)

@@ -6,11 +6,11 @@ import torch as th
 from torch import nn
 
 from sb3_ppg import losses
-from sb3_ppg.arguments import require
+from sb3_ppg.arguments import check_value, number, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MOST, Coefficients, Objective, require_number
+from sb3_ppg.objectives.base import MOST, Coefficients, Objective
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
 from sb3_ppg.policies.heads import has_own_loss
 from sb3_ppg.protocols import PhasicModel
@@ -36,9 +36,9 @@ class PaperObjective(Objective):
     ) -> None:
         super().__init__(policy)
         if dual_clip is not None:
-            require_number("dual_clip", dual_clip, 1, MOST)
+            check_value("dual_clip", dual_clip, number(1, MOST))
         if value_clip is not None:
-            require_number("value_clip", value_clip, 0, MOST)
+            check_value("value_clip", value_clip, number(0, MOST))
             self.aux_keys = (*self.aux_keys, "values")
         self.dual_clip = dual_clip
         self.value_clip = value_clip

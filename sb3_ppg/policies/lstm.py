@@ -11,7 +11,7 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
-from sb3_ppg.arguments import is_count
+from sb3_ppg.arguments import check_value, count
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
     ARCHITECTURES,
@@ -212,7 +212,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         auxiliary: bool = False,
     ) -> Evaluation:
         """
-        As in ``PhasicActorCriticPolicy``.
+        Run the networks, each at most once, on sequences.
 
         :param obs: Observation
         :param lstm_states: states before each sequence. None: each observation is the first of an episode
@@ -343,8 +343,7 @@ def _lstm_of_the_value_function(
 
 
 def _check_lstm(lstm_hidden_size: Any, n_lstm_layers: Any, lstm_kwargs: Any) -> None:
-    for name, value in (("lstm_hidden_size", lstm_hidden_size), ("n_lstm_layers", n_lstm_layers)):
-        if not is_count(value):
-            raise ArgumentError(f"`{name}`={value!r} cannot work: use an integer of at least 1")
+    check_value("lstm_hidden_size", lstm_hidden_size, count())
+    check_value("n_lstm_layers", n_lstm_layers, count())
     if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
         raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")

@@ -55,7 +55,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         auxiliary: bool = False,
     ) -> Evaluation:
         """
-        As in ``PhasicActorCriticPolicy``.
+        Run the networks as ``PhasicActorCriticPolicy`` does, and apply the masks to the distribution.
 
         :param action_masks: True where an action is possible. None: everywhere
         """
@@ -72,7 +72,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         deterministic: bool = False,
         action_masks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """As in sb3-contrib, under the masks."""
+        """Choose actions under the masks, with sb3-contrib's arguments."""
         return super().predict(observation, state, episode_start, deterministic, action_masks=action_masks)
 
 

@@ -22,7 +22,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb3_ppg.actions import Actions, actions_class_of
-from sb3_ppg.arguments import is_count
+from sb3_ppg.arguments import FLAG, check_value, choice, is_count, optional
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
 from sb3_ppg.policies.heads import ValueHead
@@ -106,7 +106,7 @@ class Evaluation(NamedTuple):
 
 class AuxiliaryEvaluation(NamedTuple):
     """
-    What one pass through the networks gives to the auxiliary phase.
+    Distribution and values that the auxiliary phase trains.
 
     :param distribution: π(.|s)
     :param aux_values: values of the auxiliary value head, (B,)
@@ -147,7 +147,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         the action space. Default: SB3's for the action space
     :param compile_mode: Compile the features extractor with ``torch.compile`` in this mode: "reduce-overhead" (CUDA graphs),
         "max-autotune" or "default". For GPUs: on a CPU it was slower in our measurements. None: do not compile
-    :param kwargs: of another base class, for variants
+    :param kwargs: further arguments of SB3's ``ActorCriticPolicy``
     :raises ArgumentError: (a ``ValueError``) for a combination that contradicts itself
     """
 
@@ -165,16 +165,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         activation_fn: type[nn.Module] = nn.Tanh,
         ortho_init: bool | None = None,
         use_sde: bool = False,
-        log_std_init: float = 0.0,
-        full_std: bool = True,
-        use_expln: bool = False,
+        *,
         squash_output: bool = False,
         features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
-        features_extractor_kwargs: dict[str, Any] | None = None,
         share_features_extractor: bool | None = None,
-        normalize_images: bool = True,
-        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
-        optimizer_kwargs: dict[str, Any] | None = None,
         architecture: Architecture = "dual",
         detach_value_in_aux_phase: bool = False,
         distribution_class: type[Distribution] | None = None,
@@ -205,16 +199,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             activation_fn,
             ortho_init,
             use_sde,
-            log_std_init,
-            full_std,
-            use_expln,
-            squash_output,
-            features_extractor_class,
-            features_extractor_kwargs,
-            share_features_extractor,
-            normalize_images,
-            optimizer_class,
-            optimizer_kwargs,
+            squash_output=squash_output,
+            features_extractor_class=features_extractor_class,
+            share_features_extractor=share_features_extractor,
             **kwargs,
         )
         self._check_trunk()
@@ -287,7 +274,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         }
 
     def _initialize_heads(self, heads: dict[str, nn.Module], value_net: nn.Linear) -> None:
-        """As SB3 initialises its value head; that one's weights go on to the true value head, where they fit."""
+        """Initialise heads like SB3's value head, whose own weights go to the true value head where they fit."""
         rest = list(heads.values())
         true_head = heads["value_net"]
         if isinstance(true_head, nn.Linear) and true_head.weight.shape == value_net.weight.shape:
@@ -323,7 +310,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
 
     @property
     def squash_output(self) -> bool:
-        """Whether the distribution's actions lie in [-1, 1], and are scaled to the action space's bounds."""
+        """True if the distribution's actions lie in [-1, 1], and are scaled to the action space's bounds."""
         return self.actions.bounded
 
     def make_optimizer(self, learning_rate: float, parameters: Iterable[nn.Parameter] | None = None) -> th.optim.Optimizer:
@@ -350,7 +337,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
 
     @property
     def can_change_value_units(self) -> bool:
-        """Whether both value heads have the methods of ``ValueHead`` for it."""
+        """True if both value heads have ``change_units``, as ``ValueHead`` has."""
         return all(hasattr(head, "change_units") for head in (self.value_net, self.aux_value_net))
 
     def parameters_to_vector(self) -> np.ndarray:
@@ -405,7 +392,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         return super(ActorCriticPolicy, self).extract_features(obs, self.vf_features_extractor)
 
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
-        """As in SB3, but in an object of its own: a thread that predicts would change the one of a training."""
+        """Make a distribution object, unlike SB3 a new one: a thread that predicts would change that of a training."""
         distribution = copy.copy(self.action_dist)
         if isinstance(distribution, StateDependentNoiseDistribution):
             return distribution.proba_distribution(self.action_net(latent_pi), self.log_std, latent_pi)
@@ -493,9 +480,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         **context: Any,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """
-        As in SB3.
+        Choose actions, with SB3's arguments.
 
-        :param observation: of one environment, or of several
+        :param observation: one environment's, or several environments'
         :param state: is given back
         :param episode_start: without effect
         :param deterministic: Whether to take the most likely actions
@@ -533,17 +520,14 @@ class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
 
 
 def _makes(features_extractor_class: Any, *classes: type) -> bool:
-    """Whether it is one of these classes; any callable may be given for a class."""
+    """Tell whether a features extractor, which may be any callable, is one of these classes."""
     return isinstance(features_extractor_class, type) and issubclass(features_extractor_class, classes)
 
 
 def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share_features_extractor: Any) -> None:
-    if architecture not in ARCHITECTURES:
-        raise ArgumentError(f"`architecture`={architecture!r} is unknown: use one of {', '.join(ARCHITECTURES)}")
-    if not isinstance(detach_value_in_aux_phase, bool):
-        raise ArgumentError(f"`detach_value_in_aux_phase`={detach_value_in_aux_phase!r} cannot work: use True or False")
-    if share_features_extractor not in (None, True, False):
-        raise ArgumentError(f"`share_features_extractor`={share_features_extractor!r} cannot work: use True, False or None")
+    check_value("architecture", architecture, choice(*ARCHITECTURES))
+    check_value("detach_value_in_aux_phase", detach_value_in_aux_phase, FLAG)
+    check_value("share_features_extractor", share_features_extractor, optional(FLAG, "for what `architecture` says"))
     if detach_value_in_aux_phase and architecture != "detached":
         raise ArgumentError(
             f"`detach_value_in_aux_phase`=True has no meaning with `architecture`={architecture!r}: "

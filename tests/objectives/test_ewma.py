@@ -17,7 +17,7 @@ STALE = ["stale_decoupled", "stale_behavior", "stale_proximal"]
 
 
 class EWMATraining(GoldenTraining):
-    """With the settings of the file."""
+    """A training with the settings of the file."""
 
     def __init__(self, file: str, monkeypatch):
         with np.load(DATA / f"{file}.npz") as archive:
@@ -60,13 +60,12 @@ class EWMATraining(GoldenTraining):
         if ewma or objective == "decoupled":
             self.model.objective.restart(self.policy)  # the weights of the file
         self.average = self.model.objective.proximal.module if ewma else None
-        self.compared: list[tuple[th.Tensor, th.Tensor, th.Tensor]] = []  # of each minibatch
+        self.proximal_log_probs: list[th.Tensor] = []  # of each minibatch
         add_to = self.model.objective.with_entropy_and_penalty
 
         def recorded(surrogate, batch, log_prob, proximal_log_prob, *args):
-            found = add_to(surrogate, batch, log_prob, proximal_log_prob, *args)
-            self.compared.append((log_prob.detach(), proximal_log_prob, found.total.detach()))
-            return found
+            self.proximal_log_probs.append(proximal_log_prob)
+            return add_to(surrogate, batch, log_prob, proximal_log_prob, *args)
 
         monkeypatch.setattr(self.model.objective, "with_entropy_and_penalty", recorded)
 
@@ -107,9 +106,8 @@ class EWMATraining(GoldenTraining):
         if self.n_value_epochs is not None:
             self.impose_order(f"{key}/value_epochs/minibatch_order", self.n_value_epochs)
         self.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
-        self.epochs.clear()
-        self.gradient_norms.clear()
-        self.compared.clear()
+        self.steps.clear()
+        self.proximal_log_probs.clear()
         model.train()
         self.check(buffer.advantages.reshape(self.n_envs, self.n_steps), f"{key}/advantage_normalised")
         self.check_moments(rollout, moments)
@@ -128,8 +126,6 @@ class EWMATraining(GoldenTraining):
 
     def check_policy_phase(self, rollout: int) -> None:
         phase, model = f"roll{rollout}/policy_phase", self.model
-        n_value_epochs = self.n_value_epochs or 0
-        value_epochs, epochs = self.epochs[:n_value_epochs], self.epochs[n_value_epochs : n_value_epochs + model.n_epochs]
         names = {
             "pg": ("policy_gradient_loss", 1),
             "negent": ("entropy_loss", model.ent_coef),
@@ -143,52 +139,38 @@ class EWMATraining(GoldenTraining):
             names["imp_samp_clipfrac"] = ("importance_clip_fraction", 1)
         else:
             assert not self.golden[f"{phase}/imp_samp_clipfrac"].any()  # it has no limit
-        if not value_epochs:
-            names["vf"] = ("value_loss", model.vf_coef)
-        self.check_losses(epochs, phase, names)
-        self.check_losses(
-            value_epochs, f"roll{rollout}/value_epochs", {"vf": ("value_loss", model.vf_coef)} if value_epochs else {}
-        )
-        of_values = sum(len(epoch.sizes) for epoch in value_epochs)
-        of_policy = of_values + sum(len(epoch.sizes) for epoch in epochs)
-        self.check_gradient_norms(self.gradient_norms[of_values:of_policy], phase)
-        if value_epochs:
-            self.check_gradient_norms(self.gradient_norms[:of_values], f"roll{rollout}/value_epochs")
-        for name, ours in zip(("logp_new", "logp_proximal", "pi"), zip(*self.compared, strict=True), strict=True):
-            self.check(th.stack(ours), f"{phase}/{name}")
-        log_ratios = th.cat([epoch.log_ratio for epoch in epochs]).reshape(of_policy - of_values, -1).numpy()
+        of_values = {"vf": ("value_loss", model.vf_coef)}
+        kind = "joint" if self.n_value_epochs is None else "policy"
+        if kind == "joint":
+            names |= of_values
+        else:
+            self.check_steps("value", f"roll{rollout}/value_epochs", of_values)
+        self.check_steps(kind, phase, names)
+        steps = self.steps_of(kind)
+        values = [step.losses.get("value_loss", 0.0) if kind == "joint" else 0.0 for step in steps]
+        ours = [step.losses["loss"] - model.vf_coef * value for step, value in zip(steps, values, strict=True)]
+        self.check(ours, f"{phase}/pi")
+        log_ratios, proximal = th.stack([step.log_ratio for step in steps]), th.stack(self.proximal_log_probs)
+        self.check(proximal, f"{phase}/logp_proximal")
+        self.check(proximal + log_ratios, f"{phase}/logp_new")
+        log_ratios = log_ratios.numpy()
         self.check((log_ratios**2).mean(axis=1) / 2, f"{phase}/approxkl")
         if f"{phase}/clipfrac" in self.golden and model.clip_range is not None:
             clip = model.clip_range(1)
             outside = (log_ratios > math.log1p(clip)) | (log_ratios < math.log1p(-clip))
             self.check(outside.mean(axis=1), f"{phase}/clipfrac")
 
-    def impose_auxiliary_phase(self, monkeypatch) -> None:
-        """The authors' noisy cloning targets and their order of sequences."""
-        model, record = self.model, self.model.aux_buffer.record
-        targets = np.stack([self.golden[f"roll{r}/logits_cloning_target"] for r in range(self.n_pi)])
-
-        def record_golden_targets(*args) -> None:
-            self.check_weights("weights_after_policy_phase")
-            if self.average is not None:
-                self.check_weights("ewma_after_policy_phase", self.average)
-                self.check(self.total_weight(), f"ewma_total_weight/after_roll{self.n_pi - 1}")
-            record(*args)
-            before = model.aux_buffer.recorded.reshape(self.n_pi, self.n_envs, self.n_steps, -1)
-            for rollout in range(self.n_pi):
-                self.check(before[rollout], f"roll{rollout}/logits_before_aux")
-            model.aux_buffer.recorded = th.as_tensor(targets.reshape(self.n_pi * self.n_envs, self.n_steps, -1))
-            self.impose_order_of_sequences("aux/minibatch_order", 1)
-
-        monkeypatch.setattr(model.aux_buffer, "record", record_golden_targets)
+    def check_before_auxiliary_phase(self) -> None:
+        self.check_weights("weights_after_policy_phase")
+        if self.average is not None:
+            self.check_weights("ewma_after_policy_phase", self.average)
+            self.check(self.total_weight(), f"ewma_total_weight/after_roll{self.n_pi - 1}")
 
     def check_auxiliary_phase(self) -> None:
-        auxiliary = self.epochs[-1]
-        for step in range(len(auxiliary.sizes)):
+        for place, step in enumerate(self.steps_of("auxiliary")):
             for theirs, ours in {"pol_distance": "kl", "vf_aux": "aux_value_loss", "vf_true": "value_loss"}.items():
-                self.check(auxiliary.losses[ours][step], f"aux/step{step}/{theirs}")
-            norms = self.gradient_norms[step - len(auxiliary.sizes)]
-            self.check_gradient_norms([norms], f"aux/step{step}")
+                self.check(step.losses[ours], f"aux/step{place}/{theirs}")
+            self.check_gradient_norms([step], f"aux/step{place}")
         self.check_weights("weights_after_aux_epoch")
         if self.average is not None:
             self.check_weights("ewma_after_reset", self.average)
@@ -205,7 +187,8 @@ def test_the_authors_numbers(file, monkeypatch):
     training = EWMATraining(file, monkeypatch)
     has_aux = training.model.n_aux_epochs > 0
     if has_aux:
-        training.impose_auxiliary_phase(monkeypatch)
+        keys = ("roll{}/logits_before_aux", "roll{}/logits_cloning_target", "aux/minibatch_order")
+        training.impose_auxiliary_phase(range(training.n_pi), *keys, training.check_before_auxiliary_phase)
     if training.average is not None:
         training.check(training.total_weight(), "ewma_total_weight/init")
     collected: list[np.ndarray] = []

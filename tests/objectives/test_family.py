@@ -60,7 +60,7 @@ def random_envs(observation_space=VECTOR, action_space=ACTIONS["Discrete"][0], n
 
 
 def check_training(model: PPG, n_rollouts: int = 4) -> None:
-    """What the objective reaches moves, all numbers are finite."""
+    """Check that all that the objective reaches moves, and that all numbers are finite."""
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
     own = [parameter.detach().clone() for parameter in model.objective.parameters()]
     logged = learn_and_log(model, n_rollouts * model.n_steps * model.n_envs)
@@ -198,7 +198,7 @@ def test_ddcpg_refuses_parts_of_sequences():
 
 
 class LooksAtMinibatches(BaseCallback):
-    """As a callback for PPO may, before the update."""
+    """A callback for PPO that looks at minibatches before the update."""
 
     def _on_step(self) -> bool:
         return True
@@ -274,7 +274,7 @@ REFUSED = [
     ("daac", dict(objective_kwargs=dict(value_frequency=0)), "`value_frequency`=0 cannot work"),
     ("idaac", dict(objective_kwargs=dict(hidden_size=-1)), "`hidden_size`=-1 cannot work"),
     ("dna", dict(policy_kwargs=dict(architecture="detached")), "`architecture`='detached' cannot work"),
-    ("dna", dict(objective_kwargs=dict(constraint="l2")), "`constraint`='l2' is unknown"),
+    ("dna", dict(objective_kwargs=dict(constraint="l2")), "`constraint`='l2' cannot work"),
     ("dna", dict(objective_kwargs=dict(td_lambda=2)), "`td_lambda`=2 cannot work"),
     (
         "dna",

@@ -164,7 +164,7 @@ class Returns(BaseCallback):
 @pytest.mark.parametrize("kind", ["running", True])
 @pytest.mark.filterwarnings("ignore:.*does not correct")
 def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(kind, others):
-    """Of rollouts of one size: that of all samples together; with True the older ones count less and less."""
+    """With rollouts of one size, all samples count the same; with True, older ones count less and less."""
     env = make_vec_env("Pendulum-v1", 4, seed=0)
     model = PPG(
         "MlpPolicy", env, n_steps=32, n_policy_iterations=2, seed=0, device="cpu", normalize_value_targets=kind, **others

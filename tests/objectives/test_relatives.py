@@ -20,8 +20,13 @@ def settings(file: str) -> dict[str, Any]:
         return {key.removeprefix("settings/"): archive[key].tolist() for key in archive if key.startswith("settings/")}
 
 
+def with_total(training: GoldenTraining, prefix: str) -> dict[str, tuple[str, float]]:
+    """Return the name of the total loss, where a file has it."""
+    return {"loss": ("loss", 1)} if f"{prefix}/loss" in training.golden else {}
+
+
 class RelativesTraining(GoldenTraining):
-    """With what the files have in common."""
+    """A training with what the files have in common."""
 
     def __init__(self, file: str, monkeypatch, setting: dict[str, Any], **arguments: Any):
         self.n_rollouts = setting["n_rollouts"]
@@ -46,17 +51,10 @@ class RelativesTraining(GoldenTraining):
         self.check(buffer.advantages.T, f"{key}/advantage_raw")
         if held_values is not None:
             buffer.values = self.golden[f"{key}/{held_values}"].T.copy()
-        self.epochs.clear()
-        self.gradient_norms.clear()
-
-    def check_steps(self, rollout: int, phase: str, epochs: list, norms: list, names: dict[str, tuple[str, float]]) -> None:
-        prefix = f"roll{rollout}/{phase}"
-        self.check_losses(epochs, prefix, {**names, "loss": ("loss", 1)} if f"{prefix}/loss" in self.golden else names)
-        self.check(np.concatenate([epoch.grad_norm for epoch in epochs]), f"{prefix}/grad_norm_total")
-        self.check_gradient_norms(norms, prefix)
+        self.steps.clear()
 
     def outputs_of(self, network: th.nn.Module) -> list[th.Tensor]:
-        """What it will answer."""
+        """Return a list, to which the outputs of a network are added."""
         outputs: list[th.Tensor] = []
         network.register_forward_hook(lambda *args: outputs.append(args[-1].detach()))
         return outputs
@@ -65,10 +63,6 @@ class RelativesTraining(GoldenTraining):
         buffer, sizes = self.model.rollout_buffer, (self.n_envs, self.n_steps)
         self.check(buffer.advantages.reshape(sizes), f"roll{rollout}/advantage_normalised")
         self.check(buffer.returns.reshape(sizes), f"roll{rollout}/value_target")
-
-
-def n_steps_of(epochs: list) -> int:
-    return sum(len(epoch.sizes) for epoch in epochs)
 
 
 @pytest.mark.parametrize("file", ["dcpg", "ddcpg"])
@@ -96,38 +90,23 @@ def test_delayed_critic(file, monkeypatch):
     )
     model, buffer = training.model, training.model.aux_buffer
     logits = training.outputs_of(model.objective.discriminator) if file == "ddcpg" else []
-    record = buffer.record
     n_phases = 0
     for rollout in range(training.n_rollouts):
         key, aux = f"roll{rollout}", f"roll{rollout}/aux_phase"
         is_last = f"{aux}/loss" in training.golden
-
-        def record_golden_targets(*args, rollout=rollout, aux=aux) -> None:
-            training.check_weights(f"roll{rollout}/weights_after_policy_phase")
-            record(*args)
-            remembered = range(rollout + 1 - len(buffer), rollout + 1)
-            before = buffer.recorded.reshape(len(buffer), training.n_envs, training.n_steps, -1)
-            for place, one in enumerate(remembered):
-                training.check(before[place], f"{aux}/logits_before/roll{one}")
-            targets = np.stack([training.golden[f"{aux}/logits_cloning_target/roll{one}"] for one in remembered])
-            buffer.recorded = th.as_tensor(targets.reshape(-1, training.n_steps, targets.shape[-1]))
-            training.impose_order_of_sequences(f"{aux}/minibatch_order", model.n_aux_epochs, remembered[0])
-
-        monkeypatch.setattr(buffer, "record", record_golden_targets)
+        remembered = range(max(0, rollout + 1 - setting["buffer_size"]), rollout + 1)
+        keys = (f"{aux}/logits_before/roll{{}}", f"{aux}/logits_cloning_target/roll{{}}", f"{aux}/minibatch_order")
+        training.impose_auxiliary_phase(
+            remembered, *keys, partial(training.check_weights, f"{key}/weights_after_policy_phase")
+        )
         if file == "ddcpg" and is_last:
             impose_transitions(training, aux, monkeypatch)
         training.start(rollout, "value", held_values="value_held_to")
         training.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
         model.train()
         training.check_advantages(rollout)
-        epochs = training.epochs[: model.n_epochs]
-        norms = training.gradient_norms[: n_steps_of(epochs)]
-        names = {
-            "action_loss": ("policy_gradient_loss", 1),
-            "entropy": ("entropy_loss", -1),
-            "value_dist": ("value_distance", 1),
-        }
-        training.check_steps(rollout, "policy_phase", epochs, norms, names)
+        names = {**OF_POLICY, "value_dist": ("value_distance", 1)}
+        training.check_steps("joint", f"{key}/policy_phase", names | with_total(training, f"{key}/policy_phase"))
         if is_last:
             n_phases += 1
             names = {"value_loss": ("value_loss", 1), "kl": ("kl", 1)}
@@ -138,8 +117,7 @@ def test_delayed_critic(file, monkeypatch):
                 for place, kind in enumerate(kinds):
                     by_sequence = th.stack(logits[place :: len(kinds)]).unflatten(1, (-1, training.n_steps))
                     training.check(by_sequence.squeeze(-1), f"{aux}/dyna_logits_{kind}")
-            epochs = training.epochs[model.n_epochs :]
-            training.check_steps(rollout, "aux_phase", epochs, training.gradient_norms[len(norms) :], names)
+            training.check_steps("auxiliary", aux, names | {"loss": ("loss", 1)})
             training.check_weights(f"{key}/weights_after_aux_phase")
         else:
             training.check_weights(f"{key}/weights_after_policy_phase")
@@ -195,28 +173,21 @@ def test_advantage_head(file, monkeypatch):
         model.train()
         training.check_advantages(rollout)
         assert has_values == (rollout % setting["value_freq"] == 0)
-        epochs, value_epochs = training.epochs[: model.n_epochs], training.epochs[model.n_epochs :]
-        norms, n_of_policy = training.gradient_norms, n_steps_of(epochs)
-        names = {
-            "action_loss": ("policy_gradient_loss", 1),
-            "entropy": ("entropy_loss", -1),
-            "adv_loss": ("advantage_loss", 1),
-        }
+        names = {**OF_POLICY, "adv_loss": ("advantage_loss", 1)}
+        phase = f"{key}/policy_phase"
         if order:
-            names |= {"order_loss": ("order_loss", 1), "clf_loss": ("adversary_loss", 1)}
-            of_adversary, norms = norms[: 2 * n_of_policy : 2], norms[1 : 2 * n_of_policy : 2] + norms[2 * n_of_policy :]
-            training.check_gradient_norms(of_adversary, f"{key}/policy_phase/clf")
-            total = [np.sqrt(sum(norm**2 for norm in step.values())) for step in of_adversary]
-            training.check(total, f"{key}/policy_phase/clf/grad_norm_total")
+            names |= {"order_loss": ("order_loss", 1)}
+            training.check_steps("adversary", f"{phase}/clf", {})
+            training.check([step.losses["loss"] for step in training.steps_of("adversary")], f"{phase}/clf_loss")
             for place, moment in enumerate(("before", "after")):
                 probabilities = th.stack(answers[place::2]).softmax(dim=-1)[..., 0]
                 training.check(probabilities, f"{key}/policy_phase/clf_probability_{moment}")
             answers.clear()
-        training.check_steps(rollout, "policy_phase", epochs, norms[:n_of_policy], names)
+        training.check_steps("policy", phase, names | with_total(training, phase))
         training.check_weights(f"{key}/weights_after_policy_phase")
         if has_values:
-            names = {"value_loss": ("value_loss", model.vf_coef)}
-            training.check_steps(rollout, "value_phase", value_epochs, norms[n_of_policy:], names)
+            phase = f"{key}/value_phase"
+            training.check_steps("value", phase, {"value_loss": ("value_loss", model.vf_coef)} | with_total(training, phase))
             training.check_weights(f"{key}/weights_after_value_phase")
     not_stored = {"level", "episode_step"} if file == "idaac_misaligned" else set()
     training.check_that_all_are_used(NOT_COMPARED | not_stored)
@@ -307,23 +278,20 @@ def test_distillation(file, monkeypatch):
         model.num_timesteps += training.n_envs * training.n_steps
         model.train()
         training.check_advantages(rollout)
-        n_policy_phase = model.n_epochs + model.n_value_epochs
-        epochs, value_epochs = training.epochs[: model.n_epochs], training.epochs[model.n_epochs : n_policy_phase]
-        norms, n_of_policy, n_of_values = training.gradient_norms, n_steps_of(epochs), n_steps_of(value_epochs)
         names = {"pg": ("policy_gradient_loss", 1), "entropy": ("entropy_loss", -1)}
-        training.check_steps(rollout, "policy_phase", epochs, norms[:n_of_policy], names)
-        log_ratios = th.cat([epoch.log_ratio for epoch in epochs]).reshape(n_of_policy, -1)
+        phase = f"{key}/policy_phase"
+        training.check_steps("policy", phase, names | with_total(training, phase))
+        log_ratios = th.stack([step.log_ratio for step in training.steps_of("policy")])
         training.check(-log_ratios.mean(dim=1), f"{key}/policy_phase/kl_approx")
         is_clipped = (log_ratios.exp() - 1).abs() > setting["ppo_epsilon"]
         training.check(is_clipped.double().mean(dim=1), f"{key}/policy_phase/clipfrac")
-        norms = norms[n_of_policy:]
-        names = {"value_loss": ("value_loss", model.vf_coef)}
-        training.check_steps(rollout, "value_phase", value_epochs, norms[:n_of_values], names)
+        phase = f"{key}/value_phase"
+        training.check_steps("value", phase, {"value_loss": ("value_loss", model.vf_coef)} | with_total(training, phase))
         assert has_distillation == (rollout > 0)
         if has_distillation:
             distance = "logits_distance" if constraint == "logits" else "kl"
             names = {"distil_value_loss": ("aux_value_loss", 1), "distil_policy_loss": (distance, 1)}
-            training.check_steps(rollout, "distil_phase", training.epochs[n_policy_phase:], norms[n_of_values:], names)
+            training.check_steps("auxiliary", distil, names | {"loss": ("loss", 1)})
             training.check_weights(f"{key}/weights_after_distil_phase")
         else:
             check_undistilled_weights()

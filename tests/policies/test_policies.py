@@ -234,7 +234,7 @@ def test_impala_takes_any_image(size):
 @pytest.mark.parametrize(
     "kwargs, message",
     [
-        (dict(architecture="triple"), "architecture.*'triple'.*dual, detached, shared"),
+        (dict(architecture="triple"), "architecture.*'triple'.*dual.*detached.*shared"),
         (dict(detach_value_in_aux_phase=True), "detach_value_in_aux_phase.*'dual'.*detached"),
         (dict(architecture="shared", share_features_extractor=False), "share_features_extractor.*'shared'.*dual"),
         (dict(architecture="detached", net_arch=dict(pi=[8], vf=[9])), "net_arch.*'detached'.*dual"),
