@@ -4,20 +4,28 @@ import json
 import os
 import re
 import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from hypothesis import given
+from hypothesis import strategies as st
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, hub
+from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
-from sb3_ppg.zoo.environment_file import WRAPPERS, ZOO
+from sb3_ppg.zoo.environment_file import WRAPPERS, ZOO, read_environment
 from tests.helpers import run, run_code
 from tests.hub.small_models import nested, same_parameters, small_model, zip_repository
+from tests.hub.test_attack import changed_json
+from tests.hub.watch import watched
 
 pytestmark = pytest.mark.slow
 
@@ -195,6 +203,29 @@ def test_a_malicious_environment(hub_server, folder, changes, complaint):
     assert not (folder / "ran").exists() and not list(folder.rglob("*.yml"))
 
 
+COMPLETE = {
+    "env_id": "CartPole-v1",
+    "env_kwargs": {"max_episode_steps": 100, "options": {"names": ["a", "b"]}},
+    "config": {
+        "n_timesteps": 1000.0,
+        "frame_stack": 4,
+        "env_wrapper": [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 10}}, "rl_zoo3.wrappers.FrameSkip"],
+        "vec_env_wrapper": "rl_zoo3.wrappers.FrameSkip",
+    },
+}
+
+
+@given(content=changed_json(COMPLETE) | st.binary(max_size=100))
+def test_a_changed_environment_is_refused_or_plain_data(content):
+    """Reading does nothing else, and the Zoo reads the same from the YAML that is made of it."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / ZOO
+        file.write_bytes(content)
+        with watched(), suppress(ModelFormatError):
+            environment = msgspec.to_builtins(read_environment(file))
+            assert yaml.safe_load(yaml.safe_dump(environment)) == environment
+
+
 def test_what_constructors_are_given_is_shown(hub_server, folder):
     config = {"env_wrapper": [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}}]}
     share(folder, env_kwargs={"path": "\x1b[2J\x7f../x", "n": [1]}, config=config)
@@ -208,6 +239,14 @@ def test_a_wrapper_that_the_user_allows(hub_server, folder):
     load_from_hub("--allow", "mine.Wrapper")
     config = yaml.safe_load((folder / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1" / "config.yml").read_text())
     assert config["env_wrapper"] == "mine.Wrapper"
+
+
+def test_an_honest_description_is_read_as_it_was_written(tmp_path):
+    (tmp_path / ZOO).write_text(json.dumps(COMPLETE))
+    environment = read_environment(tmp_path / ZOO)
+    assert msgspec.to_builtins(environment) == COMPLETE
+    names = ["gymnasium.wrappers.TimeLimit", "rl_zoo3.wrappers.FrameSkip", "rl_zoo3.wrappers.FrameSkip"]
+    assert environment.wrappers == names
 
 
 def test_the_well_known_wrappers_exist():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from huggingface_sb3 import EnvironmentName
+from stable_baselines3.common.utils import set_random_seed
 
 from benchmarks import pretrained
 from benchmarks.starts import tuned_entries
@@ -41,6 +42,7 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
         model = load_agent(
             agent.algo, agent.env_id, tmp_path / "run" / f"{env_name}.zip", tmp_path / "run" / env_name, device="cpu"
         )
+        set_random_seed(0)
         returns = evaluate(model, N_EPISODES, deterministic)
     assert abs(np.mean(returns) - mean) <= 4 * std / N_EPISODES**0.5 + 1e-2, returns
 
