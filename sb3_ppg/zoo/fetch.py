@@ -10,7 +10,6 @@ import re
 import shutil
 import tempfile
 from contextlib import nullcontext
-from importlib import import_module
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,6 +18,7 @@ import rl_zoo3.import_envs  # noqa: F401  registers environments
 import yaml
 from huggingface_sb3 import EnvironmentName, ModelName
 from rl_zoo3 import ALGOS, get_latest_run_id
+from rl_zoo3.load_from_hub import download_from_hub
 
 from sb3_ppg import hub
 from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
@@ -48,67 +48,46 @@ def main() -> None:
     parser.add_argument("--verbose", default=1, type=int, help="not used")
     add_gym_packages(parser)
     args = parser.parse_args()
-    place = (args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)
     # The trust ends with the command
     with patch.dict(os.environ, {"TRUST_REMOTE_CODE": "True"}) if args.trust_pickle else nullcontext():
         if args.algo in FAMILY:
-            download_without_pickle(*place, revision=args.revision, allowed=args.allow, trust_pickle=args.trust_pickle)
+            fetch(args)
         else:
-            import_module("rl_zoo3.load_from_hub").download_from_hub(*place)
+            _fetch_pickle(args)
 
 
-def download_without_pickle(
-    algo: str,
-    env_name: EnvironmentName,
-    exp_id: int,
-    folder: str,
-    organization: str,
-    repo_name: str | None = None,
-    force: bool = False,
-    *,
-    revision: str | None = None,
-    allowed: list[str] | None = None,
-    trust_pickle: bool = False,
-) -> Path:
+def fetch(args: argparse.Namespace) -> None:
     """
     Fetch a model that ``push_to_hub`` has shared, and make the folder of a training from it.
 
-    :param algo: one of ours
-    :param env_name: environment
-    :param exp_id: number of the new folder. 0: the next one, -1: none
-    :param folder: log folder
-    :param organization: user or organization on the Hub
-    :param repo_name: name of the repository. None: algo-env
-    :param force: whether to overwrite an experiment
-    :param revision: a branch, tag or commit
-    :param allowed: wrappers that the environment may have in addition to ``WRAPPERS``
-    :param trust_pickle: whether an SB3 zip file may be loaded
-    :return: the new folder
+    :param args: options of ``load_from_hub``
     :raises ArgumentError: if the experiment exists
     :raises HubError: if the repository cannot be read
     :raises ModelFormatError: if it is damaged or cannot be trusted
     """
-    repo_id = f"{organization}/{repo_name or ModelName(algo, env_name)}"
+    repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
     print(f"Downloading {repo_id}")
-    source = hub.download(repo_id, [DESCRIPTION, ARRAYS, ZOO], revision)
-    runs = Path(folder) / algo
-    new = exp_id or get_latest_run_id(str(runs), env_name) + 1
-    log_path = runs if new < 0 else runs / f"{env_name}_{new}"
-    if not (source / DESCRIPTION).exists():
-        archive = hub.zip_of_sb3(repo_id, revision)
-        if archive is None:
-            raise ModelFormatError(f"{repo_id} holds no model: there is neither {DESCRIPTION} nor an SB3 zip file")
-        if not trust_pickle:
-            raise ModelFormatError(f"{why_not_pickle(f'{repo_id}/{archive}')} (--trust-pickle)")
-        if revision is not None:
-            raise ArgumentError("--revision cannot work for an SB3 zip file: the Zoo fetches the latest")
-        original = import_module("rl_zoo3.load_from_hub").download_from_hub.__wrapped__
-        original(algo, env_name, exp_id, folder, organization, repo_name, force)
-        return log_path
+    source = hub.download(repo_id, [DESCRIPTION, ARRAYS, ZOO], args.revision)
+    if (source / DESCRIPTION).exists():
+        runs = Path(args.folder) / args.algo
+        number = args.exp_id or get_latest_run_id(str(runs), args.env) + 1
+        log_path = runs if number < 0 else runs / f"{args.env}_{number}"
+        unpack(source, args.algo, args.env, log_path, args.force, numbered=number > 0, allowed=args.allow)
+        print(f"Saved to {log_path}")
+        return
+    archive = hub.zip_of_sb3(repo_id, args.revision)
+    if archive is None:
+        raise ModelFormatError(f"{repo_id} holds no model: there is neither {DESCRIPTION} nor an SB3 zip file")
+    if not args.trust_pickle:
+        raise ModelFormatError(f"{why_not_pickle(f'{repo_id}/{archive}')} (--trust-pickle)")
+    if args.revision is not None:
+        raise ArgumentError("--revision cannot work for an SB3 zip file: the Zoo fetches the latest")
+    _fetch_pickle(args)
 
-    unpack(source, algo, env_name, log_path, force, numbered=new > 0, allowed=allowed)
-    print(f"Saved to {log_path}")
-    return log_path
+
+def _fetch_pickle(args: argparse.Namespace) -> None:
+    """Let the Zoo fetch SB3's zip file, with whatever code is in it."""
+    download_from_hub(args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)
 
 
 def unpack(

@@ -24,14 +24,12 @@ import rl_zoo3.load_from_hub
 import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
-from rl_zoo3.load_from_hub import download_from_hub
 from rl_zoo3.utils import StoreDict, create_test_env, get_model_path
 from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import MaskablePPG
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.family import FAMILY
 from sb3_ppg.zoo.command_line import check_path, runs_with_a_model
 from sb3_ppg.zoo.environments import needs_masks
 
@@ -115,20 +113,6 @@ def missing_files_of_the_hub() -> AbstractContextManager:
     """
     script = rl_zoo3.load_from_hub
     return patch.object(script, "HTTPError", (script.HTTPError, RemoteEntryNotFoundError))
-
-
-def downloads_without_pickle() -> AbstractContextManager:
-    """rl_zoo3 2.9.2: a model that a script does not find is fetched from the Hub as SB3's zip file, which ours are not."""
-
-    @wraps(download_from_hub)
-    def download(algo: str, *args: Any, **kwargs: Any) -> None:
-        if algo not in FAMILY:
-            return download_from_hub(algo, *args, **kwargs)
-        from sb3_ppg.zoo.fetch import download_without_pickle
-
-        download_without_pickle(algo, *args, **kwargs)
-
-    return swapped_in_the_zoo(download_from_hub, download)
 
 
 @contextmanager
@@ -219,7 +203,6 @@ REPAIRS = (
     explained_options,
     metadata_of_model_cards,
     missing_files_of_the_hub,
-    downloads_without_pickle,
     latest_model,
     acting_under_masks,
 )
