@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from sb3_ppg.arguments import is_count
+from sb3_ppg.arguments import check_value, count, optional
 from sb3_ppg.callbacks import called_by, every
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import broadcast, gather, has_abandoned_group, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
 from sb3_ppg.protocols import PhasicModel
-from sb3_ppg.saving.files import atomic_write, atomic_writes
+from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.model_file import checkpoint_of
 from sb3_ppg.saving.training_state import (
     check_state_is_finite,
@@ -86,10 +86,9 @@ class PhasicCheckpointCallback(BaseCallback):
         keep_buffers: int | None = None,
     ):
         super().__init__(verbose)
-        if not is_count(save_freq) or any(number is not None and not is_count(number) for number in (keep, keep_buffers)):
-            raise ArgumentError(
-                f"`{save_freq=}`, `{keep=}`, `{keep_buffers=}` cannot work: use integers of at least 1, or None to keep all"
-            )
+        check_value("save_freq", save_freq, count())
+        check_value("keep", keep, optional(count(), "to keep all"))
+        check_value("keep_buffers", keep_buffers, optional(count(), "to keep all"))
         self.save_freq = save_freq
         self.save_path = Path(save_path)
         self.name_prefix = name_prefix
@@ -152,19 +151,15 @@ class PhasicCheckpointCallback(BaseCallback):
     def _write(self, path: Path) -> None:
         own = file_of_process(aux_buffer_path(path))
         with agreed():
-            with atomic_writes([own, path] if n_processes() == 1 else [own]) as (state, *zipped):
+            with atomic_writes([own, path] if n_processes() == 1 else [own]) as (state, *model_file):
                 write_training_state(self.model, state)
-                for file in zipped:
-                    self._write_model(file)
+                for temporary in model_file:
+                    with temporary.open("wb") as file:
+                        self.model.save(file)
         if n_processes() > 1:  # all have written their own files
             with agreed():
                 if rank() == 0:
-                    with atomic_write(path) as temporary:
-                        self._write_model(temporary)
-
-    def _write_model(self, path: Path) -> None:
-        with path.open("wb") as file:
-            self.model.save(file)
+                    self.model.save(path)
 
     def _remove_old(self) -> None:
         for old in self._saved[: -self.keep] if self.keep is not None else []:
