@@ -1,4 +1,4 @@
-"""The errors of this package."""
+"""Error classes, and helpers for error messages."""
 
 import difflib
 import re
@@ -11,35 +11,35 @@ from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
 
 
 class ArgumentError(ValueError, AssertionError):
-    """Arguments that cannot work. Also an ``AssertionError``, because that is what SB3's PPO raises for some of them."""
+    """Raised for arguments that cannot work. Also an ``AssertionError``, which SB3's PPO raises for some of them."""
 
 
 class NonFiniteError(ValueError):
     """
-    A number was NaN or infinite.
+    Raised for a number that is NaN or infinite.
 
-    It is a ``ValueError`` for hyperparameter searches to prune the trial instead of ending.
+    A ``ValueError``, so that a hyperparameter search prunes the trial and goes on.
     """
 
 
 class NonFiniteLossError(NonFiniteError):
-    """A loss or a gradient. Policy and optimizer are as they were before the epoch in which it happened."""
+    """Raised for a loss or a gradient. Policy and optimizer are restored to their state before the epoch."""
 
 
 class NonFiniteActionError(NonFiniteError):
-    """What the policy gives for an observation: an action's parameters or a value. No environment has been given it."""
+    """Raised for the policy's output (action parameters or a value), before any environment receives it."""
 
 
 class NonFiniteEnvironmentError(NonFiniteError):
-    """An observation or a reward. The policy has not been trained with it."""
+    """Raised for an observation or a reward, before the policy is trained with it."""
 
 
 class WorkerError(RuntimeError):
-    """The process of an environment has died."""
+    """Raised when the process of an environment has died."""
 
 
 class ProcessGroupError(RuntimeError):
-    """Of several processes that train together another one has failed, has ended, or does not fit. Its message says which."""
+    """Raised when another process of the training has failed, has ended, or has other settings. The message says which one."""
 
 
 MAX_MESSAGE = 2000  # characters
@@ -47,10 +47,12 @@ MAX_MESSAGE = 2000  # characters
 
 def printable(text: str, longest: int = MAX_MESSAGE) -> str:
     """
-    :param text: which may come from a stranger's file
-    :param longest: how many characters of it are kept
-    :return: what can be printed without harm: control characters (a terminal obeys them), lone surrogates and what changes
-        the direction of writing are escaped, and the middle of a long text is left out
+    Make a text safe to print: escape control characters (which a terminal obeys), lone surrogates and changes of writing
+    direction, and leave out the middle of a long text.
+
+    :param text: text, possibly from a stranger's file
+    :param longest: number of characters to keep
+    :return: printable text
     """
     if len(text) > longest:
         text = f"{text[: longest // 2]} [...] {text[-longest // 2 :]}"
@@ -58,26 +60,30 @@ def printable(text: str, longest: int = MAX_MESSAGE) -> str:
 
 
 class ModelFormatError(ValueError):
-    """A file of a model or of its auxiliary buffer that is damaged, another's, not to be trusted or too new; or a model that
-    cannot be written as plain data. Its message is ``printable``, whatever the file says."""
+    """
+    Raised for a file of a model or its auxiliary buffer that is damaged, belongs to another model, cannot be trusted or is too
+    new, and for a model that cannot be written as plain data. The message is always ``printable``.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class MissingExtraError(ImportError):
-    """What comes with an extra of this package is not installed, or not imported."""
+    """Raised when a package that comes with one of our extras is not installed or not imported."""
 
 
 class HubError(RuntimeError):
-    """A model that cannot be sent to the Hugging Face Hub or fetched from there."""
+    """Raised for a model that cannot be sent to the Hugging Face Hub or fetched from it."""
 
 
 def nearest(name: str, there: Iterable[str]) -> str:
     """
-    :param name: of something that is not there
-    :param there: the names of what is
-    :return: the end of an error message: "; nearest: ..." or what there is
+    Suggest names in an error message.
+
+    :param name: name that does not exist
+    :param there: names that exist
+    :return: end of the message: "; nearest: ..." or the names that exist
     """
     folded = {one.lower(): one for one in sorted(there)}
     close = difflib.get_close_matches(name.lower(), folded, n=3)
@@ -88,9 +94,9 @@ def nearest(name: str, there: Iterable[str]) -> str:
     return f"; there are {', '.join(list(folded.values())[:20])}{', ...' if len(folded) > 20 else ''}"
 
 
-# ---- extras of this package that are missing ----
+# ---- missing extras ----
 
-# The modules that come with extras, as errors name them
+# Extras by the modules that they install, named as in error messages
 EXTRAS = {
     **dict.fromkeys(("huggingface_hub", "safetensors"), "hub"),
     **dict.fromkeys(("rl_zoo3", "pygame", "yaml"), "zoo"),
@@ -103,7 +109,7 @@ EXTRAS = {
     "minigrid": "minigrid",
     "minatar": "minatar",
 }
-# Environments that Gymnasium does not know without a module of an extra: patterns of their names, and what registers them
+# Patterns of environment IDs by the module that registers them, and how to register them
 ENVIRONMENTS = {"ale_py": r"\bALE\b|NoFrameskip-v", "minigrid": r"\b(MiniGrid|BabyAI)-", "minatar": r"\bMinAtar\b"}
 REGISTRATION = {
     "ale_py": "import ale_py",
@@ -114,24 +120,28 @@ REGISTRATION = {
 
 def module_of(text: str) -> str | None:
     """
-    :param text: with the name of an environment that Gymnasium does not know
-    :return: the module of an extra that makes such environments known
+    Find the module that registers an environment.
+
+    :param text: text with the ID of an environment that Gymnasium does not know
+    :return: module of an extra, or None
     """
     return next((module for module, pattern in ENVIRONMENTS.items() if re.search(pattern, text)), None)
 
 
 def is_installed(module: str) -> bool:
     """
-    :param module: its name
-    :return: whether it can be imported
+    Return whether a module can be imported.
+
+    :param module: name of the module
     """
     return find_spec(module) is not None
 
 
 def pip_install(module: str) -> str:
     """
-    :param module: that comes with an extra
-    :return: the command that installs it
+    Return the command that installs a module.
+
+    :param module: module that comes with an extra
     """
     return f'pip install "sb3-ppg[{EXTRAS[module]}]"'
 
@@ -139,7 +149,9 @@ def pip_install(module: str) -> str:
 @contextmanager
 def missing_extras_named() -> Iterator[None]:
     """
-    :raises MissingExtraError: in place of an error that an extra would mend: one line that says which
+    Replace errors about missing packages by one line that names the extra.
+
+    :raises MissingExtraError: if an extra provides the missing package or environment
     """
     try:
         yield
@@ -147,7 +159,7 @@ def missing_extras_named() -> Iterator[None]:
         module = module_of(str(error))
         if module is None or any(re.search(ENVIRONMENTS[module], name) for name in gymnasium.registry):
             raise
-        remedy = f"first `{REGISTRATION[module]}`, which registers such" if is_installed(module) else pip_install(module)
+        remedy = f"first `{REGISTRATION[module]}`, which registers it" if is_installed(module) else pip_install(module)
         raise MissingExtraError(f"{_first_sentence(error)}: {remedy}") from error
     except (ImportError, DependencyNotInstalled, AssertionError) as error:
         module = _missing_module(error)
@@ -157,7 +169,7 @@ def missing_extras_named() -> Iterator[None]:
 
 
 def _missing_module(error: BaseException) -> str | None:
-    """One of an extra that the error, or one that it followed, did not find."""
+    """Find the module of an extra that is missing according to an error or its causes."""
     name, text = str(getattr(error, "name", None)).split(".")[0], str(error).lower()
     for module in EXTRAS:
         if name == module or f"{module} is not installed".lower() in text:
@@ -167,5 +179,5 @@ def _missing_module(error: BaseException) -> str | None:
 
 
 def _first_sentence(error: BaseException) -> str:
-    """What is wrong, without others' advice on what to install."""
+    """Return the message of an error without other packages' advice on what to install."""
     return re.split(r"[.,!?] |\n|; ", str(error))[0].rstrip(".")
