@@ -1,4 +1,4 @@
-"""What the value of each argument has to be: one table for algorithms, objectives, buffers and policies."""
+"""Checks of arguments, with one table of rules for algorithms, objectives, buffers and policies."""
 
 import inspect
 import math
@@ -16,41 +16,30 @@ Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
 def without_numpy(value: Any) -> Any:
-    """
-    A NumPy scalar promotes float32 arrays differently from a Python number, and files store only the latter, so convert it.
-
-    :param value: any
-    :return: a Python number for a NumPy scalar, else the value
-    """
+    """Convert a NumPy scalar to a Python number, which promotes float32 arrays differently and which files can store."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def is_count(value: Any, minimum: int = 1) -> bool:
-    """
-    :param value: any
-    :param minimum: the smallest count that is allowed
-    :return: whether the value is an integer, and not a Boolean, of at least the minimum
-    """
+    """Return whether a value is an integer (not a Boolean) of at least a minimum."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= minimum)
 
 
 def is_number(value: Any) -> bool:
-    """
-    :param value: any
-    :return: whether the value is a finite number, and not a Boolean
-    """
+    """Return whether a value is a finite number (not a Boolean)."""
     is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     return is_real and math.isfinite(value)
 
 
 def is_within(space: spaces.Space, values: np.ndarray) -> bool:
     """
-    :param space: of observations or actions
-    :param values: as buffers store them
-    :return: whether networks for this space can take the values: integers in the range of a discrete space, finite numbers
-        for a Box (whose bounds observations may leave)
+    Return whether networks for a space can take these values: integers in the range of a discrete space, finite numbers for a
+    Box (whose bounds observations may exceed).
+
+    :param space: space of observations or actions
+    :param values: values as buffers store them
     """
-    end: Any = 2  # of MultiBinary
+    end: Any = 2  # for MultiBinary
     if isinstance(space, spaces.Discrete):
         end = space.n
     elif isinstance(space, spaces.MultiDiscrete):
@@ -65,10 +54,10 @@ def is_within(space: spaces.Space, values: np.ndarray) -> bool:
 
 class Rule(NamedTuple):
     """
-    A condition on the value of an argument.
+    Condition on the value of an argument.
 
-    :param is_allowed: whether a value can work
-    :param remedy: what to use instead of one that cannot
+    :param is_allowed: function that returns whether a value can work
+    :param remedy: advice for a value that cannot
     """
 
     is_allowed: Callable[[Any], bool]
@@ -76,18 +65,12 @@ class Rule(NamedTuple):
 
 
 def count(minimum: int = 1) -> Rule:
-    """
-    :param minimum: the smallest integer that is allowed
-    """
+    """Make a rule that allows integers of at least a minimum."""
     return Rule(lambda value: is_count(value, minimum), f"use an integer of at least {minimum}")
 
 
 def number(minimum: float, maximum: float = math.inf, *, exclusive: bool = False) -> Rule:
-    """
-    :param minimum: the smallest number that is allowed
-    :param maximum: the largest
-    :param exclusive: whether the minimum itself is not allowed
-    """
+    """Make a rule that allows finite numbers in a range, which excludes the minimum itself if ``exclusive``."""
 
     def is_allowed(value: Any) -> bool:
         return is_number(value) and minimum <= value <= maximum and not (exclusive and value == minimum)
@@ -98,10 +81,7 @@ def number(minimum: float, maximum: float = math.inf, *, exclusive: bool = False
 
 
 def number_or_schedule(minimum: float, *, exclusive: bool = False) -> Rule:
-    """
-    :param minimum: the smallest number that is allowed, of a schedule at its start
-    :param exclusive: whether the minimum itself is not allowed
-    """
+    """Make a rule that allows the numbers of ``number``, and schedules that start with one."""
     plain = number(minimum, exclusive=exclusive)
 
     def is_allowed(value: Any) -> bool:
@@ -116,9 +96,7 @@ def number_or_schedule(minimum: float, *, exclusive: bool = False) -> Rule:
 
 
 def choice(*choices: Any) -> Rule:
-    """
-    :param choices: the values that are allowed
-    """
+    """Make a rule that allows these values only."""
     *first, last = (f'"{value}"' if isinstance(value, str) else str(value) for value in choices)
 
     def is_allowed(value: Any) -> bool:
@@ -128,10 +106,7 @@ def choice(*choices: Any) -> Rule:
 
 
 def optional(rule: Rule, meaning: str = "to do without") -> Rule:
-    """
-    :param rule: for values other than None
-    :param meaning: of None
-    """
+    """Make a rule that allows None in addition; its meaning completes the remedy."""
     return Rule(lambda value: value is None or rule.is_allowed(value), f"{rule.remedy}, or None {meaning}".rstrip())
 
 
@@ -163,11 +138,11 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("normalize_advantage", "recompute_advantages", "use_sde", "recompute_states"), FLAG),
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
-    # The replay's
+    # Replay
     "policy_rollouts": count(),
     **dict.fromkeys(("value_rollouts", "policy_uses", "value_uses"), optional(count())),
     "staleness": count(0),
-    # The auxiliary buffer's
+    # Auxiliary buffer
     "storage": choice("memory", "mmap"),
     "capacity": optional(count()),
 }
@@ -175,9 +150,11 @@ RULES: dict[str, Rule] = {
 
 def check_value(argument: str, value: Any, rule: Rule | None = None) -> None:
     """
-    :param argument: its name
-    :param value: that was given
-    :param rule: for this value. None: the one in ``RULES``
+    Check one value.
+
+    :param argument: name of the argument
+    :param value: its value
+    :param rule: rule for this value. None: the one in ``RULES``
     :raises ArgumentError: with the argument, its value and the remedy
     """
     rule = rule or RULES[argument]
@@ -187,7 +164,9 @@ def check_value(argument: str, value: Any, rule: Rule | None = None) -> None:
 
 def check_values(**values: Any) -> None:
     """
-    :param values: of arguments in ``RULES``, by name
+    Check several values.
+
+    :param values: values by the names of arguments in ``RULES``
     :raises ArgumentError: with the first argument that cannot work, its value and the remedy
     """
     for argument, value in values.items():
@@ -199,9 +178,10 @@ def check_values(**values: Any) -> None:
 
 def arguments_explained(constructor: Constructor) -> Constructor:
     """
+    Make a constructor suggest the nearest name for an unknown argument, and name the extra that an environment needs.
+
     :param constructor: ``PPG.__init__``
-    :return: the same constructor, which suggests the nearest name for an argument that it does not have, and names the extra
-        of this package that an environment needs
+    :return: constructor with better errors
     """
     known = inspect.signature(constructor).parameters
 
@@ -218,8 +198,9 @@ def arguments_explained(constructor: Constructor) -> Constructor:
 
 def argument_names(cls: type) -> list[str]:
     """
+    Return the names of a constructor's arguments, including those that a subclass passes on as ``**kwargs``.
+
     :param cls: PPG, or a class derived from it
-    :return: the names of the constructor's arguments, including those that a subclass passes on as ``**kwargs``
     """
     parameters = [
         parameter
@@ -238,18 +219,20 @@ ATTRIBUTES = {"objective": "objective_class", "stats_window_size": "_stats_windo
 
 def argument_value(model: Any, argument: str) -> Any:
     """
-    :param model: an algorithm
-    :param argument: the name of one of its constructor's arguments
-    :return: its present value, which the constructor would take; None if the model does not keep it
+    Return the current value of an argument, as the constructor would take it.
+
+    :param model: algorithm
+    :param argument: name of an argument of its constructor
+    :return: value; None if the model does not keep it
     """
     return getattr(model, ATTRIBUTES.get(argument, argument), None)
 
 
 def check_arguments(model: PhasicModel) -> None:
     """
-    Check the value of each argument by itself, and turn NumPy scalars into Python numbers.
+    Check the value of each argument on its own, and convert NumPy scalars to Python numbers.
 
-    :param model: with the values as attributes
+    :param model: algorithm with the values as attributes
     :raises ArgumentError: with the argument, its value and the remedy
     """
     for argument in argument_names(type(model)):
@@ -262,10 +245,12 @@ def check_arguments(model: PhasicModel) -> None:
 
 def require(model: Any, condition: bool, argument: str, remedy: str) -> None:
     """
-    :param model: with the argument
-    :param condition: that the argument has to meet
-    :param argument: its name
-    :param remedy: what to do
+    Refuse an argument unless a condition holds.
+
+    :param model: algorithm with the argument
+    :param condition: whether the argument can work
+    :param argument: name of the argument
+    :param remedy: advice for the error message
     :raises ArgumentError: with the argument, its value and the remedy, if the condition does not hold
     """
     if not condition:
@@ -274,11 +259,13 @@ def require(model: Any, condition: bool, argument: str, remedy: str) -> None:
 
 def made_from(argument: str, kwargs: dict[str, Any] | None, make: Callable[..., Any], *args: Any) -> Any:
     """
-    :param argument: that holds keyword arguments, such as ``replay_kwargs``
+    Make an object from an argument that holds keyword arguments.
+
+    :param argument: name of the argument, such as ``replay_kwargs``
     :param kwargs: its value
-    :param make: a class
-    :param args: further arguments of the class
-    :return: an instance
+    :param make: class of the object
+    :param args: positional arguments of the class
+    :return: object
     :raises ArgumentError: if the class does not take these keyword arguments
     """
     names = list(inspect.signature(make).parameters)[len(args) :]

@@ -99,12 +99,7 @@ class AuxiliaryPhaseEvents:
 
 
 def every(callback: MaybeCallback) -> Iterator[BaseCallback]:
-    """
-    Iterate over a callback and all callbacks that it contains, at any depth.
-
-    :param callback: callback, as for ``learn``
-    :return: iterator
-    """
+    """Iterate over a callback of ``learn`` and all callbacks that it contains, at any depth."""
     if isinstance(callback, BaseCallback):
         yield callback
     for child in called_by(callback):
@@ -112,12 +107,7 @@ def every(callback: MaybeCallback) -> Iterator[BaseCallback]:
 
 
 def called_by(callback: MaybeCallback) -> list[BaseCallback]:
-    """
-    Return the callbacks that a callback calls directly.
-
-    :param callback: callback, as for ``learn``
-    :return: list of them
-    """
+    """Return the callbacks that a callback of ``learn`` calls directly."""
     children: list[BaseCallback | None] = [*callback] if isinstance(callback, list) else []
     if isinstance(callback, CallbackList):
         children += callback.callbacks
@@ -129,10 +119,7 @@ def called_by(callback: MaybeCallback) -> list[BaseCallback]:
 
 
 def without_rank_zero_callbacks(callback: MaybeCallback) -> MaybeCallback:
-    """
-    :param callback: as ``learn`` takes it
-    :return: the same without those of SB3 that evaluate, write files or draw, which are for one of several processes
-    """
+    """Remove SB3's callbacks that evaluate, write files or draw, which only one of several processes should run."""
     if isinstance(callback, CallbackList):
         callback = callback.callbacks
     if isinstance(callback, list):

@@ -78,13 +78,7 @@ class HubError(RuntimeError):
 
 
 def nearest(name: str, there: Iterable[str]) -> str:
-    """
-    Suggest names in an error message.
-
-    :param name: name that does not exist
-    :param there: names that exist
-    :return: end of the message: "; nearest: ..." or the names that exist
-    """
+    """Return the end of an error message for a name that does not exist: the nearest names, or those that exist."""
     folded = {one.lower(): one for one in sorted(there)}
     close = difflib.get_close_matches(name.lower(), folded, n=3)
     if close:
@@ -119,40 +113,23 @@ REGISTRATION = {
 
 
 def module_of(text: str) -> str | None:
-    """
-    Find the module that registers an environment.
-
-    :param text: text with the ID of an environment that Gymnasium does not know
-    :return: module of an extra, or None
-    """
+    """Find the module of an extra that registers the environment whose ID is in the text."""
     return next((module for module, pattern in ENVIRONMENTS.items() if re.search(pattern, text)), None)
 
 
 def is_installed(module: str) -> bool:
-    """
-    Return whether a module can be imported.
-
-    :param module: name of the module
-    """
+    """Return whether a module can be imported."""
     return find_spec(module) is not None
 
 
 def pip_install(module: str) -> str:
-    """
-    Return the command that installs a module.
-
-    :param module: module that comes with an extra
-    """
+    """Return the command that installs a module which comes with an extra."""
     return f'pip install "sb3-ppg[{EXTRAS[module]}]"'
 
 
 @contextmanager
 def missing_extras_named() -> Iterator[None]:
-    """
-    Replace errors about missing packages by one line that names the extra.
-
-    :raises MissingExtraError: if an extra provides the missing package or environment
-    """
+    """Replace an error about a missing package or environment by a ``MissingExtraError`` that names the extra."""
     try:
         yield
     except UnregisteredEnv as error:

@@ -171,22 +171,12 @@ def with_preset(zoo_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def member_of(cls: type[PPG]) -> Member:
-    """
-    Find the first member of the family with this class or, failing that, its nearest base class.
-
-    :param cls: algorithm of the family, or derived from one
-    :return: member
-    """
+    """Return the first member of the family with this class or, failing that, its nearest base class."""
     return next(member for base in cls.__mro__ for member in FAMILY.values() if member.algorithm is base)
 
 
 def zoo_name_of(model: PPG) -> str:
-    """
-    Return the name in RL Zoo under which a model trains.
-
-    :param model: model of a class of the family
-    :return: name of the member with this class and objective or, if there is none, of the first member with this class
-    """
+    """Return the RL Zoo name of the member with the model's class and objective or, failing that, the first with its class."""
     algorithm = member_of(type(model)).algorithm
     names = [name for name, member in FAMILY.items() if member.algorithm is algorithm]
     objective = objective_name(model.objective_class)

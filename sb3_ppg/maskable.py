@@ -1,4 +1,4 @@
-"""MaskablePPG: Phasic Policy Gradient where not every action is possible in every state. What differs from ``ppg``."""
+"""MaskablePPG: Phasic Policy Gradient with invalid action masks, as changes to ``ppg``."""
 
 from typing import Any, ClassVar, Self
 
@@ -28,10 +28,9 @@ from sb3_ppg.ppg import PPG
 
 class MaskablePPG(PPG):
     """
-    Phasic Policy Gradient with invalid action masking, as sb3-contrib's ``MaskablePPO`` has it: the environment's method
-    ``action_masks()`` says which actions are possible (``ActionMasker`` gives one to an environment that has none). Masks
-    are kept with the rollouts and for the auxiliary phase: log-probabilities, entropy, π_old and the KL term are those of
-    the distribution under the mask.
+    Phasic Policy Gradient with invalid action masking, like sb3-contrib's ``MaskablePPO``. The environment's method
+    ``action_masks()`` says which actions are possible (``ActionMasker`` adds it to an environment). Masks are stored with the
+    rollouts, and log-probabilities, entropy, π_old and the KL term of both phases respect them.
 
     Invalid action masking: https://arxiv.org/abs/2006.14171.
 
@@ -44,7 +43,7 @@ class MaskablePPG(PPG):
         model = MaskablePPG("MlpPolicy", env).learn(50_000)
         action, _ = model.predict(env.reset()[0], action_masks=env.action_masks())
 
-    The arguments are those of ``PPG``; actions are Discrete, MultiDiscrete or MultiBinary, so there is no gSDE.
+    Arguments are those of ``PPG``. Actions are Discrete, MultiDiscrete or MultiBinary, so there is no gSDE.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -72,10 +71,10 @@ class MaskablePPG(PPG):
         progress_bar: bool = False,
     ) -> Self:
         """
-        As in ``PPG``.
+        Train like ``PPG.learn``.
 
-        :param use_masking: False: as if every action were possible
-        :raises ArgumentError: if the environment does not say which actions are possible
+        :param use_masking: whether to use masks. False: treat every action as possible
+        :raises ArgumentError: if the environment has no masks
         """
         with workers_watched(self.env):
             supported = self.env is None or is_masking_supported(self.env)
@@ -99,9 +98,10 @@ class MaskablePPG(PPG):
         action_masks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """
-        As in SB3.
+        Choose actions, like SB3's ``predict``.
 
-        :param action_masks: True where an action is possible, (n_envs, ...), or (...) for one observation. None: everywhere
+        :param action_masks: True where an action is possible, (n_envs, ...), or (...) for one observation. None: every action
+            is possible
         """
         return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
@@ -114,7 +114,9 @@ class MaskablePPG(PPG):
 
     def _checked(self, action_masks: np.ndarray) -> np.ndarray:
         """
-        :raises ArgumentError: if masks are not as many as actions, or exclude them all
+        Check the shape of masks and that each allows an action.
+
+        :raises ArgumentError: if they have another size than the actions, or exclude them all
         """
         if action_masks.size != self.n_envs * self.rollout_buffer.mask_dims:
             raise ArgumentError(
@@ -130,8 +132,10 @@ class MaskablePPG(PPG):
 
     def _possible(self, action_masks: np.ndarray) -> np.ndarray:
         """
+        Return in which dimensions an action is possible.
+
         :param action_masks: (..., mask dimensions)
-        :return: whether an action is possible, (..., action dimensions)
+        :return: (..., action dimensions)
         """
         return np.logical_or.reduceat(action_masks, self.policy.mask_starts, axis=-1)
 

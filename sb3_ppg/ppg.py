@@ -833,13 +833,13 @@ class PPG(OnPolicyAlgorithm):
         self, path: str | Path | io.BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
     ) -> None:
         """
-        As in SB3. A file takes the place of the one before it when it is complete. ``save_aux_buffer`` saves the rest. Of
-        several processes, whose models are the same, the first one writes the file.
+        Save the model, like SB3's ``save``. A complete file replaces the previous one at once. ``save_aux_buffer`` saves the
+        rest of a training. With several processes, whose models are equal, the first one writes the file.
 
-        :param path: of the zip file (".zip" is added to a name without suffix), or a stream
-        :param exclude: names of attributes that are not saved
-        :param include: names of attributes that are saved in spite of being excluded by default
-        :raises OSError: if it cannot be written; the file that was there is left as it was
+        :param path: path of the zip file (".zip" is added to a name without suffix), or a stream
+        :param exclude: names of attributes to leave out
+        :param include: names of attributes to save although they are excluded by default
+        :raises OSError: if the file cannot be written; a previous one is left unchanged
         """
         mark_class(self)
         if not isinstance(path, (str, Path)):
@@ -852,11 +852,11 @@ class PPG(OnPolicyAlgorithm):
     @classmethod
     def load(cls, path: str | Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> Self:
         """
-        As in SB3, but the global random generators are as they were, unless the keyword argument ``seed`` asks for another.
+        Load a model, like SB3's ``load``, but leave the global random generators unchanged unless ``seed`` is given.
 
-        :param path: of the zip file, or a stream
-        :raises FileNotFoundError: if there is none
-        :raises ModelFormatError: if the file is damaged, another class's or a newer version's
+        :param path: path of the zip file, or a stream
+        :raises FileNotFoundError: if there is no file
+        :raises ModelFormatError: if the file is damaged, or of another class or a newer version
         :raises ArgumentError: for arguments that cannot work, or an ``objective`` with other parameters
         """
         if "objective" in kwargs:
@@ -881,9 +881,9 @@ class PPG(OnPolicyAlgorithm):
         device: th.device | str = "auto",
     ) -> None:
         """
-        As in SB3, but all or nothing: after an error the parameters are as they were.
+        Set parameters, like SB3's ``set_parameters``, but all or none: an error leaves them unchanged.
 
-        :raises ModelFormatError: if a file is damaged, another class's or a newer version's
+        :raises ModelFormatError: if a file is damaged, or of another class or a newer version
         """
         if not isinstance(load_path_or_dict, dict):
             with checked_model_file(load_path_or_dict, type(self)) as file:
@@ -897,27 +897,28 @@ class PPG(OnPolicyAlgorithm):
 
     def save_aux_buffer(self, path: str | Path) -> None:
         """
-        Save what a training in progress has beside its model, for ``load_aux_buffer`` and an exact resume: the rollouts of
-        the phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global generators.
+        Save the state of a training in addition to its model, for an exact resume by ``load_aux_buffer``: the rollouts of the
+        phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global generators.
 
-        Call it together with ``save``, outside of a rollout; ``PhasicCheckpointCallback`` does both.
+        Call it together with ``save``, outside a rollout; ``PhasicCheckpointCallback`` does both. After an error, a previous
+        file is left unchanged.
 
-        :param path: of the file, an npz of NumPy's without pickle; by convention ``aux_buffer_path(path of the model)``
-        :raises OSError: if it cannot be written; the file that was there is left as it was
-        :raises ArgumentError: if the model came from a file without the rollouts of its phase; likewise
-        :raises NonFiniteError: if a number of this state, or of the model's, is NaN or infinite; likewise
+        :param path: path of the file, a NumPy npz without pickle; by convention ``aux_buffer_path(path of the model)``
+        :raises OSError: if the file cannot be written
+        :raises ArgumentError: if the model came from a file without the rollouts of its phase
+        :raises NonFiniteError: if a number of this state or of the model is NaN or infinite
         """
         save_training_state(self, Path(path))
 
     def load_aux_buffer(self, path: str | Path) -> None:
         """
-        Go on where ``save_aux_buffer`` was called: ``learn(..., reset_num_timesteps=False)`` is then that of a training which
-        was not interrupted, but for the environments, which start new episodes.
+        Continue from where ``save_aux_buffer`` was called: ``learn(..., reset_num_timesteps=False)`` then trains as if there
+        had been no interruption, except that the environments start new episodes.
 
-        :param path: of the file
-        :raises FileNotFoundError: if there is none
-        :raises ArgumentError: if the machine cannot hold the rollouts
-        :raises ModelFormatError: if the file is damaged, too new, or another model's; nothing is changed then
+        :param path: path of the file
+        :raises FileNotFoundError: if there is no file
+        :raises ArgumentError: if the machine has too little memory for the rollouts
+        :raises ModelFormatError: if the file is damaged, too new, or of another model; nothing is changed
         """
         load_training_state(self, Path(path))
 

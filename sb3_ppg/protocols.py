@@ -1,4 +1,4 @@
-"""What the rest of the package knows of an algorithm, so that it need not import one."""
+"""Protocol of an algorithm, for modules that use one without importing it."""
 
 from typing import Any, ClassVar, Protocol
 

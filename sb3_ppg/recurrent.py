@@ -1,4 +1,4 @@
-"""RecurrentPPG: Phasic Policy Gradient with LSTMs. What differs from ``ppg``."""
+"""RecurrentPPG: Phasic Policy Gradient with LSTMs, as changes to ``ppg``."""
 
 import math
 import warnings
@@ -28,11 +28,11 @@ from sb3_ppg.ppg import PPG
 
 class RecurrentPPG(PPG):
     """
-    Phasic Policy Gradient with LSTMs, in the networks of sb3-contrib's ``RecurrentPPO``, for environments that do not show
-    all of their state.
+    Phasic Policy Gradient with the LSTM networks of sb3-contrib's ``RecurrentPPO``, for environments that do not show all of
+    their state.
 
-    Minibatches are made of whole sequences: rollouts of ``n_steps``, or, in the policy phase, equal parts of them, if
-    ``batch_size`` is smaller. Each starts from the LSTM states that were stored with it.
+    Minibatches are made of whole sequences: rollouts of ``n_steps`` or, in the policy phase with a smaller ``batch_size``,
+    equal parts of them. Each sequence starts from the LSTM states stored with it.
 
     Example::
 
@@ -40,17 +40,17 @@ class RecurrentPPG(PPG):
 
         model = RecurrentPPG("MlpLstmPolicy", "CartPole-v1").learn(100_000)
 
-    The arguments are those of ``PPG``, their defaults those of ``RecurrentPPO``, with an auxiliary phase after each four
-    rollouts. And:
+    Arguments are those of ``PPG``, with the defaults of ``RecurrentPPO`` and an auxiliary phase after every four rollouts.
+    These differ:
 
     :param policy: "MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy", or a subclass of
         ``RecurrentPhasicActorCriticPolicy``
     :param env: The environment to learn from (if registered in Gym, can be str)
-    :param recompute_states: Whether the auxiliary phase starts from what the present network remembers at the beginning of
-        each sequence: the rollouts of the phase are run through it, in order, from the states stored with the first. After the
-        phase they are run once more, and episodes go on with what the network remembers then. False: from the states of the
+    :param recompute_states: Whether the auxiliary phase recomputes the LSTM states at the beginning of each sequence, by
+        running the rollouts of the phase through the current network in order, from the states stored with the first. After
+        the phase it runs them once more, and episodes continue with the resulting states. False: use the states of the
         networks that collected the rollouts, up to ``n_policy_iterations`` updates ago
-    :param micro_batch_size: of whole sequences, at least one
+    :param micro_batch_size: as in ``PPG``, in whole sequences, at least one
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     """
 
@@ -67,9 +67,9 @@ class RecurrentPPG(PPG):
     policy: RecurrentPhasicActorCriticPolicy
     rollout_buffer: SequenceRolloutBuffer
     _last_lstm_states: RNNStates  # before the next step
-    _next_lstm_states: RNNStates  # after it, once the policy has acted
-    _follows_the_stored_one: bool = False  # whether the latest rollout began where the one that was stored before it ended
-    _is_learned_from: bool = False  # whether the latest rollout was not cut short, and no error came between
+    _next_lstm_states: RNNStates  # after the next step, once the policy has acted
+    _follows_the_stored_one: bool = False  # whether the latest rollout began where the previous stored one ended
+    _is_learned_from: bool = False  # whether the latest rollout was completed and trained on without an error
 
     def __init__(
         self,
@@ -145,15 +145,15 @@ class RecurrentPPG(PPG):
 
     def _recompute_states(self) -> RNNStates:
         """
-        Replace the states that were stored at the beginning of each sequence, where the rollout before it is there, too.
+        Recompute the stored states at the beginning of each sequence whose preceding rollout is stored as well.
 
-        :return: what the present network remembers after the last rollout
+        :return: states of the current network after the last rollout
         """
         self.policy.set_training_mode(False)
         context = self.aux_buffer.context
         for rollout in context:
             rollout["lstm_states"] = rollout["lstm_states"].copy()
-        # Parts of one rollout at a time: each gives the states with which the next rollout begins
+        # Parts of one rollout at a time; each yields the states with which the next rollout begins
         n_sequences = longest_equal_part(self.n_envs, self._aux_sequences_per_batch())
         last = np.empty((self.n_envs, *self.rollout_buffer.states_shape), np.float32)
         for numbers, batch in self.aux_buffer.batches(np.arange(self.n_envs * len(context)), n_sequences):
@@ -165,7 +165,7 @@ class RecurrentPPG(PPG):
                 context[rollout]["lstm_states"][envs] = states[:, None]
         return unpack_states(th.as_tensor(last, device=self.device))
 
-    # ---- what the policy needs to know beside an observation ----
+    # ---- inputs of the policy in addition to observations ----
 
     def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         states = self._last_lstm_states

@@ -1,1 +1,1 @@
-"""What surrounds Algorithm 1: one rollout, and a training from the first check to the last signal."""
+"""Surroundings of Algorithm 1: collecting a rollout, and guarding a training from the first check to the last signal."""

@@ -1,4 +1,4 @@
-"""One rollout: act, step the environments, bootstrap at time limits, compute advantages. And advantages recomputed later."""
+"""Collect a rollout: act, step the environments, bootstrap at time limits, compute advantages, now or again later."""
 
 import math
 from typing import Any
@@ -25,22 +25,22 @@ def take_steps(
     model: PhasicModel, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
 ) -> tuple[Any, th.Tensor, np.ndarray] | None:
     """
-    Fill a rollout buffer, with the local variables that SB3's callbacks know.
+    Fill a rollout buffer. Local variables have the names that SB3's callbacks use.
 
-    :param model: that acts
-    :param env: the environments
-    :param callback: that is called after each step
-    :param rollout_buffer: to fill
+    :param model: algorithm that acts
+    :param env: environments
+    :param callback: callback to call after each step
+    :param rollout_buffer: buffer to fill
     :param n_rollout_steps: number of steps in each environment
     :return: the observations after the last step, (n_envs, ...); their values, (n_envs, 1); whether they begin an episode,
-        (n_envs,). None if a callback has stopped the training
+        (n_envs,). None if a callback stopped the training
     :raises NonFiniteError: if an action, a value, an observation or a reward is NaN or infinite
     """
     model.policy.set_training_mode(False)
     model.objective.before_rollout(model._last_episode_starts)
     n_steps, n_new = 0, env.num_envs * n_processes()
     new_obs: Any
-    actions: Any  # a tensor, then an array: callbacks of SB3 know both by this name
+    actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
     callback.on_rollout_start()
     with unvalidated_distributions(), th.no_grad():
@@ -79,14 +79,14 @@ def _finite_act(
     model: PhasicModel, observations: PyTorchObs, env: VecEnv
 ) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
     """
-    Act, and look once at the result instead of once at the arguments of each distribution.
+    Act, and check the result once instead of the arguments of each distribution.
 
     :raises NonFiniteActionError: if an action's log-probability or a value is NaN or infinite
     """
     message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
     try:
         result = model.act(observations, env)
-    except RuntimeError:  # torch's generators may refuse probabilities that are NaN: let the distribution tell
+    except RuntimeError:  # torch's generators may refuse NaN probabilities; validation says which parameter it was
         th.distributions.Distribution.set_default_validate_args(True)
         try:
             model.act(observations, env)
@@ -102,8 +102,8 @@ def _bootstrap_at_time_limits(
     model: PhasicModel, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
 ) -> None:
     """
-    Add γ V(last observation) to the last reward of an episode that was cut off. A buffer that normalises rewards has its own
-    array for it.
+    Add γ V(last observation) to the last reward of an episode that a time limit ended. A buffer that normalises rewards has a
+    separate array for these values.
     """
     place = rollout_buffer.bootstrapped[rollout_buffer.pos] if isinstance(rollout_buffer, SeparatesBootstrap) else rewards
     for index in np.flatnonzero(dones):
@@ -120,12 +120,12 @@ def finish_rollout(
     """
     Compute advantages and value targets.
 
-    :param model: that has collected the rollout
-    :param rollout_buffer: full
-    :param last_observations: those after the last step, (n_envs, ...)
+    :param model: algorithm that collected the rollout
+    :param rollout_buffer: full buffer
+    :param last_observations: observations after the last step, (n_envs, ...)
     :param last_values: their values, (n_envs, 1)
     :param dones: whether they begin an episode, (n_envs,)
-    :return: what follows the rollout
+    :return: end of the rollout
     """
     rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
     observations, values = as_stored(rollout_buffer, last_observations), last_values.flatten().cpu().numpy()
@@ -138,9 +138,9 @@ def recompute_advantages(model: PhasicModel, rollout_buffer: RolloutBuffer, end:
     Recompute a rollout's advantages and value targets with the current value function. The values that were predicted when
     the rollout was collected stay, and so do the rewards, including the bootstrapped values at time limits.
 
-    :param model: with its current value function
-    :param rollout_buffer: full
-    :param end: what follows it
+    :param model: algorithm with the current value function
+    :param rollout_buffer: full buffer
+    :param end: end of the rollout
     """
     model.policy.set_training_mode(False)
     batch_size = model.resolved_micro_batch_size() or max(model.batch_size, 1024)
