@@ -1,4 +1,4 @@
-"""What SB3's users expect of every algorithm."""
+"""Behaviour that SB3's users expect of every algorithm."""
 
 import copy
 import csv
@@ -87,7 +87,7 @@ def test_save_and_load_keep_everything_but_the_stored_rollouts(kwargs, tmp_path)
 @pytest.mark.parametrize("event", ["_on_rollout_start", "_on_step", "_on_rollout_end"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
 def test_callbacks_may_copy_the_model(copied, event):
-    """As for self-play; the callback, of which the model knows, holds modules in its ``globals``."""
+    """Copy a model for self-play, where the model's callback has modules in its ``globals``."""
 
     class Snapshot(BaseCallback):
         def _on_step(self) -> bool:
@@ -108,7 +108,7 @@ def test_until_a_callback_ends_it(capsys):
 
 
 def test_after_loading_within_a_phase_the_phase_starts_over_and_says_so(tmp_path):
-    """Not: the counter restored, its rollouts not, and an auxiliary phase on a partial buffer."""
+    """The counter must not be restored without its rollouts, with an auxiliary phase on a partial buffer."""
     model = make(n_policy_iterations=3).learn(16 * 2)
     model.save(tmp_path / "model")
     loaded = PPG.load(tmp_path / "model", env=model.get_env(), device="cpu")
@@ -133,7 +133,7 @@ def test_a_checkpoint_does_not_hold_the_rollouts(tmp_path):
 
 
 def test_load_for_another_number_of_environments(tmp_path):
-    """As enjoy does: trained with 8, loaded with one. An auxiliary batch that no longer fits matters only for training."""
+    """Train with 8 environments and load with one, like ``enjoy``: a misfit of ``aux_batch_size`` matters only in training."""
     model = make(env=make_vec_env("CartPole-v1", 8), aux_batch_size=16 * 8 * 2).learn(16 * 8)
     model.save(tmp_path / "model")
     loaded = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 1))
@@ -208,7 +208,7 @@ def test_vec_envs_and_normalisation(vec_env_cls, tmp_path):
 
 
 def test_time_limits_are_bootstrapped():
-    """The end of an episode by its time limit is no end: the next value counts."""
+    """Bootstrap at a time limit from the value of the last observation."""
     env = RandomEnv(spaces.Box(1, 1, (1,)), spaces.Discrete(2), episode_length=4)  # every reward is 1
     model = make(env=env, gamma=0.5, n_steps=8, learning_rate=0.0)
     model.learn(8)
@@ -312,7 +312,7 @@ class BatchNormExtractor(BaseFeaturesExtractor):
 
 
 def test_train_and_eval_mode():
-    """Batch normalisation counts in training only; dropout is off when pi_old is recorded."""
+    """Update batch statistics in training only, and record π_old without dropout."""
     model = make(policy_kwargs=dict(features_extractor_class=BatchNormExtractor))
     norm = model.policy.features_extractor.layers[0]
     model.learn(16)
@@ -344,7 +344,7 @@ def test_custom_extractor_activation_and_optimizer():
 
 
 def test_compiled_policy(tmp_path):
-    """As SB3 documents it: ``model.policy = th.compile(model.policy)``."""
+    """Compile as SB3 documents it: ``model.policy = th.compile(model.policy)``."""
     plain, compiled = make().learn(PHASE), make()
     compiled.policy = th.compile(compiled.policy, backend="eager")
     compiled.learn(PHASE)
@@ -358,7 +358,7 @@ def test_a_policy_class_may_be_given():
 
 
 def test_it_learns():
-    """Short: a walking-stick of a problem, that only a working update solves. Learning curves are in benchmarks/."""
+    """Solve a small problem that needs a working update. Learning curves are in benchmarks/."""
 
     class Match(gym.Env):
         """Say which of the two numbers is larger."""

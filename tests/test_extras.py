@@ -1,4 +1,4 @@
-"""What a newcomer meets first: an extra that is not installed, a name that is wrong, a model without an environment."""
+"""Errors of a newcomer: a missing extra, a wrong name, a model without an environment."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from tests.helpers import ROOT
 
 pytestmark = pytest.mark.slow
 
-# In a process in which no module of an extra can be imported, each statement's error
+# Prints the error of each statement in a process that can import no module of an extra
 PROLOGUE = """
 import sys
 
@@ -65,7 +65,7 @@ def test_a_missing_extra_is_one_line_of_the_zoos_commands(tmp_path):
 
 
 def test_the_zoos_own_extra_is_named_where_there_is_nothing_of_it(tmp_path):
-    """As after ``pip install .``: neither RL Zoo nor what it needs."""
+    """Simulate ``pip install .``, without RL Zoo and its requirements."""
     blocked = "sys.modules.update(dict.fromkeys(('yaml', 'rl_zoo3', 'pygame')))\n"
     code = f"import sys\n{blocked}{COMMANDS}\nattempt(command, 'train --env CartPole-v1')\nattempt(command, 'report')\n"
     code += "from sb3_ppg import zoo\nattempt(lambda: zoo.register())\nattempt(lambda: zoo.patched())\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "sb3_ppg"
-# From below to above. A module may import those of its own layer's folder and of layers below
+# From bottom to top. A module may import modules of its own layer and of lower layers
 LAYERS = [
     ["errors", "protocols", "arguments"],
     ["losses", "advantages", "actions", "policies.extractors", "distributed", "buffers.system_memory"],
@@ -22,7 +22,7 @@ MODULES = sorted(str(path.relative_to(PACKAGE).with_suffix("")).replace("/", "."
 
 
 def layer(module: str) -> int:
-    """Of the longest name that it begins with."""
+    """Return the layer of the longest listed name that the module's name begins with."""
     module = "" if module == "__init__" else module.removesuffix(".__init__")
     found = [
         (len(name), place)
@@ -35,7 +35,7 @@ def layer(module: str) -> int:
 
 
 def imports(module: str) -> set[str]:
-    """Of this package; ``from sb3_ppg import x`` as x where that is a module."""
+    """Return the imported modules of this package; ``from sb3_ppg import x`` counts as x if that is a module."""
     tree = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())
     found = set()
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""MaskablePPG: what a mask excludes is never done, and counts in no loss."""
+"""MaskablePPG: masked actions are never taken and have no effect on a loss."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def make(policy: str = "MlpPolicy", observation_space: spaces.Space = VECTOR, ac
     ids=["Mlp", "Cnn", "MultiInput"],
 )
 def test_every_policy_trains_on_every_action_space(policy, space, actions, architecture, tmp_path):
-    """Through an auxiliary phase and beyond; no invalid action is taken; every parameter moves; it is saved and loaded."""
+    """No invalid action is taken in either phase, every parameter moves, and the model is saved and loaded."""
     model = make(policy, space, actions, policy_kwargs=dict(architecture=architecture))
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
     logged = learn_and_log(model, 8 * 2 * 3)
@@ -60,7 +60,7 @@ def test_every_policy_trains_on_every_action_space(policy, space, actions, archi
 
 @pytest.mark.parametrize("actions", MASKED_ACTIONS)
 def test_without_auxiliary_epochs_it_is_maskable_ppo(actions):
-    """Whole rollouts as minibatches, so that their order does not matter."""
+    """Minibatches are whole rollouts, so that their order does not matter."""
     common = dict(n_steps=8, batch_size=16, n_epochs=3, learning_rate=1e-3, normalize_advantage=False, max_grad_norm=0.5)
     common |= dict(gamma=0.99, ent_coef=0.01, device="cpu")
     ours = make(actions=actions, n_aux_epochs=0, **{**common, "seed": 2})
@@ -78,7 +78,7 @@ def test_without_auxiliary_epochs_it_is_maskable_ppo(actions):
 
 
 def test_entropy_and_kl_are_those_of_what_is_possible():
-    """A worked example: of three actions the last is excluded."""
+    """Work an example with three actions, the last one excluded."""
     model = make(observation_space=VECTOR)
     with th.no_grad():
         for parameter in model.policy.parameters():
@@ -90,7 +90,7 @@ def test_entropy_and_kl_are_those_of_what_is_possible():
     assert distribution.entropy().item() == pytest.approx(-0.25 * np.log(0.25) - 0.75 * np.log(0.75), rel=1e-5)
     old = losses.distribution_parameters(distribution).detach().clone()
     with th.no_grad():
-        model.policy.action_net.bias[2:] += th.tensor([10.0, -20.0, 30.0])  # what is excluded does not count
+        model.policy.action_net.bias[2:] += th.tensor([10.0, -20.0, 30.0])  # excluded actions have no effect
     assert losses.kl_divergence(model.policy.get_distribution(th.zeros(1, 3), masks), old).item() == pytest.approx(0, abs=1e-6)
     with th.no_grad():
         model.policy.action_net.bias[1] = 0.0
@@ -163,7 +163,7 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     ids=["Discrete", "MultiDiscrete", "MultiBinary"],
 )
 def test_it_learns_with_sb3_contribs_tools(make_env, tmp_path):
-    """Its MaskableEvalCallback and evaluate_policy work; the agent does what is asked, nearly always."""
+    """sb3-contrib's MaskableEvalCallback and evaluate_policy work, and the agent nearly solves the task."""
     env = make_vec_env(make_env, 4, seed=0)
     model = MaskablePPG("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, n_policy_iterations=4, seed=0)
     model.learning_rate = 1e-3
@@ -190,7 +190,7 @@ def test_masks_at_prediction():
 
 
 def test_masks_are_those_of_the_call():
-    """Threads may ask one policy at the same time, with masks and without."""
+    """Several threads use one policy at the same time, with masks and without."""
     policy, observation = make().policy, np.zeros(VECTOR.shape, np.float32)
 
     def actions(number: int | None) -> set[int]:
@@ -202,11 +202,11 @@ def test_masks_are_those_of_the_call():
 
 
 def test_without_masking():
-    """``use_masking=False``: as if every action were possible, and PPG itself, sample for sample."""
+    """With ``use_masking=False`` every action is possible, and training equals PPG, sample for sample."""
     env = make_vec_env(lambda: RandomEnv(VECTOR, spaces.Discrete(5)), 2, seed=0)
     with pytest.raises(ArgumentError, match=r"no method `action_masks`.*ActionMasker.*use_masking=False"):
         MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8).learn(16)
-    # SGD, as Adam would enlarge the roundings of sb3-contrib's distributions, which normalise their logits twice
+    # SGD, because Adam would magnify the rounding of sb3-contrib's distributions, which normalise their logits twice
     kwargs = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, device="cpu", learning_rate=0.1)
     kwargs |= dict(policy_kwargs=dict(optimizer_class=th.optim.SGD))
     models = [cls("MlpPolicy", env, seed=0, **kwargs) for cls in (PPG, MaskablePPG)]
@@ -268,7 +268,7 @@ def test_masks_that_cannot_be(masks, message):
 
 
 def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
-    """SubprocVecEnv by fork: its pipe stays open in a sibling, so that nobody would ever answer."""
+    """With forked workers, a dead worker's pipe stays open in its sibling, so that a call would wait for ever."""
 
     class Mortal(MaskedEnv):
         def action_masks(self):

@@ -58,7 +58,7 @@ COMMON = dict(
 
 
 def assert_updates_are_ppos(policy, make_env, policy_kwargs, **kwargs):
-    """Three iterations of each from the same weights, environments and generators."""
+    """Run three iterations of each from the same weights, environments and generators."""
     env_steps = 3 * 32 * 2
     ppo = PPO(policy, make_env(), seed=1, normalize_advantage=False, **{**COMMON, **kwargs})
     ours = PPG(
@@ -152,7 +152,7 @@ def test_advantages_are_normalised_once_over_the_whole_rollout():
 
 
 def epochs_of(model) -> list[str]:
-    """The optimizers that step in the policy phase of one iteration, in order."""
+    """Return the optimizers that step in the policy phase of one iteration, in order."""
     log = []
     for name, optimizer in (
         ("policy", model.policy.optimizer),
@@ -221,7 +221,7 @@ def test_target_kl_ends_the_epochs(capsys):
 
 
 class Record(BaseCallback):
-    """What is stored when a rollout ends."""
+    """Records the size of the auxiliary buffer at the start of each rollout."""
 
     def __init__(self):
         super().__init__()
@@ -260,7 +260,7 @@ def test_what_a_budget_leaves_over_is_used_by_the_next_call():
 
 
 def test_two_calls_are_one():
-    """Stopping within a phase changes nothing (but for the schedules' end: constant here)."""
+    """Stopping within a phase changes nothing (with constant schedules)."""
     whole = make(seed=3).learn(16 * 6)
     parts = make(seed=3)
     parts.learn(16 * 2)
@@ -341,7 +341,7 @@ def test_schedules_do_not_turn_negative_past_the_budget():
 @pytest.mark.parametrize("architecture", ["dual", "shared"])
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_norm):
-    """Through two phases: value losses, gradient norms and the policy are those of rewards a thousand times smaller."""
+    """Over two phases, value losses, gradient norms and the policy equal those of rewards a thousand times smaller."""
     results = []
     for scale in (1.0, 1000.0):
         env = make_vec_env("CartPole-v1", 2, seed=0, wrapper_class=TransformReward, wrapper_kwargs=dict(func=scale.__mul__))
@@ -368,7 +368,7 @@ def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_n
 
 @pytest.mark.parametrize("off", [dict(normalize_value_targets=False), dict(n_aux_epochs=0)], ids=lambda off: next(iter(off)))
 def test_units_that_are_turned_off_later_are_those_of_the_return_again(off, tmp_path):
-    """The values stay what they are."""
+    """The values themselves stay the same."""
     model = make(normalize_value_targets=True, gamma=0.99).learn(16 * 6)
     assert model.policy.value_unit > 1
     model.save(tmp_path / "model")
@@ -396,7 +396,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_the_value_unit_is_an_average_over_a_phase():
-    """Of all rollouts of the first phase alike; then the latest N_π weigh most."""
+    """Rollouts of the first phase weigh the same; later the latest N_π weigh most."""
     model, rng = make(), np.random.default_rng(0)
     collect(model)
     list(model.rollout_buffer.get(16))
@@ -415,7 +415,7 @@ def test_the_value_unit_is_an_average_over_a_phase():
 
 
 def test_small_or_constant_value_targets_stay_in_their_units():
-    """As before the first reward of a sparse task: dividing by next to nothing would wreck the heads."""
+    """Before the first reward of a sparse task, dividing by nearly zero would ruin the heads."""
     model = make()
     collect(model)
     list(model.rollout_buffer.get(16))
@@ -434,7 +434,7 @@ def test_small_or_constant_value_targets_stay_in_their_units():
 
 
 def test_neither_phase_looks_at_values_minibatch_by_minibatch(monkeypatch):
-    """As many transfers to the host for 8 minibatches an epoch as for one; PPO has several for each minibatch."""
+    """An epoch of 8 minibatches has as many transfers to the host as one of 1 minibatch; PPO has several per minibatch."""
 
     def count_transfers(n_minibatches: int) -> int:
         model = make(
@@ -461,8 +461,8 @@ def test_neither_phase_looks_at_values_minibatch_by_minibatch(monkeypatch):
 
 
 def head_movement(eps: float) -> float:
-    """How far the first auxiliary step moves the policy head, in learning rates. Only KL has a gradient for the head, and at
-    pi_old = pi that gradient is rounding noise."""
+    """Measure how far the first auxiliary step moves the policy head, in learning rates. Only the KL has a gradient for the
+    head, and at π_old = π that gradient is rounding noise."""
     model = make(n_steps=64, policy_kwargs=dict(optimizer_kwargs=dict(eps=eps)), n_aux_epochs=1, aux_batch_size=192)
     model.learn(64 * 2)  # a policy that is no longer the initial one
     collect(model)
@@ -483,7 +483,7 @@ def test_rounding_noise_of_the_first_auxiliary_step_does_not_move_the_policy():
 
 
 def test_noise_that_is_never_renewed_within_a_rollout():
-    """As PPO takes it."""
+    """-1 and 0 both mean never, as in PPO."""
     of_never, of_zero = (make(env="Pendulum-v1", use_sde=True, sde_sample_freq=freq).learn(32) for freq in (-1, 0))
     assert not changed(weights(of_never), weights(of_zero))
 
@@ -541,7 +541,7 @@ BAD_ARGUMENTS = [
 
 
 def test_numpys_numbers_are_pythons():
-    """A file has no others, and arithmetic with them differs."""
+    """Files store only Python numbers, and arithmetic with NumPy's differs."""
     given = dict(learning_rate=np.float32(1e-3), gamma=np.float64(0.9), n_steps=np.uint8(200), batch_size=np.uint8(200))
     model = PPG("MlpPolicy", "CartPole-v1", n_policy_iterations=np.int64(1), seed=np.int64(3), device="cpu", **given)
     found = [model.learning_rate, model.gamma, model.n_steps, model.batch_size, model.n_policy_iterations, model.seed]
@@ -573,7 +573,7 @@ def test_a_truncated_minibatch_is_announced():
 
 @pytest.mark.parametrize("storage", ["memory", "mmap"])
 def test_a_phase_that_the_machine_cannot_hold_is_refused(monkeypatch, tmp_path, storage):
-    """Before the first rollout, with the bytes and what to do."""
+    """The error comes before the first rollout and names the bytes and the remedy."""
     kwargs = {} if storage == "memory" else dict(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path / "new"))
     model = make(env=RandomEnv(image_space(64, 64, 3), spaces.Discrete(6)), policy="CnnPolicy", **kwargs)
     needed = 3 * 16 * 64 * 64 * 3
@@ -671,7 +671,7 @@ def test_nan_stops_the_auxiliary_phase_before_the_weights_are_touched():
 
 
 class Unit(BaseFeaturesExtractor):
-    """Observations of length one: NaN for those of length zero."""
+    """Scales observations to length one, which gives NaN for length zero."""
 
     def __init__(self, observation_space: spaces.Box):
         super().__init__(observation_space, 3)
@@ -681,7 +681,7 @@ class Unit(BaseFeaturesExtractor):
 
 
 class ZeroAfter(gym.Env):
-    """Its sixth observation is all zeros. It takes no action that is NaN."""
+    """Environment whose sixth observation is all zeros and that refuses NaN actions."""
 
     observation_space = spaces.Box(-1, 1, (3,))
 
@@ -717,7 +717,7 @@ def test_another_error_of_the_policy_stays_itself():
 
 
 def test_an_evaluation_between_auxiliary_epochs_changes_nothing():
-    """Not even of a network that learns otherwise than it predicts."""
+    """This holds even for a network that behaves differently in training mode."""
     network = dict(features_extractor_class=Normalized)
     modes = []
 
@@ -732,7 +732,7 @@ def test_an_evaluation_between_auxiliary_epochs_changes_nothing():
 
 
 class Normalized(BaseFeaturesExtractor):
-    """Batch normalisation."""
+    """Features extractor with batch normalisation."""
 
     def __init__(self, observation_space: spaces.Box):
         super().__init__(observation_space, 4)
@@ -752,7 +752,7 @@ def test_the_auxiliary_phase_follows_a_learning_rate_that_is_changed():
 
 
 def test_losses_module_is_what_the_algorithm_uses(monkeypatch):
-    """One copy of each loss."""
+    """There is one copy of each loss."""
     called = set()
     names = ("policy_gradient_loss", "entropy_loss", "value_loss", "kl_divergence", "auxiliary_value_loss", "joint_loss")
     for name in names:
@@ -808,7 +808,7 @@ def test_a_budget_below_one_phase_warns_once_with_the_numbers():
 
 @pytest.mark.parametrize(("kwargs", "budget"), [(dict(n_policy_iterations=4), 49), (dict(n_aux_epochs=0), 16)])
 def test_other_budgets_do_not_warn(kwargs, budget):
-    """The fourth rollout begins before 49 steps are over."""
+    """A fourth rollout starts before 49 steps are over."""
     model = make(n_steps=16, **kwargs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -850,7 +850,7 @@ WHOLE_SEQUENCES = [(64, None, [64] * 3), (8, 64, [64] * 3), (8, 128, [64, 128])]
 
 @pytest.mark.parametrize(("batch_size", "size", "sizes"), SINGLE_SAMPLES + WHOLE_SEQUENCES)
 def test_auxiliary_minibatches_are_of_whole_sequences_or_of_single_samples(batch_size, size, sizes):
-    """Of three rollouts of 64 steps: a sixteenth of one, or as many as in the policy phase, unless a size is given."""
+    """Without a given size, minibatches are a sixteenth of a rollout of 64 steps, or those of the policy phase if larger."""
     model = make(n_steps=64, batch_size=batch_size, n_aux_epochs=1, aux_batch_size=size)
     seen = []
     minibatches = model.aux_buffer.minibatches

@@ -1,4 +1,4 @@
-"""RecurrentPPG: what is remembered is what was remembered, and padding counts nowhere."""
+"""RecurrentPPG: sequences start from their stored memory, and padding has no effect."""
 
 import warnings
 
@@ -40,7 +40,7 @@ from tests.helpers import RandomEnv, collect, image_space, learn_and_log
 VECTOR = spaces.Box(-1, 1, (3,))
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
 BOX = spaces.Box(-1.0, 2.0, (2,))
-# As RecurrentPPO names them
+# Names of RecurrentPPO's arguments
 MODES = {
     "separate": dict(),
     "shared": dict(shared_lstm=True, enable_critic_lstm=False),
@@ -69,7 +69,7 @@ def make(policy: str = "MlpLstmPolicy", env=None, policy_kwargs=None, **kwargs) 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize(("n_sequences", "length"), [(1, 1), (5, 1), (1, 16), (6, 9), (16, 32)])
 def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate, n_layers):
-    """Outputs and gradients are those of sb3-contrib's loop, wherever episodes begin."""
+    """Outputs and gradients equal those of sb3-contrib's loop, wherever episodes begin."""
     th.manual_seed(0)
     lstm = nn.LSTM(4, 5, n_layers)
     features = th.randn(n_sequences * length, 4, requires_grad=True)
@@ -86,7 +86,7 @@ def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate,
 
 
 def test_what_pads_a_piece_changes_nothing():
-    """Neither outputs nor gradients of the longest sequence, with others beside it that need padding."""
+    """Shorter sequences in the batch change neither outputs nor gradients of the longest one."""
     lstm = nn.LSTM(2, 3)
     features = th.randn(2 * 8, 2, requires_grad=True)
     starts = th.zeros(16)
@@ -132,8 +132,8 @@ def test_states_are_packed_and_unpacked():
 @pytest.mark.parametrize("mode", MODES)
 def test_without_auxiliary_epochs_it_is_recurrent_ppo(policy, space, actions, kwargs, mode, monkeypatch):
     """
-    Whole rollouts as minibatches, so that their order does not matter. Time limits bootstrap from the right states. SGD, as
-    Adam would enlarge rounding. RecurrentPPO cuts the gradient through time at a random step; here at none.
+    Minibatches are whole rollouts, so that their order does not matter, and SGD is used because Adam would magnify rounding.
+    Time limits bootstrap from the right states. RecurrentPPO's random cut of the gradient through time is switched off.
     """
     monkeypatch.setattr(np.random, "randint", lambda n: 0)
     common = dict(n_steps=16, batch_size=32, n_epochs=2, learning_rate=0.1, normalize_advantage=False, max_grad_norm=0.5)
@@ -159,9 +159,9 @@ def test_without_auxiliary_epochs_it_is_recurrent_ppo(policy, space, actions, kw
 @pytest.mark.parametrize("batch_size", [2, 8, 16])
 @pytest.mark.parametrize("mode", MODES)
 def test_sequences_start_from_what_was_remembered(mode, batch_size):
-    """With the network that collected them, samples have the log-probabilities and values of the rollout."""
+    """With the network that collected them, samples have the rollout's log-probabilities and values."""
     model = make(policy_kwargs=MODES[mode], learning_rate=0.0, n_policy_iterations=3)
-    model.learn(2 * 8 * 2)  # the second rollout begins amid an episode
+    model.learn(2 * 8 * 2)  # the second rollout begins within an episode
     assert (model.rollout_buffer.episode_starts[0] == 0).all() and model.rollout_buffer.episode_starts.sum() > 2
     sizes = []
     for batch in model.rollout_buffer.get(batch_size):
@@ -215,7 +215,7 @@ def test_an_epoch_is_every_sample_once_in_sequences():
     [(50, 64, 50, [50, 50]), (8, 12, 8, [8, 8]), (12, 8, 6, [6, 6, 6, 6]), (8, 24, 8, [16]), (6, 4, 3, [3, 3, 3, 3])],
 )
 def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_samples):
-    """At most ``batch_size`` samples each, of equal parts of a rollout."""
+    """Minibatches have at most ``batch_size`` samples and consist of equal parts of a rollout."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         model = make(n_steps=n_steps, batch_size=batch_size)
@@ -243,7 +243,7 @@ def test_micro_batches_are_whole_sequences_and_the_same_step():
 
 
 def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
-    """Where there is memory, else of a rollout; here of 1,024 samples, of 32."""
+    """With memory it is a sixteenth of the phase (1,024 samples here), not of a rollout (32)."""
     model = make(n_policy_iterations=32, n_aux_epochs=1, n_steps=16, batch_size=16)
     seen, original = [], model.objective.auxiliary_losses
     model.objective.auxiliary_losses = lambda *args: seen.append(len(args[2].value_targets)) or original(*args)
@@ -252,7 +252,7 @@ def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
 
 
 def test_squashed_actions_reach_the_environments_bounds():
-    """Which sb3-contrib's RecurrentPPO does not: its actions stay within [-1, 1]."""
+    """The actions of sb3-contrib's RecurrentPPO stay within [-1, 1]."""
     policy_kwargs = dict(squash_output=True, log_std_init=1.0)
     model = make(env=make_env(actions=spaces.Box(-5.0, 20.0, (2,))), use_sde=True, policy_kwargs=policy_kwargs)
     taken = []
@@ -278,7 +278,7 @@ def test_kl_is_zero_before_the_first_auxiliary_step(mode):
 
 
 def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
-    """Step by step over all that is stored, from the first rollout's states: before each rollout, (n_envs, 4, ...)."""
+    """Compute states step by step over all stored rollouts, and return those before each rollout, (n_envs, 4, ...)."""
     buffer = model.aux_buffer
     states = unpack_states(th.as_tensor(buffer.context[0]["lstm_states"][:, 0]))
     before = []
@@ -314,7 +314,7 @@ def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode)
 
 @pytest.mark.parametrize("mode", MODES)
 def test_episodes_go_on_with_what_the_network_remembers_after_the_phase(mode):
-    """The phase keeps what the policy does given its own memory, and may change what the memory means."""
+    """The phase preserves the policy's behaviour given its own memory, but may change the meaning of that memory."""
     expected = []
 
     class AtEnd(PhasicCallback):
@@ -354,7 +354,7 @@ class StopAfter(BaseCallback):
 
 
 def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
-    """A callback ends training within the second rollout; it goes on. The network does not change: stored is recomputed."""
+    """A callback ends training within the second rollout. With a constant network, stored states equal recomputed ones."""
     model = make(learning_rate=0.0, n_policy_iterations=4, env=make_env(episode_length=100))
     phases = []
 
@@ -390,7 +390,7 @@ def test_what_follows_a_rollout_that_could_not_be_learned_from_follows_no_stored
 
 
 def test_recomputed_states_are_used():
-    """The option changes what is learned, and both end with a policy that is not the same by the first auxiliary step."""
+    """The option changes the first auxiliary step, so the policies differ."""
     weights = []
     for recompute_states in (False, True):
         model = make(recompute_states=recompute_states, learning_rate=1e-2, env=make_env(episode_length=11))
@@ -419,7 +419,7 @@ def test_recomputed_states_are_used():
     ids=["Discrete", "Box", "MultiDiscrete", "MultiBinary"],
 )
 def test_every_policy_trains_on_every_space(policy, space, actions, architecture, tmp_path):
-    """Through an auxiliary phase and beyond; every parameter moves; the loaded model predicts the same, and goes on."""
+    """Every parameter moves in both phases; the loaded model predicts the same and trains on."""
     model = make(policy, make_env(space, actions), policy_kwargs=dict(architecture=architecture, n_lstm_layers=2))
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
     logged = learn_and_log(model, 8 * 2 * 3)
@@ -452,7 +452,7 @@ def test_every_policy_trains_on_every_space(policy, space, actions, architecture
     ],
 )
 def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary_phase):
-    """Whether it reaches the policy's LSTM, from joint and separate losses of the policy phase and in the auxiliary one."""
+    """Check whether it reaches the policy's LSTM from each loss of the policy phase and in the auxiliary phase."""
     model = make(policy_kwargs=kwargs)
     collect(model)
     batch = next(model.rollout_buffer.get(8))
@@ -555,7 +555,7 @@ def test_the_authors_reward_normaliser_goes_with_lstms():
 
 
 class OnceAllocated(SequenceRolloutBuffer):
-    """Its arrays are used again."""
+    """Rollout buffer that reuses its arrays."""
 
     def reset(self):
         fresh = not hasattr(self, "mine") or self.mine[0].shape != (self.buffer_size, self.n_envs, *self.states_shape)
@@ -580,7 +580,7 @@ def test_what_a_buffer_uses_again_is_copied():
 
 
 def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):
-    """Not those of each step, also not by way of a view; on a disk, too."""
+    """The buffer does not keep the states of each step, not even through a view, in memory or on a disk."""
     for storage in (dict(), dict(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path))):
         model = make(n_policy_iterations=5, **storage)
         model.learn(16)
@@ -591,7 +591,7 @@ def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):
 
 
 def test_no_memory_from_another_life():
-    """An environment that is reset between two trainings begins without what was remembered before."""
+    """An environment that is reset between two trainings starts without memory."""
     env = gym.make("CartPole-v1")
     model = RecurrentPPG("MlpLstmPolicy", env, n_steps=8, batch_size=8, learning_rate=0.0, seed=0)
     model.learn(8)
