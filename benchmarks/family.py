@@ -1,52 +1,46 @@
 """
-The members of the family on the same tasks, with what each costs; data of older policies; recomputed advantages.
+The members of the family on the same tasks, with each member's cost; data of older policies; recomputed advantages.
 
-The trainings are contestants of ``benchmarks.suites``, whose queue can be stopped and goes on, and leave their rows there.
-Here they are put in order, and made into a table, a picture and a comparison of speed: results/family.md, family.png and
-family_speed.csv.
+The trainings are contestants of ``benchmarks.suites`` and leave their rows there. Here they become tables, a picture and a
+comparison of speed: results/family.md, family.png and family_speed.csv.
 
     python -m benchmarks.family list
     python -m benchmarks.family run [--jobs 2]
-    python -m benchmarks.family speed       # let nothing else run beside it: five minutes
+    python -m benchmarks.family speed       # nothing else should run at the same time: five minutes
     python -m benchmarks.family report
 """
 
-import argparse
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that are started
-
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import torch as th
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
+from benchmarks.harness import Experiment, Report
 from benchmarks.machine import processor
-from benchmarks.speed import Measure, take_turns
-from benchmarks.suites.contestants import OLDER, PAPERS, RATE_BEFORE, RECOMPUTED, RELATIVES, TASKS, Task, Training
-from benchmarks.suites.queue import RESULTS, Results, run
-from benchmarks.suites.report import Scores, draw_scores, improvements, interquartile_means
+from benchmarks.scores import Returns, Scores, draw_scores, score_table, scores_of
+from benchmarks.suites.contestants import OLDER, PAPERS, RATE_BEFORE, RECOMPUTED, RELATIVES, TASKS, Training
+from benchmarks.suites.experiment import SUITES
+from benchmarks.tables import finish, machines, page
+from benchmarks.turns import Measure, take_turns
 from sb3_ppg import PPG, MinAtarCNN
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 
-# What the entries of PPG and PPO were when the family was trained, before they were searched
+# The entries of PPG and PPO when the family was trained, before they were searched
 BEFORE: dict[str, dict] = {
     "minatar": dict(changes=dict(n_epochs=4, learning_rate=RATE_BEFORE)),
     "mujoco": dict(changes=dict(gamma=0.999)),
     "procgen": dict(ppg=PAPERS | dict(mixed_precision="bf16")),
 }
 BY_NAME = {task.env_id: task._replace(**BEFORE.get(task.suite, {})) for task in TASKS}
-SPEED = RESULTS / "family_speed.csv"
+SPEED = "family_speed.csv"
 
 
 class Comparison(NamedTuple):
@@ -54,10 +48,10 @@ class Comparison(NamedTuple):
     Contestants on some tasks.
 
     :param title: of its table
-    :param about: what is compared
-    :param contestants: by their names in ``benchmarks.suites``; the first one is what the others are compared with
-    :param tasks: names of environments, and steps of a training
-    :param closest: the contestants between which three seeds do not decide: they have five
+    :param about: a paragraph
+    :param contestants: by their names in ``benchmarks.suites``; the others are compared with the first
+    :param tasks: steps of a training, by environment
+    :param closest: contestants between which three seeds do not decide: they have five
     """
 
     title: str
@@ -66,31 +60,40 @@ class Comparison(NamedTuple):
     tasks: dict[str, int]
     closest: tuple[str, ...] = ()
 
-    def trainings(self) -> Iterator[Training]:
-        """The first seeds first."""
-        for seed in range(5):
-            for env_id, n_timesteps in self.tasks.items():
-                for name in self.contestants if seed < 3 else self.closest:
-                    yield Training(BY_NAME[env_id], name, seed, n_timesteps)
+    def trainings(self) -> list[Training]:
+        """Return all trainings, the first seeds first."""
+        return [
+            Training(BY_NAME[env_id], name, seed, n_timesteps)
+            for seed in range(5)
+            for env_id, n_timesteps in self.tasks.items()
+            for name in (self.contestants if seed < 3 else self.closest)
+        ]
+
+    def returns(self, rows: pd.DataFrame) -> Returns:
+        """Return the returns of all contestants; on all levels where the training had some only."""
+        return {
+            name: {env_id: returns_of(rows, name, env_id, n_timesteps) for env_id, n_timesteps in self.tasks.items()}
+            for name in self.contestants
+        }
 
 
-MINATAR = {"MinAtar/Breakout-v1": 1_000_000, "MinAtar/Asterix-v1": 1_000_000}
 LUNAR_LANDER = {"LunarLander-v3": 500_000}
+BREAKOUT = {"MinAtar/Breakout-v1": 1_000_000}
 LATENESS = (0, 1, 2, 4, 8)
-COMPARISONS = [
+THE_FAMILY, LATE, *OTHERS = COMPARISONS = [
     Comparison(
         "The family",
         "Each member's preset (`sb3_ppg/family.py`) on top of PPG's entry for the task; nothing is tuned for it.",
         ["PPG", "PPO", *RELATIVES],
-        {**LUNAR_LANDER, **MINATAR, "StarpilotEasy-v0": 200_000},
+        {**LUNAR_LANDER, **BREAKOUT, "MinAtar/Asterix-v1": 1_000_000, "StarpilotEasy-v0": 200_000},
         closest=("PPG", "ppg_replay"),
     ),
     Comparison(
         "Late data",
         "Each rollout is used when so many newer ones are there, by PPG's objective as it is, which clips against the policy "
         "that collected it, and by the decoupled one, which clips against the policy before the update.",
-        ["PPG", *(name for name in OLDER if name.endswith("late") or name.endswith("decoupled"))],
-        {**LUNAR_LANDER, "MinAtar/Breakout-v1": 1_000_000},
+        ["PPG", *(name for name in OLDER if name.endswith(("late", "decoupled")))],
+        LUNAR_LANDER | BREAKOUT,
     ),
     Comparison(
         "The last rollouts again",
@@ -107,131 +110,99 @@ COMPARISONS = [
 ]
 
 
-# ---- what the rows say ----
+def wanted() -> list[Training]:
+    """Return all trainings, Procgen's at the end, because they take longest."""
+    trainings = [training for comparison in COMPARISONS for training in comparison.trainings()]
+    return sorted(trainings, key=lambda training: (training.task.suite == "procgen", training.seed))
 
 
-def returns_of(results: Results, name: str, task: Task, n_timesteps: int) -> np.ndarray:
-    """In the order of seeds; on all levels, where the training had some only."""
-    rows = results.rows()
+# ---- report ----
+
+
+def returns_of(rows: pd.DataFrame, name: str, env_id: str, n_timesteps: int) -> np.ndarray:
+    """Return one contestant's returns in one environment, in the order of seeds."""
+    task = BY_NAME[env_id]
     rows = rows[rows["settings"] == Training(task, name, 0, n_timesteps).hash()].sort_values("seed")
     return rows["test_return" if task.is_tested else "train_return"].to_numpy(float)
 
 
-def table_of(results: Results, comparison: Comparison) -> dict[str, dict[str, np.ndarray]]:
-    """By contestant and task, the returns of all seeds there are."""
-    return {
-        name: {env_id: returns_of(results, name, BY_NAME[env_id], steps) for env_id, steps in comparison.tasks.items()}
-        for name in comparison.contestants
-    }
-
-
-def machines(results: Results) -> list[str]:
-    """Of the rows that the tables have."""
-    shown = [(name, env_id, steps) for one in COMPARISONS for name in one.contestants for env_id, steps in one.tasks.items()]
-    hashes = {Training(BY_NAME[env_id], name, 0, steps).hash() for name, env_id, steps in shown}
-    rows = results.rows()
-    return list(rows[rows["settings"].isin(hashes)]["machine"].unique())
-
-
-def scored_tasks(table: dict[str, dict[str, np.ndarray]]) -> list[str]:
-    """Those on which all contestants were trained, with the most seeds."""
-    n_seeds = {env_id: min(len(row[env_id]) for row in table.values()) for env_id in next(iter(table.values()))}
+def scored_tasks(returns: Returns) -> list[str]:
+    """Return the environments in which all contestants were trained with the most seeds."""
+    n_seeds = {env_id: min(len(own[env_id]) for own in returns.values()) for env_id in next(iter(returns.values()))}
     return [env_id for env_id, n in n_seeds.items() if n == max(n_seeds.values()) > 0]
 
 
-def scores_of(table: dict[str, dict[str, np.ndarray]]) -> Scores:
-    """On those tasks; of the seeds that a contestant has on all of them."""
-    tasks = scored_tasks(table)
-    if not tasks:
-        return {}
-    scores = {}
-    for name, row in table.items():
-        n_seeds = min(len(row[env_id]) for env_id in tasks)
-        ranges = [(BY_NAME[env_id].low, BY_NAME[env_id].high) for env_id in tasks]
-        columns = [(row[env_id][:n_seeds] - low) / (high - low) for env_id, (low, high) in zip(tasks, ranges, strict=True)]
-        scores[name] = np.stack(columns, axis=1)
-    return scores
+def family_scores(returns: Returns) -> Scores:
+    """Return the scores in these environments."""
+    return scores_of(returns, [BY_NAME[env_id] for env_id in scored_tasks(returns)])
 
 
-def markdown(results: Results) -> str:
-    """All tables."""
-    lines = [
-        "# The family, measured",
-        "",
+def section(comparison: Comparison, rows: pd.DataFrame, times: dict[str, str]) -> list[str]:
+    """Return the paragraphs of a comparison."""
+    returns, first = comparison.returns(rows), comparison.contestants[0]
+    shown = [env_id for env_id in comparison.tasks if any(len(own[env_id]) for own in returns.values())]
+    tasks = {f"{env_id}, {comparison.tasks[env_id]:,} steps [{BY_NAME[env_id].high:g}]": BY_NAME[env_id] for env_id in shown}
+    is_timed = any(name in times for name in returns if name != first)
+    further = {"time": lambda name: times.get(name, "")} if is_timed else {}
+    return [
+        f"## {comparison.title}",
+        f"{comparison.about} Scores are of {', '.join(scored_tasks(returns)) or 'no task yet'}.",
+        score_table(returns, tasks, family_scores(returns), first, further),
+    ]
+
+
+def draw_lateness(axes: Axes, rows: pd.DataFrame, env_id: str, n_timesteps: int) -> None:
+    """Draw returns against how late data are, with the decoupled objective and without."""
+    for color, label, name in (("tab:blue", "decoupled", "PPG, decoupled"), ("tab:orange", "as it is", "PPG")):
+        names = {late: f"{name}, {late} late" if late else name for late in LATENESS}
+        found = {late: returns_of(rows, name, env_id, n_timesteps) for late, name in names.items()}
+        found = {late: values for late, values in found.items() if len(values)}
+        axes.plot(list(found), [values.mean() for values in found.values()], color=color, label=label)
+        for late, values in found.items():
+            axes.plot([late] * len(values), values, "o", color=color, alpha=0.4)
+    axes.set_xticks(LATENESS)
+    finish(axes, f"{env_id}: late data", "rollouts late", legend="best")
+
+
+def picture(rows: pd.DataFrame) -> Figure:
+    """Draw the scores of the family, and late data on its tasks."""
+    figure = Figure(figsize=(4.5 + 3.8 * len(LATE.tasks), 4), dpi=120, layout="constrained")
+    scores, *others = figure.subplots(1, 1 + len(LATE.tasks), squeeze=False)[0]
+    draw_scores(scores, family_scores(THE_FAMILY.returns(rows)))
+    for axes, (env_id, n_timesteps) in zip(others, LATE.tasks.items(), strict=True):
+        draw_lateness(axes, rows, env_id, n_timesteps)
+    return figure
+
+
+def report(experiment: Experiment) -> Report:
+    """Return the page and the picture."""
+    rows = experiment.rows(present=False)
+    rows = rows[rows["settings"].isin({training.hash() for training in experiment.wanted()})]
+    times = time_ratios(experiment.results / SPEED)
+    text = page(
+        "The family, measured",
         "`python -m benchmarks.family run`, `speed`, `report`. Per seed the mean return of the last 100 episodes of the "
         "training (of StarPilot: of 200 episodes on all levels, after training on 200). Scores are 0 at what random actions "
         "return and 1 at the return in brackets; their interquartile mean over seeds and tasks, and the probability that a "
         "training is better than one of the first row, with 95 % stratified bootstrap intervals (rliable) from three seeds "
-        f"on. Time is that of rollouts and updates over PPG's, in Breakout. {' and '.join(machines(results))}.",
-    ]
-    times = time_ratios()
-    for comparison in COMPARISONS:
-        table = table_of(results, comparison)
-        scores = scores_of(table)
-        means, first = interquartile_means(scores), comparison.contestants[0]
-        better = improvements({name: own for name, own in scores.items() if name != first}, scores[first]) if scores else {}
-        tasks = [env_id for env_id in comparison.tasks if any(len(row[env_id]) for row in table.values())]
-        timed = any(name in times for name in table if name != first)
-        scored = f"Scores are of {', '.join(scored_tasks(table)) or 'no task yet'}."
-        lines += ["", f"## {comparison.title}", "", f"{comparison.about} {scored}", ""]
-        titles = [f"{env_id}, {comparison.tasks[env_id]:,} steps [{BY_NAME[env_id].high:g}]" for env_id in tasks]
-        lines.append(f"| | {' | '.join(titles)} | score | better than {first} |" + (" time |" if timed else ""))
-        lines.append("|---" * (len(tasks) + 3 + timed) + "|")
-        for name, row in table.items():
-            returns = [", ".join(f"{value:.1f}" for value in row[env_id]) for env_id in tasks]
-            cells = [name, *returns, str(means.get(name, "")), str(better.get(name, ""))]
-            lines.append(f"| {' | '.join(cells)} |" + (f" {times.get(name, '')} |" if timed else ""))
-    return "\n".join(lines) + "\n"
-
-
-def draw_lateness(axes: Axes, results: Results, env_id: str, n_timesteps: int) -> None:
-    """Returns against how late data are, with the decoupled objective and without."""
-    task = BY_NAME[env_id]
-    for color, label, name in (("tab:blue", "decoupled", "PPG, decoupled"), ("tab:orange", "as it is", "PPG")):
-        found = {late: returns_of(results, f"{name}, {late} late" if late else name, task, n_timesteps) for late in LATENESS}
-        found = {late: values for late, values in found.items() if len(values)}
-        if found:
-            means = [values.mean() for values in found.values()]
-            axes.plot(list(found), means, color=color, label=label)
-            for late, values in found.items():
-                axes.plot([late] * len(values), values, "o", color=color, alpha=0.4)
-            axes.legend()
-    axes.set_xticks(LATENESS)
-    axes.set(title=f"{env_id}: late data", xlabel="rollouts late", ylabel="return")
-    axes.grid(alpha=0.3)
-
-
-def plot(results: Results, picture: Path) -> None:
-    """The scores of the family; late data on two tasks."""
-    late = COMPARISONS[1]
-    table = table_of(results, late)
-    tasks = {
-        env_id: n for env_id, n in late.tasks.items() if any(len(row[env_id]) for name, row in table.items() if "late" in name)
-    }
-    figure, all_axes = plt.subplots(
-        1, 1 + len(tasks), figsize=(4.5 + 3.8 * len(tasks), 4), layout="constrained", squeeze=False
+        f"on. Time is that of rollouts and updates over PPG's, in Breakout. {machines(rows)}",
+        *(paragraph for comparison in COMPARISONS for paragraph in section(comparison, rows, times)),
     )
-    scores, *others = all_axes[0]
-    draw_scores(scores, scores_of(table_of(results, COMPARISONS[0])))
-    for axes, (env_id, n_timesteps) in zip(others, tasks.items(), strict=True):
-        draw_lateness(axes, results, env_id, n_timesteps)
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
+    return {"family.md": text, "family.png": picture(rows)}
 
 
 # ---- speed ----
 
 
 def one_phase(zoo_name: str) -> Measure:
-    """Seconds of training, rollouts included, in MinAtar's Breakout, a phase of 4 rollouts of 4,096 samples."""
-    th.set_num_threads(1)
+    """Measure a phase of 4 rollouts of 4,096 samples in MinAtar's Breakout, rollouts included."""
     entry = dict(n_steps=128, batch_size=512, n_epochs=4, n_policy_iterations=4, aux_batch_size=512, gamma=0.99)
     network = dict(architecture="detached", features_extractor_class=MinAtarCNN, net_arch=[])
-    preset = with_preset(zoo_name, {**PAPERS_VALUES, **entry, "policy_kwargs": network})
-    if zoo_name in RELATIVES:  # what its preset says comes on top, as in the trainings
-        changes = RELATIVES[zoo_name].changes or {}
-        preset |= {name: value for name, value in changes.items() if name != "policy_kwargs"}
-        preset["policy_kwargs"] |= changes.get("policy_kwargs", {})
+    preset: dict[str, Any] = with_preset(zoo_name, {**PAPERS_VALUES, **entry, "policy_kwargs": network})
+    if zoo_name in RELATIVES:  # its preset comes on top, as in the trainings
+        changes = dict(RELATIVES[zoo_name].changes)
+        networks = preset["policy_kwargs"] | changes.pop("policy_kwargs", {})
+        preset |= changes | dict(policy_kwargs=networks)
     env = VecNormalize(make_vec_env("MinAtar/Breakout-v1", 32, seed=0), norm_obs=False)
     model = PPG("CnnPolicy", env, seed=0, device="cpu", **preset)
 
@@ -243,50 +214,22 @@ def one_phase(zoo_name: str) -> Measure:
     return measure
 
 
-def measure_speed() -> None:
-    """Each member beside PPG, in turns."""
+def measure_speed(experiment: Experiment, _: Sequence[Training]) -> None:
+    """Measure each member and PPG in turns."""
     table = take_turns({name: (one_phase, (name,)) for name in ("ppg", *RELATIVES)})
-    table.assign(machine=processor()).to_csv(SPEED, index=False)
+    table.assign(machine=processor()).to_csv(experiment.results / SPEED, index=False)
 
 
-def time_ratios() -> dict[str, str]:
-    """By contestant, the median of its seconds over PPG's."""
-    if not SPEED.exists():
+def time_ratios(file: Path) -> dict[str, str]:
+    """Return the median of each contestant's seconds over PPG's."""
+    if not file.exists():
         return {}
-    medians = pd.read_csv(SPEED).groupby("contestant")["seconds"].median()
+    medians = pd.read_csv(file).groupby("contestant")["seconds"].median()
     ratios = medians / medians["ppg"]
     return {"PPG" if name == "ppg" else name: f"{ratio:.2f}" for name, ratio in ratios.items()}
 
 
-def main() -> None:
-    """The commands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="what is missing")
-    running = commands.add_parser("run", help="train what is missing")
-    running.add_argument("--jobs", default=1, type=int, help="trainings at a time")
-    running.add_argument("--folder", default="logs/suites", type=Path, help="for what is needed to go on")
-    commands.add_parser("speed", help="measure it")
-    commands.add_parser("report", help="write the table and the picture")
-    args = parser.parse_args()
-    results = Results()
-    if args.command == "speed":
-        measure_speed()
-    elif args.command == "report":
-        text = markdown(results)
-        (RESULTS / "family.md").write_text(text)
-        plot(results, RESULTS / "family.png")
-        print(text)
-    else:
-        chosen = [training for comparison in COMPARISONS for training in comparison.trainings()]
-        missing = list({(one.hash(), one.seed): one for one in chosen if not results.has(one)}.values())
-        missing.sort(key=lambda one: (one.task.suite == "procgen", one.seed))  # what takes longest at the end
-        if args.command == "list":
-            for one in missing:
-                print(one.hash(), one.task.env_id, one.contestant, one.n_timesteps, one.seed)
-        else:
-            run(missing, results, args.folder, args.jobs)
-
+FAMILY = replace(SUITES, wanted=wanted, report=report, options={}, commands={"speed": measure_speed})
 
 if __name__ == "__main__":
-    main()
+    FAMILY.main()

@@ -1,27 +1,26 @@
 """
-How far the rounding noise of the first auxiliary steps moves the policy, for each precision and eps of Adam.
+Movement of the policy by the rounding noise of the first auxiliary steps, for each precision and eps of Adam.
 
-Right before the auxiliary phase pi_old = pi, so the KL term's gradient is zero but for rounding. Here it is the only loss
-(no value losses), so whatever moves the policy is noise. Writes results/first_aux_step.md.
+Right before the auxiliary phase pi_old = pi, so the KL term's gradient is zero except for rounding. Here it is the only loss
+(no value losses), so any movement of the policy is noise. Writes results/first_aux_step.csv and first_aux_step.md.
 
-    python -m benchmarks.first_aux_step
+    python -m benchmarks.first_aux_step [run]
+    python -m benchmarks.first_aux_step report
 """
 
-import argparse
 from pathlib import Path
+from typing import NamedTuple
 
 import torch as th
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.logger import Logger
 
-from benchmarks.machine import processor
+from benchmarks.harness import Experiment, Report
+from benchmarks.tables import formatted, machines, page
 from sb3_ppg import PPG, losses
 from sb3_ppg.family import PAPERS_VALUES
 
-RESULT = Path(__file__).parent / "results" / "first_aux_step.md"
 LEARNING_RATE = PAPERS_VALUES["learning_rate"]
-
-
 PRECISIONS = {
     "float64": (th.float64, False),
     "float32": (th.float32, False),
@@ -29,17 +28,27 @@ PRECISIONS = {
 }
 
 
-def kl_after_steps(precision: str, eps: float, n_steps: int) -> tuple[float, float]:
-    """
-    What auxiliary steps on the KL term alone do to a policy that has trained for 16 iterations.
+class Steps(NamedTuple):
+    """The columns that identify a row: a precision, Adam's eps, and the number of auxiliary steps."""
 
-    :param precision: one of ``PRECISIONS``
-    :param eps: Adam's
-    :param n_steps: how many optimizer steps
+    precision: str
+    eps: float
+    steps: int
+
+
+def wanted() -> list[Steps]:
+    """Return all rows."""
+    return [Steps(precision, eps, n) for precision in PRECISIONS for eps in (1e-8, 1e-5) for n in (1, 5)]
+
+
+def measure(steps: Steps, folder: Path) -> tuple[dict[str, float], None]:
+    """
+    Take auxiliary steps on the KL term alone with a policy that has trained for 16 iterations.
+
     :return: KL(pi_old, pi) in nats, evaluated in float64; the largest movement of a weight of the policy head, in multiples
         of the learning rate
     """
-    dtype, autocast = PRECISIONS[precision]
+    dtype, autocast = PRECISIONS[steps.precision]
     model = PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **PAPERS_VALUES)
     model.set_logger(Logger(folder=None, output_formats=[]))
     model.learn(256 * 16)
@@ -47,7 +56,7 @@ def kl_after_steps(precision: str, eps: float, n_steps: int) -> tuple[float, flo
     policy = model.policy.to(dtype)
     head = policy.action_net.weight
     assert isinstance(head, th.Tensor)
-    optimizer = th.optim.Adam(policy.parameters(), lr=LEARNING_RATE, eps=eps)
+    optimizer = th.optim.Adam(policy.parameters(), lr=LEARNING_RATE, eps=steps.eps)
 
     def distribution(dtype: th.dtype, autocast: bool) -> Distribution:
         with th.autocast("cpu", dtype=th.bfloat16, enabled=autocast):
@@ -59,7 +68,7 @@ def kl_after_steps(precision: str, eps: float, n_steps: int) -> tuple[float, flo
         policy.double()
         old_exact = losses.distribution_parameters(distribution(th.float64, False)).clone()
         policy.to(dtype)
-    for _ in range(n_steps):
+    for _ in range(steps.steps):
         optimizer.zero_grad()
         losses.kl_divergence(distribution(dtype, autocast), old_parameters).mean().backward()
         optimizer.step()
@@ -67,31 +76,31 @@ def kl_after_steps(precision: str, eps: float, n_steps: int) -> tuple[float, flo
     policy.double()
     with th.no_grad():
         kl = losses.kl_divergence(distribution(th.float64, False), old_exact).mean().item()
-    return kl, movement
+    return dict(kl=float(f"{kl:.3g}"), movement=float(f"{movement:.3g}")), None
 
 
-def main() -> None:
-    """Measure and write the table."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    th.set_num_threads(1)
-    lines = [
-        "# Rounding noise of the first auxiliary steps",
-        "",
+def report(experiment: Experiment) -> Report:
+    """Return the table."""
+    rows = experiment.rows()
+    text = page(
+        "Rounding noise of the first auxiliary steps",
         "`python -m benchmarks.first_aux_step`: CartPole-v1, MlpPolicy, 256 samples, KL term alone, learning rate 5e-4. "
-        f"{processor()}.",
-        "",
-        "| precision | Adam's eps | steps | KL(pi_old, pi), nats | largest movement of a head weight, in learning rates |",
-        "|---|---|---|---|---|",
-    ]
-    for precision in PRECISIONS:
-        for eps in (1e-8, 1e-5):
-            for n_steps in (1, 5):
-                kl, movement = kl_after_steps(precision, eps, n_steps)
-                lines.append(f"| {precision} | {eps:g} | {n_steps} | {kl:.1e} | {movement:.1e} |")
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+        f"{machines(rows)}",
+        formatted(
+            rows,
+            {
+                "precision": "{precision}",
+                "Adam's eps": "{eps:g}",
+                "steps": "{steps}",
+                "KL(pi_old, pi), nats": "{kl:.1e}",
+                "largest movement of a head weight, in learning rates": "{movement:.1e}",
+            },
+        ),
+    )
+    return {"first_aux_step.md": text}
 
+
+FIRST_AUX_STEP = Experiment("first_aux_step", wanted, measure, report)
 
 if __name__ == "__main__":
-    main()
+    FIRST_AUX_STEP.main()

@@ -1,14 +1,12 @@
-"""What a measurement was made on, and an end to the processes that make it."""
+"""The machine on which a measurement was made."""
 
-import multiprocessing
 import os
 import platform
-import threading
 from pathlib import Path
 
 
 def model_name() -> str:
-    """Of the processor."""
+    """Return the processor's name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -16,20 +14,5 @@ def model_name() -> str:
 
 
 def processor() -> str:
-    """Its name, and how many there are."""
+    """Return the processor's name and its number of cores."""
     return f"{model_name()}, {os.cpu_count()} cores"
-
-
-def end_with_parent() -> None:
-    """
-    From now on this process ends when the one that started it does, however that ends: a queue that is killed leaves no
-    training behind that nobody waits for. To be called in a child process.
-    """
-
-    def watch() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

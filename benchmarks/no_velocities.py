@@ -2,26 +2,18 @@
 sb3-contrib's performance test of LSTMs, with twenty seeds: CartPole without velocities, 50,000 steps, the test's settings and
 otherwise all defaults. Its agents have to return 450; without memory they return about 50.
 
-Writes results/no_velocities.csv and no_velocities.md; trainings that the CSV has, with the same defaults, are not run again.
+Writes results/no_velocities.csv and no_velocities.md.
 
-    python -m benchmarks.no_velocities [--algo RecurrentPPG RecurrentPPO] [--jobs 2] [--plot]
+    python -m benchmarks.no_velocities [run] [--algorithm RecurrentPPG RecurrentPPO] [--jobs 2]
+    python -m benchmarks.no_velocities report
 """
 
-import argparse
-import hashlib
-import multiprocessing
-import os
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that are started
-
 import numpy as np
-import pandas as pd
-import torch as th
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TimeLimit
@@ -30,15 +22,15 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from benchmarks.machine import end_with_parent, processor
+from benchmarks.harness import Experiment, Report, short_hash
+from benchmarks.tables import listed, machines, page, table
 from sb3_ppg import PPG, RecurrentPPG
 
-ROWS = Path(__file__).parent / "results" / "no_velocities.csv"
 ALGORITHMS: dict[str, Any] = {"RecurrentPPG": RecurrentPPG, "RecurrentPPO": RecurrentPPO}
 SEEDS = range(1, 21)
 N_TIMESTEPS = 50_000
 THRESHOLD = 450
-# Those of sb3-contrib's tests/test_lstm.py
+# The settings of sb3-contrib's tests/test_lstm.py
 SETTINGS: dict[str, Any] = dict(
     n_steps=128,
     learning_rate=0.0007,
@@ -51,7 +43,7 @@ SETTINGS: dict[str, Any] = dict(
 
 
 class CartPoleWithoutVelocities(CartPoleEnv):
-    """Of the four numbers, position and angle are observed."""
+    """CartPole whose observations are the position and the angle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,88 +60,61 @@ class CartPoleWithoutVelocities(CartPoleEnv):
 
 
 class Training(NamedTuple):
-    """
-    What identifies a row.
-
-    :param algorithm: by name
-    :param seed: of the agent and its environments
-    :param defaults: a hash of the algorithm's, and of the settings
-    """
+    """The columns that identify a row."""
 
     algorithm: str
     seed: int
-    defaults: str
-
-    @classmethod
-    def of(cls, algorithm: str, seed: int) -> "Training":
-        """With the present defaults."""
-        classes = [one for one in reversed(ALGORITHMS[algorithm].__mro__) if one in (PPG, *ALGORITHMS.values())]
-        values = {name: one.default for base in classes for name, one in signature(base).parameters.items()}
-        decisive = sorted((values | SETTINGS).items())
-        return cls(algorithm, seed, hashlib.sha256(repr(decisive).encode()).hexdigest()[:8])
-
-    def run(self) -> dict[str, Any]:
-        """
-        :return: the row: mean returns of ten episodes, as in the test, and of a hundred further ones
-        """
-        th.set_num_threads(1)
-        start = time.process_time()
-        env = VecNormalize(make_vec_env(lambda: TimeLimit(CartPoleWithoutVelocities(), 500), 8))
-        model = ALGORITHMS[self.algorithm]("MlpLstmPolicy", env, seed=self.seed, device="cpu", **SETTINGS)
-        model.learn(N_TIMESTEPS)
-        seconds = round(time.process_time() - start)
-        tested, further = (evaluate_policy(model, env, n, warn=False)[0] for n in (10, 100))
-        row = dict(tested=round(float(tested), 1), further=round(float(further), 1))  # type: ignore[arg-type]
-        return {**self._asdict(), **row, "seconds": seconds, "machine": processor()}
+    defaults: str  # a hash of the algorithm's defaults and of the settings
 
 
-def rows() -> pd.DataFrame:
-    """Of the present defaults."""
-    if not ROWS.exists():
-        return pd.DataFrame(columns=Training._fields)
-    table = pd.read_csv(ROWS)
-    present = {(name, Training.of(name, 0).defaults) for name in ALGORITHMS}
-    return table[[key in present for key in zip(table["algorithm"], table["defaults"], strict=True)]]
+def defaults(algorithm: str) -> str:
+    """Return a hash of the algorithm's arguments."""
+    classes = [one for one in reversed(ALGORITHMS[algorithm].__mro__) if one in (PPG, *ALGORITHMS.values())]
+    values = {name: one.default for base in classes for name, one in signature(base).parameters.items()}
+    return short_hash(repr(sorted((values | SETTINGS).items())))
 
 
-def markdown() -> str:
-    """The table."""
-    table = rows().sort_values("seed")
+def wanted() -> list[Training]:
+    """Return all trainings."""
+    hashes = {name: defaults(name) for name in ALGORITHMS}
+    return [Training(name, seed, hashes[name]) for seed in SEEDS for name in ALGORITHMS]
+
+
+def train(training: Training, folder: Path) -> tuple[dict[str, Any], None]:
+    """Train an agent; its mean returns of ten episodes, as in the test, and of a hundred further ones."""
+    start = time.process_time()
+    env = VecNormalize(make_vec_env(lambda: TimeLimit(CartPoleWithoutVelocities(), 500), 8))
+    model = ALGORITHMS[training.algorithm]("MlpLstmPolicy", env, seed=training.seed, device="cpu", **SETTINGS)
+    model.learn(N_TIMESTEPS)
+    seconds = round(time.process_time() - start)
+    tested, further = (round(float(evaluate_policy(model, env, n, warn=False)[0]), 1) for n in (10, 100))  # type: ignore[arg-type]
+    return dict(tested=tested, further=further, seconds=seconds), None
+
+
+def report(experiment: Experiment) -> Report:
+    """Return the table."""
+    rows = experiment.rows().sort_values("seed")
     lines = [
-        "# CartPole without velocities",
-        "",
+        [
+            name,
+            f"{(own['tested'] >= THRESHOLD).sum()} of {len(own)}",
+            listed(own["tested"], 0),
+            listed(own["further"], 0),
+            f"{own['seconds'].median():.0f}",
+        ]
+        for name, own in rows.groupby("algorithm")
+    ]
+    text = page(
+        "CartPole without velocities",
         f"`python -m benchmarks.no_velocities`: sb3-contrib's performance test of LSTMs, which asks for {THRESHOLD} after "
         f"{N_TIMESTEPS:,} steps, with its settings and otherwise all defaults. Mean returns of ten deterministic episodes, as "
-        f"in the test, and of a hundred further ones; of each seed. {' and '.join(table['machine'].unique())}.",
-        "",
-        "| | passes | return, 10 episodes | 100 episodes | seconds of a core |",
-        "|---|---|---|---|---|",
-    ]
-    for name, own in table.groupby("algorithm"):
-        returns = [", ".join(f"{value:.0f}" for value in own[column]) for column in ("tested", "further")]
-        passed = f"{(own['tested'] >= THRESHOLD).sum()} of {len(own)}"
-        lines.append(f"| {name} | {passed} | {' | '.join(returns)} | {own['seconds'].median():.0f} |")
-    return "\n".join(lines) + "\n"
+        f"in the test, and of a hundred further ones; of each seed. {machines(rows)}",
+        table(["", "passes", "return, 10 episodes", "100 episodes", "seconds of a core"], lines),
+    )
+    return {"no_velocities.md": text}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algo", nargs="*", default=list(ALGORITHMS), choices=list(ALGORITHMS), help="only these")
-    parser.add_argument("--jobs", default=1, type=int, help="trainings at a time")
-    parser.add_argument("--plot", action="store_true", help="only write the table")
-    args = parser.parse_args()
-    known = set(rows()[list(Training._fields)].itertuples(index=False, name=None))
-    wanted = [] if args.plot else [Training.of(name, seed) for seed in SEEDS for name in args.algo]
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.jobs, mp_context=spawn, initializer=end_with_parent) as pool:
-        for done in as_completed([pool.submit(one.run) for one in wanted if tuple(one) not in known]):
-            row = done.result()
-            print(row, flush=True)
-            pd.DataFrame([row]).to_csv(ROWS, mode="a", index=False, header=not ROWS.exists())
-    text = markdown()
-    (ROWS.parent / "no_velocities.md").write_text(text)
-    print(text)
-
+NO_VELOCITIES = Experiment("no_velocities", wanted, train, report)
 
 if __name__ == "__main__":
-    main()
+    NO_VELOCITIES.main()

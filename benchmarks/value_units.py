@@ -1,37 +1,36 @@
 """
-What it is worth to measure the value losses of both phases in one unit, the standard deviation of the value targets.
+The gain from measuring the value losses of both phases in one unit, the standard deviation of the value targets.
 
-PPG with raw rewards on CartPole-v1, Pendulum-v1 and LunarLander-v3, five seeds, without and with clipping of the gradient, as
+PPG with raw rewards on CartPole-v1, Pendulum-v1 and LunarLander-v3, five seeds, with and without clipping of the gradient, as
 it is ("both phases"), and as it was before ("auxiliary phase"): the unit changes at each auxiliary phase, and the policy phase
 measures its value loss in the units of the rewards.
 
 Each row is a training: the mean over all rollouts of the mean return of the latest 20 episodes, and that of the last tenth of
-the rollouts. Writes results/value_units.csv after each training, and value_units.md; rows that are there are not run again.
+the rollouts. Writes results/value_units.csv and value_units.md.
 
-    python -m benchmarks.value_units [--jobs 2]
+    python -m benchmarks.value_units [run] [--jobs 2]
+    python -m benchmarks.value_units report
 """
 
-import argparse
-import os
-import platform
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import LinearSchedule
 
-from benchmarks.learning import RESULTS
-from sb3_ppg import PPG
+from benchmarks.callbacks import MeanReturns
+from benchmarks.harness import Experiment, Report
+from benchmarks.tables import listed, machines, mean_and_error, page, table
+from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.distributed.collectives import moments
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, PaperObjective
 
-# CartPole-v1 with the arguments of the paper; the others with those of hyperparams/ppg.yml, but rewards are not normalised
+# CartPole-v1 with the paper's arguments; the others with those of hyperparams/ppg.yml, but rewards are not normalised
 SETTINGS: dict[str, dict[str, Any]] = {
     "CartPole-v1": dict(n_envs=1, n_timesteps=100_000, aux_batch_size=512),
     "Pendulum-v1": dict(
@@ -59,127 +58,83 @@ SETTINGS: dict[str, dict[str, Any]] = {
         learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
     ),
 }
-MAX_GRAD_NORMS = (None, 0.5)
 SEEDS = range(5)
 
 
 class RawValueErrors(PaperObjective):
-    """In the policy phase, value errors are measured in the units of the rewards."""
+    """The paper's objective, whose policy phase measures value errors in the units of the rewards."""
 
-    def value_error(self, policy: Any, latent: th.Tensor, batch: Any, coefficients: Coefficients) -> Losses:
-        return super().value_error(policy, latent, batch, coefficients._replace(value_unit=1.0))
+    def value_error(self, batch: RolloutBufferSamples, values: th.Tensor, coefficients: Coefficients) -> Losses:
+        return super().value_error(batch, values, coefficients._replace(value_unit=1.0))
 
 
-class UnitsInTheAuxiliaryPhase(PPG):
-    """As it was before."""
+class ChangeUnits(PhasicCallback):
+    """Changes the units of both value heads at the start of each auxiliary phase."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, normalize_value_targets=False, objective=RawValueErrors, **kwargs)
-
-    def auxiliary_phase(self) -> None:
-        mean, std = moments(np.concatenate(self.aux_buffer.value_targets))
-        for head in (self.policy.value_net, self.policy.aux_value_net):
+    def on_aux_phase_start(self) -> None:
+        assert isinstance(self.model, PPG)
+        mean, std = moments(np.concatenate(self.model.aux_buffer.value_targets))
+        for head in (self.model.policy.value_net, self.model.policy.aux_value_net):
             head.change_units(mean, max(std, 1.0))
-        super().auxiliary_phase()
 
 
-UNITS = {"auxiliary phase": UnitsInTheAuxiliaryPhase, "both phases": PPG}
+BEFORE = dict(normalize_value_targets=False, objective=RawValueErrors)
+UNITS: dict[str, tuple[dict[str, Any], list]] = {"auxiliary phase": (BEFORE, [ChangeUnits]), "both phases": ({}, [])}
 
 
 class Training(NamedTuple):
-    """What identifies a row of results."""
+    """The columns that identify a row."""
 
     env: str
     max_grad_norm: str
     unit_in: str
     seed: int
 
-    def run(self) -> dict[str, Any]:
-        """
-        Train.
 
-        :return: the row
-        """
-        th.set_num_threads(1)
-        settings = dict(SETTINGS[self.env])
-        env = make_vec_env(self.env, settings.pop("n_envs"), seed=self.seed)
-        n_timesteps = settings.pop("n_timesteps")
-        max_grad_norm = None if self.max_grad_norm == "none" else float(self.max_grad_norm)
-        curve = _Curve()
-        algorithm = UNITS[self.unit_in]
-        arguments = {**PAPERS_VALUES, **settings, "max_grad_norm": max_grad_norm}
-        model = algorithm("MlpPolicy", env, stats_window_size=20, seed=self.seed, device="cpu", **arguments)
-        model.learn(n_timesteps, callback=curve)
-        last = curve.returns[-max(1, len(curve.returns) // 10) :]
-        return {**self._asdict(), "mean": round(np.mean(curve.returns), 1), "last": round(np.mean(last), 1)}
-
-
-class _Curve(BaseCallback):
-    """The mean return of the latest episodes, after each rollout in which there was one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.returns: list[float] = []
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        if self.model.ep_info_buffer:
-            self.returns.append(float(np.mean([episode["r"] for episode in self.model.ep_info_buffer])))
-
-
-def all_trainings() -> list[Training]:
-    """What the table is made of."""
+def wanted() -> list[Training]:
+    """Return all trainings."""
     return [
-        Training(env, str(norm).lower(), unit_in, seed)
+        Training(env, norm, unit_in, seed)
         for env in SETTINGS
         for seed in SEEDS
-        for norm in MAX_GRAD_NORMS
+        for norm in ("none", "0.5")
         for unit_in in UNITS
     ]
 
 
-def markdown(rows: pd.DataFrame) -> str:
-    """The table."""
+def train(training: Training, folder: Path) -> tuple[dict[str, Any], None]:
+    """Train an agent."""
+    settings = dict(SETTINGS[training.env])
+    env = make_vec_env(training.env, settings.pop("n_envs"), seed=training.seed)
+    n_timesteps = settings.pop("n_timesteps")
+    settings["max_grad_norm"] = None if training.max_grad_norm == "none" else float(training.max_grad_norm)
+    changes, callbacks = UNITS[training.unit_in]
+    arguments = {**PAPERS_VALUES, **settings, **changes}
+    model = PPG("MlpPolicy", env, stats_window_size=20, seed=training.seed, device="cpu", **arguments)
+    curve = MeanReturns()
+    model.learn(n_timesteps, callback=[curve, *(make() for make in callbacks)])
+    returns = [point["return"] for point in curve.points]
+    last = returns[-max(1, len(returns) // 10) :]
+    return dict(mean=round(np.mean(returns), 1), last=round(np.mean(last), 1)), None
+
+
+def report(experiment: Experiment) -> Report:
+    """Return the table."""
+    rows = experiment.rows().sort_values("seed")
     lines = [
-        "# One unit of values for both phases",
-        "",
-        f"`python -m benchmarks.value_units`, {platform.machine()}, one thread per training, torch {th.__version__}. Rewards "
-        "are raw. Per seed the mean return over the whole training; their mean ± its standard error, and the same of the last "
-        "tenth.",
-        "",
-        "| environment | `max_grad_norm` | value unit in | return per seed | mean | last tenth |",
-        "|---|---|---|---|---|---|",
+        [*key, listed(own["mean"], 0), mean_and_error(own["mean"]), mean_and_error(own["last"])]
+        for key, own in rows.groupby(["env", "max_grad_norm", "unit_in"])
     ]
-    for (env, norm, unit_in), part in rows.groupby(["env", "max_grad_norm", "unit_in"]):
-        per_seed = ", ".join(f"{value:.0f}" for value in part.sort_values("seed")["mean"])
-        means = [f"{part[name].mean():.1f} ± {part[name].sem():.1f}" for name in ("mean", "last")]
-        lines.append(f"| {env} | {norm} | {unit_in} | {per_seed} | {means[0]} | {means[1]} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at a time")
-    args = parser.parse_args()
-    file = RESULTS / "value_units.csv"
-    columns = [*Training._fields, "mean", "last"]
-    rows = (
-        pd.read_csv(file, dtype=dict(max_grad_norm=str), keep_default_na=False)
-        if file.exists()
-        else pd.DataFrame(columns=columns)
+    text = page(
+        "One unit of values for both phases",
+        f"`python -m benchmarks.value_units`, one thread per training. {machines(rows)} Rewards are raw. Per seed the mean "
+        "return over the whole training; their mean ± its standard error, and the same of the last tenth.",
+        table(["environment", "`max_grad_norm`", "value unit in", "return per seed", "mean", "last tenth"], lines),
     )
-    done = set(rows[list(Training._fields)].itertuples(index=False, name=None))
-    with ProcessPoolExecutor(args.jobs) as pool:
-        missing = [training for training in all_trainings() if tuple(training) not in done]
-        for finished in as_completed([pool.submit(training.run) for training in missing]):
-            print(finished.result(), flush=True)
-            rows = pd.concat([rows, pd.DataFrame([finished.result()])]).sort_values(list(Training._fields))
-            rows.to_csv(file, index=False)
-            (RESULTS / "value_units.md").write_text(markdown(rows))
+    return {"value_units.md": text}
 
+
+VALUE_UNITS = Experiment("value_units", wanted, train, report)
 
 if __name__ == "__main__":
-    main()
+    VALUE_UNITS.main()

@@ -1,33 +1,26 @@
 """
-RecurrentPPG and MaskablePPG beside their PPO counterparts of sb3-contrib, in the same number of steps.
+RecurrentPPG and MaskablePPG, and their PPO counterparts of sb3-contrib with the same number of steps.
 
 - CartPole-v1 without velocities (RL Zoo's CartPoleNoVel-v1): RecurrentPPG with stored and with recomputed LSTM states,
-  RecurrentPPO with RL Zoo's tuned hyperparameters, which RecurrentPPG shares, and PPG, which cannot remember.
+  RecurrentPPO with RL Zoo's tuned hyperparameters, which RecurrentPPG shares, and PPG, which has no memory.
 - sb3-contrib's InvalidActionEnvDiscrete, ...MultiDiscrete and ...MultiBinary: MaskablePPG and MaskablePPO.
 
 Each agent is evaluated on 100 episodes, deterministically. Writes results/variants.csv, variants_curves.csv, variants.md and
-variants.png after each training; those that variants.csv has are not run again.
+variants.png.
 
-    python -m benchmarks.variants [--plot]
+    python -m benchmarks.variants [run] [--jobs 2]
+    python -m benchmarks.variants report
 """
 
-import argparse
-import os
-import platform
-import tempfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import rl_zoo3.import_envs  # noqa: F401  registers CartPoleNoVel-v1
-import torch as th
+from matplotlib.figure import Figure
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiBinary, InvalidActionEnvMultiDiscrete
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_maskable_policy
@@ -39,9 +32,39 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from benchmarks.learning import N_EPISODES, RESULTS, curve, of_seeds
-from benchmarks.suites.report import draw_seeds
+from benchmarks.harness import Experiment, Report
+from benchmarks.learning import N_EPISODES, curve
+from benchmarks.tables import by_seed, draw_seeds, finish, listed, machines, page, table
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
+
+
+class Contestant(NamedTuple):
+    """An algorithm with its hyperparameters, and its color in pictures: PPG's and PPO's, for their variants."""
+
+    color: str
+    algorithm: type[BaseAlgorithm]
+    policy: str
+    kwargs: dict[str, Any]
+
+
+class Task(NamedTuple):
+    """An environment, and who learns it."""
+
+    env: str | Callable[[], Any]
+    n_envs: int
+    n_timesteps: int
+    normalize: bool
+    n_seeds: int
+    contestants: dict[str, Contestant]
+
+
+class Training(NamedTuple):
+    """The columns that identify a row."""
+
+    experiment: str
+    contestant: str
+    seed: int
+
 
 # RL Zoo's for RecurrentPPO on CartPoleNoVel-v1
 NO_VELOCITY: dict[str, Any] = dict(
@@ -56,173 +79,89 @@ NO_VELOCITY: dict[str, Any] = dict(
     max_grad_norm=0.5,
 )
 LAYERS: dict[str, Any] = dict(ortho_init=False, activation_fn=nn.ReLU, net_arch=dict(pi=[64], vf=[64]))
-LSTM: dict[str, Any] = {**LAYERS, "lstm_hidden_size": 64, "enable_critic_lstm": True}
+WITH_LSTM = NO_VELOCITY | dict(policy_kwargs=LAYERS | dict(lstm_hidden_size=64, enable_critic_lstm=True))
+PHASIC: dict[str, Any] = WITH_LSTM | dict(n_policy_iterations=16)
 MASKED: dict[str, Any] = dict(
     n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, learning_rate=1e-3, clip_range=0.2, max_grad_norm=0.5
 )
-
-
-class Contestant(NamedTuple):
-    """An algorithm with its hyperparameters."""
-
-    algorithm: type[BaseAlgorithm]
-    policy: str
-    kwargs: dict[str, Any]
-
-
-class Experiment(NamedTuple):
-    """An environment, and who learns it."""
-
-    env: str | Callable[[], Any]
-    n_envs: int
-    n_timesteps: int
-    normalize: bool
-    seeds: range
-    contestants: dict[str, Contestant]
-
-
 RECURRENT = {
-    "RecurrentPPG": Contestant(
-        RecurrentPPG, "MlpLstmPolicy", dict(NO_VELOCITY, policy_kwargs=LSTM, n_policy_iterations=16, recompute_states=True)
-    ),
+    "RecurrentPPG": Contestant("tab:blue", RecurrentPPG, "MlpLstmPolicy", PHASIC | dict(recompute_states=True)),
     "RecurrentPPG, stored states": Contestant(
-        RecurrentPPG, "MlpLstmPolicy", dict(NO_VELOCITY, policy_kwargs=LSTM, n_policy_iterations=16, recompute_states=False)
+        "tab:cyan", RecurrentPPG, "MlpLstmPolicy", PHASIC | dict(recompute_states=False)
     ),
-    "RecurrentPPO": Contestant(RecurrentPPO, "MlpLstmPolicy", dict(NO_VELOCITY, policy_kwargs=LSTM)),
-    "PPG": Contestant(PPG, "MlpPolicy", dict(NO_VELOCITY, policy_kwargs=LAYERS, n_policy_iterations=16)),
+    "RecurrentPPO": Contestant("tab:red", RecurrentPPO, "MlpLstmPolicy", WITH_LSTM),
+    "PPG": Contestant("tab:gray", PPG, "MlpPolicy", PHASIC | dict(policy_kwargs=LAYERS)),
 }
 MASKABLE = {
     "MaskablePPG": Contestant(
-        MaskablePPG, "MlpPolicy", dict(MASKED, n_policy_iterations=8, aux_batch_size=128, ent_coef=0.01)
+        "tab:blue", MaskablePPG, "MlpPolicy", MASKED | dict(n_policy_iterations=8, aux_batch_size=128, ent_coef=0.01)
     ),
-    "MaskablePPO": Contestant(MaskablePPO, "MlpPolicy", MASKED),
+    "MaskablePPO": Contestant("tab:red", MaskablePPO, "MlpPolicy", MASKED),
 }
-# PPG's and PPO's, as in all pictures, for the variants
-COLORS = {
-    "RecurrentPPG": "tab:blue",
-    "RecurrentPPG, stored states": "tab:cyan",
-    "RecurrentPPO": "tab:red",
-    "PPG": "tab:gray",
-    "MaskablePPG": "tab:blue",
-    "MaskablePPO": "tab:red",
-}
-EXPERIMENTS = {
-    "CartPole-v1 without velocities": Experiment("CartPoleNoVel-v1", 8, 100_000, True, range(5), RECURRENT),
-    "100 actions, 80 invalid": Experiment(
-        lambda: InvalidActionEnvDiscrete(dim=100, n_invalid_actions=80), 4, 20_000, False, range(3), MASKABLE
-    ),
-    "4 x 4 x 4 actions, 6 of 12 invalid": Experiment(
-        lambda: InvalidActionEnvMultiDiscrete(dims=[4, 4, 4], n_invalid_actions=6), 4, 20_000, False, range(3), MASKABLE
-    ),
-    "10 binary actions, 5 of 20 invalid": Experiment(
-        lambda: InvalidActionEnvMultiBinary(dims=10, n_invalid_actions=5), 4, 20_000, False, range(3), MASKABLE
-    ),
+DISCRETE = partial(InvalidActionEnvDiscrete, dim=100, n_invalid_actions=80)
+MULTI_DISCRETE = partial(InvalidActionEnvMultiDiscrete, dims=[4, 4, 4], n_invalid_actions=6)
+MULTI_BINARY = partial(InvalidActionEnvMultiBinary, dims=10, n_invalid_actions=5)
+TASKS = {
+    "CartPole-v1 without velocities": Task("CartPoleNoVel-v1", 8, 100_000, True, 5, RECURRENT),
+    "100 actions, 80 invalid": Task(DISCRETE, 4, 20_000, False, 3, MASKABLE),
+    "4 x 4 x 4 actions, 6 of 12 invalid": Task(MULTI_DISCRETE, 4, 20_000, False, 3, MASKABLE),
+    "10 binary actions, 5 of 20 invalid": Task(MULTI_BINARY, 4, 20_000, False, 3, MASKABLE),
 }
 
 
-def train(experiment: str, contestant: str, seed: int) -> tuple[dict[str, Any], pd.DataFrame]:
-    """
-    Train and evaluate one agent.
+def wanted() -> list[Training]:
+    """Return all trainings."""
+    return [
+        Training(name, contestant, seed)
+        for name, task in TASKS.items()
+        for seed in range(task.n_seeds)
+        for contestant in task.contestants
+    ]
 
-    :return: a row of results; the learning curve
-    """
-    th.set_num_threads(1)
-    env_id, n_envs, n_timesteps, normalize, _, contestants = EXPERIMENTS[experiment]
-    algorithm, policy, kwargs = contestants[contestant]
-    key = dict(experiment=experiment, contestant=contestant, seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        env = make_vec_env(env_id, n_envs, seed=seed, monitor_dir=folder)
-        env = VecNormalize(env) if normalize else env
-        model = algorithm(policy, env, seed=seed, device="cpu", **kwargs)
-        model.learn(n_timesteps)
-        monitor = load_results(folder)
-    evaluation = make_vec_env(env_id, 1, seed=1000 + seed)
+
+def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Train and evaluate one agent."""
+    task = TASKS[training.experiment]
+    _, algorithm, policy, kwargs = task.contestants[training.contestant]
+    env = make_vec_env(task.env, task.n_envs, seed=training.seed, monitor_dir=str(folder))
+    env = VecNormalize(env) if task.normalize else env
+    model = algorithm(policy, env, seed=training.seed, device="cpu", **kwargs)
+    model.learn(task.n_timesteps)
+    evaluation = make_vec_env(task.env, 1, seed=1000 + training.seed)
     if isinstance(env, VecNormalize):
         evaluation = VecNormalize(evaluation, training=False, norm_reward=False)
         evaluation.obs_rms = env.obs_rms
-    evaluate: Any = evaluate_maskable_policy if "Maskable" in contestant else evaluate_policy
+    evaluate: Any = evaluate_maskable_policy if "Maskable" in training.contestant else evaluate_policy
     returns, _ = evaluate(model, evaluation, N_EPISODES, return_episode_rewards=True, warn=False)
-    points = curve(monitor)
     row = dict(steps=model.num_timesteps, mean=round(np.mean(returns), 2), std=round(np.std(returns), 2))
-    return {**key, **row}, points.assign(**key)
+    return row, curve(load_results(str(folder)))
 
 
-def read(name: str) -> pd.DataFrame:
-    """A committed table, or an empty one."""
-    file = RESULTS / name
-    return pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["experiment", "contestant", "seed"])
-
-
-def write(rows: pd.DataFrame, curves: pd.DataFrame) -> None:
-    """Tables, Markdown and picture; of what is there."""
-    key = ["experiment", "contestant", "seed"]
-    rows.sort_values(key).to_csv(RESULTS / "variants.csv", index=False)
-    curves.sort_values([*key, "step"]).to_csv(RESULTS / "variants_curves.csv", index=False)
-    (RESULTS / "variants.md").write_text(markdown(rows))
-    plot(curves, RESULTS / "variants.png")
-
-
-def markdown(rows: pd.DataFrame) -> str:
-    """The table."""
-    lines = [
-        "# RecurrentPPG and MaskablePPG",
-        "",
-        f"`python -m benchmarks.variants`, {platform.machine()}, {os.cpu_count()} cores, one thread per training, torch "
-        f"{th.__version__}. Mean of {N_EPISODES} deterministic episodes after training, per seed.",
-        "",
-        "| environment | algorithm | steps | return per seed | mean |",
-        "|---|---|---|---|---|",
-    ]
-    for experiment, settings in EXPERIMENTS.items():
-        for contestant in settings.contestants:
-            part = rows[(rows.experiment == experiment) & (rows.contestant == contestant)].sort_values("seed")
-            if len(part) > 0:
-                per_seed = ", ".join(f"{value:.1f}" for value in part["mean"])
-                steps = f"{part.steps.max() / 1000:.0f}k"
-                lines.append(f"| {experiment} | {contestant} | {steps} | {per_seed} | {part['mean'].mean():.1f} |")
-    return "\n".join(lines) + "\n"
-
-
-def plot(curves: pd.DataFrame, picture: Path) -> None:
-    """One panel per experiment: mean over seeds, and their range."""
-    figure, panels = plt.subplots(1, 4, figsize=(16, 5), layout="constrained")
-    for axes, (experiment, settings) in zip(panels, EXPERIMENTS.items(), strict=True):
-        for contestant in settings.contestants:
-            part = curves[(curves.experiment == experiment) & (curves.contestant == contestant)]
-            if len(part) > 0:
-                draw_seeds(axes, of_seeds(part), contestant, COLORS[contestant])
-        axes.set(title=experiment, xlabel="environment steps", ylabel="return in training")
-        axes.grid(alpha=0.3)
+def report(experiment: Experiment) -> Report:
+    """Return the table, and a picture with a panel per environment."""
+    rows, curves, lines = experiment.rows(), experiment.curves(), []
+    figure = Figure(figsize=(16, 5), dpi=90, layout="constrained")
+    for axes, (name, task) in zip(figure.subplots(1, len(TASKS)), TASKS.items(), strict=True):
+        for contestant, settings in task.contestants.items():
+            query = "experiment == @name and contestant == @contestant"
+            own = rows.query(query).sort_values("seed")
+            if len(own) > 0:
+                steps = f"{own['steps'].max() / 1000:.0f}k"
+                lines.append([name, contestant, steps, listed(own["mean"]), f"{own['mean'].mean():.1f}"])
+                draw_seeds(axes, by_seed(curves.query(query)), contestant, settings.color)
+        finish(axes, name, "environment steps", "return in training")
         if axes.has_data():
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), fontsize="small")
-    figure.savefig(picture, dpi=90)
-    plt.close(figure)
+    text = page(
+        "RecurrentPPG and MaskablePPG",
+        f"`python -m benchmarks.variants`, one thread per training. {machines(rows)} Mean of {N_EPISODES} deterministic "
+        "episodes after training, per seed.",
+        table(["environment", "algorithm", "steps", "return per seed", "mean"], lines),
+    )
+    return {"variants.md": text, "variants.png": figure}
 
 
-def main() -> None:
-    """Run what is missing, or only draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", action="store_true", help="only write table and picture, from the results that are there")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at a time")
-    args = parser.parse_args()
-    rows, curves = read("variants.csv"), read("variants_curves.csv")
-    if not args.plot:
-        there = set(rows[["experiment", "contestant", "seed"]].itertuples(index=False, name=None))
-        wanted = [
-            (experiment, contestant, seed)
-            for experiment, settings in EXPERIMENTS.items()
-            for seed in settings.seeds
-            for contestant in settings.contestants
-        ]
-        with ProcessPoolExecutor(args.jobs) as pool:
-            for done in as_completed([pool.submit(train, *one) for one in wanted if one not in there]):
-                row, points = done.result()
-                print(row, flush=True)
-                rows, curves = pd.concat([rows, pd.DataFrame([row])]), pd.concat([curves, points])
-                write(rows, curves)
-    write(rows, curves)
-    print(markdown(rows))
-
+VARIANTS = Experiment("variants", wanted, train, report)
 
 if __name__ == "__main__":
-    main()
+    VARIANTS.main()

@@ -1,38 +1,35 @@
-"""One training: made by RL Zoo, stopped and continued at any time, and what it leaves."""
+"""One training: made by RL Zoo, stopped and continued at any time, and its row and curve."""
 
 import contextlib
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch as th
 import yaml
+from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import CSVOutputFormat, Logger
-from stable_baselines3.common.vec_env import VecEnv
 
-from benchmarks.machine import processor
 from benchmarks.suites.contestants import Settings, Training
 from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
-from sb3_ppg.zoo.manager import Manager
 
 LAST_EPISODES = 100
-TEST_EPISODES = 2000  # where returns scatter as much as their mean, 5, as StarPilot's do, it is known to 0.1 (of 200 to 0.35)
+TEST_EPISODES = 2000  # StarPilot's returns scatter as much as their mean, 5: known to 0.1 (by 200 episodes to 0.35)
 CURVE_POINTS = 50
 N_CHECKPOINTS = 20
 
 
 class Episodes(BaseCallback):
     """
-    Writes down each episode of the training: after how many steps and seconds it was over, and its return. A training that is
+    Writes each episode of the training to a file: steps and seconds until it ended, and its return. A training that is
     continued goes on with the file.
 
-    Seconds are those of the processor, which are those of the wall clock where the training's one thread has a core to itself.
+    Seconds are the processor's: those of the clock where the training's one thread has a core to itself.
 
     :param file: a CSV file without head
     """
@@ -51,15 +48,16 @@ class Episodes(BaseCallback):
 
     def read(self, n_timesteps: int) -> pd.DataFrame:
         """
-        :param n_timesteps: of the training, those after it are left out
-        :return: one row per episode
+        Return one row per episode.
+
+        :param n_timesteps: of the training; episodes after it are left out
         """
         empty = not self.file.exists() or self.file.stat().st_size == 0
         table = pd.DataFrame(columns=self.COLUMNS) if empty else pd.read_csv(self.file, names=list(self.COLUMNS)).dropna()
         return table[table["steps"] <= n_timesteps]
 
     def seconds(self) -> float:
-        """Of the training up to now."""
+        """Return the seconds that the training has taken."""
         return time.process_time() - self.start
 
     def _on_step(self) -> bool:
@@ -74,34 +72,22 @@ class Episodes(BaseCallback):
         self.lines.clear()
 
 
-class Outcome(NamedTuple):
+def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """
-    What a training leaves.
+    Train and evaluate one agent, or continue where it was stopped (PPG; PPO starts again).
 
-    :param row: of results
-    :param curve: mean return of the latest 100 episodes, at 50 evenly spaced steps
+    :param folder: of its own, for checkpoints and logs
+    :return: the row; the learning curve
     """
-
-    row: dict[str, Any]
-    curve: pd.DataFrame
-
-
-def train(training: Training, folder: Path) -> Outcome:
-    """
-    Train one agent, or go on where it was stopped (PPG; PPO starts over), and evaluate it.
-
-    :param training: which
-    :param folder: of its own, for what is needed to go on, and for what SB3 logs
-    """
-    th.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
         manager, model = make_model(training, folder)
         episodes = Episodes(folder / "episodes.csv")
         callbacks: list[BaseCallback] = [episodes]
         if isinstance(model, PPG):
             model = _latest(model, folder / "checkpoints")
-            callbacks.append(_checkpoints(model, training.n_timesteps, folder / "checkpoints"))
+            phase = model.n_steps * model.n_envs * model.n_policy_iterations
+            n_phases = max(1, round(training.n_timesteps / phase / N_CHECKPOINTS))  # when no rollouts are stored
+            callbacks.append(PhasicCheckpointCallback(n_phases * model.n_policy_iterations, folder / "checkpoints", keep=1))
         progress = CSVOutputFormat(str(folder / f"progress_from_{model.num_timesteps}.csv"))
         model.set_logger(Logger(str(folder), [progress]))
         missing = training.n_timesteps - model.num_timesteps
@@ -111,47 +97,35 @@ def train(training: Training, folder: Path) -> Outcome:
     table = episodes.read(model.num_timesteps)
     seconds = episodes.seconds() if missing > 0 else table["seconds"].iloc[-1]
     row = dict(
-        suite=training.task.suite,
-        task=training.task.env_id,
-        contestant=training.contestant,
-        steps=training.n_timesteps,
-        seed=training.seed,
-        settings=training.hash(),
         train_return=round(float(table["return"].tail(LAST_EPISODES).mean()), 3),
         test_return=tested,
         seconds=round(seconds),
         steps_per_second=round(model.num_timesteps / seconds),
-        machine=processor(),
         test_episodes=TEST_EPISODES if training.task.is_tested else None,
     )
-    return Outcome(row, curve(table, training.n_timesteps).assign(settings=training.hash(), seed=training.seed))
+    return row, curve(table, training.n_timesteps)
 
 
-def make_model(training: Training, folder: Path) -> tuple[Manager, BaseAlgorithm]:
-    """
-    :param training: which
-    :param folder: of its own
-    """
+def make_model(training: Training, folder: Path) -> tuple[ExperimentManager, BaseAlgorithm]:
+    """Make the agent of a training."""
     task = training.task
     return make(training.algorithm, task.env_id, training.settings(), folder, training.seed, task.env_kwargs)
 
 
 def make(
     algorithm: str, env_id: str, settings: Settings, folder: Path, seed: int = 0, env_kwargs: Settings | None = None
-) -> tuple[Manager, BaseAlgorithm]:
+) -> tuple[ExperimentManager, BaseAlgorithm]:
     """
-    As ``sb3-ppg train`` does.
+    Make an agent as ``sb3-ppg train`` does.
 
     :param algorithm: its name in RL Zoo
-    :param env_id: of the environment
     :param settings: hyperparameters, which are written to a file in the folder
     :param folder: of the training
     :param seed: of the agent and its environments
-    :param env_kwargs: of the environments
     """
     config = folder / "settings.yml"
     config.write_text(yaml.safe_dump({env_id: settings}))
-    manager = Manager(
+    manager = ExperimentManager(
         Namespace(),
         algorithm,
         env_id,
@@ -169,7 +143,7 @@ def make(
 
 
 def _latest(model: PPG, checkpoints: Path) -> PPG:
-    """The training at its latest checkpoint, if there is one."""
+    """Return the model at its latest checkpoint, if there is one."""
     try:
         checkpoint = latest_checkpoint(checkpoints)
     except FileNotFoundError:
@@ -179,27 +153,21 @@ def _latest(model: PPG, checkpoints: Path) -> PPG:
     return model
 
 
-def _checkpoints(model: PPG, n_timesteps: int, folder: Path) -> PhasicCheckpointCallback:
-    """After whole phases, when no rollouts are stored, about twenty times in a training."""
-    phase = model.n_steps * model.n_envs * model.n_policy_iterations
-    n_phases = max(1, round(n_timesteps / phase / N_CHECKPOINTS))
-    return PhasicCheckpointCallback(n_phases * model.n_policy_iterations, folder, keep=1)
-
-
-def evaluate_on_all_levels(manager: Manager, model: BaseAlgorithm) -> float:
-    """Mean return of many episodes, with actions drawn as in training."""
+def evaluate_on_all_levels(manager: ExperimentManager, model: BaseAlgorithm) -> float:
+    """Return the mean return of many episodes, with actions drawn as in training."""
     manager.seed += 1000
     manager.eval_env_kwargs = {"num_threads": 1}
-    env: VecEnv = manager.create_envs(50, eval_env=True)
+    env = manager.create_envs(50, eval_env=True)
     mean, _ = evaluate_policy(model, env, TEST_EPISODES, deterministic=False)
     return round(float(mean), 3)  # type: ignore[arg-type]
 
 
 def curve(episodes: pd.DataFrame, n_timesteps: int) -> pd.DataFrame:
     """
+    Return the mean return of the latest 100 episodes, and seconds, at evenly spaced steps.
+
     :param episodes: of a training
     :param n_timesteps: its length
-    :return: mean return of the latest 100 episodes and seconds, at evenly spaced steps
     """
     grid = np.linspace(0, n_timesteps, CURVE_POINTS + 1)[1:].astype(int)
     smooth = episodes.assign(**{"return": episodes["return"].rolling(LAST_EPISODES, min_periods=1).mean()})

@@ -1,0 +1,89 @@
+"""The trainings that are wanted, what identifies their rows, and what a step costs."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from benchmarks.harness import Experiment
+from benchmarks.machine import processor
+from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
+from benchmarks.suites.report import SPEED, report, speed
+from benchmarks.suites.training import make_model, train
+from benchmarks.turns import Measure, take_turns
+from sb3_ppg import PPG
+
+
+def wanted(steps: int | None = None) -> list[Training]:
+    """
+    Return all trainings: the leading contestants before the others, the first seeds first.
+
+    :param steps: of each training, in place of the task's
+    """
+    trainings = [
+        Training(task, name, seed, steps or task.n_timesteps)
+        for name in CONTESTANTS
+        for task in TASKS
+        for seed in range(task.n_seeds)
+        if name in contestants_on(task)
+    ]
+    return sorted(trainings, key=lambda training: (training.contestant not in LEADING, training.seed))
+
+
+def columns(training: Training) -> dict[str, Any]:
+    """Return the columns of its row that are known before it is run."""
+    return dict(
+        suite=training.task.suite,
+        task=training.task.env_id,
+        contestant=training.contestant,
+        steps=training.n_timesteps,
+        seed=training.seed,
+        settings=training.hash(),
+    )
+
+
+def whole_phases(task: Task, name: str) -> Measure:
+    """Measure seconds of the processor per million steps, over one phase of PPG or one rollout of PPO."""
+    with TemporaryDirectory() as folder:
+        _, model = make_model(Training(task, name, 0, task.n_timesteps), Path(folder))
+    assert isinstance(model, OnPolicyAlgorithm)
+    n_steps = model.n_steps * model.n_envs * (model.n_policy_iterations if isinstance(model, PPG) else 1)
+
+    def measure() -> dict[str, float]:
+        start = time.process_time()
+        model.learn(n_steps, reset_num_timesteps=False)
+        return {"seconds": (time.process_time() - start) / n_steps * 1e6}
+
+    return measure
+
+
+def measure_speed(experiment: Experiment, trainings: Sequence[Training]) -> None:
+    """Measure the leading contestants on the tasks of these trainings, in place of what is known of the tasks."""
+    for task in {training.task.env_id: training.task for training in trainings}.values():
+        table = take_turns({name: (whole_phases, (task, name)) for name in LEADING})
+        add_speed(experiment.results, table.assign(task=task.env_id, machine=processor()))
+
+
+def add_speed(results: Path, table: pd.DataFrame) -> None:
+    """Write rows, in place of those of the same tasks."""
+    known = speed(results)
+    others = known[~known["task"].isin(table["task"])]
+    pd.concat([others, table] if len(others) else [table]).to_csv(results / SPEED, index=False)
+
+
+SUITES = Experiment(
+    "suites",
+    wanted,
+    train,
+    report,
+    columns=columns,
+    identity=("settings", "seed"),
+    settings=Training.settings,
+    options={"steps": dict(type=int, help="per training, in place of the task's")},
+    commands={"speed": measure_speed},
+    resumes=True,
+)

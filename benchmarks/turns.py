@@ -1,0 +1,91 @@
+"""Times of several contestants, measured in turns on one machine, so that what it does meanwhile falls on all of them."""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pandas as pd
+import torch as th
+from stable_baselines3.common.callbacks import CallbackList
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+N_TURNS = 5
+
+Measure = Callable[[], dict[str, float]]
+
+
+def _contestant(connection: Connection, make: Callable[..., Measure], arguments: tuple, n_threads: int, warm_up: bool) -> None:
+    th.set_num_threads(n_threads)
+    measure = make(*arguments)
+    if warm_up:
+        measure()
+    connection.send("ready")
+    while connection.recv():
+        connection.send(measure())
+
+
+def take_turns(
+    contestants: dict[str, tuple[Callable[..., Measure], tuple]],
+    n_threads: int = 1,
+    n_turns: int = N_TURNS,
+    warm_up: bool = True,
+) -> pd.DataFrame:
+    """
+    Measure each contestant in a process of its own.
+
+    :param contestants: by name, a function and its arguments, which make a measurement
+    :param n_threads: of torch
+    :param warm_up: whether each measures once in vain first; where a measurement takes a minute, the median does as well
+    :return: a row per turn and contestant, with what it measured
+    """
+    context = multiprocessing.get_context("spawn")
+    connections, processes = {}, []
+    for name, (make, arguments) in contestants.items():
+        connections[name], theirs = context.Pipe()
+        further = (theirs, make, arguments, n_threads, warm_up)
+        processes.append(context.Process(target=_contestant, args=further, daemon=True))
+        processes[-1].start()
+        theirs.close()  # else nobody would notice that a contestant died
+        connections[name].recv()
+    rows = []
+    for turn in range(n_turns):
+        for name, connection in connections.items():
+            connection.send(True)
+            rows.append({"contestant": name, "turn": turn, **connection.recv()})
+            print(rows[-1], flush=True)
+    for connection in connections.values():
+        connection.send(False)
+    for process in processes:
+        process.join()
+    return pd.DataFrame(rows)
+
+
+def seconds(function: Callable[[], Any], times: int = 1) -> float:
+    """Return the median time that a call takes, until a GPU has done its part."""
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        function()
+        if th.cuda.is_available():
+            th.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def collect(model: OnPolicyAlgorithm) -> None:
+    """Collect one rollout."""
+    assert model.env is not None
+    callback = CallbackList([])
+    callback.init_callback(model)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+
+
+def ready(model: OnPolicyAlgorithm) -> OnPolicyAlgorithm:
+    """Return the model as ``learn`` leaves it before the first rollout, without a log."""
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    model._setup_learn(10**9)
+    return model
