@@ -2,8 +2,8 @@
 The authors' setting on Procgen's hard levels (``sb3_ppg.family.PAPER``), and their published runs.
 
 For a GPU: 8M steps of a game take about 20 exaflop. A training stops after a whole phase (2.1M steps) when there is no time
-for another one, and continues when the command is given again; its rows are added when it is over, one for each rollout. Writes
-results/hard.csv, hard.md and hard.png.
+for another one, and continues when the command is given again; its rows are added when it is over, one for each rollout.
+Writes results/hard.csv, hard.md and hard.png.
 
     python -m benchmarks.hard run [--game starpilot ...] [--precision bf16] [--minutes 9] [--jobs 1] [--folder logs/benchmarks]
     python -m benchmarks.hard run --small --folder /tmp/small --results /tmp/small  # a trial: two short phases of 1,024 steps

@@ -120,7 +120,7 @@ def curve(monitor: pd.DataFrame) -> pd.DataFrame:
 def report(experiment: Experiment) -> Report:
     """Return the table, and a picture with a panel per environment and setting."""
     rows, curves, lines = experiment.rows(), experiment.curves(), []
-    figure = Figure(figsize=(12, 6.2), dpi=130)  # small, so that its letters are large enough on a page
+    figure = Figure(figsize=(12, 6.2), dpi=130, layout="constrained")  # small, so that its letters are large enough on a page
     panels = list(figure.subplots(2, 4).flat)
     for axes, (env_id, setting, _) in zip(panels, EXPERIMENTS, strict=False):
         for algo in ("ppg", "ppo"):
@@ -133,7 +133,6 @@ def report(experiment: Experiment) -> Report:
         finish(axes, f"{env_id}\n{setting}", "environment steps", "return in training", legend="lower right")
     for axes in panels[len(EXPERIMENTS) :]:
         axes.set_axis_off()
-    figure.tight_layout()
     text = page(
         "Final returns",
         f"`python -m benchmarks.learning`, one thread per training. {machines(rows)} Mean of {N_EPISODES} deterministic "

@@ -44,7 +44,7 @@ def machines(rows: pd.DataFrame) -> str:
     return f"{' and '.join(rows['machine'].unique())}."
 
 
-def finish(axes: Axes, title: str, xlabel: str, ylabel: str = "return", legend: str | None = None) -> None:
+def finish(axes: Axes, title: str, xlabel: str, ylabel: str = "return", legend: Any = None) -> None:
     """
     Add titles, a grid and a legend.
 

@@ -1,9 +1,12 @@
-"""The harness of the results: what identifies a training, what the queue does, what the report says."""
+"""The benchmarks' harness: identity of a training, the queue, what the reports say."""
 
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,14 +15,14 @@ import pytest
 from matplotlib.figure import Figure
 from stable_baselines3 import PPO
 
-from benchmarks import defaults, dips, family, hard
-from benchmarks.suites import contestants, queue, training
-from benchmarks.suites import report as suites_report
+from benchmarks import defaults, dips, family, hard, scores
+from benchmarks.harness import Experiment, locked
+from benchmarks.scores import draw_scores, interquartile_means
+from benchmarks.suites import contestants
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
-from benchmarks.suites.queue import Results, locked, run_one, trainings
-from benchmarks.suites.report import comparisons, draw_scores, interquartile_means, late_returns, plot_ablation, report
-from benchmarks.suites.speed import whole_phases
-from benchmarks.suites.training import Outcome, curve, train
+from benchmarks.suites.experiment import SUITES, add_speed, wanted, whole_phases
+from benchmarks.suites.report import ablation_picture, comparisons, late_returns
+from benchmarks.suites.training import Episodes, curve, train
 from sb3_ppg import PPG
 from tests.helpers import ROOT, wait_for
 
@@ -27,13 +30,118 @@ pytestmark = pytest.mark.slow
 
 ASTERIX = next(task for task in TASKS if task.env_id == "MinAtar/Asterix-v1")
 TINY = dict(n_envs=2, n_steps=16, batch_size=32, n_epochs=1)
+TINY_PPG = TINY | dict(n_policy_iterations=2, n_aux_epochs=1, aux_batch_size=None)
 
 
-def outcome_of(one: Training, value: float) -> Outcome:
-    keys = dict(settings=one.hash(), seed=one.seed)
-    row = dict(suite=one.task.suite, task=one.task.env_id, contestant=one.contestant, steps=one.n_timesteps, **keys)
-    row |= dict(train_return=value, test_return=None, seconds=10, steps_per_second=7, machine="a machine", test_episodes=None)
-    return Outcome(row, pd.DataFrame({"seconds": [5.0, 10.0], "return": [0.0, value], "steps": [500, 1000]}).assign(**keys))
+def suites(folder):
+    return replace(SUITES, results=folder)
+
+
+def add(experiment, training, value, points=None, **row):
+    """Write a row as a training would, with this return."""
+    row = dict(train_return=value, test_return=None, seconds=10, steps_per_second=7, test_episodes=None) | row
+    if points is None:
+        points = {"seconds": [5.0, 10.0], "return": [0.0, value], "steps": [500, 1000]}
+    experiment.add(training, (row | dict(machine="a machine"), pd.DataFrame(points)))
+
+
+# ---- the harness ----
+
+
+class Toss(NamedTuple):
+    """A training of the experiment below."""
+
+    coin: str
+    seed: int
+
+
+def toss(training, folder):
+    (folder / "log.txt").write_text("tossed")
+    return {"heads": training.seed % 2}, pd.DataFrame({"steps": [1, 2], "return": [0.5, training.seed]})
+
+
+def page(experiment):
+    return {"tosses.md": f"{len(experiment.rows())} tosses", "tosses.png": Figure()}
+
+
+def tosses(n_seeds=3):
+    return [Toss(coin, seed) for coin in ("a penny", "a pound") for seed in range(n_seeds)]
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return Experiment("tosses", tosses, toss, page, results=tmp_path / "results", folder=tmp_path / "work")
+
+
+def test_trainings_run_once_and_leave_rows_and_curves(experiment):
+    first, second, *others = tosses()
+    for training in (first, second, first):
+        experiment.run_one(training)
+    assert experiment.missing(tosses()) == others
+    rows = experiment.rows()
+    assert list(rows.columns) == ["coin", "seed", "heads", "machine"] and list(rows["heads"]) == [0, 1]
+    assert list(experiment.curves()["return"]) == [0.5, 0.0, 0.5, 1.0]
+    assert experiment.write() == "2 tosses" and (experiment.results / "tosses.png").exists()
+    assert len(replace(experiment, wanted=lambda: [second]).rows()) == 1  # the others are not wanted any more
+
+
+def test_a_training_that_another_process_runs_is_left_to_it(experiment):
+    training = tosses()[0]
+    experiment.run_one(training)
+    (lock,) = (experiment.folder / "tosses").glob("*.lock")
+    (experiment.results / "tosses.csv").unlink()
+    with locked(lock):
+        experiment.run_one(training)
+    assert experiment.missing([training]) == [training]
+
+
+def test_a_kill_between_curve_and_row_leaves_no_curve_twice(experiment):
+    first, second = tosses()[:2]
+    for training in (first, second):
+        experiment.run_one(training)
+    rows = experiment.results / "tosses.csv"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:-1]))
+    assert second in experiment.missing([first, second])
+    experiment.add(second, ({"heads": 1}, pd.DataFrame({"steps": [1, 2], "return": [7.0, 8.0]})))
+    assert list(experiment.curves()["return"]) == [0.5, 0.0, 7.0, 8.0] and len(experiment.rows()) == 2
+
+
+def test_a_queue_that_is_killed_leaves_no_training_behind(tmp_path):
+    """Even SIGKILL, after which the queue can tell its workers nothing, ends them."""
+    program = tmp_path / "trains.py"
+    program.write_text(
+        "import os, pathlib, sys, time\n"
+        "from benchmarks.harness import pool\n"
+        "def work(file):\n"
+        "    pathlib.Path(file).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+        "if __name__ == '__main__':\n"
+        "    with pool(1) as processes:\n"
+        "        processes.submit(work, sys.argv[1]).result()\n"
+    )
+    file = tmp_path / "pid"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, str(program), str(file)], env=environment) as queue:
+        wait_for(lambda: file.exists() and file.read_text() != "")
+        worker = psutil.Process(int(file.read_text()))
+        queue.kill()
+    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_the_commands_list_and_report(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.suites"]
+    folder = ["--results", str(tmp_path)]
+    listed = subprocess.check_output(
+        [*command, "list", "--suite", "procgen", "--contestant", "PPG", "--seed", "1", "--steps", "5", *folder],
+        text=True,
+        cwd=ROOT,
+    )
+    assert "'StarpilotEasy-v0', 'PPG', 5, 1" in listed and listed.count("\n") == 1
+    assert subprocess.check_output([*command, "report", *folder], text=True, cwd=ROOT).startswith("# PPG beside PPO")
+    assert [file.name for file in tmp_path.iterdir()] == ["suites.md"]
+
+
+# ---- the suites ----
 
 
 def test_a_training_is_known_by_all_its_settings(monkeypatch):
@@ -50,8 +158,8 @@ def test_a_training_is_known_by_all_its_settings(monkeypatch):
     ]
     assert len({training.hash() for training in [one, *others]}) == len(others) + 1
     same = dict(n_policy_iterations=16, beta_clone=1.0, policy_kwargs=dict(architecture="detached"))
-    monkeypatch.setitem(contestants.CONTESTANTS, "PPG, said again", Contestant("ppg", same))
-    assert one._replace(contestant="PPG, said again").hash() == one.hash()
+    monkeypatch.setitem(contestants.CONTESTANTS, "PPG, the same settings", Contestant("ppg", same))
+    assert one._replace(contestant="PPG, the same settings").hash() == one.hash()
 
 
 def test_every_contestant_has_settings_for_its_tasks():
@@ -62,35 +170,16 @@ def test_every_contestant_has_settings_for_its_tasks():
     assert Training(ASTERIX, "PPG, dual", 0, 1).settings()["policy_kwargs"].endswith("**{'architecture': 'dual'}}")
 
 
-def test_presets_and_first_seeds_come_first_and_what_is_there_is_skipped(tmp_path, monkeypatch):
-    everything = trainings(suites=["minatar"])
+def test_leading_contestants_and_first_seeds_come_first():
+    everything = [training for training in wanted() if training.task.suite == "minatar"]
     assert [one.contestant for one in everything[:6]] == ["PPO"] * 3 + ["PPG"] * 3
     assert [one.seed for one in everything[:30]] == [seed for seed in range(5) for _ in range(6)]
     assert everything[30].contestant not in ("PPO", "PPG") and everything[30].seed == 0
-    assert [one.contestant for one in trainings(contestants=["PPG", "PPO"], tasks=["Hopper-v5"], seeds=[7])] == ["PPG", "PPO"]
-
-    results, ran = Results(tmp_path / "results"), []
-    monkeypatch.setattr(queue, "train", lambda one, folder: (ran.append(one), outcome_of(one, 1.0))[1])
-    first, second = everything[:2]
-    for one in (first, second, first):
-        run_one(one, results, tmp_path / "work")
-    with locked(_folder(tmp_path / "work", everything[2]) / "lock"):  # another process runs it
-        assert run_one(everything[2], results, tmp_path / "work") is None
-    assert ran == [first, second] and results.has(first) and not results.has(everything[2])
-    assert len(results.rows()) == 2 and len(results.curves()) == 4
-    assert not results.has(first._replace(n_timesteps=5)) and not results.has(first._replace(seed=9))
-
-
-def _folder(work, one):
-    folder = work / f"{one.hash()}_{one.seed}"
-    folder.mkdir(parents=True)
-    return folder
 
 
 @pytest.mark.parametrize("algorithm", ["ppg_minibatch", "ppo"])
 def test_a_training_that_was_stopped_goes_on(algorithm, tmp_path, monkeypatch):
-    own = {} if algorithm == "ppo" else dict(n_policy_iterations=2, n_aux_epochs=1, aux_batch_size=None)
-    monkeypatch.setitem(CONTESTANTS, "tiny", Contestant(algorithm, {**TINY, **own}))
+    monkeypatch.setitem(CONTESTANTS, "tiny", Contestant(algorithm, TINY if algorithm == "ppo" else TINY_PPG))
     one = Training(ASTERIX, "tiny", 3, 640)
     updates = []
 
@@ -107,9 +196,9 @@ def test_a_training_that_was_stopped_goes_on(algorithm, tmp_path, monkeypatch):
     row, points = train(one, tmp_path)
     expected = 32 if algorithm == "ppo" else 224  # after the latest whole phase
     assert updates[7:10] == [256, expected, expected + 32] and updates[-1] == 640
-    episodes = training.Episodes(tmp_path / "episodes.csv").read(640)
+    episodes = Episodes(tmp_path / "episodes.csv").read(640)
     assert episodes["steps"].is_monotonic_increasing and episodes["seconds"].is_monotonic_increasing
-    assert row["train_return"] == pytest.approx(episodes["return"].mean(), abs=1e-3) and row["settings"] == one.hash()
+    assert row["train_return"] == pytest.approx(episodes["return"].mean(), abs=1e-3)
     assert points["steps"].iloc[-1] == 640
 
 
@@ -122,111 +211,78 @@ def test_the_curve_is_the_mean_of_the_latest_episodes():
 
 
 def test_the_interquartile_mean_is_that_of_the_middle_half():
-    scores = {"one": np.array([[0.0, 4.0], [1.0, 5.0], [2.0, 6.0], [3.0, 70.0]])}
-    estimate = interquartile_means(scores)["one"]
+    values = {"one": np.array([[0.0, 4.0], [1.0, 5.0], [2.0, 6.0], [3.0, 70.0]])}
+    estimate = interquartile_means(values)["one"]
     assert estimate.value == 3.5 and estimate.low < 3.5 < estimate.high
-    assert estimate == interquartile_means(scores)["one"]
+    assert estimate == interquartile_means(values)["one"]
 
 
 def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(suites_report, "BOOTSTRAPS", 50)
-    results = Results(tmp_path)
+    monkeypatch.setattr(scores, "BOOTSTRAPS", 50)
+    experiment = suites(tmp_path)
     for seed in range(3):
         for name, value in (("PPO", 2.0), ("PPG", 4.0)):
-            for one in trainings(tasks=[ASTERIX.env_id], contestants=[name], seeds=[seed], n_timesteps=1000):
-                results.add(one, outcome_of(one, value + seed / 10))
+            add(experiment, Training(ASTERIX, name, seed, 1000), value + seed / 10)
     outdated = Training(ASTERIX, "PPG, dual", 0, 1000)
-    results.add(outdated, outcome_of(outdated, 99.0))
+    add(experiment, outdated, 99.0)
     monkeypatch.setitem(CONTESTANTS, "PPG, dual", Contestant("ppg", dict(n_epochs=5)))
-    text = report(results)
-    score = (4.1 - ASTERIX.low) / (ASTERIX.high - ASTERIX.low)
+    text = experiment.write()
+    score = ASTERIX.scores(4.1)
     assert f"| PPG | 4.0, 4.1, 4.2 | {score:.2f} (" in text and "| 1.00 (1.00 to 1.00) | 100 |" in text
     assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
 
 
+@pytest.mark.parametrize("name", ["PPG, dual", "PPO"])
+def test_where_the_presets_were_not_both_trained_there_is_no_picture(name, tmp_path):
+    add(suites(tmp_path), Training(ASTERIX, name, 0, 1000), 3.0)
+    assert f"| {name} | 3.0 |" in suites(tmp_path).write() and not list(tmp_path.glob("*.png"))
+
+
 def test_times_of_several_machines_are_compared_as_measured_in_turns(tmp_path):
     """A training of PPG takes 10 s here, and one of PPO 10 s on another machine; in turns PPG takes twice as long."""
-    results = Results(tmp_path)
+    experiment = suites(tmp_path)
     for name in ("PPO", "PPG"):
-        one = Training(ASTERIX, name, 0, 1000)
-        results.add(one, outcome_of(one, 3.0))
-    (of_trainings,) = comparisons(results)
+        add(experiment, Training(ASTERIX, name, 0, 1000), 3.0)
+    (of_trainings,) = comparisons(experiment)
     assert list(of_trainings.seconds("PPG", ASTERIX)) == [5.0, 10.0] and of_trainings.times() == ""
     turns = dict(contestant=["PPO", "PPG"] * 3, seconds=[3.0, 6.0, 4.0, 8.0, 90.0, 180.0], machine="a machine")
-    for env_id in ("Hopper-v5", ASTERIX.env_id, "Hopper-v5"):
-        results.add_speed(pd.DataFrame(turns).assign(task=env_id))
-    assert len(results.speed()) == 12
-    (in_turns,) = comparisons(results)
+    for env_id in ("Hopper-v5", ASTERIX.env_id, "Hopper-v5"):  # measured again
+        add_speed(tmp_path, pd.DataFrame(turns).assign(task=env_id))
+    (in_turns,) = comparisons(experiment)
+    assert len(in_turns.speed) == 12
     np.testing.assert_allclose(in_turns.seconds("PPG", ASTERIX), [500 * 8e-6, 1000 * 8e-6])
-    assert "PPG takes 2.00 times PPO's time, in turns on a machine. When PPO's trainings end, " in report(results)
+    assert "PPG takes 2.00 times PPO's time, in turns on a machine. When PPO's trainings end, " in experiment.write()
 
 
 def test_scores_in_the_time_of_the_baseline(tmp_path):
     """PPO's 1,000 steps take 4 ms; PPG's take 6 ms, and after 4 ms it is a third of the way from 0, after 3 ms, to its end."""
-    results = Results(tmp_path)
+    experiment = suites(tmp_path)
     for name, value in (("PPO", 5.0), ("PPG", 9.0)):
-        one = Training(ASTERIX, name, 0, 1000)
-        results.add(one, outcome_of(one, value))
+        add(experiment, Training(ASTERIX, name, 0, 1000), value)
     turns = dict(contestant=["PPO", "PPG"], seconds=[4.0, 6.0], machine="a machine")
-    results.add_speed(pd.DataFrame(turns).assign(task=ASTERIX.env_id))
-    (comparison,) = comparisons(results)
-    expected = {name: [[(value - ASTERIX.low) / (ASTERIX.high - ASTERIX.low)]] for name, value in (("PPO", 5.0), ("PPG", 3.0))}
-    scores = comparison.in_time_of_baseline()
-    assert scores.keys() == expected.keys()
-    for name, score in expected.items():
-        np.testing.assert_allclose(scores[name], score)
+    add_speed(tmp_path, pd.DataFrame(turns).assign(task=ASTERIX.env_id))
+    (comparison,) = comparisons(experiment)
+    found = comparison.in_time_of_baseline()
+    assert found == {"PPO": pytest.approx(ASTERIX.scores(5.0)), "PPG": pytest.approx(ASTERIX.scores(3.0))}
     assert "PPG's score by the curves is 0.26, PPO's 0.47; the former is higher with probability 0.00." in comparison.times()
 
 
 @pytest.mark.parametrize(("algorithm", "n_steps"), [("ppg", 64), ("ppo", 32)])
 def test_what_a_step_costs_is_measured_over_whole_phases(algorithm, n_steps, monkeypatch):
-    own = {} if algorithm == "ppo" else dict(n_policy_iterations=2, n_aux_epochs=1, aux_batch_size=None)
-    monkeypatch.setitem(CONTESTANTS, "tiny", Contestant(algorithm, {**TINY, **own}))
+    monkeypatch.setitem(CONTESTANTS, "tiny", Contestant(algorithm, TINY if algorithm == "ppo" else TINY_PPG))
     learned = []
     monkeypatch.setattr(PPG if algorithm == "ppg" else PPO, "learn", lambda model, n, **kwargs: learned.append(n))
     clock = iter([1.0, 4.2])
-    monkeypatch.setattr("benchmarks.suites.speed.time.process_time", lambda: next(clock))
+    monkeypatch.setattr("benchmarks.suites.experiment.time.process_time", lambda: next(clock))
     assert whole_phases(ASTERIX, "tiny")() == {"seconds": pytest.approx(3.2e6 / n_steps)} and learned == [n_steps]
-
-
-def test_a_kill_between_curve_and_row_leaves_no_curve_twice(tmp_path):
-    results = Results(tmp_path)
-    for name in ("PPO", "PPG"):
-        one = Training(ASTERIX, name, 0, 1000)
-        results.add(one, outcome_of(one, 3.0))
-    rows = tmp_path / "suites.csv"
-    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:-1]))
-    assert not results.has(one)
-    results.add(one, outcome_of(one, 5.0))
-    assert "| PPG | 5.0 |" in report(results) and (tmp_path / "suites_minatar_1k.png").exists()
-    assert len(results.curves()) == 2 * len(outcome_of(one, 5.0).curve)
-
-
-def test_the_queue_may_be_tried_in_another_folder(tmp_path):
-    """Nothing of what is committed changes."""
-    command = [sys.executable, "-m", "benchmarks.suites", "report", "--results", str(tmp_path)]
-    assert subprocess.check_output(command, text=True, cwd=ROOT).startswith("# PPG beside PPO")
-    assert [file.name for file in tmp_path.iterdir()] == ["suites.md"]
 
 
 def test_the_report_says_over_how_many_episodes_agents_were_tested(tmp_path):
     task = next(task for task in TASKS if task.is_tested)
-    results = Results(tmp_path)
     for seed, n_episodes in enumerate((200, 2000)):
-        one = Training(task, "PPO", seed, 1000)
-        outcome = outcome_of(one, 3.0)
-        results.add(one, outcome._replace(row=outcome.row | dict(test_return=4.0, test_episodes=n_episodes)))
-    text = report(results)
+        add(suites(tmp_path), Training(task, "PPO", seed, 1000), 3.0, test_return=4.0, test_episodes=n_episodes)
+    text = suites(tmp_path).write()
     assert "a machine. On all levels: means of 200 or 2,000 episodes." in text and "| PPO | 4.0, 4.0 |" in text
-
-
-@pytest.mark.parametrize("name", ["PPG, dual", "PPO"])
-def test_where_the_presets_were_not_both_trained_there_is_no_picture(name, tmp_path):
-    results = Results(tmp_path)
-    one = Training(ASTERIX, name, 0, 1000)
-    results.add(one, outcome_of(one, 3.0))
-    assert f"| {name} | 3.0 |" in report(results)
-    assert (tmp_path / "suites.md").exists() and not list(tmp_path.glob("*.png"))
 
 
 def test_scores_of_few_seeds_are_drawn_without_an_interval():
@@ -239,47 +295,45 @@ def test_scores_of_few_seeds_are_drawn_without_an_interval():
 
 def test_an_ablation_is_measured_where_the_longer_training_of_what_is_changed_passes(tmp_path):
     """Of its two million steps the last fifth of the first million; what has the same settings has its name."""
-    results = Results(tmp_path)
+    experiment = suites(tmp_path)
     changed = "PPG, learning rate 0.0005"
     longer = {"PPG": 2_000_000, changed: 2_000_000}
+    points = {"seconds": 1.0, "return": [1, 2, 4, 100], "steps": [800_000, 900_000, 1_000_000, 1_100_000]}
     for name, n_timesteps in (longer | {"PPG, detached": 1_000_000, "PPG, dual": 1_000_000, "PPO": 500_000}).items():
-        one = Training(ASTERIX, name, len(name), n_timesteps)
-        points = pd.DataFrame({"seconds": 1.0, "return": [1, 2, 4, 100], "steps": [800_000, 900_000, 1_000_000, 1_100_000]})
-        results.add(one, outcome_of(one, 9.0)._replace(curve=points.assign(settings=one.hash(), seed=one.seed)))
+        add(experiment, Training(ASTERIX, name, len(name), n_timesteps), 9.0, points)
     # The same seed for a million steps, of which more points are known
-    one = Training(ASTERIX, changed, len(changed), 1_000_000)
-    points = pd.DataFrame({"seconds": 1.0, "return": [2, 3, 7, 4], "steps": [850_000, 900_000, 950_000, 1_000_000]})
-    results.add(one, outcome_of(one, 9.0)._replace(curve=points.assign(settings=one.hash(), seed=one.seed)))
-    returns = late_returns(comparisons(results))
+    points = {"seconds": 1.0, "return": [2, 3, 7, 4], "steps": [850_000, 900_000, 950_000, 1_000_000]}
+    add(experiment, Training(ASTERIX, changed, len(changed), 1_000_000), 9.0, points)
+    returns = late_returns(comparisons(experiment))
     expected = {(name, len(name)): 3.0 for name in (*longer, "PPG, dual")} | {(changed, len("PPG, detached")): 3.0}
     expected[changed, len(changed)] = 4.0
     assert {(row.contestant, row.seed): row[4] for row in returns.itertuples()} == expected
-    plot_ablation(returns, tmp_path / "ablation.png")
-    assert (tmp_path / "ablation.png").stat().st_size > 5_000
+    labels = [text.get_text() for text in ablation_picture(returns).axes[0].get_yticklabels()]
+    assert labels == [name for name in CONTESTANTS if name in returns["contestant"].values][::-1]
+
+
+# ---- the others ----
 
 
 def test_the_familys_tables_are_made_of_the_same_rows(tmp_path, monkeypatch):
     """Three seeds of two members on one task; what nobody has run yet is empty."""
-    results = Results(tmp_path)
+    experiment = replace(family.FAMILY, results=tmp_path)
     task = family.BY_NAME["LunarLander-v3"]  # 0 at -180, 1 at 200
     for name, value in (("PPG", 10.0), ("PPO", -85.0), ("PPG, decoupled", 105.0)):
         for seed in range(3):
-            one = Training(task, name, seed, 500_000)
-            results.add(one, outcome_of(one, value))
+            add(experiment, Training(task, name, seed, 500_000), value)
     assert all(name in CONTESTANTS for comparison in family.COMPARISONS for name in comparison.contestants)
-    assert all(env_id in family.BY_NAME for comparison in family.COMPARISONS for env_id in comparison.tasks)
     small = family.Comparison("Two", "", ["PPG", "PPO"], {"LunarLander-v3": 500_000, "Hopper-v5": 1}, closest=("PPG",))
     assert [one.seed for one in small.trainings() if one.contestant == "PPG"] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert {one.seed for one in small.trainings() if one.contestant == "PPO"} == {0, 1, 2}
-    np.testing.assert_allclose(family.scores_of(family.table_of(results, small))["PPO"], np.full((3, 1), 0.25))
-    monkeypatch.setattr(family, "COMPARISONS", [small, family.COMPARISONS[1]])
-    monkeypatch.setattr(family, "SPEED", tmp_path / "speed.csv")
-    pd.DataFrame(dict(contestant=["ppg", "ppg_ewma"] * 3, seconds=[2.0, 3.0] * 3)).to_csv(family.SPEED, index=False)
-    text = family.markdown(results)
+    returns = small.returns(experiment.rows(present=False))
+    np.testing.assert_allclose(family.family_scores(returns)["PPO"], np.full((3, 1), 0.25))
+    monkeypatch.setattr(family, "COMPARISONS", [small, family.LATE])
+    pd.DataFrame(dict(contestant=["ppg", "ppg_ewma"] * 3, seconds=[2.0, 3.0] * 3)).to_csv(tmp_path / family.SPEED)
+    assert family.time_ratios(tmp_path / family.SPEED) == {"PPG": "1.00", "ppg_ewma": "1.50"}
+    text = experiment.write()
     assert "| PPO | -85.0, -85.0, -85.0 | 0.25 (0.25 to 0.25) | 0.00 (0.00 to 0.00) |" in text and "Hopper" not in text
-    assert family.time_ratios() == {"PPG": "1.00", "ppg_ewma": "1.50"}
-    family.plot(results, tmp_path / "family.png")
-    assert (tmp_path / "family.png").stat().st_size > 10_000
+    assert (tmp_path / "family.png").exists()
 
 
 def test_a_task_whose_seeds_are_still_to_come_is_not_scored():
@@ -288,7 +342,7 @@ def test_a_task_whose_seeds_are_still_to_come_is_not_scored():
     assert family.scored_tasks({"PPG": {"none": np.ones(0)}}) == []
 
 
-def test_the_authors_figures_are_set_beside_the_same_average(tmp_path):
+def test_the_authors_figures_are_set_beside_the_same_average():
     """Returns that rise by one per million steps, for 6M steps and for 8.4M."""
     authors = pd.read_csv(hard.AUTHORS)
     steps = np.arange(1, 129) * 65_536
@@ -298,91 +352,53 @@ def test_the_authors_figures_are_set_beside_the_same_average(tmp_path):
     text = hard.markdown(rows, authors)
     assert "| starpilot | 5M | 4.52 ± 0.35 | 3.85 ± 0.24 | 4.98, 4.98 | 1,000 |" in text
     assert "| starpilot | 8M | 7.88 ± 0.42 | 5.83 ± 0.36 | 8.00 | 1,000 |" in text
-    hard.plot(rows, authors, tmp_path / "hard.png")
-    assert (tmp_path / "hard.png").stat().st_size > 10_000
+    assert len(hard.picture(rows, authors).axes[0].get_lines()) >= 4  # our seeds, and the authors' algorithms
 
 
 def test_falls_in_auxiliary_phases_and_between_them():
     """One seed falls by 100 in its second phase, rises by 50 in its third, and has fallen by 60 before the third."""
     rows = pd.DataFrame(
-        dict(steps=[1, 2, 3, 4], before=[100.0, 500.0, 400.0, 440.0], after=[300.0, 400.0, 450.0, 430.0], final_kl=0.01)
-    ).assign(setting="defaults", seed=0, machine="a machine")
-    rows.loc[2, "before"] = 340.0
-    text = dips.markdown(pd.concat(rows.assign(setting=setting) for setting in dips.SETTINGS))
-    assert "| defaults | 2 | -55.0 | 100 | 60 | 0.0100 | 430 |" in text
+        dict(steps=[1, 2, 3, 4], before=[100.0, 500.0, 340.0, 440.0], after=[300.0, 400.0, 450.0, 430.0], final_kl=0.01)
+    ).assign(setting="defaults", seed=0)
+    assert dips.falls(rows, "defaults") == ["defaults", "2", "-55.0", "100", "60", "0.0100", "430"]
 
 
-def test_the_search_of_defaults_prunes_what_is_poor_and_goes_on(tmp_path, monkeypatch):
-    """Scores that rise with the number of epochs."""
-    monkeypatch.setattr(defaults, "RESULTS", tmp_path)
-    monkeypatch.setattr(defaults, "ROWS", tmp_path / "defaults.csv")
-    monkeypatch.setattr(defaults, "LOCKS", tmp_path / "locks")
-    n_run = []
+def made_of_epochs(training, folder):
+    """Return a score that rises with the number of epochs."""
+    task = defaults.TASKS[training.env_id]
+    return {"return": task.low + (task.high - task.low) * json.loads(training.arguments)["n_epochs"] / 20}, None
 
-    def run(training):
-        n_run.append(training)
-        task = next(task for task in defaults.SEARCHED if task.env_id == training.env_id)
-        return task.low + (task.high - task.low) * json.loads(training.arguments)["n_epochs"] / 20
 
-    monkeypatch.setattr(defaults.Training, "run", run)
-    defaults.search(6)
-    assert len(defaults.tried()) == 6 and len(set(n_run)) == len(n_run)
-    defaults.search(12)
-    trials = defaults.tried()
-    assert len(trials) == 12 and len(set(n_run)) == len(n_run) == len(defaults.rows())
+def test_the_search_of_defaults_prunes_what_is_poor_and_goes_on(tmp_path):
+    experiment = replace(defaults.SEARCH, train=made_of_epochs, results=tmp_path, folder=Path(tmp_path, "work"))
+    defaults.search(experiment, n_trials=6)
+    assert len(defaults.tried(experiment)) == 6
+    defaults.search(experiment, n_trials=12)
+    trials = defaults.tried(experiment)
+    rows = experiment.rows(present=False)
+    assert len(trials) == 12 and not rows.duplicated(["arguments", "env_id"]).any()
     for arguments, own in trials.items():
         np.testing.assert_allclose(own, json.loads(arguments)["n_epochs"] / 20, atol=1e-2)
-    best = trials[defaults.candidates()[0]].mean()
+    best = trials[defaults.candidates(experiment)[0]].mean()
     assert best == max(own.mean() for own in trials.values())
     assert all(own.mean() < best - 0.1 for own in trials.values() if len(own) < len(defaults.SEARCHED))
     assert defaults.is_poor(np.array([0.4]), [np.array([score]) for score in (0.3, 0.5, 0.5, 0.6)])
     assert not defaults.is_poor(np.array([0.4]), [np.array([score]) for score in (0.3, 0.3, 0.5, 0.5)])
-    with defaults.is_free("a trial"), pytest.raises(BlockingIOError), defaults.is_free("a trial"):
-        pass
 
 
 def test_the_table_of_defaults(tmp_path, monkeypatch):
-    monkeypatch.setattr(suites_report, "BOOTSTRAPS", 50)
-    monkeypatch.setattr(defaults, "ROWS", tmp_path / "defaults.csv")
+    monkeypatch.setattr(scores, "BOOTSTRAPS", 50)
+    experiment = replace(defaults.SEARCH, results=tmp_path)
     rows = [
-        (algorithm, arguments, task.env_id, seed, task.low + score * (task.high - task.low))
-        for algorithm, arguments, score in (("PPO", "{}", 0.25), ("PPG", defaults.defaults(), 0.5))
-        for task in (*defaults.SEARCHED, *defaults.UNSEEN)
+        (algorithm, arguments, env_id, seed, task.low + score * (task.high - task.low), "a machine")
+        for algorithm, arguments, score in (("PPO", "{}", 0.25), ("PPG", defaults.DEFAULTS, 0.5))
+        for env_id, task in defaults.TASKS.items()
         for seed in defaults.FINAL_SEEDS
     ]
-    table = pd.DataFrame(rows, columns=[*defaults.Training._fields, "return"]).assign(machine="a machine", seconds=1)
-    table.to_csv(defaults.ROWS, index=False)
-    text = defaults.markdown()
+    pd.DataFrame(rows, columns=[*defaults.Training._fields, "return", "machine"]).to_csv(
+        tmp_path / "defaults.csv", index=False
+    )
+    text = experiment.write()
     assert "| the three others | 0.25 (0.25 to 0.25) | 0.50 (0.50 to 0.50) | 1.00 (1.00 to 1.00) |" in text
     assert "| CartPole-v1 [500] | 50,000 | 141.5 (141.5, 141.5) | 261.0 (261.0, 261.0) |" in text
-    defaults.plot(tmp_path / "defaults.png")
-    assert (tmp_path / "defaults.png").stat().st_size > 10_000
-
-
-def is_alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def test_a_queue_that_is_killed_leaves_no_training_behind(tmp_path):
-    """Not even by SIGKILL, which lets the queue say nothing to its workers."""
-    program = tmp_path / "trains.py"
-    program.write_text(
-        "import multiprocessing, os, pathlib, sys, time\n"
-        "from concurrent.futures import ProcessPoolExecutor\n"
-        "from benchmarks.machine import end_with_parent\n"
-        "def work(file):\n"
-        "    pathlib.Path(file).write_text(str(os.getpid()))\n"
-        "    time.sleep(600)\n"
-        "if __name__ == '__main__':\n"
-        "    spawn = multiprocessing.get_context('spawn')\n"
-        "    with ProcessPoolExecutor(1, mp_context=spawn, initializer=end_with_parent) as pool:\n"
-        "        pool.submit(work, sys.argv[1]).result()\n"
-    )
-    file = tmp_path / "pid"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, str(program), str(file)], env=environment) as queue_process:
-        wait_for(lambda: file.exists() and file.read_text() != "")
-        worker = int(file.read_text())
-        assert is_alive(worker)
-        queue_process.kill()
-    wait_for(lambda: not is_alive(worker))
+    assert (tmp_path / "defaults.png").exists()

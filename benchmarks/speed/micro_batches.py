@@ -1,0 +1,79 @@
+"""Micro-batches: the automatic size against all others."""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from benchmarks.speed.phases import N_THREADS, Frames, Section, policy_minibatch
+from benchmarks.tables import formatted
+from benchmarks.turns import Measure, collect, ready, seconds, take_turns
+from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg.optim.micro_batches import keep_freed_memory
+
+NETWORKS = {
+    "ImpalaCNN 64x64x3": (dict(features_extractor_class=ImpalaCNN), (3, 64, 64)),
+    "NatureCNN 84x84x4": ({}, (4, 84, 84)),
+}
+SIZES = (16, 32, 64, 128, 256, 512, 1024)
+
+
+def speeds(network: str, precision: str) -> Measure:
+    """Measure samples per second through one minibatch of 1,024, for each micro-batch size; and the automatic size."""
+    keep_freed_memory()
+    kwargs, shape = NETWORKS[network]
+    model = PPG(
+        "CnnPolicy",
+        DummyVecEnv([lambda: Frames(shape)] * 16),
+        n_steps=64,
+        batch_size=1024,
+        max_grad_norm=None,
+        mixed_precision="bf16" if precision == "bf16" else None,
+        policy_kwargs=dict(architecture="detached", **kwargs),
+        device="cpu",
+        seed=0,
+    )
+    ready(model)
+    collect(model)
+    batch = next(model.rollout_buffer.get(1024))
+
+    def measure() -> dict[str, float]:
+        found = {str(size): 1024 / seconds(partial(policy_minibatch, model, batch, size)) for size in SIZES}
+        return {**found, "auto": float(model._micro_batch_size() or 1024)}
+
+    return measure
+
+
+def run() -> pd.DataFrame:
+    """Measure both networks in both precisions."""
+    contestants = [(network, precision) for network in NETWORKS for precision in ("float32", "bf16")]
+    rows = take_turns({", ".join(one): (speeds, one) for one in contestants}, n_threads=N_THREADS)
+    medians = rows.drop(columns="turn").groupby("contestant", sort=False).median()
+    sizes = [str(size) for size in SIZES]
+    medians["auto_over_best"] = [row[str(int(row["auto"]))] / row[sizes].max() for _, row in medians.iterrows()]
+    return medians.reset_index().round(3)
+
+
+def table(rows: pd.DataFrame) -> str:
+    """Return the table."""
+    sizes = {str(size): f"{{size_{size}:.0f}}" for size in SIZES}
+    titles = {"samples/s by micro-batch size": "{contestant}", **sizes}
+    rows = rows.rename(columns={str(size): f"size_{size}" for size in SIZES})
+    return formatted(rows, {**titles, "automatic": "{auto:.0f}", "of the best": "{auto_over_best:.0%}"})
+
+
+def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw samples per second against the size."""
+    for _, row in rows.iterrows():
+        (line,) = axes.plot(SIZES, [row[str(size)] for size in SIZES], marker=".", label=row["contestant"])
+        auto = row[str(int(row["auto"]))]
+        axes.plot(row["auto"], auto, marker="o", markersize=10, fillstyle="none", color=line.get_color())
+    axes.set(xscale="log", xlabel="micro-batch size (circle: automatic)", ylabel="samples per second")
+    axes.set_xticks(SIZES, [str(size) for size in SIZES])
+    axes.set_title("Micro-batches")
+    axes.set_ylim(0, 1.35 * rows[[str(size) for size in SIZES]].to_numpy().max())
+    axes.legend(fontsize="small", loc="upper left")
+
+
+MICRO_BATCHES = Section("Micro-batches, minibatches of 1,024", run, table, draw)

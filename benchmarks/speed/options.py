@@ -1,0 +1,108 @@
+"""
+Cost of options: a phase with observations in files that are mapped into memory, and with recomputed LSTM states, over one
+without.
+"""
+
+import os
+from pathlib import Path
+
+import pandas as pd
+import torch as th
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from benchmarks.speed.phases import N_AUX_EPOCHS, N_STEPS, N_THREADS, Frames, Section, auxiliary_minibatch, iterations
+from benchmarks.tables import formatted
+from benchmarks.turns import Measure, collect, ready, seconds, take_turns
+from sb3_ppg import PPG, ImpalaCNN, RecurrentPPG
+
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+def images(storage: str, cold: bool) -> Measure:
+    """
+    Measure seconds to store, to read and to train an epoch with 4 rollouts of 64 environments x 256 steps of 64x64x3 images,
+    805 MB.
+
+    :param cold: whether the system has forgotten the files' pages before they are read
+    """
+    model = PPG(
+        "CnnPolicy",
+        DummyVecEnv([lambda: Frames((3, 64, 64))] * 64),
+        n_steps=N_STEPS,
+        n_epochs=1,
+        batch_size=2048,
+        n_policy_iterations=4,
+        aux_batch_size=8 * N_STEPS,
+        aux_buffer_kwargs=dict(storage=storage),
+        policy_kwargs=dict(architecture="detached", features_extractor_class=ImpalaCNN),
+        device="cpu",
+    )
+    ready(model)
+    collect(model)
+    for _ in model.rollout_buffer.get(2048):  # which orders it
+        pass
+
+    def read_everything() -> None:
+        for batch in model.aux_buffer.minibatches(8):
+            assert len(batch.value_targets) > 0
+
+    def measure() -> dict[str, float]:
+        model.aux_buffer.reset()
+        store = sum(seconds(lambda: model.aux_buffer.add(model.rollout_buffer)) for _ in range(4))
+        model.aux_buffer.recorded = th.zeros(4 * 64, N_STEPS, 15)
+        if cold:  # nothing has touched the pages yet, so the system can forget them
+            os.sync()
+            DROP_CACHES.write_text("1")
+        read = seconds(read_everything)
+        batch = next(model.aux_buffer.minibatches(8))
+        train = seconds(lambda: auxiliary_minibatch(model, batch, 64))
+        return dict(store=store, read=read, train=train * 64 * 4 / 8)
+
+    return measure
+
+
+def recurrent(recompute_states: bool) -> Measure:
+    """Measure a phase of CartPole with LSTMs of 64 units, 16 rollouts of 8 environments x 32 steps."""
+    model = RecurrentPPG(
+        "MlpLstmPolicy",
+        make_vec_env("CartPole-v1", 8, seed=0),
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        n_policy_iterations=16,
+        recompute_states=recompute_states,
+        policy_kwargs=dict(lstm_hidden_size=64),
+        device="cpu",
+    )
+    ready(model)
+    return lambda: dict(seconds=seconds(lambda: iterations(model)))
+
+
+def run() -> pd.DataFrame:
+    """Measure all options."""
+    contestants = {"memory": (images, ("memory", False)), "mmap": (images, ("mmap", False))}
+    if os.access(DROP_CACHES, os.W_OK):
+        contestants["mmap, cold"] = (images, ("mmap", True))
+    turns = take_turns(contestants, n_threads=N_THREADS)
+    medians = turns.groupby("contestant", sort=False)[["store", "read", "train"]].median()
+    whole = medians["store"] + N_AUX_EPOCHS * (medians["read"] + medians.loc["memory", "train"])  # the same code
+    parts = {f"storing and {N_AUX_EPOCHS} auxiliary epochs, ImpalaCNN": whole, "reading alone": medians["read"]}
+    rows = [
+        dict(option=f"{name}: {part}", without=times["memory"], ratio=times[name] / times["memory"])
+        for name in medians.index.drop("memory")
+        for part, times in parts.items()
+    ]
+    phases = take_turns({name: (recurrent, (name == "recomputed",)) for name in ("stored", "recomputed")})
+    times = phases.groupby("contestant")["seconds"].median()
+    ratio = times["recomputed"] / times["stored"]
+    rows.append(dict(option="recomputed LSTM states: a phase", without=times["stored"], ratio=ratio))
+    return pd.DataFrame(rows).round(4)
+
+
+def table(rows: pd.DataFrame) -> str:
+    """Return the table."""
+    return formatted(rows, {"with": "{option}", "seconds without": "{without:.2f}", "ratio": "{ratio:.2f}"})
+
+
+OPTIONS = Section("Cost of options (mmap: 805 MB of 64x64x3 images)", run, table)
