@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.callbacks import MeanReturns
@@ -64,8 +63,8 @@ SEEDS = range(5)
 class RawValueErrors(PaperObjective):
     """The paper's objective, whose policy phase measures value errors in the units of the rewards."""
 
-    def value_error(self, batch: RolloutBufferSamples, values: th.Tensor, coefficients: Coefficients) -> Losses:
-        return super().value_error(batch, values, coefficients._replace(value_unit=1.0))
+    def value_error(self, policy: Any, latent: th.Tensor, batch: Any, coefficients: Coefficients) -> Losses:
+        return super().value_error(policy, latent, batch, coefficients._replace(value_unit=1.0))
 
 
 class ChangeUnits(PhasicCallback):

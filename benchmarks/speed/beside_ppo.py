@@ -33,7 +33,7 @@ def rollouts_and_updates(algorithm: str, contest: str) -> Measure:
     env, ppo, ppg, policy = CONTESTS[contest]
     cls: Any = {"PPO": ppo, "PPG": ppg}[algorithm]
     model = ready(cls(policy, make_vec_env(env, 8, seed=0), device="cpu", **settings))
-    update = model._policy_phase if isinstance(model, PPG) else model.train
+    update = model.policy_phase if isinstance(model, PPG) else model.train
 
     def measure() -> dict[str, float]:
         rollouts, updates = [], []

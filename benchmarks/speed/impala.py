@@ -88,7 +88,7 @@ def parts(device: str, architecture: str, path: str) -> Measure:
     """
     model = make_model(device, architecture, path)
     n_sequences = SETTINGS[device].aux_batch_size // N_STEPS
-    size = model._micro_batch_size()
+    size = model.resolved_micro_batch_size()
 
     def uniform(batch: Any) -> th.Tensor:
         return th.full((len(batch.observations), 15), -float(np.log(15)), device=device)
@@ -100,7 +100,7 @@ def parts(device: str, architecture: str, path: str) -> Measure:
         model.aux_buffer.add(model.rollout_buffer)
         model.aux_buffer.record(uniform, 1)
         batch = next(model.aux_buffer.minibatches(n_sequences))
-        record = seconds(lambda: model._recorded(batch))
+        record = seconds(lambda: model.recorded(batch))
         auxiliary = seconds(lambda: auxiliary_minibatch(model, next(model.aux_buffer.minibatches(n_sequences)), size))
         return dict(rollout=rollout, policy=policy, record=record, auxiliary=auxiliary)
 

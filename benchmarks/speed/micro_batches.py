@@ -40,7 +40,7 @@ def speeds(network: str, precision: str) -> Measure:
 
     def measure() -> dict[str, float]:
         found = {str(size): 1024 / seconds(partial(policy_minibatch, model, batch, size)) for size in SIZES}
-        return {**found, "auto": float(model._micro_batch_size() or 1024)}
+        return {**found, "auto": float(model.resolved_micro_batch_size() or 1024)}
 
     return measure
 

@@ -21,7 +21,7 @@ from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.zoo import register
-from sb3_ppg.zoo.registration import FAMILIES, hyperparameter_file
+from sb3_ppg.zoo.hyperparameters import FAMILIES, evaluated, hyperparameter_file
 
 Settings = dict[str, Any]  # an entry of RL Zoo's hyperparameter files
 
@@ -291,11 +291,6 @@ def _text(policy_kwargs: Settings) -> str:
     """Write them as RL Zoo's files do."""
     values = {name: value.__name__ if isinstance(value, type) else repr(value) for name, value in policy_kwargs.items()}
     return f"{{{', '.join(f'{name!r}: {value}' for name, value in values.items())}}}"
-
-
-def evaluated(policy_kwargs: str) -> Settings:
-    """Evaluate them as RL Zoo does."""
-    return eval(policy_kwargs, vars(exp_manager))
 
 
 def _differing(changes: Settings, present: Settings) -> Settings:

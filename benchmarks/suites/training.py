@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
-from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -17,6 +16,7 @@ from stable_baselines3.common.logger import CSVOutputFormat, Logger
 
 from benchmarks.suites.contestants import Settings, Training
 from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
+from sb3_ppg.zoo.manager import Manager
 
 LAST_EPISODES = 100
 TEST_EPISODES = 2000  # StarPilot's returns scatter as much as their mean, 5: known to 0.1 (by 200 episodes to 0.35)
@@ -106,7 +106,7 @@ def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFram
     return row, curve(table, training.n_timesteps)
 
 
-def make_model(training: Training, folder: Path) -> tuple[ExperimentManager, BaseAlgorithm]:
+def make_model(training: Training, folder: Path) -> tuple[Manager, BaseAlgorithm]:
     """Make the agent of a training."""
     task = training.task
     return make(training.algorithm, task.env_id, training.settings(), folder, training.seed, task.env_kwargs)
@@ -114,7 +114,7 @@ def make_model(training: Training, folder: Path) -> tuple[ExperimentManager, Bas
 
 def make(
     algorithm: str, env_id: str, settings: Settings, folder: Path, seed: int = 0, env_kwargs: Settings | None = None
-) -> tuple[ExperimentManager, BaseAlgorithm]:
+) -> tuple[Manager, BaseAlgorithm]:
     """
     Make an agent as ``sb3-ppg train`` does.
 
@@ -125,7 +125,7 @@ def make(
     """
     config = folder / "settings.yml"
     config.write_text(yaml.safe_dump({env_id: settings}))
-    manager = ExperimentManager(
+    manager = Manager(
         Namespace(),
         algorithm,
         env_id,
@@ -153,7 +153,7 @@ def _latest(model: PPG, checkpoints: Path) -> PPG:
     return model
 
 
-def evaluate_on_all_levels(manager: ExperimentManager, model: BaseAlgorithm) -> float:
+def evaluate_on_all_levels(manager: Manager, model: BaseAlgorithm) -> float:
     """Return the mean return of many episodes, with actions drawn as in training."""
     manager.seed += 1000
     manager.eval_env_kwargs = {"num_threads": 1}
