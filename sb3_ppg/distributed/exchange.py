@@ -11,6 +11,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch.utils._pytree import tree_map
 
 from sb3_ppg.arguments import argument_names, argument_value
+from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed.agreement import agreed, require_equal, separate_generators
 from sb3_ppg.distributed.collectives import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import normalizers, statistics
@@ -57,8 +58,8 @@ def _settings(model: PhasicModel) -> dict[str, Any]:
 def _share_state(model: PhasicModel) -> None:
     """Copy weights, optimizers and statistics of observations and rewards from process 0."""
     running = _running_statistics(model)
-    reward_normalizer = getattr(model.rollout_buffer, "reward_normalizer", None)
-    running += [] if reward_normalizer is None else [reward_normalizer.return_rms]
+    if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
+        running.append(model.rollout_buffer.reward_normalizer.return_rms)
     own = None
     if rank() == 0:
         # Through the CPU: else each process would unpickle them on the GPU of process 0

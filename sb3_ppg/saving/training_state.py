@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.checks import check_room
 from sb3_ppg.buffers.replay import KINDS, Rollout
+from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.distributed.collectives import rank_and_size
 from sb3_ppg.environments.watched import normalizers, statistics
@@ -90,9 +91,8 @@ def check_state_is_finite(model: PhasicModel) -> None:
     :raises NonFiniteError: if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite
     """
     numbers = {**_flat(model.get_parameters()), **_arrays(model)}
-    reward_normalizer = getattr(model.rollout_buffer, "reward_normalizer", None)
-    if reward_normalizer is not None:
-        numbers["the reward normaliser's variance"] = np.asarray(reward_normalizer.return_rms.var)
+    if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
+        numbers["the reward normalizer's variance"] = np.asarray(model.rollout_buffer.reward_normalizer.return_rms.var)
     for name, value in numbers.items():
         if not _is_finite(value):
             raise NonFiniteError(f"{name} is not finite")
