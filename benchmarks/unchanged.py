@@ -3,6 +3,7 @@ Compare two versions of the package: parameters after short trainings, the help 
 
 ``python -m benchmarks.unchanged record FILE`` in a checkout of one version writes what it does; ``compare FILE`` in a checkout
 of the other prints the differences and exits with 1 if there are any. Both need the same machine: rounding depends on it.
+Where rounding itself has changed, ``--rollouts 1 --tolerance 1e-6`` compares a single update, before trajectories diverge.
 """
 
 import argparse
@@ -27,7 +28,6 @@ from sb3_ppg.family import with_preset
 
 SMALL: dict[str, Any] = dict(n_steps=32, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=2)
 SMALL |= dict(seed=0, device="cpu")
-N_TIMESTEPS = 5 * 2 * 32  # two phases and a half
 PUBLIC_MODULES = ["", "buffers.rollouts", "export", "family", "hub", "losses", "objectives", "policies", "zoo"]
 
 
@@ -97,18 +97,18 @@ import json, sys
 from benchmarks.unchanged import numbers, ppg
 from sb3_ppg import process_group
 with process_group() as group:
-    model = ppg().learn(640)
+    model = ppg().learn(int(sys.argv[2]) * 128)
     json.dump(numbers(model), open(f"{sys.argv[1]}/{__import__('os').environ['RANK']}.json", "w"))
 """
 
 
 def numbers(model: PPG) -> list[float]:
-    """The sum over each parameter, in ascending order: names may change."""
-    return sorted(float(weight.detach().double().sum()) for weight in model.policy.parameters())
+    """Return the L2 norm of each parameter, in ascending order: names may change."""
+    return sorted(float(weight.detach().double().norm()) for weight in model.policy.parameters())
 
 
-def in_two_processes() -> list[float]:
-    """Sums of the parameters that two processes train together."""
+def in_two_processes(n_rollouts: int) -> list[float]:
+    """Norms of the parameters that two processes train together."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(PROCESSES)
@@ -121,16 +121,16 @@ def in_two_processes() -> list[float]:
             "--rdzv-backend=c10d",
         ]
         variables = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-        command += ["--rdzv-endpoint=localhost:0", str(script), folder]
+        command += ["--rdzv-endpoint=localhost:0", str(script), folder, str(n_rollouts)]
         subprocess.run(command, check=True, env=variables, capture_output=True)
         return json.loads(Path(folder, "0.json").read_text())
 
 
-def trained() -> dict[str, Any]:
-    """Sums of the parameters after each training."""
+def trained(n_rollouts: int) -> dict[str, Any]:
+    """Norms of the parameters after each training."""
     th.set_num_threads(1)
-    found = {name: numbers(make().learn(N_TIMESTEPS)) for name, make in TRAININGS.items()}
-    return {**found, "two processes": in_two_processes()}
+    found = {name: numbers(make().learn(n_rollouts * 64)) for name, make in TRAININGS.items()}
+    return {**found, "two processes": in_two_processes(n_rollouts)}
 
 
 def helps() -> dict[str, str]:
@@ -155,12 +155,12 @@ def public_names() -> dict[str, list[str]]:
     return found
 
 
-def record() -> dict[str, Any]:
+def record(n_rollouts: int) -> dict[str, Any]:
     """All that is compared."""
-    return {"parameters": trained(), "help": helps(), "names": public_names()}
+    return {"parameters": trained(n_rollouts), "help": helps(), "names": public_names()}
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differences(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> list[str]:
     """A line for each difference."""
     found = []
     for name, sums in before["parameters"].items():
@@ -169,7 +169,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             found.append(f"parameters of {name}: {len(sums)} before, {len(there)} now")
             continue
         worst = max(abs(a - b) / (abs(a) + 1e-12) for a, b in zip(sums, there, strict=True))
-        if worst > 0:
+        if worst > tolerance:
             found.append(f"parameters of {name}: relative difference {worst:.2g}")
     for command, text in before["help"].items():
         if now["help"].get(command) != text:
@@ -186,12 +186,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["record", "compare"])
     parser.add_argument("file", type=Path)
+    parser.add_argument("--rollouts", type=int, default=5, help="of each training; 5 are two phases and a half")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="of norms, relative")
     arguments = parser.parse_args()
-    now = record()
+    now = record(arguments.rollouts)
     if arguments.what == "record":
         arguments.file.write_text(json.dumps(now, indent=1))
         return
-    found = differences(json.loads(arguments.file.read_text()), now)
+    found = differences(json.loads(arguments.file.read_text()), now, arguments.tolerance)
     print("\n".join(found) or "Nothing differs")
     sys.exit(bool(found))
 

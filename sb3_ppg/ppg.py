@@ -37,8 +37,8 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, policy_phase_summary
-from sb3_ppg.optim.epoch import Adversary, Epoch, mean_losses, optimize_epoch, split
-from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch
+from sb3_ppg.optim.epoch import Adversary, Epoch, mean_losses, optimize_epoch
+from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, split
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy

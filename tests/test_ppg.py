@@ -751,17 +751,6 @@ def test_the_auxiliary_phase_follows_a_learning_rate_that_is_changed():
     assert learn_and_log(model, 48)["aux/learning_rate"] == 2e-6
 
 
-def test_losses_module_is_what_the_algorithm_uses(monkeypatch):
-    """There is one copy of each loss."""
-    called = set()
-    names = ("policy_gradient_loss", "entropy_loss", "value_loss", "kl_divergence", "auxiliary_value_loss", "joint_loss")
-    for name in names:
-        original = getattr(losses, name)
-        monkeypatch.setattr(losses, name, lambda *a, _o=original, _n=name, **k: called.add(_n) or _o(*a, **k))
-    make().learn(48)
-    assert called == set(names)
-
-
 # ---- a script that was written for PPO ----
 
 

@@ -1,15 +1,18 @@
 """What makes networks fast on a CPU: micro-batches that fit, and memory that is not given back and asked for again."""
 
 import ctypes
-import os
 import sys
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
+Minibatch = TypeVar("Minibatch", bound=tuple)
 # The largest array that glibc takes from its heap rather than fresh from the system, which has to zero it page by page: the
 # highest M_MMAP_THRESHOLD that all its versions allow on 64-bit machines
 HEAP_LIMIT = 32 * 2**20
@@ -65,6 +68,42 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
     return sizes
 
 
+def n_samples(minibatch: tuple) -> int:
+    """
+    :param minibatch: tuple of tensors, or of dictionaries of tensors, the first of shape (B, ...)
+    :return: B
+    """
+    first = minibatch[0]
+    return len(next(iter(first.values())) if isinstance(first, dict) else first)
+
+
+def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
+    """
+    :param minibatch: tuple of tensors, or of nested dictionaries and tuples of tensors, of shape (B, ...), or (number of
+        sequences, ...), where all sequences are as long. What is no tensor, or has no dimension, belongs to every part
+    :param size: in samples; None: all
+    :return: consecutive parts of at most that size, of whole sequences and at least one, which share its memory
+    """
+    whole = n_samples(minibatch)
+    if size is None or size >= whole:
+        yield minibatch
+        return
+    leaves, structure = tree_flatten(minibatch)
+    length = whole // min(len(leaf) for leaf in leaves if _has_samples(leaf))
+    size = max(length, size // length * length)
+    for start in range(0, whole, size):
+        yield tree_unflatten([_part(leaf, start, start + size, whole) for leaf in leaves], structure)
+
+
+def _part(leaf: Any, start: int, stop: int, whole: int) -> Any:
+    """What belongs to some of the samples."""
+    return leaf[start * len(leaf) // whole : stop * len(leaf) // whole] if _has_samples(leaf) else leaf
+
+
+def _has_samples(leaf: Any) -> bool:
+    return isinstance(leaf, th.Tensor) and leaf.dim() > 0
+
+
 def has_convolutions(module: nn.Module) -> bool:
     """
     :param module: any network
@@ -82,17 +121,14 @@ def looks_at_the_batch(module: nn.Module) -> bool:
 
 def keep_freed_memory() -> None:
     """
-    From now on glibc, where it is the allocator, keeps what this process frees, for its next arrays of up to ``HEAP_LIMIT``
-    bytes. Its default gives large arrays back to the system and takes them again, zeroed, in each forward pass: with
-    ``ImpalaCNN`` in float32 a third of the time. The process stays as large as its peak.
-
-    The environment variable ``SB3_PPG_KEEP_FREED_MEMORY=0`` refuses it.
+    Let glibc, where it is the allocator, keep the memory that this process frees, for its next arrays of up to ``HEAP_LIMIT``
+    bytes. By default it returns large arrays to the system and takes them again, zeroed, in each forward pass, which is a
+    third of the time of ``ImpalaCNN`` in float32 on a CPU. The process stays as large as its peak, and the setting cannot be
+    undone: the training commands call this for their own process; in Python it is for you to call.
 
     Source: ``man mallopt``, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
     """
-    if sys.platform != "linux" or os.environ.get("SB3_PPG_KEEP_FREED_MEMORY", "1") == "0":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # other C libraries have none
         m_trim_threshold, m_mmap_threshold = -1, -3
         mallopt(m_mmap_threshold, HEAP_LIMIT)

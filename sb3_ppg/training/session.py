@@ -26,7 +26,6 @@ from sb3_ppg.errors import (
     WorkerError,
     missing_extras_named,
 )
-from sb3_ppg.optim.micro_batches import has_convolutions, keep_freed_memory
 from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
@@ -158,8 +157,6 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
     model._n_stored_rollouts, model._n_replayed_rollouts = len(model.aux_buffer), model.replay.n_stored
     _report_phases(model, total_timesteps)
     warn_of_stale_data(model)
-    if has_convolutions(model.policy) and model.device.type == "cpu":
-        keep_freed_memory()
 
 
 def _report_phases(model: PhasicModel, total_timesteps: float) -> None:

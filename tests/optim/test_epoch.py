@@ -11,12 +11,12 @@ from sb3_ppg.distributed.collectives import moments
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.epoch import (
-    accumulate_gradient,
+    compute_gradient,
     mean_losses,
     optimize_epoch,
     rescale_moments,
-    unvalidated_distributions,
 )
+from sb3_ppg.optim.precision import unvalidated_distributions
 from tests.helpers import transfers_to_host
 
 
@@ -56,8 +56,8 @@ class Regression:
 def test_micro_batches_give_the_gradient_of_the_whole_minibatch(micro_batch_size):
     batch = make_batch(24)
     whole, parts = Regression(), Regression()
-    whole_losses, whole_values = accumulate_gradient(batch, whole.losses)
-    parts_losses, values = accumulate_gradient(batch, parts.losses, micro_batch_size)
+    whole_losses, whole_values, _ = compute_gradient(whole.optimizer, whole.losses, batch)
+    parts_losses, values, _ = compute_gradient(parts.optimizer, parts.losses, batch, micro_batch_size)
     th.testing.assert_close(parts_losses.log_ratio, whole_losses.log_ratio)
     assert max(parts.batch_sizes) <= micro_batch_size and sum(parts.batch_sizes) == 24
     th.testing.assert_close(values, whole_values)

@@ -1,9 +1,10 @@
 """Each fast path takes the same step as the plain one; bfloat16 stays where it belongs."""
 
 import copy
-import ctypes
 import gc
+import platform
 import shutil
+import subprocess
 import sys
 import weakref
 from functools import partial
@@ -20,14 +21,13 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureC
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import sb3_ppg.buffers.aux_buffer
 import sb3_ppg.optim.micro_batches
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN
 from sb3_ppg.buffers.rollouts import minibatches
-from sb3_ppg.optim.epoch import clip_gradients, gradient_norm, optimize_epoch, split, take_step
-from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, keep_freed_memory
+from sb3_ppg.optim.epoch import optimize_epoch
+from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, split
 from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.policies.extractors import ImageConv2d
 from tests.helpers import RandomEnv, collect, image_space, losses_of
@@ -183,70 +183,6 @@ def test_minibatches_are_sb3s(monkeypatch):
             assert type(ours) is type(theirs) and all(th.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-# ---- the same steps ----
-
-
-def network_with_gradients(seed: int = 0) -> nn.Module:
-    th.manual_seed(seed)
-    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2), nn.Linear(2, 2))
-    network[:3](th.randn(5, 3)).square().mean().backward()  # none for the last layer
-    return network
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        dict(),
-        dict(fused=True),
-        dict(fused=True, weight_decay=0.1, eps=1e-3, maximize=True),
-        dict(fused=True, weight_decay=0.1, decoupled_weight_decay=True),
-    ],
-)
-def test_steps_are_those_of_the_optimizer(kwargs):
-    networks = [network_with_gradients(), network_with_gradients()]
-    optimizers = [th.optim.Adam(network.parameters(), lr=0.01, **kwargs) for network in networks]
-    for step in range(4):
-        optimizers[0].step()
-        take_step(optimizers[1])
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = 0.01 / (step + 2)
-    for ours, expected in zip(networks[1].parameters(), networks[0].parameters(), strict=True):
-        assert th.equal(ours, expected)
-    states = [optimizer.state_dict()["state"] for optimizer in optimizers]
-    for state, expected in zip(states[1].values(), states[0].values(), strict=True):
-        assert all(th.equal(state[name], expected[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
-
-
-@pytest.mark.parametrize("make_optimizer", [partial(th.optim.Adam, amsgrad=True, fused=True), th.optim.AdamW, th.optim.SGD])
-def test_other_optimizers_take_their_own_steps(make_optimizer):
-    network, expected = network_with_gradients(), network_with_gradients()
-    ours, theirs = make_optimizer(network.parameters(), lr=0.01), make_optimizer(expected.parameters(), lr=0.01)
-    for _ in range(3):
-        take_step(ours)
-        theirs.step()
-    assert all(th.equal(a, b) for a, b in zip(network.parameters(), expected.parameters(), strict=True))
-
-
-def test_who_listens_to_the_optimizer_is_told():
-    network = network_with_gradients()
-    optimizer = th.optim.Adam(network.parameters(), fused=True)
-    calls = []
-    optimizer.register_step_post_hook(lambda *_: calls.append(1))
-    for _ in range(3):
-        take_step(optimizer)
-    assert len(calls) == 3
-
-
-def test_who_replaces_the_step_is_called():
-    network = network_with_gradients()
-    optimizer = th.optim.Adam(network.parameters(), fused=True)
-    calls = []
-    optimizer.step = lambda: calls.append(1)  # as torch's learning rate schedulers do
-    for _ in range(3):
-        take_step(optimizer)
-    assert len(calls) == 3
-
-
 def test_parameters_in_one_array():
     """Also of channels_last weights, and back."""
     model = make()
@@ -294,24 +230,6 @@ def test_rollout_buffers_of_the_users_own_are_asked_for_each_minibatch():
     assert set(sizes) == {8}
 
 
-def test_hooks_of_all_optimizers_are_heard():
-    """Torch has hooks for the steps of every optimizer, which profilers and schedulers use."""
-    network, heard = network_with_gradients(), []
-    optimizer = th.optim.Adam(network.parameters(), fused=True)
-    take_step(optimizer)
-    handles = [
-        register_optimizer_step_pre_hook(lambda *_: heard.append("before")),
-        register_optimizer_step_post_hook(lambda *_: heard.append("after")),
-    ]
-    try:
-        take_step(optimizer)
-    finally:
-        for handle in handles:
-            handle.remove()
-    take_step(optimizer)
-    assert heard == ["before", "after"]
-
-
 def test_samples_may_have_fields_that_are_no_tensors():
     """Of a rollout buffer of the user's: numbers, texts, None, scalars belong to every part; what is nested is split."""
 
@@ -331,23 +249,6 @@ def test_samples_may_have_fields_that_are_no_tensors():
         assert isinstance(part, Samples) and part[1:4] == (0.5, "hello", None) and part.scalar == 3
         th.testing.assert_close(part.states[1], part.states[0] + 10)
         th.testing.assert_close(part.states[0][:, None], part.observations["x"])
-
-
-@pytest.mark.parametrize("max_norm", [1e-3, 0.1, 100.0])
-def test_gradients_are_clipped_as_by_torch(max_norm):
-    ours, expected = network_with_gradients(), network_with_gradients()
-    for network in (ours, expected):
-        network.gain = nn.Parameter(th.tensor(2.0))  # a scalar
-        network.gain.grad = th.tensor(0.3)
-    gradients = [parameter.grad for parameter in ours.parameters() if parameter.grad is not None]
-    norm = gradient_norm(gradients)
-    clip_gradients(gradients, norm, max_norm)
-    expected_norm = nn.utils.clip_grad_norm_(expected.parameters(), max_norm)
-    th.testing.assert_close(norm.squeeze(), expected_norm, rtol=1e-6, atol=0)
-    for a, b in zip(ours.parameters(), expected.parameters(), strict=True):
-        assert (a.grad is None) == (b.grad is None)
-        if a.grad is not None:
-            th.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=0)
 
 
 def test_fused_steps_are_for_contiguous_parameters_alone():
@@ -498,20 +399,32 @@ def test_automatic_micro_batches_are_used_in_both_phases(monkeypatch):
     assert model.resolved_micro_batch_size() == 4 and set(sizes) <= {1, 2, 4} and not set(training) - {1, 2}
 
 
-def test_the_process_keeps_its_memory(monkeypatch):
-    calls = []
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=lambda *args: calls.append(args)))
-    monkeypatch.setattr(sys, "platform", "linux")
-    make(n_aux_epochs=0).learn(32)
-    assert (-3, HEAP_LIMIT) in calls and len(calls) == 2
-    calls.clear()
-    PPG("MlpPolicy", "CartPole-v1", device="cpu", n_steps=8, batch_size=8, n_aux_epochs=0).learn(8)
-    assert not calls  # for small networks nothing is changed
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())
-    keep_freed_memory()  # another C library
-    monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.delattr(ctypes, "CDLL")
+MAPPED_BYTES = """
+import ctypes, sys
+import torch as th
+from sb3_ppg.optim.micro_batches import keep_freed_memory
+from tests.optim.test_fast_paths import make
+
+class Info(ctypes.Structure):  # of glibc's mallinfo2; hblkhd are the bytes that come fresh from the system
+    names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in names]
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Info
+make(n_aux_epochs=0).learn(32)
+if sys.argv[1] == "keep":
     keep_freed_memory()
+before = mallinfo().hblkhd
+array = th.ones(2**22)
+print(mallinfo().hblkhd - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
+@pytest.mark.parametrize("word, expected", [("leave", True), ("keep", False)])
+def test_training_leaves_the_allocator_alone_unless_asked(word, expected):
+    mapped = subprocess.check_output([sys.executable, "-c", MAPPED_BYTES, word])
+    assert (int(mapped) >= 4 * 2**22) == expected
 
 
 # ---- mixed precision ----
