@@ -18,7 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, PhasicCallback, RecurrentPPG, losses
+from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, PhasicCallback, RecurrentPPG
 from sb3_ppg.buffers.rollouts import minibatches
 from sb3_ppg.errors import NonFiniteActionError
 from sb3_ppg.family import PAPERS_VALUES

@@ -306,6 +306,8 @@ class Manager(ExperimentManager):
             super().learn(model)
             return
         self.callbacks = [self._phasic(callback, model.n_steps) for callback in self.callbacks]
+        if has_convolutions(model.policy) and model.device.type == "cpu":
+            keep_freed_memory()
         if n_processes() > 1 and not self.show_progress:
             self.callbacks.insert(0, PhasicCallback())  # rl_zoo3 2.9.2 ends the first callback a second time
         counting: AbstractContextManager = nullcontext()
