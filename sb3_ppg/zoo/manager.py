@@ -31,6 +31,7 @@ from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
 from sb3_ppg.family import FAMILY, with_preset
+from sb3_ppg.optim.micro_batches import has_convolutions, keep_freed_memory
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes
 from sb3_ppg.zoo.command_line import check_path
