@@ -18,7 +18,7 @@ TOKEN = os.environ.get("HF_TOKEN", "hf_local")
 
 
 class Repository:
-    """Commits, and what the branches are at."""
+    """Commits, and the latest one of each branch."""
 
     def __init__(self, private: bool) -> None:
         self.private = private
@@ -69,7 +69,7 @@ class HubServer:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def files(self, repo_id: str, branch: str = "main") -> dict[str, bytes]:
-        """What is in a repository."""
+        """Files of a repository by name."""
         repository = self.repositories[repo_id]
         return repository.commits[repository.branches[branch]]
 

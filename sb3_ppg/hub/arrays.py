@@ -15,12 +15,7 @@ MAX_ARRAYS = 10_000
 
 
 class Arrays:
-    """
-    Arrays by name; each is taken once.
-
-    :param file: as safetensors opens it
-    :param path: of it, for errors
-    """
+    """Arrays by name; each is taken once."""
 
     def __init__(self, file: safe_open, path: Path):
         self._file = file
@@ -62,9 +57,7 @@ def open_arrays(path: Path) -> Iterator[Arrays]:
     """
     Open a safetensors file.
 
-    :param path: of the file
-    :return: its arrays
-    :raises ModelFormatError: if it is missing, or not a regular file of safetensors
+    :raises ModelFormatError: if it is missing or not a regular file, or its header is too long
     """
     place = regular_file(path)
     with place.open("rb") as file:

@@ -108,7 +108,7 @@ env = model.get_env()
 
 
 def _import_of(env_id: str | None) -> str:
-    """What registers an environment, if it is not Gymnasium's own."""
+    """Return the import that registers an environment, if it is not Gymnasium's own."""
     spec = gymnasium.registry.get(env_id or "")
     entry_point = spec.entry_point if spec else None
     package = entry_point.__module__ if callable(entry_point) else str(entry_point or "gymnasium").split(":")[0].split(".")[0]

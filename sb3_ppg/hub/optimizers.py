@@ -16,24 +16,13 @@ LARGEST_CHANGE = 1.0  # of a weight, by the next step
 
 
 def describe_options(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
-    """
-    Return the options of an optimizer.
-
-    :param optimizer: to write
-    :return: the options of each group of parameters, for JSON
-    """
+    """Return the options of each group of parameters."""
     names = optimizer.defaults.keys() - IMPLEMENTATION
     return [{name: group[name] for name in sorted(names)} for group in optimizer.param_groups]
 
 
 def state_arrays(optimizer: th.optim.Optimizer, name: str) -> dict[str, th.Tensor]:
-    """
-    Return the state of an optimizer.
-
-    :param optimizer: to write
-    :param name: of the optimizer
-    :return: arrays by name, "<optimizer>.<number of the parameter>.<part>"
-    """
+    """Return the state of an optimizer as arrays by name, "<optimizer>.<number of the parameter>.<part>"."""
     states = optimizer.state_dict()["state"]
     return {
         f"{name}.{index}.{key}": th.as_tensor(value)

@@ -37,7 +37,7 @@ from sb3_ppg.hub.files import parse_json, read_json
 from sb3_ppg.hub.optimizers import describe_options, load_optimizer, state_arrays
 from sb3_ppg.hub.safety import AllocationLimit, check_rollout_size, try_out
 from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization
-from sb3_ppg.hub.spaces import describe
+from sb3_ppg.hub.spaces import describe, make
 from sb3_ppg.hub.values import decode, encode
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
@@ -57,7 +57,8 @@ NOT_SHARED = {
     "_init_setup_model",
 }
 NETWORKS = ("policy", "objective")  # attributes whose weights are shared: the policy, and the networks of its objective
-VEC_NORMALIZE = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
+VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
+PARTS = ("mean", "var", "count")  # of a normalisation's statistics
 
 
 def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str, Any] | None = None) -> None:
@@ -83,8 +84,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     """
     custom = custom_objects or {}
     check_rollout_size(model)
-    arrays = {**_weights(model)}
-    optimizers = {name: recursive_getattr(model, name) for name in _optimizers(model)}
+    arrays, optimizers = _weights(model), _optimizers(model)
     for name, optimizer in optimizers.items():
         arrays |= state_arrays(optimizer, name)
     normalizer = only_normalizer(model.env)
@@ -218,8 +218,8 @@ def _argument(model: PPG, name: str) -> Any:
     return getattr(model, name)
 
 
-def _optimizers(model: PPG) -> list[str]:
-    return [name for name in model._get_torch_save_params()[0] if name not in NETWORKS]
+def _optimizers(model: PPG) -> dict[str, th.optim.Optimizer]:
+    return {name: recursive_getattr(model, name) for name in model.get_parameters() if name not in NETWORKS}
 
 
 def _weights(model: PPG) -> dict[str, th.Tensor]:
@@ -254,7 +254,7 @@ def _build(
     arguments["policy_kwargs"] = kwargs if compile_mode is None else {**kwargs, "compile_mode": compile_mode}
     policy = decode(description.policy, "policy", custom)
     model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
-    model.observation_space, model.action_space = description.observation_space.make(), description.action_space.make()
+    model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
     _check_action_space(model)
     model.n_envs = description.n_envs
     check_rollout_size(model)
@@ -288,13 +288,13 @@ def _load_weights(model: PPG, description: Description, arrays: Arrays) -> None:
     with th.no_grad():
         for name, tensor in _weights(model).items():  # `load_state_dict` would take quadratic time for many
             tensor.copy_(arrays.take(name, tensor))
-    names = _optimizers(model)
-    if description.optimizers.keys() != set(names):
-        raise ModelFormatError(f"optimizers: this model has {sorted(names)}, not {sorted(description.optimizers)}")
-    for name in names:
+    optimizers = _optimizers(model)
+    if description.optimizers.keys() != optimizers.keys():
+        raise ModelFormatError(f"optimizers: this model has {sorted(optimizers)}, not {sorted(description.optimizers)}")
+    for name, optimizer in optimizers.items():
         schedule = model.aux_lr_schedule if name == "aux_optimizer" else model.lr_schedule
         learning_rate = max(schedule(1.0), schedule(0.0))
-        load_optimizer(recursive_getattr(model, name), description.optimizers[name], arrays, learning_rate, name)
+        load_optimizer(optimizer, description.optimizers[name], arrays, learning_rate, name)
     if arrays.left:
         raise ModelFormatError(f"{ARRAYS} has arrays that no part of the model is for: {sorted(arrays.left)}")
     if model.use_sde:
@@ -322,7 +322,7 @@ def _statistics(env: VecNormalize | None) -> dict[str, th.Tensor]:
     return {
         f"vec_normalize.{name}.{part}": th.as_tensor(getattr(rms, part), dtype=th.float64)
         for name, rms in ({} if env is None else statistics(env)).items()
-        for part in ("mean", "var", "count")
+        for part in PARTS
     }
 
 
@@ -331,14 +331,14 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     saved = description.vec_normalize
     if saved is None:
         return None
-    space, actions = saved.observation_space.make(), description.action_space.make()
+    space, actions = make(saved.observation_space), make(description.action_space)
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
     for name in ("clip_obs", "clip_reward"):
         settings[name] = math.inf if settings[name] is None else settings[name]
     env = VecNormalize(DummyVecEnv([lambda: _SpacesOnly(space, actions)]), **settings)
     taken = {name: arrays.take(name, fresh).numpy() for name, fresh in _statistics(env).items()}
     for name, rms in statistics(env).items():
-        rms.mean, rms.var, count = (taken[f"vec_normalize.{name}.{part}"] for part in ("mean", "var", "count"))
+        rms.mean, rms.var, count = (taken[f"vec_normalize.{name}.{part}"] for part in PARTS)
         rms.count = float(count)
         if not ((rms.var >= 0).all() and rms.count > 0):
             raise ModelFormatError(f"vec_normalize.{name}: variances are at least 0 and counts above 0")
@@ -353,14 +353,12 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
         )
     env = VecNormalize(venv, **{name: getattr(saved, name) for name in VEC_NORMALIZE})
     for name, rms in statistics(env).items():
-        rms.mean, rms.var, rms.count = copy.deepcopy(
-            [getattr(statistics(saved)[name], part) for part in ("mean", "var", "count")]
-        )
+        vars(rms).update(copy.deepcopy(vars(statistics(saved)[name])))
     return env
 
 
 def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
-    """As SB3's ``load``."""
+    """Put the model into environments, as SB3's ``load`` does."""
     if normalizer is not None and unwrap_vec_normalize(venv) is None:
         if venv.observation_space != normalizer.venv.observation_space:
             venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside

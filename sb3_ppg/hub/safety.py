@@ -24,9 +24,8 @@ MAX_MASK_BYTES = 2**28  # of action masks, which are filled with ones when the m
 
 def check_rollout_size(model: PPG) -> None:
     """
-    Check that a machine like this one can hold a rollout.
+    Check that this machine can hold a rollout.
 
-    :param model: with its spaces and its number of environments
     :raises ModelFormatError: if it cannot
     """
     space = model.observation_space
@@ -70,9 +69,8 @@ MAX_OUTPUT = 1e15  # of a network; its square is finite in float32
 @th.no_grad()
 def try_out(model: PPG) -> None:
     """
-    Evaluate a model for a few observations.
+    Evaluate a complete model for a few observations.
 
-    :param model: complete
     :raises ModelFormatError: if its networks give no numbers that it could be trained with
     """
     units = [module.std.item() for module in model.policy.modules() if isinstance(module, ValueHead)]

@@ -20,67 +20,35 @@ Key = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Box(Struct, forbid_unknown_fields=True, tag_field="space", tag="Box"):
-    """
-    ``spaces.Box``.
-
-    :param shape: of its arrays
-    :param dtype: of its numbers
-    :param low: the lower bound, one for all or one for each number in C order
-    :param high: the upper bound, likewise
-    """
+    """``spaces.Box``; each bound is one for all numbers, or a list of one for each in C order."""
 
     shape: Shape
     dtype: IntegerType | Literal["float16", "float32", "float64", "bool"]
     low: Bound | list[Bound]
     high: Bound | list[Bound]
 
-    def make(self) -> spaces.Box:
-        """The space."""
-        _check_size(self.shape)
-        low, high = (
-            np.array([infinite if number is None else number for number in (bound if isinstance(bound, list) else [bound])])
-            for bound, infinite in ((self.low, -math.inf), (self.high, math.inf))
-        )
-        low, high = (_spread(bound, self.shape, np.dtype(self.dtype)) for bound in (low, high))
-        return spaces.Box(low, high, dtype=np.dtype(self.dtype).type)
-
 
 class Discrete(Struct, forbid_unknown_fields=True, tag_field="space", tag="Discrete"):
-    """``spaces.Discrete``, with the names of its arguments."""
+    """``spaces.Discrete``."""
 
     n: Annotated[int, Meta(ge=1, le=2**32)]
     start: Integer = 0
     dtype: IntegerType = "int64"
 
-    def make(self) -> spaces.Discrete:
-        """The space."""
-        return spaces.Discrete(self.n, start=self.start, dtype=np.dtype(self.dtype).type)  # type: ignore[arg-type]
-
 
 class MultiDiscrete(Struct, forbid_unknown_fields=True, tag_field="space", tag="MultiDiscrete"):
-    """``spaces.MultiDiscrete``, with the names of its arguments, flat, and its shape."""
+    """``spaces.MultiDiscrete``, its arrays flat. Each dimension is an object in the distribution of actions."""
 
-    # Each dimension is an object in the distribution of actions
     nvec: Annotated[list[Annotated[int, Meta(ge=1, le=2**32)]], Meta(min_length=1, max_length=1000)]
     start: Annotated[list[Integer], Meta(max_length=1000)]
     shape: Shape
     dtype: IntegerType = "int64"
 
-    def make(self) -> spaces.MultiDiscrete:
-        """The space."""
-        nvec, start = (np.array(numbers).reshape(self.shape) for numbers in (self.nvec, self.start))
-        return spaces.MultiDiscrete(nvec, dtype=np.dtype(self.dtype).type, start=start)  # type: ignore[arg-type]
-
 
 class MultiBinary(Struct, forbid_unknown_fields=True, tag_field="space", tag="MultiBinary"):
-    """``spaces.MultiBinary``, with the name of its argument."""
+    """``spaces.MultiBinary``."""
 
     n: Size | Shape
-
-    def make(self) -> spaces.MultiBinary:
-        """The space."""
-        _check_size(self.n if isinstance(self.n, list) else [self.n])
-        return spaces.MultiBinary(self.n)
 
 
 Simple = Box | Discrete | MultiDiscrete | MultiBinary
@@ -91,26 +59,56 @@ class Dict(Struct, forbid_unknown_fields=True, tag_field="space", tag="Dict"):
 
     parts: Annotated[dict[Key, Simple], Meta(max_length=1000)]
 
-    def make(self) -> spaces.Dict:
-        """The space."""
-        if not all(key.isprintable() for key in self.parts):  # they become names of modules
-            raise ModelFormatError("a Dict space has keys that cannot be printed")
-        made = spaces.Dict(OrderedDict((key, space.make()) for key, space in self.parts.items()))
-        _check_size([sum(math.prod(space.shape or ()) for space in made.values())])
-        return made
-
 
 Space = Simple | Dict
 
 
+def make(described: Space) -> Any:
+    """
+    Make the space that is described.
+
+    :raises ModelFormatError: if it is too large, or its parts do not fit together
+    """
+    dtype = np.dtype(getattr(described, "dtype", "int64"))
+    match described:
+        case Box(shape, _, low, high):
+            _check_size(shape)
+            bounds = (_bound(low, -math.inf, shape, dtype), _bound(high, math.inf, shape, dtype))
+            return spaces.Box(*bounds, dtype=dtype.type)
+        case Discrete(n, start):
+            return spaces.Discrete(n, start=start, dtype=dtype.type)
+        case MultiDiscrete(nvec, start, shape):
+            return spaces.MultiDiscrete(np.reshape(nvec, shape), dtype=dtype.type, start=np.reshape(start, shape))
+        case MultiBinary(n):
+            _check_size(n if isinstance(n, list) else [n])
+            return spaces.MultiBinary(n)
+    if not all(key.isprintable() for key in described.parts):  # they become names of modules
+        raise ModelFormatError("a Dict space has keys that cannot be printed")
+    made = spaces.Dict(OrderedDict((key, make(part)) for key, part in described.parts.items()))
+    _check_size([sum(math.prod(part.shape or ()) for part in made.values())])
+    return made
+
+
+def _bound(numbers: Any, infinite: float, shape: list[int], dtype: np.dtype) -> np.ndarray:
+    """The bound of each number of a Box, in its type, which has to have room for it."""
+    numbers = np.array([infinite if n is None else n for n in (numbers if isinstance(numbers, list) else [numbers])])
+    with np.errstate(over="ignore", invalid="ignore"):
+        typed = numbers.astype(dtype)
+    if not np.array_equal(typed, numbers):
+        raise ModelFormatError(f"a bound of a Box space is not {dtype}")
+    return np.full(shape, typed) if typed.size == 1 else typed.reshape(shape)
+
+
+def _check_size(shape: list[int]) -> None:
+    if math.prod(shape) > MAX_NUMBERS:
+        raise ModelFormatError(f"a space of shape {tuple(shape)} has more than {MAX_NUMBERS} numbers")
+
+
 def describe(space: spaces.Space, path: str) -> Any:
     """
-    Describe a space as plain data.
+    Describe a space; ``make`` makes it again.
 
-    :param space: to describe
-    :param path: where it was found, for errors
-    :return: a ``Space``
-    :raises ModelFormatError: if there is no description for it
+    :raises ModelFormatError: if there is no description for it, with the path where it was found
     """
     match space:
         case spaces.Box():
@@ -132,17 +130,3 @@ def _describe_bound(bound: np.ndarray) -> Any:
     bound = bound.astype(np.uint8) if bound.dtype == bool else bound
     numbers = [number if math.isfinite(number) else None for number in bound.ravel().tolist()]
     return numbers[0] if len(set(numbers)) == 1 else numbers
-
-
-def _spread(bound: np.ndarray, shape: list[int], dtype: np.dtype) -> np.ndarray:
-    """The bound of each number of an array, in its type, which has to have room for it."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        typed = bound.astype(dtype)
-    if not np.array_equal(typed, bound):
-        raise ModelFormatError(f"a bound of a Box space is not {dtype}")
-    return np.full(shape, typed) if typed.size == 1 else typed.reshape(shape)
-
-
-def _check_size(shape: list[int]) -> None:
-    if math.prod(shape) > MAX_NUMBERS:
-        raise ModelFormatError(f"a space of shape {tuple(shape)} has more than {MAX_NUMBERS} numbers")

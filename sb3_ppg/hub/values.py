@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch as th
-from stable_baselines3.common import torch_layers as sb3_torch_layers
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from torch import nn
 
@@ -22,34 +22,18 @@ from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.hub.schema import Fraction, RewardStatistics
 from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 
-LISTED: tuple[type, ...] = (
+MODELS: tuple[type, ...] = (
     *ALGORITHMS.values(),
     *(policy for algorithm in ALGORITHMS.values() for policy in algorithm.policy_aliases.values()),
     *(buffer for algorithm in ALGORITHMS.values() for buffer in algorithm.rollout_buffer_classes),
-    NormalizedRewardRolloutBuffer,
-    NormalizedRewardDictRolloutBuffer,
-    ImpalaCNN,
-    MinAtarCNN,
-    sb3_torch_layers.FlattenExtractor,
-    sb3_torch_layers.NatureCNN,
-    sb3_torch_layers.CombinedExtractor,
-    nn.Tanh,
-    nn.ReLU,
-    nn.ELU,
-    nn.LeakyReLU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Identity,
-    th.optim.Adam,
-    th.optim.AdamW,
-    th.optim.RMSprop,
-    th.optim.SGD,
-    RMSpropTFLike,
+    *(NormalizedRewardRolloutBuffer, NormalizedRewardDictRolloutBuffer),
 )
-CLASSES = {cls.__name__: cls for cls in LISTED}  # the classes that a file may name
+EXTRACTORS: tuple[type, ...] = (ImpalaCNN, MinAtarCNN, FlattenExtractor, NatureCNN, CombinedExtractor)
+ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity)
+OPTIMIZERS: tuple[type, ...] = (th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike)
+# The classes that a file may name
+LISTED: tuple[type, ...] = (*MODELS, *EXTRACTORS, *ACTIVATIONS, *OPTIMIZERS)
+CLASSES = {cls.__name__: cls for cls in LISTED}
 
 
 def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:

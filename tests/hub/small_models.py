@@ -29,19 +29,19 @@ def small_model(**arguments: Any) -> PPG:
 
 
 def same_parameters(one: PPG, other: PPG) -> None:
-    for name, tensor in one.policy.state_dict().items():
-        assert th.equal(tensor, other.policy.state_dict()[name]), name
-    for name, tensor in one.objective.state_dict().items():
-        assert th.equal(tensor, other.objective.state_dict()[name]), name
-    for name in one._get_torch_save_params()[0]:
-        states = [model.policy.optimizer if name == "policy.optimizer" else getattr(model, name) for model in (one, other)]
-        if "optimizer" in name:
-            mine, theirs = (optimizer.state_dict() for optimizer in states)
-            assert mine["param_groups"] == theirs["param_groups"]
-            assert mine["state"].keys() == theirs["state"].keys()
-            for index, values in mine["state"].items():
-                for key, value in values.items():
-                    assert th.equal(th.as_tensor(value), th.as_tensor(theirs["state"][index][key])), (name, index, key)
+    """Weights and optimizers are equal, bit for bit."""
+    same(one.get_parameters(), other.get_parameters())
+
+
+def same(one: Any, other: Any, path: str = "") -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for key in one:
+            same(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, th.Tensor):
+        assert th.equal(one, other), path
+    else:
+        assert one == other, path
 
 
 def refused(folder: Path, complaint: str = ".") -> None:
@@ -50,7 +50,7 @@ def refused(folder: Path, complaint: str = ".") -> None:
 
 
 def change(folder: Path, change_description: Callable[[dict[str, Any]], Any]) -> None:
-    """With checksums to match."""
+    """Change the description of a model, or replace it by what the function returns."""
     description = json.loads((folder / DESCRIPTION).read_text())
     replaced = change_description(description)
     (folder / DESCRIPTION).write_text(json.dumps(description if replaced is None else replaced))
@@ -68,6 +68,7 @@ def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def nested(depth: int) -> Any:
+    """A list in a list in a list."""
     data: Any = 0
     for _ in range(depth):
         data = [data]
@@ -93,7 +94,7 @@ def malicious_zip(folder: Path) -> Path:
 
 
 def zip_repository(hub_server: HubServer, tmp_path: Path) -> Path:
-    """As stock tools share models; the file that its payload creates."""
+    """Put a model into a repository as stock tools do; return the file that its payload creates."""
     ran = malicious_zip(tmp_path)
     hub.push(small_model(), "stranger/model")
     files = {"ppg-Some-v0.zip": (tmp_path / "model.zip").read_bytes(), "config.yml": b"!!python/object/apply:os.system ['ls']"}

@@ -37,7 +37,7 @@ from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from tests.helpers import MaskedEnv, RandomEnv
 from tests.hub import watch
-from tests.hub.small_models import BOX, DICT, SMALL
+from tests.hub.small_models import BOX, DICT, SMALL, nested
 from tests.hub.watch import watched
 
 pytestmark = pytest.mark.slow
@@ -174,13 +174,6 @@ def places(data: Any, path: tuple = ()) -> list[tuple]:
     """Paths of everything in JSON, from the outside to the inside."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     return [path, *(place for key, part in items for place in places(part, (*path, key)))]
-
-
-def nested(depth: int) -> Any:
-    data: Any = 0
-    for _ in range(depth):
-        data = [data]
-    return data
 
 
 SIZES = [0, 1, -1, 2, 7, 2**31, 2**53 + 1, 10**15, -(10**15), 10**30]

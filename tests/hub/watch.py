@@ -1,4 +1,4 @@
-"""What reading a stranger's file must not do, observed while it is read."""
+"""A watch over everything that reading a stranger's file must not do."""
 
 import io
 import os
