@@ -14,6 +14,14 @@ MAX_HEADER_BYTES = 2**22
 MAX_ARRAYS = 10_000
 
 
+def check_number(n_arrays: int) -> None:
+    """
+    :raises ModelFormatError: if a model has more arrays than readers accept
+    """
+    if n_arrays > MAX_ARRAYS:
+        raise ModelFormatError(f"a model of {n_arrays} arrays cannot be shared: use at most {MAX_ARRAYS}")
+
+
 class Arrays:
     """Arrays by name; each is taken once."""
 
@@ -21,8 +29,7 @@ class Arrays:
         self._file = file
         self._path = path
         self.left = set(file.keys())
-        if len(self.left) > MAX_ARRAYS:
-            raise ModelFormatError(f"{path} has {len(self.left)} arrays, more than {MAX_ARRAYS}")
+        check_number(len(self.left))
 
     def take(self, name: str, like: th.Tensor) -> th.Tensor:
         """

@@ -32,7 +32,7 @@ from sb3_ppg.buffers.checks import check_auxiliary_batches
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import ALGORITHMS
-from sb3_ppg.hub.arrays import Arrays, open_arrays
+from sb3_ppg.hub.arrays import Arrays, check_number, open_arrays
 from sb3_ppg.hub.files import parse_json, read_json
 from sb3_ppg.hub.optimizers import describe_options, load_optimizer, state_arrays
 from sb3_ppg.hub.safety import AllocationLimit, check_rollout_size, try_out
@@ -104,7 +104,9 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         vec_normalize=None if normalizer is None else _describe_vec_normalize(normalizer),
     )
     text = msgspec.json.format(msgspec.json.encode(description), indent=1)
-    parse_json(text, Description, "The description of this model")  # readers have limits
+    with _as_format_error("A model that nobody could load"):  # readers have limits
+        _decode_arguments(parse_json(text, Description, "the description"), type(model), custom)
+        check_number(len(arrays))
 
     folder = Path(folder)
     with atomic_writes([folder / DESCRIPTION, folder / ARRAYS]) as (new_text, new_arrays):
@@ -177,11 +179,12 @@ def read_model(
     :raises ModelFormatError: see ``from_pretrained``
     """
     device = get_device(device)
-    description = read_json(folder / DESCRIPTION, Description)
-    with _as_format_error(folder), generators_kept(), open_arrays(folder / ARRAYS) as arrays:
-        normalizer = _make_vec_normalize(description, arrays)
-        model = _build(description, arrays, venv, normalizer, device, custom_objects or {}, compile_mode)
-        _load_weights(model, description, arrays)
+    with _as_format_error(folder), generators_kept():
+        description = read_json(folder / DESCRIPTION, Description)
+        with open_arrays(folder / ARRAYS) as arrays:
+            normalizer = _make_vec_normalize(description, arrays)
+            model = _build(description, arrays, venv, normalizer, device, custom_objects or {}, compile_mode)
+            _load_weights(model, description, arrays)
         try_out(model)
         if venv is not None and model.seed is not None:
             venv.seed(model.seed)  # as SB3
@@ -189,14 +192,14 @@ def read_model(
 
 
 @contextmanager
-def _as_format_error(folder: Path) -> Iterator[None]:
+def _as_format_error(what: str | Path) -> Iterator[None]:
     """Turn any error that a stranger's files lead to into one."""
     try:
         yield
     except ModelFormatError:
         raise
     except Exception as error:
-        raise ModelFormatError(f"{folder}: no model can be made of it ({type(error).__name__}: {error})") from error
+        raise ModelFormatError(f"{what}: no model can be made of it ({type(error).__name__}: {error})") from error
 
 
 # ---- the model ----
@@ -246,10 +249,7 @@ def _build(
     cls = decode(description.algorithm, "algorithm", custom)
     if not (isinstance(cls, type) and issubclass(cls, PPG)):
         raise ModelFormatError(f"algorithm: {cls} is not PPG")
-    arguments = {name: decode(value, name, custom) for name, value in description.arguments.items()}
-    if unknown := arguments.keys() - set(_arguments(cls)):
-        raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
-    msgspec.convert(arguments, Bounded)
+    arguments = _decode_arguments(description, cls, custom)
     kwargs = {name: value for name, value in (arguments.get("policy_kwargs") or {}).items() if name != "compile_mode"}
     arguments["policy_kwargs"] = kwargs if compile_mode is None else {**kwargs, "compile_mode": compile_mode}
     policy = decode(description.policy, "policy", custom)
@@ -272,6 +272,15 @@ def _build(
     for name in Counters.__struct_fields__:
         setattr(model, name, getattr(description.counters, name))
     return model
+
+
+def _decode_arguments(description: Description, cls: type[PPG], custom: Mapping[str, Any]) -> dict[str, Any]:
+    """Decode the arguments of a class, as far as they can be checked without making it."""
+    arguments = {name: decode(value, name, custom) for name, value in description.arguments.items()}
+    if unknown := arguments.keys() - set(_arguments(cls)):
+        raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
+    msgspec.convert(arguments, Bounded)
+    return arguments
 
 
 def _check_action_space(model: PPG) -> None:

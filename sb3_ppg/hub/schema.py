@@ -51,7 +51,7 @@ class RewardStatistics(Struct, forbid_unknown_fields=True):
     """The state of a ``RewardNormalizer``."""
 
     gamma: Fraction
-    clip: Positive
+    clip: Positive | None  # None: infinity
     epsilon: Annotated[float, Meta(ge=0)]
     mean: Statistic
     var: Annotated[float, Meta(gt=0, le=1e30)]
@@ -86,9 +86,7 @@ class Description(Struct, forbid_unknown_fields=True):
 
 
 class Bounded(Struct):
-    """
-    The arguments on which memory, files or generators depend before anything else has checked them.
-    """
+    """Arguments on which memory, files or generators depend before anything else has checked them."""
 
     n_steps: Annotated[int, Meta(ge=1, le=10**7)] = 1
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None

@@ -127,7 +127,7 @@ def _describe_reward_normalizer(normalizer: RewardNormalizer) -> RewardStatistic
     rms, returns = normalizer.return_rms, normalizer.last_returns
     return RewardStatistics(
         gamma=float(normalizer.gamma),
-        clip=float(normalizer.clip),
+        clip=float(normalizer.clip) if math.isfinite(normalizer.clip) else None,
         epsilon=float(normalizer.epsilon),
         mean=float(rms.mean),
         var=float(rms.var),
@@ -137,7 +137,7 @@ def _describe_reward_normalizer(normalizer: RewardNormalizer) -> RewardStatistic
 
 
 def _make_reward_normalizer(state: RewardStatistics) -> RewardNormalizer:
-    normalizer = RewardNormalizer(state.gamma, state.clip, state.epsilon)
+    normalizer = RewardNormalizer(state.gamma, math.inf if state.clip is None else state.clip, state.epsilon)
     normalizer.return_rms.mean, normalizer.return_rms.var = np.array(state.mean), np.array(state.var)
     normalizer.return_rms.count = state.count
     normalizer.last_returns = None if state.last_returns is None else np.array(state.last_returns, dtype=np.float64)

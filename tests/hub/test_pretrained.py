@@ -342,14 +342,16 @@ def test_a_users_own_algorithm(tmp_path):
         save_pretrained(model, tmp_path, {"Subclass": Subclass})
 
 
-def test_the_authors_reward_normaliser(tmp_path):
-    normalizer = RewardNormalizer(gamma=0.9)
+@pytest.mark.parametrize("clip", [10.0, np.inf])
+def test_the_authors_reward_normaliser(tmp_path, clip):
+    normalizer = RewardNormalizer(gamma=0.9, clip=clip)
     buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
     save_pretrained(small_model(**buffer), tmp_path)
     loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)))
     again = loaded.rollout_buffer.reward_normalizer
     assert again.return_rms.var == normalizer.return_rms.var != 1 and again.return_rms.count == normalizer.return_rms.count
     assert np.array_equal(again.last_returns, normalizer.last_returns) and again.gamma == 0.9
+    assert again.clip == clip
     loaded.learn(16)
 
 
@@ -374,6 +376,10 @@ def test_the_callers_own_mistakes_are_not_the_files(small):
 def test_nothing_is_written_that_cannot_be_shared(tmp_path):
     with pytest.raises(ModelFormatError, match="learning_rate"):
         save_pretrained(small_model(learning_rate=lambda progress: 1e-3), tmp_path / "new")
+    model = small_model()
+    model.n_steps = 2 * 10**7  # more than readers accept
+    with pytest.raises(ModelFormatError, match=r"n_steps"):
+        save_pretrained(model, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

@@ -274,7 +274,7 @@ def test_each_optimizer_comes_back(tmp_path, kwargs):
             "larger than",
         ),
         ({"policy.trojan": {"dtype": "U8", "shape": [6 * 2**30], "data_offsets": [0, 6 * 2**30]}}, "larger than"),
-        ({str(n): {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(20_000)}, "more than 10000"),
+        ({str(n): {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(20_000)}, "at most 10000"),
     ],
     ids=["beyond the end", "unknown type", "6 GiB", "6 GiB of bytes", "many"],
 )
