@@ -42,7 +42,7 @@ def check_command_line(names: Mapping[str, list[str]], arguments: list[str]) -> 
         for path in named.get(kind, [])[-1:]:
             check(path)
     for path in named.get("model", []):
-        _check_agent(path, args.optimize)
+        _check_model(path, args.optimize)
     for part in named.get("envs", []):
         _check_trainings(part, [Path(folder) / algo.lower() for folder in named["folder"] for algo in args.algos])
 
@@ -60,7 +60,7 @@ def without_continue(arguments: list[str]) -> list[str]:
     return [argument for argument in arguments if argument != CONTINUE]
 
 
-def _check_agent(path: str, is_searching: bool) -> None:
+def _check_model(path: str, is_searching: bool) -> None:
     check_path(Path(path))
     if not path.endswith(".zip"):
         raise ArgumentError(f"{path} is not a model's zip file")

@@ -80,15 +80,14 @@ class Manager(ExperimentManager):
     :raises ArgumentError: in all processes of a group, if several processes cannot do this
     """
 
-    #: Counters and schedules go on where the model's are (``train --continue``)
-    asked_to_continue: ClassVar[bool] = False
+    asked_to_continue: ClassVar[bool] = False  # `train --continue`: counters and schedules go on where the model's are
 
     def __init__(self, args: argparse.Namespace, algo: str, env_id: str, *others: Any, **options: Any):
         self.is_ours = algo in FAMILY
         self.is_masked = self.is_ours and issubclass(FAMILY[algo].algorithm, MaskablePPG)
         self.command: dict[str, Any] = {}  # description of the training, by which the same command finds it again
         self.marker: Marker | None = None  # of a training that can be taken up
-        self.n_steps_before = 0  # of the checkpoint where an interrupted training goes on
+        self.n_steps_before = 0  # steps at the checkpoint where an interrupted training goes on
         self.first_monitor = 0  # number of the first monitor file
         if self.is_ours and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
