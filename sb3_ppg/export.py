@@ -42,8 +42,8 @@ class DeterministicPolicy(nn.Module):
     It returns ``action``, (B, ...) as the environment takes it; of ``RecurrentPPG`` also ``next_hidden`` and ``next_cell``.
 
     :param model: a model of this package
-    :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one. A
-        model that was loaded without its environment has none
+    :param vec_normalize: wrapper that normalises observations. None: that of the model's environment, if it has one.
+        A model that was loaded without its environment has none
     :raises ArgumentError: if the model is not one of this package, or its observations cannot be normalised or named so, as
         where several ``VecNormalize`` are around its environments
     """
@@ -155,9 +155,9 @@ class Normalizer(nn.Module):
     """
     ``VecNormalize``'s arithmetic, in its float64.
 
-    :param statistics: of observations
+    :param statistics: statistics of observations
     :param epsilon: added to the variance
-    :param clip: of what comes out
+    :param clip: bound of the normalised observation
     """
 
     mean: th.Tensor  # of the observations
@@ -187,8 +187,8 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
         actions = torch.jit.load("policy.pt")(torch.zeros(8, 4))  # of eight environments
 
     :param model: a model of this package
-    :param path: of the file
-    :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
+    :param path: path of the file
+    :param vec_normalize: wrapper whose statistics normalise observations. None: that of the model's environment, if it has one
     :raises ArgumentError: see ``DeterministicPolicy``
     """
     policy = DeterministicPolicy(model, vec_normalize)
@@ -212,8 +212,8 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
         (actions,) = policy.run(None, {"observation": np.zeros((8, 4), np.float32)})  # of eight environments
 
     :param model: a model of this package
-    :param path: of the file
-    :param vec_normalize: whose statistics normalise observations. None: that of the model's environment, if it has one
+    :param path: path of the file
+    :param vec_normalize: wrapper whose statistics normalise observations. None: that of the model's environment, if it has one
     :raises ArgumentError: see ``DeterministicPolicy``
     :raises MissingExtraError: (an ``ImportError``) without ``sb3-ppg[export]``
     """

@@ -62,9 +62,9 @@ def _check_same_shape(**tensors: th.Tensor) -> None:
 
 def weighted_mean(numbers: th.Tensor, weights: th.Tensor | None) -> th.Tensor:
     """
-    :param numbers: of each sample, shape (B,)
-    :param weights: of each sample, shape (B,), or None if all count alike. They are not divided by their sum, as in DI-engine:
-        with weights of mean one a loss keeps its size
+    :param numbers: a number for each sample, shape (B,)
+    :param weights: a weight for each sample, shape (B,), or None if all count the same. As in DI-engine they are not
+        divided by their sum: with weights of mean one a loss keeps its size
     :return: E[w x], scalar
     """
     if weights is None:
@@ -316,7 +316,7 @@ def kl_divergence(distribution: Distribution, old_parameters: th.Tensor, reverse
     Squashing actions through tanh leaves it unchanged: a KL divergence is invariant under a bijection.
 
     :param distribution: π, differentiable
-    :param old_parameters: of π_old, from ``distribution_parameters``, shape (B, P)
+    :param old_parameters: parameters of π_old, from ``distribution_parameters``, shape (B, P)
     :param reverse: KL(π(.|s), π_old(.|s)) instead
     :return: shape (B,), in nats
     """

@@ -26,7 +26,7 @@ def categorical_kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th
     Σ p (log p - log q). What a mask excludes has p = 0. Joint probabilities multiply, so the sum over all logits of all action
     dimensions is the sum over the dimensions.
 
-    :param distribution: of any number of dimensions
+    :param distribution: a distribution of any number of dimensions
     :param first: log p, (B, P)
     :param second: log q, (B, P)
     :return: (B,), in nats

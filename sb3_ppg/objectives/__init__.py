@@ -14,7 +14,7 @@ from sb3_ppg.objectives.ewma import DecoupledObjective, EWMAObjective
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
-# By the names that the argument `objective` of the algorithms takes
+# Objectives by the names that the algorithms' argument `objective` takes
 OBJECTIVES: dict[str, type[Objective]] = {
     "ppg": PaperObjective,
     "decoupled": DecoupledObjective,
@@ -53,8 +53,8 @@ def objective_name(cls: type[Objective]) -> str | type[Objective]:
 
 def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict[str, Any] | None) -> Objective:
     """
-    :param objective: as for ``find_objective``
-    :param policy: that it is for
+    :param objective: a name or class, see ``find_objective``
+    :param policy: the policy that it is for
     :param kwargs: keyword arguments of the class
     :return: the objective
     :raises ArgumentError: if there is none of that name, or it does not take these arguments

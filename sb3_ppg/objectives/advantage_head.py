@@ -19,7 +19,7 @@ from sb3_ppg.arguments import Rule, check_value, count, number, require
 from sb3_ppg.buffers.rollouts import RolloutEnd, order_by_environment
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture
+from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.heads import has_own_loss
@@ -34,9 +34,9 @@ class AdvantageHeadObjective(PaperObjective):
 
     The value loss is clipped by the policy's clip range, see ``losses.clipped_value_loss``.
 
-    :param policy: in training, with ``architecture="dual"``
+    :param policy: the policy in training, with ``architecture="dual"``
     :param advantage_coef: weight of the squared error of the advantage head
-    :param value_frequency: after how many rollouts the value function's epochs take place
+    :param value_frequency: number of rollouts between the value function's epochs
     :raises ArgumentError: for numbers that cannot work
     """
 
@@ -49,7 +49,7 @@ class AdvantageHeadObjective(PaperObjective):
     def __init__(self, policy: PhasicActorCriticPolicy, advantage_coef: float = 0.25, value_frequency: int = 1) -> None:
         super().__init__(policy)
         check_value("value_frequency", value_frequency, count())
-        check_value("advantage_coef", advantage_coef, number(0, MOST))
+        check_value("advantage_coef", advantage_coef, number(0, MAX_WEIGHT))
         self.advantage_coef = advantage_coef
         self.value_frequency = value_frequency
         self.advantage_head = nn.Linear(policy.mlp_extractor.latent_dim_pi + policy.actions.n_features, 1)
@@ -85,10 +85,10 @@ class AdvantageHeadObjective(PaperObjective):
 
     def latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
         """
-        :param policy: in training
-        :param latent: what the policy's heads read, (B, latent_dim_pi)
-        :param batch: of the same samples
-        :return: what else the policy's network is to minimise: nothing
+        :param policy: the policy in training
+        :param latent: features that the policy's heads read, (B, latent_dim_pi)
+        :param batch: the same samples
+        :return: further losses of the policy's network: none here
         """
         return Losses(latent.new_zeros(()), {})
 
@@ -110,11 +110,11 @@ class OrderObjective(AdvantageHeadObjective):
     The level of a frame is what the environment's infos say of it under ``level_key``. Where they say nothing, the two frames
     are of one environment's same episode.
 
-    :param policy: in training, with ``architecture="dual"``
+    :param policy: the policy in training, with ``architecture="dual"``
     :param advantage_coef: see ``AdvantageHeadObjective``
     :param value_frequency: see ``AdvantageHeadObjective``
     :param order_coef: weight of the policy network's loss against the adversary
-    :param hidden_size: of the adversary's hidden layer. 0: it is linear
+    :param hidden_size: units of the adversary's hidden layer. 0: the adversary is linear
     :param level_key: in the infos of a step, the level of the observation that it gives
     """
 
@@ -129,7 +129,7 @@ class OrderObjective(AdvantageHeadObjective):
     ) -> None:
         super().__init__(policy, advantage_coef, value_frequency)
         check_value("hidden_size", hidden_size, count(0))
-        check_value("order_coef", order_coef, number(0, MOST))
+        check_value("order_coef", order_coef, number(0, MAX_WEIGHT))
         check_value("level_key", level_key, Rule(lambda value: isinstance(value, str), "use a string"))
         self.order_coef = order_coef
         self.level_key = level_key
@@ -139,9 +139,9 @@ class OrderObjective(AdvantageHeadObjective):
         learning_rate = policy.optimizer.param_groups[0]["lr"]
         self.adversary_optimizer = policy.make_optimizer(learning_rate, self.classifier.parameters())
         self.n_episodes = 0
-        self.levels: list[np.ndarray] = []  # of each frame of the rollout, (n_envs,)
-        self.episode_steps: list[np.ndarray] = []  # likewise
-        self._frames: Any = None  # of the rollout in use
+        self.levels: list[np.ndarray] = []  # level of each frame of the rollout, (n_envs,)
+        self.episode_steps: list[np.ndarray] = []  # number of each frame in its episode, (n_envs,)
+        self._frames: Any = None  # frames of the rollout in use
 
     def check(self, model: PhasicModel) -> None:
         super().check(model)
@@ -156,7 +156,7 @@ class OrderObjective(AdvantageHeadObjective):
         n_envs = len(episode_starts)
         if not self.levels or len(self.levels[-1]) != n_envs:
             self.levels, self.episode_steps = [self._new_levels(n_envs)], [np.zeros(n_envs, dtype=np.int64)]
-        # By somebody else than the end of an episode: `learn`, which resets all of them
+        # Not by the end of an episode, but by `learn`, which resets all environments
         was_reset = episode_starts.astype(bool) & ((self.episode_steps[-1] > 0) | episode_starts.all())
         self.levels[-1] = np.where(was_reset, self._new_levels(n_envs), self.levels[-1])
         self.episode_steps[-1] = np.where(was_reset, 0, self.episode_steps[-1])
@@ -170,7 +170,7 @@ class OrderObjective(AdvantageHeadObjective):
             level = (reset_infos if done else infos)[env].get(self.level_key)
             if level is not None:
                 levels[env] = self.number_of(level)
-        # First frames of which nothing was said are of the level of those that follow
+        # A first frame without a level has that of the frames that follow
         unknown = (self.levels[-1] < 0) & np.logical_not(dones)
         self.levels[-1] = np.where(unknown, levels, self.levels[-1])
         self.levels.append(levels)
@@ -178,14 +178,14 @@ class OrderObjective(AdvantageHeadObjective):
 
     def number_of(self, level: Any) -> int:
         """
-        :param level: what an environment calls it: a number, a text, an array of them
+        :param level: an environment's name for it: a number, a text, an array of them
         :return: equal for equal levels, at least 0
         :raises ArgumentError: if it cannot be compared
         """
         array = np.asarray(level)
         key = array.item() if array.size == 1 else array.tobytes()
         try:
-            return hash(key) % 2**62 + (key == -1)  # whose hash is that of -2
+            return hash(key) % 2**62 + (key == -1)  # hash(-1) equals hash(-2)
         except TypeError as error:
             raise ArgumentError(f"infos[{self.level_key!r}]={level!r} names no level: use a number or a text") from error
 
@@ -216,7 +216,7 @@ class OrderObjective(AdvantageHeadObjective):
 
     def draw_pairs(self, levels: np.ndarray) -> np.ndarray:
         """
-        :param levels: of all frames of a rollout, (n_frames,)
+        :param levels: levels of all frames of a rollout, (n_frames,)
         :return: for each frame the number of one of the same level, itself perhaps, (n_frames,)
         """
         _, level, counts = np.unique(levels, return_inverse=True, return_counts=True)
@@ -247,8 +247,8 @@ class OrderObjective(AdvantageHeadObjective):
     @staticmethod
     def order_loss(logits: th.Tensor, earlier: th.Tensor) -> th.Tensor:
         """
-        :param logits: of the adversary: the second frame came first, or not, (B, 2)
-        :param earlier: with what probability it is to say so, (B,)
+        :param logits: the adversary's logits that the second frame came first, or not, (B, 2)
+        :param earlier: target probability that it came first, (B,)
         :return: cross-entropy, scalar
         """
         log_probs = F.log_softmax(logits, dim=1)

@@ -24,11 +24,11 @@ class Coefficients(NamedTuple):
 
     :param clip_range: ε, or None for no clipping
     :param clip_range_vf: in value units, or None for no clipping
-    :param value_unit: in which value errors are measured, in the units of the (normalised) return
-    :param ent_coef: of the entropy bonus
-    :param vf_coef: of the value loss of the policy phase
-    :param kl_coef: of the KL penalty of the policy phase
-    :param beta_clone: β_clone, of the KL term of the auxiliary phase
+    :param value_unit: unit in which value errors are measured, in the units of the (normalised) return
+    :param ent_coef: weight of the entropy bonus
+    :param vf_coef: weight of the value loss of the policy phase
+    :param kl_coef: weight of the KL penalty of the policy phase
+    :param beta_clone: β_clone, weight of the KL term of the auxiliary phase
     """
 
     clip_range: float | None
@@ -43,8 +43,8 @@ class Coefficients(NamedTuple):
 def require_architecture(model: PhasicModel, objective: "Objective", architecture: str, reason: str) -> None:
     """
     :param model: complete
-    :param objective: that needs it
-    :param architecture: the only one that can work
+    :param objective: the objective that needs it
+    :param architecture: the only architecture that can work
     :param reason: why
     :raises ArgumentError: if the policy has another one
     """
@@ -55,7 +55,7 @@ def require_architecture(model: PhasicModel, objective: "Objective", architectur
         )
 
 
-MOST = 1e6  # of a weight
+MAX_WEIGHT = 1e6
 
 
 class Objective(nn.Module):
@@ -67,8 +67,8 @@ class Objective(nn.Module):
     in ``inputs``, which it hands on to the policy's ``evaluate``. Networks of its own are attributes, as in every
     ``nn.Module``: the policy's optimizers train their parameters too, and they are saved, shared and restored with it.
 
-    :param policy: in training, to make networks of matching sizes or copies of it. It is given again to each method: do not
-        keep it
+    :param policy: the policy in training, to make networks of matching sizes or copies of it. Do not keep it: each method is
+        given it
     """
 
     # Arrays of the rollout buffer that the auxiliary phase keeps in addition to observations and value targets
@@ -106,10 +106,10 @@ class Objective(nn.Module):
         """
         Return the losses of the policy phase, where policy and value function share their epochs.
 
-        :param policy: in training
-        :param inputs: of its ``evaluate``: observations, and what belongs to them
+        :param policy: the policy in training
+        :param inputs: arguments of its ``evaluate``: observations, and what belongs to them
         :param batch: B samples of a rollout, as SB3's buffers give them; with ``extras`` if there are any
-        :param coefficients: of the terms
+        :param coefficients: weights of the terms
         :return: their sum, and each term
         """
         raise NotImplementedError
@@ -134,10 +134,10 @@ class Objective(nn.Module):
         """
         Return the losses of the auxiliary phase.
 
-        :param policy: in training
-        :param inputs: of its ``evaluate``
+        :param policy: the policy in training
+        :param inputs: arguments of its ``evaluate``
         :param batch: B samples of the phase, with what was ``recorded``, and what was ``kept`` in its context
-        :param coefficients: of the terms
+        :param coefficients: weights of the terms
         :return: their sum, and each term
         """
         raise NotImplementedError
@@ -146,8 +146,8 @@ class Objective(nn.Module):
 
     def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
         """
-        :param rollout_buffer: as collected, (n_steps, n_envs, ...)
-        :param end: what follows it
+        :param rollout_buffer: the rollout as collected, (n_steps, n_envs, ...)
+        :param end: what follows the rollout
         :return: V_targ, (n_steps, n_envs), in the units of the (normalised) return
         """
         return rollout_buffer.returns
@@ -156,9 +156,9 @@ class Objective(nn.Module):
         """
         The advantages of a rollout as ``normalize_advantage`` asks for them: once, over all samples of all processes.
 
-        :param advantages: of a rollout, of any shape, in the units of the (normalised) reward
-        :param device: of the process group's backend
-        :return: of mean 0 and standard deviation 1
+        :param advantages: advantages of a rollout, of any shape, in the units of the (normalised) reward
+        :param device: device of the process group's backend
+        :return: advantages of mean 0 and standard deviation 1
         """
         mean, std = moments(advantages, device)
         n_samples = advantages.size * n_processes()
@@ -168,17 +168,17 @@ class Objective(nn.Module):
         """
         Return what the policy phase's losses need of each sample in addition to what rollout buffers give.
 
-        :param policy: as it is before the update
-        :param rollout_buffer: as collected, or ordered by environment, see ``buffers.rollouts.by_environment``
-        :param end: what follows it
+        :param policy: the policy before the update
+        :param rollout_buffer: the rollout as collected, or ordered by environment, see ``buffers.rollouts.by_environment``
+        :param end: what follows the rollout
         :return: by name, (n_envs * n_steps, ...), environment by environment: a minibatch has its part in ``batch.extras``
         """
         return {}
 
     def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
         """
-        :param rollout_buffer: whose samples are ordered by environment, (n_envs * n_steps, ...)
-        :param end: what follows it
+        :param rollout_buffer: a rollout whose samples are ordered by environment, (n_envs * n_steps, ...)
+        :param end: what follows the rollout
         :return: by name, what the auxiliary phase needs of it, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a
             sequence has once
         """
@@ -192,8 +192,8 @@ class Objective(nn.Module):
         """
         Evaluate what the auxiliary phase's losses compare with, on all its samples, once before its epochs.
 
-        :param policy: as it is before them
-        :param inputs: of its ``evaluate``
+        :param policy: the policy before the epochs
+        :param inputs: arguments of its ``evaluate``
         :return: the parameters of π_old(.|s), (B, P)
         """
         return losses.distribution_parameters(policy.evaluate(*inputs, reads=("distribution",)).distribution)
@@ -201,7 +201,7 @@ class Objective(nn.Module):
     def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
         """
         :param distribution: π(.|s)
-        :param recorded: what was ``recorded``, (B, P)
+        :param recorded: result of ``recorded``, (B, P)
         :return: KL(π_old(.|s), π(.|s)), (B,), in nats
         """
         return losses.kl_divergence(distribution, recorded)
@@ -211,14 +211,14 @@ class Objective(nn.Module):
     def n_value_epochs(self, n_value_epochs: int) -> int:
         """
         :param n_value_epochs: the argument
-        :return: how many there are after this rollout, where they are not joint
+        :return: number of them after this rollout, where they are not joint
         """
         return n_value_epochs
 
     def is_due(self, n_samples: int) -> bool:
         """
-        :param n_samples: that were collected before this rollout
-        :return: whether the auxiliary phase for which the rollouts are together takes place
+        :param n_samples: number of samples that were collected before this rollout
+        :return: whether the auxiliary phase takes place, now that its rollouts are together
         """
         return True
 
@@ -232,27 +232,27 @@ class Objective(nn.Module):
     ) -> None:
         """
         :param dones: whether an episode has ended, (n_envs,)
-        :param infos: what the environments say of the step
-        :param reset_infos: what those that have begun another episode say of its beginning
+        :param infos: the environments' infos of the step
+        :param reset_infos: infos of the reset, of environments that have begun another episode
         """
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
         """
         A rollout is about to be used.
 
-        :param policy: as it is before the update
+        :param policy: the policy before the update
         """
 
     def after_policy_step(self, policy: PhasicActorCriticPolicy) -> None:
         """
         An optimizer step has been taken on a loss that contains the policy's.
 
-        :param policy: after it
+        :param policy: the policy after the step
         """
 
     def after_auxiliary_phase(self, policy: PhasicActorCriticPolicy) -> None:
         """
-        :param policy: after its epochs
+        :param policy: the policy after the epochs
         """
 
     # ---- parameters ----

@@ -16,13 +16,13 @@ from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MOST, Coefficients, require_architecture
+from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.optim.micro_batches import looks_at_the_batch
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
 from sb3_ppg.protocols import PhasicModel
 
-# What follows a sequence, among what is kept of a rollout; with the keys of dictionaries
+# Prefix of the keys under which the frame after a rollout is kept
 LAST = "last_observations "
 
 
@@ -32,7 +32,7 @@ class DelayedCriticObjective(PaperObjective):
     in the auxiliary phase, while a KL term holds the policy (``beta_clone`` is the authors' ``policy_dist_coef``). The
     auxiliary value head is not used.
 
-    :param policy: in training, with ``architecture="shared"``
+    :param policy: the policy in training, with ``architecture="shared"``
     :param value_distance_coef: weight of 1/2 (V - V_held)² in the policy phase; V_held is V when the rollout was collected
     """
 
@@ -42,7 +42,7 @@ class DelayedCriticObjective(PaperObjective):
 
     def __init__(self, policy: PhasicActorCriticPolicy, value_distance_coef: float = 1.0) -> None:
         super().__init__(policy)
-        check_value("value_distance_coef", value_distance_coef, number(0, MOST))
+        check_value("value_distance_coef", value_distance_coef, number(0, MAX_WEIGHT))
         self.value_distance_coef = value_distance_coef
 
     def check(self, model: PhasicModel) -> None:
@@ -77,10 +77,10 @@ class DynamicsObjective(DelayedCriticObjective):
     A transition over an episode's end counts as true, as in the authors' code. In their code actions are Discrete, and a~ is
     drawn from the others by how often they occur in the minibatch; for other action spaces it is that of another sample.
 
-    :param policy: in training, with ``architecture="shared"``
+    :param policy: the policy in training, with ``architecture="shared"``
     :param value_distance_coef: see ``DelayedCriticObjective``
     :param dynamics_coef: weight of the discriminator's loss in the auxiliary phase
-    :param hidden_size: of its two hidden layers
+    :param hidden_size: units of each of its two hidden layers
     """
 
     aux_keys: tuple[str, ...] = ("actions",)
@@ -95,10 +95,10 @@ class DynamicsObjective(DelayedCriticObjective):
         hidden_size: int = 256,
     ) -> None:
         super().__init__(policy, value_distance_coef)
-        check_value("dynamics_coef", dynamics_coef, number(0, MOST))
+        check_value("dynamics_coef", dynamics_coef, number(0, MAX_WEIGHT))
         check_value("hidden_size", hidden_size, count())
         self.dynamics_coef = dynamics_coef
-        self.n_actions = policy.actions.n_features  # of a Discrete space
+        self.n_actions = policy.actions.n_features  # number of choices in a Discrete space
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions
         layers = [nn.Linear(n_inputs, hidden_size), nn.ReLU(), nn.Linear(hidden_size, hidden_size), nn.ReLU()]
         self.discriminator = nn.Sequential(*layers, nn.Linear(hidden_size, 1))
@@ -109,7 +109,9 @@ class DynamicsObjective(DelayedCriticObjective):
         if model.has_memory:
             raise ArgumentError(f"{name} cannot work with LSTMs: the frame after a sequence has no place in it")
         if looks_at_the_batch(model.policy):
-            raise ArgumentError(f"{name} cannot work with batch normalisation: it has frames of their own beside a minibatch")
+            raise ArgumentError(
+                f"{name} cannot work with batch normalisation: it evaluates other frames than those of a minibatch"
+            )
         require(model, model.n_steps > 1, "n_steps", f"{name} needs another transition in each minibatch; use at least 2")
         if isinstance(model.action_space, spaces.Discrete) and model.action_space.n < 2:
             raise ArgumentError(f"{name} cannot work with {model.action_space}: there is no other action")
@@ -139,7 +141,7 @@ class DynamicsObjective(DelayedCriticObjective):
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: AuxiliaryBatch
     ) -> dict[str, th.Tensor]:
         """
-        :param policy: in training
+        :param policy: the policy in training
         :param latent: f(s), (B, latent_dim_pi)
         :param batch: B samples in sequences, with actions, and the frame after each sequence
         :return: the cross-entropies of the discriminator for true and false transitions
@@ -165,8 +167,8 @@ class DynamicsObjective(DelayedCriticObjective):
 
     def draw_false_actions(self, actions: th.Tensor) -> th.Tensor:
         """
-        :param actions: of a minibatch, as ``from_buffer`` gives them
-        :return: for each another one
+        :param actions: actions of a minibatch, as ``from_buffer`` gives them
+        :return: another action for each
         """
         if actions.dim() > 1:
             return actions.roll(int(th.randint(1, max(2, len(actions)), ())), dims=0)
@@ -177,7 +179,7 @@ class DynamicsObjective(DelayedCriticObjective):
 
     def draw_false_next(self, n_samples: int) -> th.Tensor:
         """
-        :param n_samples: of a minibatch
+        :param n_samples: size of the minibatch
         :return: for each sample the number of another one, whose next frame is taken, (n_samples,)
         """
         return (th.arange(n_samples) + th.randint(1, n_samples, (n_samples,))) % n_samples

@@ -31,13 +31,13 @@ class DistillationObjective(PaperObjective):
     predictions are distilled into the policy network's auxiliary value head, while a constraint, weighed by ``beta_clone``,
     holds the policy. That is the auxiliary phase, after each rollout: ``n_policy_iterations=1``.
 
-    :param policy: in training, with ``architecture="dual"``
+    :param policy: the policy in training, with ``architecture="dual"``
     :param td_lambda: λ of the value targets; ``gae_lambda`` is that of the advantages
     :param constraint: "kl": KL(π_old, π), as in PPG. "reverse_kl": KL(π, π_old), as in the authors' code before and after the
         paper. "logits": half the mean squared difference of what the policy's last layer gives (for Discrete actions raw
         logits, for Box means), as in the code published for the paper; a constant shift of all logits, which leaves the policy
         as it is, counts there, and a change of standard deviations does not
-    :param value_batch_size: of the value function's epochs, in samples. None: ``batch_size``
+    :param value_batch_size: minibatch size of the value function's epochs, in samples. None: ``batch_size``
     :param delay: environment steps before the first distillation; none follows the first rollout
     :raises ArgumentError: for arguments that cannot work
     """

@@ -17,7 +17,7 @@ from sb3_ppg.arguments import check_value, is_number, number, require
 from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MOST, Coefficients
+from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients
 from sb3_ppg.objectives.paper import PaperObjective, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.protocols import PhasicModel
@@ -31,7 +31,7 @@ class DecoupledObjective(PaperObjective):
     importance weights correct for the policy that collected the data. For data of older policies; with fresh data it is the
     paper's objective.
 
-    :param policy: in training
+    :param policy: the policy in training
     :param importance_limit: the largest importance weight π / π_behaviour
     :param value_clip: see ``PaperObjective``
     :raises ArgumentError: for a limit below one
@@ -43,7 +43,7 @@ class DecoupledObjective(PaperObjective):
         self, policy: PhasicActorCriticPolicy, importance_limit: float = 100.0, value_clip: float | None = None
     ) -> None:
         super().__init__(policy, value_clip=value_clip)
-        check_value("importance_limit", importance_limit, number(1, MOST))
+        check_value("importance_limit", importance_limit, number(1, MAX_WEIGHT))
         self.importance_limit = importance_limit
         if policy.use_sde:
             with th.no_grad():
@@ -64,13 +64,13 @@ class DecoupledObjective(PaperObjective):
 
         :param averaged: parameters of the proximal policy
         :param current: parameters of the policy
-        :param n_averaged: how many have been taken before
+        :param n_averaged: number of policies in the average so far
         """
         raise NotImplementedError
 
     def restart(self, policy: PhasicActorCriticPolicy) -> None:
         """
-        :param policy: that the proximal policy is to be now
+        :param policy: the policy that the proximal one is to equal now
         """
         self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
@@ -122,11 +122,11 @@ class EWMAObjective(DecoupledObjective):
     from the end of the last auxiliary phase on; weights are bias-corrected. Batch size and age of the data then become free
     choices, see the paper.
 
-    :param policy: in training
-    :param center_of_mass: of the average, in optimizer steps, decay / (1 - decay). The authors recommend 8, the minibatches
-        of their iteration
+    :param policy: the policy in training
+    :param center_of_mass: decay / (1 - decay) of the average, in optimizer steps. The authors recommend 8, the minibatches of
+        their iteration
     :param decay: in place of ``center_of_mass``
-    :param advantage_decay: of the average of the advantages' moments by which they are normalised, for each rollout. 0: each
+    :param advantage_decay: decay per rollout of the average moments by which advantages are normalised. 0: each
         rollout by its own
     :param importance_limit: see ``DecoupledObjective``
     :param value_clip: see ``PaperObjective``
@@ -149,7 +149,7 @@ class EWMAObjective(DecoupledObjective):
         if center_of_mass is not None and decay is not None:
             raise ArgumentError(f"`decay`={decay!r} and `center_of_mass`={center_of_mass!r} say the same: use one of them")
         if center_of_mass is not None:
-            check_value("center_of_mass", center_of_mass, number(0, MOST))
+            check_value("center_of_mass", center_of_mass, number(0, MAX_WEIGHT))
         if decay is None:
             center_of_mass = 8.0 if center_of_mass is None else center_of_mass
             decay = center_of_mass / (1 + center_of_mass)

@@ -10,7 +10,7 @@ from sb3_ppg.arguments import check_value, number, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MOST, Coefficients, Objective
+from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, Objective
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
 from sb3_ppg.policies.heads import has_own_loss
 from sb3_ppg.protocols import PhasicModel
@@ -24,7 +24,7 @@ class PaperObjective(Objective):
     the value losses in the auxiliary phase; the KL terms hold the policy on all samples alike. (Terms that a relative
     adds of its own, as DCPG's distance or DAAC's advantage error, are not weighed.)
 
-    :param policy: in training
+    :param policy: the policy in training
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
     :param value_clip: ε of ``losses.clipped_value_loss`` for the value losses of both phases, in the unit of the value heads,
         against the values at collection. None: no clipping, as in the paper
@@ -36,9 +36,9 @@ class PaperObjective(Objective):
     ) -> None:
         super().__init__(policy)
         if dual_clip is not None:
-            check_value("dual_clip", dual_clip, number(1, MOST))
+            check_value("dual_clip", dual_clip, number(1, MAX_WEIGHT))
         if value_clip is not None:
-            check_value("value_clip", value_clip, number(0, MOST))
+            check_value("value_clip", value_clip, number(0, MAX_WEIGHT))
             self.aux_keys = (*self.aux_keys, "values")
         self.dual_clip = dual_clip
         self.value_clip = value_clip
@@ -81,12 +81,12 @@ class PaperObjective(Objective):
         """
         L^clip, or the unclipped surrogate with a KL penalty, and the entropy bonus.
 
-        :param policy: in training
-        :param inputs: of its ``evaluate``, for proximal policies other than the one that collected the batch
+        :param policy: the policy in training
+        :param inputs: arguments of its ``evaluate``, for proximal policies other than the one that collected the batch
         :param batch: B samples of a rollout
         :param log_prob: log π(a|s), (B,)
         :param entropy: H(π(.|s)), (B,), or None where it has no closed form
-        :param coefficients: of the terms
+        :param coefficients: weights of the terms
         :return: their sum, and each term
         """
         surrogate = losses.policy_gradient_loss(
@@ -109,7 +109,7 @@ class PaperObjective(Objective):
         :param log_prob: log π(a|s), (B,)
         :param proximal_log_prob: under the policy that clip and penalty refer to, (B,)
         :param entropy: H(π(.|s)), (B,), or None where it has no closed form
-        :param coefficients: of the terms
+        :param coefficients: weights of the terms
         :return: the surrogate with the entropy bonus, and with the KL penalty if there is one
         """
         entropy_loss = losses.entropy_loss(entropy, log_prob, weights_of(batch))
@@ -126,8 +126,8 @@ class PaperObjective(Objective):
         """
         L^value of the policy phase, in value units.
 
-        :param policy: in training
-        :param latent: what its true value head reads, (B, latent_dim_vf)
+        :param policy: the policy in training
+        :param latent: features that its true value head reads, (B, latent_dim_vf)
         :param batch: B samples of a rollout
         :param coefficients: weights of the terms
         :return: the weighted term, and the term
@@ -155,7 +155,7 @@ class PaperObjective(Objective):
         """
         Return the losses of the auxiliary phase, once the networks have been run.
 
-        :param policy: in training
+        :param policy: the policy in training
         :param evaluation: distribution and latents of the batch
         :param batch: B samples of the phase
         :param coefficients: weights of the terms
@@ -175,7 +175,7 @@ class PaperObjective(Objective):
         L^aux or L^value of the auxiliary phase: half of what the head minimises.
 
         :param head: one of the two value heads
-        :param latent: what it reads, (B, latent dimension)
+        :param latent: features that it reads, (B, latent dimension)
         :param batch: B samples of the phase
         :param unit: the value unit
         :return: scalar
@@ -189,8 +189,8 @@ class PaperObjective(Objective):
 
 def weights_of(batch: Any) -> th.Tensor | None:
     """
-    :param batch: of either phase
+    :param batch: a minibatch of either phase
     :return: the samples' weights in the losses, (B,); None if there are none
     """
-    beside = batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
-    return beside["weights"].flatten() if "weights" in beside else None
+    also = batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
+    return also["weights"].flatten() if "weights" in also else None

@@ -45,8 +45,8 @@ class ResidualBlock(nn.Module):
     """
     x + conv1(relu(conv0(relu(x)))), with 3x3 convolutions: (B, channels, H, W) -> (B, channels, H, W).
 
-    :param channels: of input and output
-    :param scale: of the block's branch
+    :param channels: channels of input and output
+    :param scale: initial scale of the block's branch
     """
 
     def __init__(self, channels: int, scale: float):
@@ -66,9 +66,9 @@ class ConvStack(nn.Module):
     A convolution, a max-pooling that halves the image, then residual blocks: (B, C, H, W) -> (B, channels, ⌈H/2⌉, ⌈W/2⌉).
 
     :param in_channels: C
-    :param channels: of the output
-    :param n_blocks: how many residual blocks
-    :param scale: of all the blocks' branches together
+    :param channels: channels of the output
+    :param n_blocks: number of residual blocks
+    :param scale: initial scale of all the blocks' branches together
     """
 
     def __init__(self, in_channels: int, channels: int, n_blocks: int, scale: float):
@@ -89,9 +89,9 @@ class MinAtarCNN(BaseFeaturesExtractor):
     The network of MinAtar (Young, Tian 2019, https://arxiv.org/abs/1903.03176): a 3x3 convolution and a dense layer, for the
     10x10 grids of its games: (B, H, W, channels) -> (B, features_dim).
 
-    :param observation_space: of grids, channels last, as MinAtar gives them
+    :param observation_space: space of grids, channels last, as MinAtar gives them
     :param features_dim: units of the dense layer
-    :param channels: of the convolution
+    :param channels: channels of the convolution
     :raises ArgumentError: if the observations are no grids, or for sizes that cannot work
     """
 
@@ -125,9 +125,9 @@ class ImpalaCNN(BaseFeaturesExtractor):
         env = FakeImageEnv(screen_height=64, screen_width=64, n_channels=3, discrete=True)
         model = PPG("CnnPolicy", env, policy_kwargs=dict(features_extractor_class=ImpalaCNN))
 
-    :param observation_space: of images, channels first (SB3 transposes others)
+    :param observation_space: space of images, channels first (SB3 transposes others)
     :param features_dim: units of the dense layer
-    :param channels: of each convolutional stack
+    :param channels: channels of each convolutional stack
     :param n_blocks: residual blocks per stack
     :param normalized_image: the image is scaled already: skip the check of its type and bounds, as in SB3's ``NatureCNN``
     :raises ArgumentError: if the observations are no images, or for sizes that cannot work

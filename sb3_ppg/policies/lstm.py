@@ -26,7 +26,7 @@ from sb3_ppg.policies.mlp import (
 
 def pack_states(lstm_states: RNNStates) -> th.Tensor:
     """
-    :param lstm_states: of the policy's and the value function's LSTM, hidden and cell, (n_layers, n_sequences, hidden size)
+    :param lstm_states: hidden and cell states of the LSTMs of policy and value function, (n_layers, n_sequences, hidden size)
     :return: all four, (n_sequences, 4, n_layers, hidden size)
     """
     return th.stack([*lstm_states.pi, *lstm_states.vf]).movedim(2, 0)
@@ -35,7 +35,7 @@ def pack_states(lstm_states: RNNStates) -> th.Tensor:
 def unpack_states(packed: th.Tensor) -> RNNStates:
     """
     :param packed: (n_sequences, 4, n_layers, hidden size)
-    :return: as they were before ``pack_states``
+    :return: the states that were given to ``pack_states``
     """
     pi_hidden, pi_cell, vf_hidden, vf_cell = packed.movedim(0, 2).contiguous()
     return RNNStates((pi_hidden, pi_cell), (vf_hidden, vf_cell))
@@ -46,8 +46,8 @@ def run_lstm(lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, .
     The outputs of an LSTM for sequences in which new episodes may begin. Each sequence is cut where one does; pieces of
     similar length, padded to the longest, go through together. (sb3-contrib goes step by step instead.)
 
-    :param lstm: of any number of layers
-    :param features: of sequences of equal length, one after the other, (B, features_dim)
+    :param lstm: an LSTM of any number of layers
+    :param features: features of sequences of equal length, one after the other, (B, features_dim)
     :param lstm_states: hidden and cell states before each sequence, (n_layers, n_sequences, hidden size)
     :param episode_starts: 1 where an episode begins, which forgets what was before, else 0, (B,)
     :return: (B, hidden size)
@@ -58,7 +58,7 @@ def run_lstm(lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, .
     cuts[:, 0] = True
     places = np.flatnonzero(cuts)  # where each piece begins
     lengths = np.diff(places, append=cuts.size)
-    continued = np.flatnonzero(~starts[:, 0])  # sequences that begin amid an episode, with the states from before
+    continued = np.flatnonzero(~starts[:, 0])  # sequences that begin inside an episode, with the states from before
     continued_pieces = np.searchsorted(places, continued * cuts.shape[1])
     states = []
     for state in lstm_states:
@@ -84,8 +84,8 @@ def last_states(
     """
     The states of an LSTM after sequences in which new episodes may begin: what was before the last of them does not matter.
 
-    :param lstm: of any number of layers
-    :param features: of sequences of equal length, one after the other, (B, features_dim)
+    :param lstm: an LSTM of any number of layers
+    :param features: features of sequences of equal length, one after the other, (B, features_dim)
     :param lstm_states: hidden and cell states before each sequence, (n_layers, n_sequences, hidden size)
     :param episode_starts: 1 where an episode begins, else 0, (B,)
     :return: hidden and cell states after each sequence
@@ -296,7 +296,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     def states_after(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> RNNStates:
         """
         :param obs: Observation
-        :param lstm_states: before each sequence
+        :param lstm_states: states before each sequence
         :param episode_starts: 1 where an episode begins, else 0, (B,)
         :return: the states after each sequence
         """
@@ -307,7 +307,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
 
     def initial_states(self, n_sequences: int) -> RNNStates:
         """
-        :param n_sequences: which begin with an episode
+        :param n_sequences: number of sequences, each of which begins with an episode
         :return: the states before them, zeros
         """
         shape = (self.lstm_actor.num_layers, n_sequences, self.lstm_actor.hidden_size)

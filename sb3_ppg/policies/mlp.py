@@ -30,7 +30,7 @@ from sb3_ppg.policies.heads import ValueHead
 Architecture = Literal["dual", "detached", "shared"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")
 MixedPrecision = Literal["bf16", "tf32"]
-EVERYTHING = ("distribution", "latent_pi", "latent_vf")  # that one pass through both networks gives
+EVERYTHING = ("distribution", "latent_pi", "latent_vf")  # fields that one pass through both networks gives
 
 
 class SharedTrunk(MlpExtractor):
@@ -39,7 +39,7 @@ class SharedTrunk(MlpExtractor):
 
     :param features_dim: size of its input
     :param trunk: units of each layer
-    :param activation_fn: after each layer
+    :param activation_fn: activation after each layer
     :param device: where to put the layers
     """
 
@@ -93,8 +93,8 @@ class Evaluation(NamedTuple):
     The result of one pass through a policy's networks. Fields that were not asked for may be None.
 
     :param distribution: π(.|s)
-    :param latent_pi: what the heads of the policy's network read, (B, latent_dim_pi)
-    :param latent_vf: what the true value head reads, (B, latent_dim_vf)
+    :param latent_pi: features that the heads of the policy's network read, (B, latent_dim_pi)
+    :param latent_vf: features that the true value head reads, (B, latent_dim_vf)
     :param lstm_states: states after the last step, in recurrent policies
     """
 
@@ -111,7 +111,7 @@ class AuxiliaryEvaluation(NamedTuple):
     :param distribution: π(.|s)
     :param aux_values: values of the auxiliary value head, (B,)
     :param values: V(s), values of the true value function, (B,)
-    :param latent_pi: what the heads of the policy's network read, (B, latent_dim_pi)
+    :param latent_pi: features that the heads of the policy's network read, (B, latent_dim_pi)
     """
 
     distribution: Distribution
@@ -151,7 +151,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
     :raises ArgumentError: (a ``ValueError``) for a combination that contradicts itself
     """
 
-    algorithm: ClassVar[str] = "PPG"  # that knows how to use it
+    algorithm: ClassVar[str] = "PPG"  # the algorithm that can train it
     value_net: ValueHead
     aux_value_net: ValueHead
     actions: Actions
@@ -318,7 +318,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         A new optimizer of ``optimizer_class``, with this policy's options; parameters that a loss does not reach are left
         alone.
 
-        :param learning_rate: at the start
+        :param learning_rate: learning rate at the start
         :param parameters: to optimise. None: all of this policy
         """
         parameters = list(self.parameters() if parameters is None else parameters)
