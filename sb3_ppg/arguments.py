@@ -7,7 +7,6 @@ from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from gymnasium import spaces
 
 from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest
 from sb3_ppg.protocols import PhasicModel
@@ -29,24 +28,6 @@ def is_number(value: Any) -> bool:
     """Return whether a value is a finite number (not a Boolean)."""
     is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     return is_real and math.isfinite(value)
-
-
-def is_within(space: spaces.Space, values: np.ndarray) -> bool:
-    """
-    Return whether networks for a space can take these values: integers in the range of a discrete space, finite numbers for a
-    Box (whose bounds observations may exceed).
-
-    :param space: space of observations or actions
-    :param values: values as buffers store them
-    """
-    end: Any = 2  # for MultiBinary
-    if isinstance(space, spaces.Discrete):
-        end = space.n
-    elif isinstance(space, spaces.MultiDiscrete):
-        end = space.nvec.ravel()
-    elif not isinstance(space, spaces.MultiBinary):
-        return bool(np.isfinite(values).all())
-    return bool(((values >= 0) & (values < end) & (values == np.floor(values))).all())
 
 
 # ---- rules ----

@@ -15,7 +15,6 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.environments.watched import workers_watched
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.masked import (
@@ -138,14 +137,3 @@ class MaskablePPG(PPG):
         :return: (..., action dimensions)
         """
         return np.logical_or.reduceat(action_masks, self.policy.mask_starts, axis=-1)
-
-    def is_context(self, context: dict[str, np.ndarray]) -> bool:
-        return bool(self._possible(context["action_masks"]).all())
-
-    def context(self) -> dict[str, np.ndarray]:
-        masks = self.rollout_buffer.action_masks
-        return {"action_masks": masks.astype(bool).reshape(self.n_envs, self.n_steps, self.rollout_buffer.mask_dims)}
-
-    def network_inputs(self, batch: Any) -> tuple:
-        masks = batch.context["action_masks"] if isinstance(batch, AuxiliaryBatch) else batch.action_masks
-        return batch.observations, masks

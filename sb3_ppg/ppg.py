@@ -630,26 +630,12 @@ class PPG(OnPolicyAlgorithm):
         """
         return {}
 
-    def is_context(self, context: dict[str, np.ndarray]) -> bool:
-        """
-        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``context``
-        :return: whether a rollout can have it
-        """
-        return True
-
     def aux_data(self) -> dict[str, np.ndarray]:
         """
         :return: ``context``, and what the objective keeps of a rollout
         """
         end = self.rollout_end or self._rollout_end_template()
         return {**self.context(), **self.objective.aux_data(self.rollout_buffer, end)}
-
-    def is_valid_aux_data(self, context: dict[str, np.ndarray]) -> bool:
-        """
-        :param context: of a rollout, from a file: finite numbers in the shapes and types of ``aux_data``
-        :return: whether a rollout can have it
-        """
-        return self.is_context(context)
 
     def rollout_template(self) -> Rollout:
         """

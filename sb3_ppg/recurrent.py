@@ -200,6 +200,3 @@ class RecurrentPPG(PPG):
             "episode_starts": buffer.episode_starts.reshape(sizes),
             "goes_on": np.full((self.n_envs, 1), self._follows_the_stored_one),
         }
-
-    def is_context(self, context: dict[str, np.ndarray]) -> bool:
-        return bool(np.isin(context["episode_starts"], (0, 1)).all())
