@@ -1,4 +1,4 @@
-"""What is exported acts as the model does."""
+"""An exported policy acts as the model does."""
 
 import copy
 from itertools import product
