@@ -151,7 +151,7 @@ def test_kl_of_a_policy_to_itself_is_zero_and_so_is_its_gradient(kind):
 
 @pytest.mark.parametrize("kind", ACTION_SPACES)
 def test_kl_has_the_gradient_of_its_value(kind):
-    """What is done with parameters must not cut the graph to any of the network's outputs."""
+    """Operations on distribution parameters must not cut the graph to any output of the network."""
     old, _ = make_distribution(kind, seed=0)
     old_parameters = losses.distribution_parameters(old).detach()
     new, parameters = make_distribution(kind, seed=1)

@@ -1,4 +1,4 @@
-"""What is logged of the phases besides their losses; over all processes."""
+"""Logged diagnostics of both phases in addition to their losses, over all processes."""
 
 from collections.abc import Callable, Iterable
 
@@ -22,12 +22,14 @@ def policy_phase_summary(
     clip_range: float | None,
 ) -> dict[str, float]:
     """
-    :param policy: after an update
-    :param rollout_buffer: that it was made from
+    Summarise an update for the log.
+
+    :param policy: policy after the update
+    :param rollout_buffer: rollout that it was trained on
     :param history: epochs on the policy's loss, or the joint one
     :param value_history: epochs on the value loss alone, if there were any
     :param clip_range: ε, or None if nothing is clipped
-    :return: by PPO's names: means over samples and epochs, but ``approx_kl`` of the last epoch, ``loss`` of the last step
+    :return: values by PPO's names: means over samples and epochs; ``approx_kl`` of the last epoch, ``loss`` of the last step
     """
     summary = {**(mean_losses(value_history) if value_history else {}), **mean_losses(history)}
     summary["loss"] = float(history[-1].losses["loss"][-1])
@@ -40,12 +42,12 @@ def policy_phase_summary(
 
 def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th.device) -> float:
     """
-    As SB3's, over all processes.
+    Compute the explained variance as SB3 does, over all processes.
 
     :param values: V, of any shape
-    :param value_targets: likewise
-    :param device: of the process group's backend
-    :return: 1 - Var(V_targ - V) / Var(V_targ); NaN where the targets are all the same
+    :param value_targets: V_targ, of the same shape
+    :param device: device of the process group's backend
+    :return: 1 - Var(V_targ - V) / Var(V_targ); NaN if all targets are equal
     """
     (_, of_targets), (_, of_errors) = (moments(array, device) for array in (value_targets, value_targets - values))
     return 1 - (of_errors / of_targets) ** 2 if of_targets > 0 else float("nan")
@@ -53,11 +55,11 @@ def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th
 
 def policy_change(log_ratios: list[th.Tensor], clip_range: float | None) -> dict[str, float]:
     """
-    How far the policy has moved in an update.
+    Measure how far the policy has moved in an update.
 
     :param log_ratios: log π(a|s) - log π_old(a|s) of each epoch, (n_samples,)
     :param clip_range: ε, or None if nothing is clipped
-    :return: the approximate KL divergence of the last epoch, in nats, and the clip fraction of all, if there is one
+    :return: the approximate KL divergence of the last epoch, in nats, and the clip fraction of all epochs if clipping is on
     """
     diagnostics = {"approx_kl": losses.approximate_kl(log_ratios[-1])}
     if clip_range is not None:
@@ -73,12 +75,12 @@ def auxiliary_outcome(
     batches: Iterable[tuple[tuple, th.Tensor, th.Tensor]],
 ) -> dict[str, float]:
     """
-    What an auxiliary phase has led to.
+    Evaluate the result of an auxiliary phase.
 
-    :param policy: after it
-    :param kl_to_recorded: of the objective
-    :param batches: inputs of the policy's ``evaluate_auxiliary``; V_targ, (B,); what was recorded, (B, P)
-    :return: KL(π_old, π), in nats, and the explained variance of both value heads; NaN where the targets are all the same
+    :param policy: policy after the phase
+    :param kl_to_recorded: method of the objective
+    :param batches: inputs of the policy's ``evaluate_auxiliary``; V_targ, (B,); recorded data, (B, P)
+    :return: KL(π_old, π), in nats, and the explained variance of both value heads (NaN if all targets are equal)
     """
     kls, errors, targets = [], [], []
     with unvalidated_distributions():

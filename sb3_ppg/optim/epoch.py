@@ -169,7 +169,7 @@ def compute_gradient(
 
 def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:
     """
-    Whether the policy has moved too far: SB3's PPO stops at one and a half times its target.
+    Return whether the policy has moved too far: like SB3's PPO, by more than one and a half times the target.
 
     :param log_ratio: log π(a|s) - log π_old(a|s), (B,)
     :param target_kl: of E[KL(π_old, π)] over all processes' samples, in nats
@@ -183,7 +183,7 @@ def _checked(
     phase: str, networks: Sequence[nn.Module], names: list[str], history: th.Tensor, n_steps: int, backup: "_Backup"
 ) -> np.ndarray:
     """
-    All losses, and whether a gradient that is not finite has spoiled the weights, in one transfer.
+    Fetch all losses, and check that they and the weights are finite, in one transfer.
 
     :param names: of the losses
     :param history: those of each step, and the norm of its gradient, (n_steps * (n_scalars + 1),)
@@ -202,7 +202,7 @@ def _checked(
 
 def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, parameters: list[str]) -> str:
     """
-    What was not finite first.
+    Describe the first loss or gradient that is not finite.
 
     :param table: (n_minibatches, n_scalars), with the names of the losses
     :param weights: a number for each parameter, with their names
@@ -223,11 +223,11 @@ MOMENTS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "grad_avg": 1, "s
 @th.no_grad()
 def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Parameter], factor: th.Tensor) -> None:
     """
-    Change what an optimizer remembers of gradients, where a change of units makes all of them larger or smaller.
+    Rescale an optimizer's moments when a change of units rescales all gradients.
 
-    :param optimizer: of these parameters, among others
-    :param parameters: whose gradients have changed
-    :param factor: by which they have, scalar
+    :param optimizer: optimizer of these parameters, among others
+    :param parameters: parameters whose gradients change
+    :param factor: factor of the change, scalar
     """
     powers = {**MOMENTS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENTS
     for parameter in parameters:
@@ -239,13 +239,13 @@ def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Param
 
 class _Backup:
     """
-    The tensors that an epoch changes, as they were before it.
+    Copies of the tensors that an epoch changes, made before it.
 
-    It costs a copy of the parameters per epoch; checking each minibatch's loss instead would cost a transfer from the
-    device for each.
+    This costs a copy of the parameters per epoch; checking each minibatch's loss instead would cost a transfer from the device
+    for each.
 
-    :param networks: their parameters and buffers
-    :param optimizers: their states
+    :param networks: networks whose parameters and buffers are copied
+    :param optimizers: optimizers whose states are copied
     """
 
     def __init__(self, networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Optimizer]):
@@ -262,7 +262,7 @@ class _Backup:
 
     @th.no_grad()
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore all tensors and states."""
         for tensor, saved in self.tensors:
             tensor.copy_(saved)
         for optimizer, state in zip(self.optimizers, self.states, strict=True):

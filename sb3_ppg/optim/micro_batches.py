@@ -1,4 +1,4 @@
-"""What makes networks fast on a CPU: micro-batches that fit, and memory that is not given back and asked for again."""
+"""Micro-batches that make convolutional networks fast on a CPU, and memory that is kept for the next forward pass."""
 
 import ctypes
 import sys
@@ -96,7 +96,7 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
 
 
 def _part(leaf: Any, start: int, stop: int, whole: int) -> Any:
-    """What belongs to some of the samples."""
+    """Select the data of some samples."""
     return leaf[start * len(leaf) // whole : stop * len(leaf) // whole] if _has_samples(leaf) else leaf
 
 

@@ -1,4 +1,4 @@
-"""What surrounds SB3's training loop: checks before the first step, other processes, bad numbers, dead workers, signals."""
+"""Guards around SB3's training loop: checks before the first step, other processes, bad numbers, dead workers, signals."""
 
 import math
 import signal
@@ -33,22 +33,22 @@ from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_ca
 
 class Session:
     """
-    What a model has while it learns, and no longer.
+    State of a model that exists only while it learns.
 
-    :param model: with its environments
+    :param model: algorithm with its environments
     """
 
-    callback: BaseCallback | None = None  # once a rollout has begun
-    received_signal: int | None = None  # which asks this process to end
+    callback: BaseCallback | None = None  # set when a rollout begins
+    received_signal: int | None = None  # signal that asks this process to end
 
     def __init__(self, model: PhasicModel):
         self.exchange = RolloutExchange(model)
 
     def agreed_end(self) -> int | None:
         """
-        Ask all processes, between two iterations.
+        Exchange received signals between all processes, between two iterations.
 
-        :return: the signal that asks one of them to end; None if none has received any
+        :return: signal that asks one of them to end, or None
         """
         return next((number for number in gather(self.received_signal) if number is not None), None)
 
@@ -56,16 +56,16 @@ class Session:
 @contextmanager
 def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float, **settings: Any) -> Iterator[None]:
     """
-    Surround a training.
+    Guard a training. Callbacks are told of its end after each error from the block that is listed here.
 
-    :param model: which learns in the block, and has a ``session`` there
-    :param callback: of ``learn``
-    :param total_timesteps: the budget
-    :param settings: further arguments of ``learn`` that all processes have to share
-    :raises ArgumentError: for attributes that cannot work together
-    :raises NonFiniteError: from the block; callbacks are told that the training has ended
-    :raises WorkerError: if the process of an environment has died; likewise
-    :raises ProcessGroupError: if another process has failed; likewise
+    :param model: algorithm that learns in the block, where it has a ``session``
+    :param callback: callback of ``learn``
+    :param total_timesteps: budget
+    :param settings: further arguments of ``learn`` that must be equal in all processes
+    :raises ArgumentError: for arguments that cannot work together
+    :raises NonFiniteError: from the block
+    :raises WorkerError: if the process of an environment has died
+    :raises ProcessGroupError: if another process has failed
     :raises SystemExit: after SIGTERM, once the iteration is over and saved by a ``PhasicCheckpointCallback``
     :raises KeyboardInterrupt: after Ctrl-C in one of several processes, once the iteration is over
     """
@@ -94,7 +94,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
 
 
 def _clean_up(model: PhasicModel, callback: MaybeCallback, error: BaseException) -> None:
-    """Leave model, callbacks and other processes in a state from which they can go on, or end."""
+    """Leave model, callbacks and other processes in a state from which they can continue or end."""
     leave_group(error)
     if isinstance(error, (NonFiniteEnvironmentError, ProcessGroupError)):
         model._last_obs = None  # the environments have moved on, so they are reset
@@ -111,7 +111,7 @@ def _clean_up(model: PhasicModel, callback: MaybeCallback, error: BaseException)
 
 
 def _signals_to_end(callback: MaybeCallback) -> list[int]:
-    """SIGTERM where checkpoints are saved; Ctrl-C where other processes would be in the middle of something."""
+    """Return SIGTERM if checkpoints are saved, and Ctrl-C's signal if there are several processes."""
     signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []
     return [*signals, signal.SIGINT] if n_processes() > 1 else signals
 
@@ -119,10 +119,10 @@ def _signals_to_end(callback: MaybeCallback) -> list[int]:
 @contextmanager
 def _signals_noted(session: Session, signals: Iterable[int]) -> Iterator[None]:
     """
-    Note the first of these signals as ``session.received_signal``; a second one does what it did before.
+    Store the first of these signals in ``session.received_signal``; a second one has its previous effect.
 
-    :param session: of the training in the block
-    :param signals: SIGTERM, for instance, with which schedulers of clusters announce the end
+    :param session: session of the training in the block
+    :param signals: signals, such as the SIGTERM with which cluster schedulers announce the end
     """
     before: dict[int, Any] = {}
 
@@ -145,7 +145,7 @@ def _signals_noted(session: Session, signals: Iterable[int]) -> Iterator[None]:
 
 
 def _prepare(model: PhasicModel, total_timesteps: float) -> None:
-    """Check what can be checked before the first step, and warn of what is surely not meant."""
+    """Check the set-up before the first step, and warn of settings that are surely unintended."""
     if rank() > 0:
         model.verbose = 0
     if model.env is None:
@@ -160,7 +160,7 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
 
 
 def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
-    """Say how many phases a training has, and warn if it has none."""
+    """Print the number of phases in a training, and warn if there is none."""
     if model.n_aux_epochs == 0 or math.isinf(total_timesteps):  # a callback ends it
         return
     n_envs = model.n_envs * n_processes()

@@ -222,7 +222,7 @@ def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
 
 
 def test_distributions_are_validated_again_whichever_training_ends_first():
-    """Of two in threads; torch has one setting for all."""
+    """Train in two threads; torch has one setting for all of them."""
     first, second = unvalidated_distributions(), unvalidated_distributions()
     assert th.distributions.Distribution._validate_args
     first.__enter__()

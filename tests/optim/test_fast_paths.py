@@ -53,7 +53,7 @@ def make(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | None = None,
 
 
 class PlainImpalaCNN(ImpalaCNN):
-    """As the paper describes it: the image is divided by 255, every operation makes a new tensor, weights are contiguous."""
+    """The paper's network: the image is divided by 255, every operation makes a new tensor, weights are contiguous."""
 
     scales_images = False
 
@@ -72,7 +72,7 @@ class PlainImpalaCNN(ImpalaCNN):
 
 
 def gradients(model: PPG, micro_batch_size: int | None) -> dict[str, dict[str, th.Tensor]]:
-    """Of both phases' losses on the first minibatch."""
+    """Return the gradients of both phases' losses on the first minibatch."""
     model.policy.set_training_mode(True)
     parameters = dict(model.policy.named_parameters())
     batch = next(model.rollout_buffer.get(model.batch_size))
@@ -231,7 +231,7 @@ def test_rollout_buffers_of_the_users_own_are_asked_for_each_minibatch():
 
 
 def test_samples_may_have_fields_that_are_no_tensors():
-    """Of a rollout buffer of the user's: numbers, texts, None, scalars belong to every part; what is nested is split."""
+    """In a user's minibatches, numbers, texts, None and scalars belong to every part; nested tensors are split."""
 
     class Samples(NamedTuple):
         observations: dict[str, th.Tensor]
