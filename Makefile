@@ -36,6 +36,7 @@ attack: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m tests.summaries
 
 format: $(VENV)/.installed
 	$(RUN) -m ruff check --fix .

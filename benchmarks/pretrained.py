@@ -44,12 +44,12 @@ class Agent(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its folder's."""
+        """Name of the agent's folder."""
         return f"{self.algo}/{EnvironmentName(self.env_id)}"
 
     @property
     def command(self) -> list[str]:
-        """Of ``sb3-ppg``."""
+        """Arguments of ``sb3-ppg`` that train the agent."""
         options = ["--env", self.env_id, "--seed", str(self.seed), "--eval-freq", str(self.eval_freq), "--eval-episodes", "20"]
         return ["train", "--algo", self.algo, *options]
 
@@ -77,7 +77,7 @@ AGENTS = [
 
 
 def usage(agent: Agent, wrappers: list[str]) -> str:
-    """What its card says about it, and about the wrappers of its environment."""
+    """Return the section of the model card on using the agent, with the wrappers of its environment."""
     commit = subprocess.check_output(["git", "log", "-1", "--format=%h"], cwd=ROOT, text=True).strip()
     algo = "" if agent.algo == "ppg" else f" --algo {agent.algo}"
     within = f", the environment being within {', '.join(wrappers)}" if wrappers else ""

@@ -134,7 +134,7 @@ def trained(n_rollouts: int) -> dict[str, Any]:
 
 
 def helps() -> dict[str, str]:
-    """What each command prints for ``--help``."""
+    """Return the ``--help`` of each command."""
     commands = ["train", "enjoy", "report", "record_video", "record_training", "push_to_hub", "load_from_hub", "benchmark"]
     commands += ["plot_train", "plot_from_file", "all_plots"]
     variables = {**os.environ, "COLUMNS": "100", "PYTHONPATH": os.getcwd()}

@@ -78,7 +78,7 @@ class Program:
 
 
 def observations(model: PPG, n: int) -> dict[str, np.ndarray]:
-    """As the environment gives them; far from the mean, too."""
+    """Return observations as an environment gives them, including ones far from the mean."""
     space = model.observation_space
     samples = [space.sample() for _ in range(n)]
     if isinstance(space, spaces.Dict):

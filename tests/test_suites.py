@@ -294,7 +294,7 @@ def test_scores_of_few_seeds_are_drawn_without_an_interval():
 
 
 def test_an_ablation_is_measured_where_the_longer_training_of_what_is_changed_passes(tmp_path):
-    """Of its two million steps the last fifth of the first million; what has the same settings has its name."""
+    """The result is the last fifth of the first million of its two million steps; equal settings share a name."""
     experiment = suites(tmp_path)
     changed = "PPG, learning rate 0.0005"
     longer = {"PPG": 2_000_000, changed: 2_000_000}
