@@ -17,9 +17,10 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_ppg import PPG
+from sb3_ppg import PPG, ImpalaCNN
 from sb3_ppg.losses import Losses
 from sb3_ppg.zoo import launcher
 
@@ -45,6 +46,17 @@ class RandomEnv(gym.Env):
         obs = self.observation_space.sample()
         first = next(iter(obs.values())) if isinstance(obs, dict) else obs
         return obs, float(np.ravel(first)[0]), False, self.steps == self.episode_length, {}
+
+
+class BatchNormExtractor(BaseFeaturesExtractor):
+    """Layers that behave differently in training mode."""
+
+    def __init__(self, observation_space: spaces.Box):
+        super().__init__(observation_space, 4)
+        self.layers = th.nn.Sequential(th.nn.BatchNorm1d(4), th.nn.Dropout(0.5))
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return self.layers(observations)
 
 
 ROOT = Path(__file__).parent.parent
@@ -80,18 +92,103 @@ def image_space(*shape: int) -> spaces.Box:
     return spaces.Box(0, 255, shape, np.uint8)
 
 
+def make_on_images(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | None = None, **kwargs) -> PPG:
+    space = space or image_space(3, 36, 36)
+    env = DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(5), episode_length=7)] * n_envs)
+    env.seed(0)
+    impala = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(features_dim=32, channels=(8, 16)))
+    if isinstance(space, spaces.Dict):
+        impala = {}
+    arguments = dict(
+        n_steps=8, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, aux_batch_size=16, seed=0, device="cpu"
+    )
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy"
+    return PPG(policy, env, policy_kwargs={**impala, **(policy_kwargs or {})}, **{**arguments, **kwargs})
+
+
 def collect(model: PPG) -> None:
-    """One rollout, without its update."""
-    if not hasattr(model, "_logger"):
-        model.set_logger(Logger(folder=None, output_formats=[]))
-    _, callback = model._setup_learn(1000)
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    """Collect one rollout, without its update."""
+    with patch.object(model, "train"):
+        model.learn(model.n_steps * model.n_envs, log_interval=None)
 
 
 def learn_and_log(model: BaseAlgorithm, total_timesteps: int) -> dict[str, Any]:
     """Train; what was logged meanwhile, the latest value under each name."""
     model.learn(total_timesteps, log_interval=None)  # else it is gone once it is written
     return dict(model.logger.name_to_value)
+
+
+def weights(model: BaseAlgorithm) -> dict[str, th.Tensor]:
+    """Copy the policy's parameters and buffers."""
+    return {name: value.clone() for name, value in model.policy.state_dict().items()}
+
+
+def changed(before: dict[str, th.Tensor], after: dict[str, th.Tensor]) -> set[str]:
+    """Return the names of tensors that differ."""
+    return {name for name in before if not th.equal(before[name], after[name])}
+
+
+def calls_of(owner: Any, name: str) -> list[tuple[tuple, Any]]:
+    """Let a method note its calls: arguments and result."""
+    calls: list[tuple[tuple, Any]] = []
+    method = getattr(owner, name)
+
+    def noted(*args: Any) -> Any:
+        result = method(*args)
+        calls.append((args, result))
+        return result
+
+    setattr(owner, name, noted)
+    return calls
+
+
+def auxiliary_batch_sizes(model: PPG, total_timesteps: int) -> list[int]:
+    """Train, and return the number of samples of each forward pass of the auxiliary losses."""
+    calls = calls_of(model.objective, "auxiliary_losses")
+    model.learn(total_timesteps)
+    return [len(batch.value_targets) for (_, _, batch, _), _ in calls]
+
+
+def fill_phase(model: PPG) -> None:
+    """Collect the rollouts of a phase and do their updates, without the auxiliary phase."""
+    for _ in range(model.n_policy_iterations):
+        collect(model)
+        model.policy_phase()
+        model.aux_buffer.add(model.rollout_buffer, model.aux_data())
+
+
+def assert_both_phases_train(model: PPG) -> None:
+    """Train through an auxiliary phase and one rollout more: every parameter moves, and the log is finite."""
+    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
+    logged = learn_and_log(model, model.n_steps * model.n_envs * (model.n_policy_iterations + 1))
+    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 1
+    assert changed(before, dict(model.policy.named_parameters())) == before.keys()
+    assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
+
+
+def assert_trains_like(ours: PPG, theirs: BaseAlgorithm, total_timesteps: int) -> None:
+    """Train both from equal weights, environments and random numbers: the weights are equal again, and have moved."""
+    start = weights(theirs)
+    missing, unexpected = ours.policy.load_state_dict(start, strict=False)
+    assert not unexpected and all("aux" in name or name.endswith((".mean", ".std")) for name in missing)
+    for model in (theirs, ours):
+        model.set_random_seed(5)
+        model.env.seed(5)
+        model.learn(total_timesteps, log_interval=None)
+        assert model.num_timesteps == total_timesteps
+    got, expected = weights(ours), weights(theirs)
+    assert changed(start, expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-6, err_msg=name)
+
+
+def distributions_are_validated() -> bool:
+    """Tell whether torch's distributions check their arguments."""
+    try:
+        th.distributions.Bernoulli(th.tensor(2.0))
+    except ValueError:
+        return True
+    return False
 
 
 def losses_of(name: str, model: PPG, batch: Any, **coefficients: float | None) -> Losses:

@@ -138,12 +138,6 @@ def test_the_signature_is_the_constructors():
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-def test_warnings_of_the_constructor_name_the_line_that_calls_it():
-    with pytest.warns(UserWarning, match="truncated mini-batch") as caught:
-        PPG("MlpPolicy", "CartPole-v1", n_steps=100, batch_size=64)
-    assert {warning.filename for warning in caught if "truncated" in str(warning.message)} == {__file__}
-
-
 @pytest.mark.parametrize(
     ("algorithm", "policy"), [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy"), (MaskablePPG, "MlpPolicy")]
 )

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
@@ -16,14 +15,24 @@ from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.wrappers import ActionMasker
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RewardNormalizer, losses
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
-from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log, losses_of
+from tests.helpers import (
+    MASKED_ACTIONS,
+    VECTOR,
+    MaskedEnv,
+    RandomEnv,
+    assert_both_phases_train,
+    assert_trains_like,
+    calls_of,
+    collect,
+    image_space,
+    losses_of,
+)
 
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
 
@@ -44,12 +53,7 @@ def make(policy: str = "MlpPolicy", observation_space: spaces.Space = VECTOR, ac
 def test_every_policy_trains_on_every_action_space(policy, space, actions, architecture, tmp_path):
     """No invalid action is taken in either phase, every parameter moves, and the model is saved and loaded."""
     model = make(policy, space, actions, policy_kwargs=dict(architecture=architecture))
-    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
-    logged = learn_and_log(model, 8 * 2 * 3)
-    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 1
-    assert not [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
-    assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
-
+    assert_both_phases_train(model)
     obs, masks = model.env.reset(), np.stack(model.env.env_method("action_masks"))
     model.save(tmp_path / "model.zip")
     loaded = MaskablePPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
@@ -65,39 +69,27 @@ def test_without_auxiliary_epochs_it_is_maskable_ppo(actions):
     common |= dict(gamma=0.99, ent_coef=0.01, device="cpu")
     ours = make(actions=actions, n_aux_epochs=0, **{**common, "seed": 2})
     ppo = MaskablePPO("MlpPolicy", make_vec_env(lambda: MaskedEnv(VECTOR, actions), 2, seed=0), seed=1, **common)
-    ours.policy.load_state_dict(ppo.policy.state_dict(), strict=False)
-    start = {name: value.clone() for name, value in ppo.policy.state_dict().items()}
-    for model in (ppo, ours):
-        model.set_random_seed(5)
-        model.env.seed(5)
-        model.learn(8 * 2 * 4)
-    got = ours.policy.state_dict()
-    for name, value in ppo.policy.state_dict().items():
-        np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-6, err_msg=name)
-        assert not th.equal(value, start[name])
+    assert_trains_like(ours, ppo, 8 * 2 * 4)
 
 
 def test_entropy_and_kl_are_those_of_what_is_possible():
-    """Work an example with three actions, the last one excluded."""
-    model = make(observation_space=VECTOR)
-    with th.no_grad():
-        for parameter in model.policy.parameters():
-            parameter.zero_()
-        model.policy.action_net.bias.copy_(th.tensor([0.0, np.log(3.0), 50.0, -3.0, 7.0]))
-    masks = th.tensor([[True, True, False, False, False]])
-    distribution = model.policy.get_distribution(th.zeros(1, 3), masks)
-    assert distribution.distribution.probs[0].tolist() == pytest.approx([0.25, 0.75, 0, 0, 0], rel=1e-5)
-    assert distribution.entropy().item() == pytest.approx(-0.25 * np.log(0.25) - 0.75 * np.log(0.75), rel=1e-5)
-    old = losses.distribution_parameters(distribution).detach().clone()
-    with th.no_grad():
-        model.policy.action_net.bias[2:] += th.tensor([10.0, -20.0, 30.0])  # excluded actions have no effect
-    assert losses.kl_divergence(model.policy.get_distribution(th.zeros(1, 3), masks), old).item() == pytest.approx(0, abs=1e-6)
-    with th.no_grad():
-        model.policy.action_net.bias[1] = 0.0
+    """Work an example with five actions, the last three excluded."""
+    policy, masks = make().policy, th.tensor([[True, True, False, False, False]])
+
+    def distribution(*logits: float):
+        with th.no_grad():
+            policy.action_net.weight.zero_()
+            policy.action_net.bias.copy_(th.tensor(logits))
+        return policy.get_distribution(th.zeros(1, 3), masks)
+
+    first = distribution(0.0, np.log(3.0), 50.0, -3.0, 7.0)
+    assert first.distribution.probs[0].tolist() == pytest.approx([0.25, 0.75, 0, 0, 0], rel=1e-5)
+    assert first.entropy().item() == pytest.approx(-0.25 * np.log(0.25) - 0.75 * np.log(0.75), rel=1e-5)
+    old = losses.distribution_parameters(first).detach().clone()
+    other = distribution(0.0, np.log(3.0), 60.0, -23.0, 37.0)
+    assert losses.kl_divergence(other, old).item() == pytest.approx(0, abs=1e-6)
     kl = 0.25 * np.log(0.25 / 0.5) + 0.75 * np.log(0.75 / 0.5)
-    assert losses.kl_divergence(model.policy.get_distribution(th.zeros(1, 3), masks), old).item() == pytest.approx(
-        kl, rel=1e-4
-    )
+    assert losses.kl_divergence(distribution(0.0, 0.0, 60.0, -23.0, 37.0), old).item() == pytest.approx(kl, rel=1e-4)
 
 
 @pytest.mark.parametrize("actions", ["MultiDiscrete", "MultiBinary"])
@@ -124,15 +116,7 @@ def test_kl_of_several_masked_actions_is_the_sum_of_their_kls(actions):
 def test_both_phases_know_the_masks_of_their_samples(actions):
     """The ratio starts at one and KL(π_old, π) at zero, and the masks of the auxiliary phase are those of the environments."""
     model = make(actions=actions, policy_kwargs=dict(ortho_init=False))
-    seen = []
-    collect_masks = model.act
-
-    def remember(*args):
-        result = collect_masks(*args)
-        seen.append(result[3]["action_masks"])
-        return result
-
-    model.act = remember
+    acts = calls_of(model, "act")
     collect(model)
     for batch in model.rollout_buffer.get(8):
         observations, masks = model.network_inputs(batch)
@@ -144,7 +128,7 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     model.aux_buffer.add(model.rollout_buffer, model.context())
     stored = model.aux_buffer.context[0]["action_masks"]
     assert stored.dtype == bool
-    np.testing.assert_array_equal(stored, np.stack(seen, axis=1))
+    np.testing.assert_array_equal(stored, np.stack([extras["action_masks"] for _, (*_, extras) in acts], axis=1))
     model.aux_buffer.record(model.recorded, 1)
     for batch in model.aux_buffer.minibatches(1):
         assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(0, abs=1e-7)
@@ -165,9 +149,8 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
 def test_it_learns_with_sb3_contribs_tools(make_env, tmp_path):
     """sb3-contrib's MaskableEvalCallback and evaluate_policy work, and the agent nearly solves the task."""
     env = make_vec_env(make_env, 4, seed=0)
-    model = MaskablePPG("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, n_policy_iterations=4, seed=0)
-    model.learning_rate = 1e-3
-    model._setup_lr_schedule()
+    settings = dict(n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, n_policy_iterations=4, learning_rate=1e-3)
+    model = MaskablePPG("MlpPolicy", env, seed=0, **settings)
     evaluation = MaskableEvalCallback(
         make_vec_env(make_env), n_eval_episodes=2, eval_freq=250, log_path=str(tmp_path), verbose=0
     )
@@ -178,27 +161,18 @@ def test_it_learns_with_sb3_contribs_tools(make_env, tmp_path):
     assert mean > 90
 
 
-def test_masks_at_prediction():
-    model = make()
-    obs = model.env.reset()
-    for action in range(5):
-        masks = np.arange(5) == action
-        assert model.predict(obs, action_masks=np.stack([masks, masks]))[0].tolist() == [action, action]
-        assert model.predict(obs[0], action_masks=masks)[0] == action
-    free = {int(model.predict(obs[0])[0]) for _ in range(200)}
-    assert free == set(range(5))  # the last mask is forgotten
-
-
 def test_masks_are_those_of_the_call():
-    """Several threads use one policy at the same time, with masks and without."""
-    policy, observation = make().policy, np.zeros(VECTOR.shape, np.float32)
+    """Each observation has its own, the last ones are forgotten, and threads use one policy at the same time."""
+    model, each = make(), np.eye(5, dtype=bool)
+    actions, _ = model.predict(np.zeros((5, *VECTOR.shape), np.float32), action_masks=each)
+    assert actions.tolist() == [*range(5)]
 
-    def actions(number: int | None) -> set[int]:
-        masks = None if number is None else np.arange(5) == number
-        return {int(policy.predict(observation, action_masks=masks)[0]) for _ in range(99)}
+    def predicted(number: int | None) -> set[int]:
+        masks = None if number is None else each[number]
+        return {int(model.predict(np.zeros(VECTOR.shape, np.float32), action_masks=masks)[0]) for _ in range(99)}
 
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(actions, [0, 1, None])) == [{0}, {1}, set(range(5))]
+        assert list(pool.map(predicted, [0, 1, None])) == [{0}, {1}, {*range(5)}]
 
 
 def test_without_masking():
@@ -335,16 +309,3 @@ def test_rollouts_are_kept_without_a_copy():
     model = make(n_policy_iterations=5)
     model.learn(16)
     assert np.shares_memory(model.aux_buffer.observations[0], model.rollout_buffer.observations)
-
-
-def test_checkpoints_in_the_midst_of_training_do_not_keep_whether_masks_are_used(tmp_path):
-    class Save(BaseCallback):
-        def _on_step(self):
-            self.model.save(tmp_path / "model.zip")
-            return True
-
-    model = make(n_aux_epochs=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.learn(8, use_masking=True, callback=Save())
-    assert "_use_masking" not in vars(MaskablePPG.load(tmp_path / "model.zip"))

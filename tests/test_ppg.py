@@ -24,7 +24,23 @@ from sb3_ppg.errors import NonFiniteActionError
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.objectives import OBJECTIVES
 from sb3_ppg.optim.epoch import optimize_epoch
-from tests.helpers import ROOT, RandomEnv, collect, image_space, learn_and_log, losses_of, transfers_to_host
+from tests.helpers import (
+    ROOT,
+    BatchNormExtractor,
+    RandomEnv,
+    assert_trains_like,
+    auxiliary_batch_sizes,
+    calls_of,
+    changed,
+    collect,
+    distributions_are_validated,
+    fill_phase,
+    image_space,
+    learn_and_log,
+    losses_of,
+    transfers_to_host,
+    weights,
+)
 
 SMALL = PAPERS_VALUES | dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
 
@@ -33,84 +49,33 @@ def make(env="CartPole-v1", policy="MlpPolicy", seed=0, **kwargs) -> PPG:
     return PPG(policy, env, seed=seed, device="cpu", **{**SMALL, **kwargs})
 
 
-def weights(model) -> dict[str, th.Tensor]:
-    return {name: value.clone() for name, value in model.policy.state_dict().items()}
-
-
-def changed(before, after) -> set[str]:
-    return {name for name in before if not th.equal(before[name], after[name])}
-
-
 # ---- identities ----
 
-COMMON = dict(
-    ent_coef=0.0,
-    n_steps=32,
-    batch_size=16,
-    n_epochs=3,
-    learning_rate=1e-3,
-    gamma=0.98,
-    gae_lambda=0.9,
-    clip_range=0.2,
-    vf_coef=0.7,
-    device="cpu",
+COMMON = dict(n_steps=32, batch_size=16, n_epochs=3, learning_rate=1e-3, gamma=0.98, gae_lambda=0.9, clip_range=0.2)
+COMMON |= dict(vf_coef=0.7, max_grad_norm=0.5, normalize_advantage=False, seed=1, device="cpu")
+LOGGED = ("policy_gradient_loss", "entropy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance", "loss")
+
+
+@pytest.mark.parametrize(
+    ("policy", "env", "architecture", "kwargs"),
+    [
+        ("MlpPolicy", "CartPole-v1", "dual", dict()),
+        ("MlpPolicy", "CartPole-v1", "dual", dict(clip_range_vf=0.1)),
+        ("MlpPolicy", "CartPole-v1", "dual", dict(target_kl=0.001)),
+        ("MlpPolicy", "CartPole-v1", "dual", dict(ent_coef=0.05)),
+        ("MlpPolicy", "Pendulum-v1", "dual", dict(use_sde=True)),
+        ("CnnPolicy", lambda: RandomEnv(image_space(36, 36, 1), spaces.Discrete(6)), "shared", dict()),
+    ],
+    ids=["plain", "clip_range_vf", "target_kl", "ent_coef", "gSDE", "shared CNN"],
 )
-
-
-def assert_updates_are_ppos(policy, make_env, policy_kwargs, **kwargs):
-    """Run three iterations of each from the same weights, environments and generators."""
-    env_steps = 3 * 32 * 2
-    ppo = PPO(policy, make_env(), seed=1, normalize_advantage=False, **{**COMMON, **kwargs})
-    ours = PPG(
-        policy,
-        make_env(),
-        seed=1,
-        normalize_advantage=False,
-        n_aux_epochs=0,
-        policy_kwargs=policy_kwargs,
-        **{**COMMON, **kwargs},
-    )
-    ours.policy.load_state_dict(ppo.policy.state_dict(), strict=False)
-    for model in (ppo, ours):
-        model.set_random_seed(5)
-        model.env.seed(5)
-        model.learn(env_steps, log_interval=None)
-        assert model.num_timesteps == env_steps
-    expected, got = ppo.policy.state_dict(), ours.policy.state_dict()
-    for name in expected:
-        np.testing.assert_allclose(got[name], expected[name], rtol=0, atol=1e-6, err_msg=name)
-    assert changed(expected, PPO(policy, make_env(), seed=1, **COMMON).policy.state_dict())  # there was something to learn
-    for key in (
-        "policy_gradient_loss",
-        "entropy_loss",
-        "value_loss",
-        "approx_kl",
-        "clip_fraction",
-        "explained_variance",
-        "loss",
-    ):
-        got, expected = ours.logger.name_to_value[f"train/{key}"], ppo.logger.name_to_value[f"train/{key}"]
-        assert got == pytest.approx(expected, rel=1e-4, abs=1e-6), key
-
-
-@pytest.mark.parametrize("kwargs", [dict(), dict(clip_range_vf=0.1), dict(target_kl=0.001), dict(ent_coef=0.05)])
-def test_without_auxiliary_epochs_it_is_ppo_dual_mlp(kwargs):
-    assert_updates_are_ppos(
-        "MlpPolicy", lambda: make_vec_env("CartPole-v1", 2), dict(architecture="dual"), max_grad_norm=0.5, **kwargs
-    )
-
-
-def test_without_auxiliary_epochs_it_is_ppo_gsde():
-    assert_updates_are_ppos(
-        "MlpPolicy", lambda: make_vec_env("Pendulum-v1", 2), dict(architecture="dual"), use_sde=True, max_grad_norm=0.5
-    )
-
-
-def test_without_auxiliary_epochs_it_is_ppo_shared_cnn():
-    def make_env():
-        return make_vec_env(lambda: RandomEnv(image_space(36, 36, 1), spaces.Discrete(6)), 2)
-
-    assert_updates_are_ppos("CnnPolicy", make_env, dict(architecture="shared"), max_grad_norm=0.5)
+def test_without_auxiliary_epochs_it_is_ppo(policy, env, architecture, kwargs):
+    ppo = PPO(policy, make_vec_env(env, 2), **COMMON, **kwargs)
+    own = dict(n_aux_epochs=0, policy_kwargs=dict(architecture=architecture))
+    ours = PPG(policy, make_vec_env(env, 2), **own, **COMMON, **kwargs)
+    assert_trains_like(ours, ppo, 3 * 32 * 2)
+    for name in LOGGED:
+        got, expected = (model.logger.name_to_value[f"train/{name}"] for model in (ours, ppo))
+        assert got == pytest.approx(expected, rel=1e-4, abs=1e-6), name
 
 
 def test_the_ratio_is_one_on_the_first_pass():
@@ -151,51 +116,35 @@ def test_advantages_are_normalised_once_over_the_whole_rollout():
     np.testing.assert_allclose(model.rollout_buffer.advantages, expected.swapaxes(0, 1).reshape(-1, 1), rtol=1e-5)
 
 
-def epochs_of(model) -> list[str]:
-    """Return the optimizers that step in the policy phase of one iteration, in order."""
-    log = []
-    for name, optimizer in (
-        ("policy", model.policy.optimizer),
-        ("value", model.value_optimizer),
-        ("aux", model.aux_optimizer),
-    ):
-        optimizer.register_step_pre_hook(lambda *_, name=name: log.append(name))
-    collect(model)
-    model.policy_phase()
-    return log
-
-
-def test_joint_epochs_have_one_optimizer():
-    assert epochs_of(make(n_epochs=3)) == ["policy"] * 3
-
-
-def test_separate_epochs_have_two_optimizers_value_first():
-    model = make(n_epochs=2, n_value_epochs=3)
-    assert epochs_of(model) == ["value"] * 3 + ["policy"] * 2
-    assert {"train/value_loss", "train/policy_gradient_loss", "train/entropy_loss"} <= model.logger.name_to_value.keys()
-
-
-def one_epoch(model: PPG, optimizer: th.optim.Optimizer, losses: str) -> None:
-    batches = minibatches(model.rollout_buffer, 16)
-    optimize_epoch("policy", [model.policy], optimizer, batches, partial(losses_of, losses, model))
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [(dict(n_epochs=3), ["policy"] * 3), (dict(n_epochs=2, n_value_epochs=3), ["value"] * 3 + ["policy"] * 2)],
+    ids=["joint", "separate"],
+)
+def test_joint_epochs_have_one_optimizer_and_separate_ones_two_value_first(kwargs, expected):
+    model, steps = make(**kwargs), []
+    optimizers = {"policy": model.policy.optimizer, "value": model.value_optimizer, "aux": model.aux_optimizer}
+    for name, optimizer in optimizers.items():
+        optimizer.register_step_pre_hook(lambda *_, name=name: steps.append(name))
+    logged = learn_and_log(model, 16)
+    assert steps == expected
+    assert {"train/value_loss", "train/policy_gradient_loss", "train/entropy_loss"} <= logged.keys()
 
 
 def test_separate_epochs_run_and_move_one_network_each():
     model = make(n_value_epochs=1)
     collect(model)
-    runs = {"pi": 0, "vf": 0}
-    model.policy.mlp_extractor.policy_net.register_forward_hook(lambda *_: runs.__setitem__("pi", runs["pi"] + 1))
-    model.policy.mlp_extractor.value_net.register_forward_hook(lambda *_: runs.__setitem__("vf", runs["vf"] + 1))
-    before = weights(model)
-    one_epoch(model, model.value_optimizer, "value_losses")
-    assert runs == dict(pi=0, vf=1)
-    assert {name.split(".")[0:2][-1] if "mlp" in name else name.split(".")[0] for name in changed(before, weights(model))} == {
-        "value_net"
-    }
-    before = weights(model)
-    one_epoch(model, model.policy.optimizer, "policy_losses")
-    assert runs == dict(pi=1, vf=1)
-    assert not any("value_net" in name for name in changed(before, weights(model)))
+    runs = []
+    model.policy.mlp_extractor.policy_net.register_forward_hook(lambda *_: runs.append("policy"))
+    model.policy.mlp_extractor.value_net.register_forward_hook(lambda *_: runs.append("value"))
+    for network, optimizer in (("value", model.value_optimizer), ("policy", model.policy.optimizer)):
+        before = weights(model)
+        batches = minibatches(model.rollout_buffer, 16)
+        optimize_epoch("policy", [model.policy], optimizer, batches, partial(losses_of, f"{network}_losses", model))
+        assert runs == [network]
+        moved = changed(before, weights(model))
+        assert moved and all(("value_net" in name) == (network == "value") for name in moved)
+        runs.clear()
 
 
 def test_the_kl_penalty_stands_in_for_clipping():
@@ -212,8 +161,8 @@ def test_the_kl_penalty_stands_in_for_clipping():
 
 
 def test_target_kl_ends_the_epochs(capsys):
-    model = make(target_kl=1e-6, n_epochs=10, verbose=1, learning_rate=1e-2).learn(16)
-    assert 1 < model._n_updates < 10
+    model = make(target_kl=1e-6, n_epochs=10, verbose=1, learning_rate=1e-2)
+    assert 1 < learn_and_log(model, 16)["train/n_updates"] < 10
     assert "Early stopping" in capsys.readouterr().out
 
 
@@ -246,17 +195,11 @@ def test_what_a_budget_leaves_over_is_used_by_the_next_call():
     model.learn(16 * 2, callback=record)
     assert model.n_aux_phases == 0 and len(model.aux_buffer) == 2
     kept = set(np.concatenate(model.aux_buffer.value_targets).ravel().tolist())
-    trained_on, original = set(), model.objective.auxiliary_losses
-
-    def spy(policy, inputs, batch, coefficients):
-        trained_on.update(batch.value_targets.tolist())
-        return original(policy, inputs, batch, coefficients)
-
-    model.objective.auxiliary_losses = spy
+    calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(16, callback=record, reset_num_timesteps=False)
     assert record.stored == [0, 1, 2]
     assert model.n_aux_phases == 1 and len(model.aux_buffer) == 0
-    assert kept < trained_on
+    assert kept < {target for (_, _, batch, _), _ in calls for target in batch.value_targets.tolist()}
 
 
 def test_two_calls_are_one():
@@ -269,17 +212,9 @@ def test_two_calls_are_one():
 
 
 def test_the_auxiliary_phase_sees_all_and_only_the_phase():
+    """Three rollouts of two sequences are three minibatches of two sequences, in each of four epochs."""
     model = make(env=make_vec_env("CartPole-v1", 2), aux_batch_size=32, n_aux_epochs=4)
-    seen = []
-    original = model.objective.auxiliary_losses
-
-    def record(policy, inputs, batch, coefficients):
-        seen.append(len(batch.value_targets))
-        return original(policy, inputs, batch, coefficients)
-
-    model.objective.auxiliary_losses = record
-    model.learn(3 * 16 * 2)
-    assert seen == [32] * 3 * 4  # 3 rollouts of 2 sequences, in minibatches of 2 sequences, 4 epochs
+    assert auxiliary_batch_sizes(model, 3 * 16 * 2) == [32] * 3 * 4
 
 
 def test_no_auxiliary_phase_stores_nothing():
@@ -304,29 +239,31 @@ def test_the_log_has_the_documented_names():
     assert not [name for name in logged.keys() | continuous.keys() if f"`{name}`" not in glossary]
 
 
+def rates_of(optimizer: th.optim.Optimizer) -> list[float]:
+    """Let an optimizer note the learning rate of each of its steps."""
+    rates: list[float] = []
+    optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    return rates
+
+
 def test_schedules_run_over_the_whole_budget():
-    rates = {"policy": [], "value": [], "aux": []}
-    model = make(
-        n_value_epochs=1,
-        learning_rate=LinearSchedule(1.0e-3, 0.0, 1.0),
-        aux_learning_rate=LinearSchedule(2.0e-3, 0.0, 1.0),
-        clip_range=lambda p: p,
-    )
-    model.policy.optimizer.register_step_pre_hook(lambda o, *_: rates["policy"].append(o.param_groups[0]["lr"]))
-    model.value_optimizer.register_step_pre_hook(lambda o, *_: rates["value"].append(o.param_groups[0]["lr"]))
-    model.aux_optimizer.register_step_pre_hook(lambda o, *_: rates["aux"].append(o.param_groups[0]["lr"]))
+    schedules = dict(learning_rate=LinearSchedule(1e-3, 0.0, 1.0), aux_learning_rate=LinearSchedule(2e-3, 0.0, 1.0))
+    model = make(n_value_epochs=1, clip_range=lambda progress: progress, **schedules)
+    policy, value, aux = map(rates_of, (model.policy.optimizer, model.value_optimizer, model.aux_optimizer))
     logged = learn_and_log(model, 16 * 6)
-    assert rates["value"] == rates["policy"]
-    np.testing.assert_allclose(rates["policy"], [1e-3 * (1 - i / 6) for i in range(1, 7)], rtol=1e-6, atol=1e-12)
-    assert rates["aux"][0] == pytest.approx(2e-3 * 0.5) and rates["aux"][-1] == pytest.approx(0.0)
+    assert value == policy
+    np.testing.assert_allclose(policy, [1e-3 * (1 - i / 6) for i in range(1, 7)], rtol=1e-6, atol=1e-12)
+    assert aux[0] == pytest.approx(2e-3 * 0.5) and aux[-1] == pytest.approx(0.0)
     assert logged["train/clip_range"] == 0.0
 
 
 def test_the_auxiliary_learning_rate_follows_the_other_by_default():
-    model, rates = make(learning_rate=LinearSchedule(1e-3, 0.0, 1.0)), []
-    model.aux_optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    model = make(learning_rate=LinearSchedule(1e-3, 0.0, 1.0))
+    rates = rates_of(model.aux_optimizer)
     model.learn(16 * 4)
     np.testing.assert_allclose(rates, 0.25e-3)
+    model.lr_schedule = lambda _: 2e-6
+    assert learn_and_log(model, 48)["aux/learning_rate"] == 2e-6
     assert learn_and_log(make(learning_rate=1e-3, aux_learning_rate=3e-4), 48)["aux/learning_rate"] == 3e-4
 
 
@@ -368,19 +305,17 @@ def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_n
 
 @pytest.mark.parametrize("off", [dict(normalize_value_targets=False), dict(n_aux_epochs=0)], ids=lambda off: next(iter(off)))
 def test_units_that_are_turned_off_later_are_those_of_the_return_again(off, tmp_path):
-    """The values themselves stay the same."""
+    """The values themselves stay the same, as a learning rate of zero shows."""
     model = make(normalize_value_targets=True, gamma=0.99).learn(16 * 6)
     assert model.policy.value_unit > 1
     model.save(tmp_path / "model")
-    loaded = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), **off)
+    loaded = PPG.load(tmp_path / "model", env=make_vec_env("CartPole-v1"), learning_rate=0.0, **off)
     assert loaded.policy.value_unit == model.policy.value_unit
     observations = th.as_tensor(np.random.default_rng(0).normal(size=(5, 4)), dtype=th.float32)
     expected = loaded.policy.predict_values(observations)
-    loaded._update_value_units()
-    assert loaded.policy.value_unit == 1
-    th.testing.assert_close(loaded.policy.predict_values(observations), expected)
     loaded.learn(32)
     assert loaded.policy.value_unit == 1
+    th.testing.assert_close(loaded.policy.predict_values(observations), expected)
 
 
 def test_another_objective_after_the_model_was_made_is_refused():
@@ -388,11 +323,6 @@ def test_another_objective_after_the_model_was_made_is_refused():
     model.objective_class = OBJECTIVES["ewma"]
     with pytest.raises(ArgumentError, match=r"`objective`=.*EWMAObjective.*made with PaperObjective"):
         model.learn(16)
-
-
-def test_numbers_of_numpy_are_numbers():
-    numbers = dict(gamma=np.float32(0.99), ent_coef=np.float32(0.01), n_steps=np.int64(16), beta_clone=np.float64(1))
-    assert make(**numbers).learn(48).n_aux_phases == 1
 
 
 def test_the_value_unit_is_an_average_over_a_phase():
@@ -414,41 +344,33 @@ def test_the_value_unit_is_an_average_over_a_phase():
     assert model.policy.value_unit == pytest.approx((second_moment - mean**2) ** 0.5, rel=1e-4)
 
 
-def test_small_or_constant_value_targets_stay_in_their_units():
+@pytest.mark.parametrize("scale, offset", [(0.0, 0.0), (0.0, 7.0), (0.01, 0.0)], ids=["zero", "constant", "small"])
+def test_small_or_constant_value_targets_stay_in_their_units(scale, offset):
     """Before the first reward of a sparse task, dividing by nearly zero would ruin the heads."""
     model = make()
     collect(model)
     list(model.rollout_buffer.get(16))
-    for targets in (np.zeros((16, 1)), np.full((16, 1), 7.0), 0.01 * np.random.default_rng(0).random((16, 1))):
-        model._n_updates = model._n_rollouts = 0
-        model.rollout_buffer.returns = targets.astype(np.float32)
-        before = weights(model)
-        model.policy_phase()
-        model.aux_buffer.add(model.rollout_buffer)
-        model.auxiliary_phase()
-        model.aux_buffer.reset()
-        assert model.policy.value_net.std == model.policy.aux_value_net.std == 1
-        assert model.policy.value_net.mean.item() == pytest.approx(targets.mean())
-        assert model.logger.name_to_value["aux/loss"] < 100
-        assert "mlp_extractor.policy_net.0.weight" in changed(before, weights(model))
+    targets = (scale * np.random.default_rng(0).random((16, 1)) + offset).astype(np.float32)
+    model.rollout_buffer.returns = targets
+    before = weights(model)
+    model.policy_phase()
+    model.aux_buffer.add(model.rollout_buffer)
+    model.auxiliary_phase()
+    assert model.policy.value_net.std == model.policy.aux_value_net.std == 1
+    assert model.policy.value_net.mean.item() == pytest.approx(targets.mean())
+    assert model.logger.name_to_value["aux/loss"] < 100
+    assert "mlp_extractor.policy_net.0.weight" in changed(before, weights(model))
 
 
-def test_neither_phase_looks_at_values_minibatch_by_minibatch(monkeypatch):
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_neither_phase_looks_at_values_minibatch_by_minibatch(env, monkeypatch):
     """An epoch of 8 minibatches has as many transfers to the host as one of 1 minibatch; PPO has several per minibatch."""
 
     def count_transfers(n_minibatches: int) -> int:
-        model = make(
-            "Pendulum-v1",
-            batch_size=16 // n_minibatches,
-            n_policy_iterations=8,
-            aux_batch_size=16 * 8 // n_minibatches,
-            # Adam reads its step counter, which it keeps on the host
-            policy_kwargs=dict(optimizer_class=th.optim.SGD),
-        )
-        for _ in range(8):
-            collect(model)
-            list(model.rollout_buffer.get(16))
-            model.aux_buffer.add(model.rollout_buffer)
+        sizes = dict(batch_size=16 // n_minibatches, n_policy_iterations=8, aux_batch_size=16 * 8 // n_minibatches)
+        # Adam reads its step counter, which it keeps on the host
+        model = make(env, policy_kwargs=dict(optimizer_class=th.optim.SGD), **sizes)
+        fill_phase(model)
         with transfers_to_host(monkeypatch) as transfers:
             model.policy_phase()
             model.auxiliary_phase()
@@ -537,6 +459,10 @@ BAD_ARGUMENTS = [
     (dict(policy_kwargs="dict(net_arch=[8])"), "policy_kwargs"),
     (dict(policy=None), "policy"),
     (dict(policy=3), "policy"),
+    (dict(aux_buffer_kwargs=dict(storage="cloud")), "storage`='cloud'"),
+    (dict(aux_buffer_kwargs=dict(path="/x")), "path`='/x'.*no meaning"),
+    (dict(aux_buffer_kwargs=dict(size=3)), "aux_buffer_kwargs"),
+    (dict(aux_buffer_kwargs="mmap"), "aux_buffer_kwargs"),
 ]
 
 
@@ -561,14 +487,6 @@ def test_arguments_are_checked_again_before_learning():
     model.aux_batch_size = 24
     with pytest.raises(ValueError, match="aux_batch_size"):
         model.learn(16)
-
-
-def test_a_truncated_minibatch_is_announced():
-    with pytest.warns(UserWarning, match="truncated mini-batch of size 6"):
-        make(batch_size=10)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make()
 
 
 @pytest.mark.parametrize("storage", ["memory", "mmap"])
@@ -623,20 +541,6 @@ def test_a_disk_that_is_not_there_is_named_and_another_can_be_given(tmp_path):
     assert len(model.aux_buffer) == 1 and (tmp_path / "elsewhere").is_dir()
 
 
-@pytest.mark.parametrize(
-    "kwargs, message",
-    [
-        (dict(storage="cloud"), "`storage`='cloud'"),
-        (dict(path="/x"), "`path`='/x'.*no meaning"),
-        (dict(size=3), "aux_buffer_kwargs"),
-        ("mmap", "aux_buffer_kwargs"),
-    ],
-)
-def test_auxiliary_buffers_that_cannot_be(kwargs, message):
-    with pytest.raises(ArgumentError, match=message):
-        make(aux_buffer_kwargs=kwargs)
-
-
 def test_nan_stops_the_policy_phase_before_the_weights_are_touched():
     model = make(max_grad_norm=0.5)
     model.learn(16)
@@ -659,11 +563,8 @@ def test_after_an_error_in_the_auxiliary_phase_the_next_phase_starts_with_nothin
 
 def test_nan_stops_the_auxiliary_phase_before_the_weights_are_touched():
     model = make()
-    model.learn(16 * 2)
+    fill_phase(model)
     model.aux_buffer.value_targets[1][0, 3] = np.inf
-    collect(model)
-    model.policy_phase()
-    model.aux_buffer.add(model.rollout_buffer)
     before = weights(model)
     with pytest.raises(NonFiniteLossError, match=r"auxiliary phase.*'aux_value_loss'"):
         model.auxiliary_phase()
@@ -706,7 +607,7 @@ def test_no_environment_is_given_an_action_that_is_nan(action_space):
     model = make(ZeroAfter(action_space), policy_kwargs=dict(features_extractor_class=Unit))
     with pytest.raises(NonFiniteActionError, match="NaN or infinite, from observations that are finite"):
         model.learn(16)
-    assert model.num_timesteps == 5 and th.distributions.Distribution._validate_args
+    assert model.num_timesteps == 5 and distributions_are_validated()
 
 
 def test_another_error_of_the_policy_stays_itself():
@@ -718,37 +619,17 @@ def test_another_error_of_the_policy_stays_itself():
 
 def test_an_evaluation_between_auxiliary_epochs_changes_nothing():
     """This holds even for a network that behaves differently in training mode."""
-    network = dict(features_extractor_class=Normalized)
+    network = dict(features_extractor_class=BatchNormExtractor)
     modes = []
 
     class Predicts(PhasicCallback):
         def on_aux_epoch_end(self) -> None:
             modes.append(self.model.policy.training)
-            self.model.predict(np.zeros(4, np.float32))
+            self.model.predict(np.zeros(4, np.float32), deterministic=True)
 
     models = [make(policy_kwargs=network, n_aux_epochs=3).learn(48, callback=callback) for callback in (None, Predicts())]
     assert modes == [True] * 3
     assert not changed(*map(weights, models))
-
-
-class Normalized(BaseFeaturesExtractor):
-    """Features extractor with batch normalisation."""
-
-    def __init__(self, observation_space: spaces.Box):
-        super().__init__(observation_space, 4)
-        self.norm = th.nn.BatchNorm1d(4)
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return self.norm(observations)
-
-
-def test_the_auxiliary_phase_follows_a_learning_rate_that_is_changed():
-    model = make()
-    model.learning_rate = 1e-5
-    model._setup_lr_schedule()
-    assert learn_and_log(model, 48)["aux/learning_rate"] == 1e-5
-    model.lr_schedule = lambda _: 2e-6
-    assert learn_and_log(model, 48)["aux/learning_rate"] == 2e-6
 
 
 # ---- a script that was written for PPO ----
@@ -766,19 +647,21 @@ def test_ppos_arguments_keep_ppos_positions():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "name"),
+    ("kwargs", "message"),
     [
-        (dict(learning_rate=2048), "learning_rate"),
-        (dict(learning_rate=lambda progress: 3.0 * progress), "learning_rate"),
-        (dict(aux_learning_rate=64.0), "aux_learning_rate"),
+        (dict(learning_rate=2048), "`learning_rate`=2048 is above 1"),
+        (dict(learning_rate=lambda progress: 3.0 * progress), "`learning_rate`=3 is above 1"),
+        (dict(aux_learning_rate=64.0), "`aux_learning_rate`=64 is above 1"),
+        (dict(batch_size=10), "truncated mini-batch of size 6"),
     ],
 )
-def test_a_learning_rate_above_one_warns(kwargs, name):
-    with pytest.warns(UserWarning, match=f"`{name}`=.* is above 1"):
-        make(**kwargs)
+def test_what_is_hardly_meant_warns_at_the_line_that_makes_the_model(kwargs, message):
+    with pytest.warns(UserWarning, match=message) as caught:
+        PPG("MlpPolicy", "CartPole-v1", **{**SMALL, **kwargs})
+    assert {warning.filename for warning in caught} == {__file__}
 
 
-def test_ordinary_learning_rates_do_not_warn():
+def test_ordinary_arguments_do_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(learning_rate=1.0, aux_learning_rate=lambda progress: progress)
@@ -807,30 +690,32 @@ def test_other_budgets_do_not_warn(kwargs, budget):
 # ---- what is looked at once ----
 
 
-def test_a_clip_range_is_asked_for_once_per_update():
-    asked = []
-    model = make(clip_range=lambda progress: asked.append(progress) or 0.2, n_epochs=4, batch_size=4)
-    asked.clear()
-    model.learn(16 * 2)
-    assert asked == [1.0, 0.5, 0.0]  # first by what checks the arguments
-
-
-def test_the_value_loss_is_that_of_all_epochs(monkeypatch):
+def test_the_value_loss_is_that_of_all_epochs():
     model = make(n_value_epochs=3, n_epochs=1, learning_rate=1e-2)
-    epochs = []
-    monkeypatch.setattr("sb3_ppg.ppg.optimize_epoch", lambda *a, **k: epochs.append(optimize_epoch(*a, **k)) or epochs[-1])
+    calls = calls_of(model.objective, "value_losses")
     logged = learn_and_log(model, 16)
-    losses_of_epochs = [epoch.losses["value_loss"].mean() for epoch in epochs[:3]]
-    assert len(losses_of_epochs) == 3 and len({round(float(loss), 5) for loss in losses_of_epochs}) == 3
-    assert logged["train/value_loss"] == pytest.approx(np.mean(losses_of_epochs))
+    losses = [losses.terms["value_loss"].item() for _, losses in calls]
+    assert len({round(loss, 5) for loss in losses}) == len(losses) == 3
+    assert logged["train/value_loss"] == pytest.approx(np.mean(losses))
 
 
 def test_odd_numbers_of_sequences_are_spread_evenly():
     model = make(n_policy_iterations=33, n_aux_epochs=1, aux_batch_size=48)
-    sizes, original = [], model.objective.auxiliary_losses
-    model.objective.auxiliary_losses = lambda *args: sizes.append(len(args[2].value_targets) // 16) or original(*args)
-    model.learn(16 * 33)
-    assert sizes == [3] * 11
+    assert auxiliary_batch_sizes(model, 16 * 33) == [3 * 16] * 11
+
+
+class Clock(gym.Env):
+    """Environment whose observation is the number of steps since it was made."""
+
+    observation_space, action_space = spaces.Box(0, np.inf, (1,)), spaces.Discrete(2)
+    n_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.full(1, self.n_steps, np.float32), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        return np.full(1, self.n_steps, np.float32), 0.0, False, False, {}
 
 
 SINGLE_SAMPLES = [(8, None, [8] * 24), (2, None, [4] * 48), (8, 24, [24] * 8), (8, 16, [16] * 12)]
@@ -840,23 +725,13 @@ WHOLE_SEQUENCES = [(64, None, [64] * 3), (8, 64, [64] * 3), (8, 128, [64, 128])]
 @pytest.mark.parametrize(("batch_size", "size", "sizes"), SINGLE_SAMPLES + WHOLE_SEQUENCES)
 def test_auxiliary_minibatches_are_of_whole_sequences_or_of_single_samples(batch_size, size, sizes):
     """Without a given size, minibatches are a sixteenth of a rollout of 64 steps, or those of the policy phase if larger."""
-    model = make(n_steps=64, batch_size=batch_size, n_aux_epochs=1, aux_batch_size=size)
-    seen = []
-    minibatches = model.aux_buffer.minibatches
-
-    def watched(n_sequences):
-        for batch in minibatches(n_sequences):
-            seen.append(batch.value_targets)
-            yield batch
-
-    model.aux_buffer.minibatches = watched
-    keep, rollouts = model.aux_buffer.keep, iter(range(3))
-    numbers = np.arange(3 * 64, dtype=np.float32).reshape(3, 1, 64)
-    model.aux_buffer.keep = lambda observations, context, _: keep(observations, context, numbers[next(rollouts)])
+    model = make(Clock(), n_steps=64, batch_size=batch_size, n_aux_epochs=1, aux_batch_size=size)
+    calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(3 * 64)
+    seen = [batch.observations for (_, _, batch, _), _ in calls]
     assert sorted(map(len, seen)) == sizes
-    places = th.cat(seen)
-    assert sorted(places.tolist()) == numbers.ravel().tolist()
+    places = th.cat(seen).flatten()
+    assert sorted(places.tolist()) == list(range(3 * 64))
     assert bool((places.reshape(-1, 64).diff() == 1).all()) == (sizes[0] >= 64)
 
 

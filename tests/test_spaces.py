@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ImpalaCNN
-from tests.helpers import RandomEnv, image_space, learn_and_log
+from tests.helpers import RandomEnv, assert_both_phases_train, image_space
 
 VECTOR = spaces.Box(-2, 2, (3,), np.float32)
 ACTIONS = {
@@ -38,25 +37,16 @@ ARCHITECTURES = ("dual", "detached", "shared")
 
 
 def check(policy, observation_space, action_space, tmp_path, n_envs=2, **kwargs):
-    """Train through an auxiliary phase and beyond; every parameter moves; the loaded model predicts the same."""
+    """Both phases train every parameter; the loaded model predicts the same."""
     env = make_vec_env(lambda: RandomEnv(observation_space, action_space), n_envs, seed=0)
     sizes = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2)
     model = PPG(policy, env, seed=0, device="cpu", **sizes, **kwargs)
-    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
-    logged = learn_and_log(model, 8 * n_envs * 3)
-    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 1
-    still = [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
-    assert not still
-    assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
-
-    # Images that were transposed for training are transposed for prediction, too
-    raw = (
-        {key: np.asarray(value)[None] for key, value in observation_space.sample().items()}
-        if isinstance(observation_space, spaces.Dict)
-        else np.asarray(observation_space.sample())[None]
-    )
+    assert_both_phases_train(model)
     model.save(tmp_path / "model.zip")
     loaded = PPG.load(tmp_path / "model.zip", device="cpu")
+    # Images that were transposed for training are transposed for prediction, too
+    sample = observation_space.sample()
+    raw = {key: np.asarray(value)[None] for key, value in sample.items()} if isinstance(sample, dict) else np.array([sample])
     action, _ = model.predict(raw, deterministic=True)
     np.testing.assert_array_equal(action, loaded.predict(raw, deterministic=True)[0])
     assert action_space.contains(action[0])

@@ -16,8 +16,6 @@ from sb3_ppg.optim.epoch import (
     optimize_epoch,
     rescale_moments,
 )
-from sb3_ppg.optim.precision import unvalidated_distributions
-from tests.helpers import transfers_to_host
 
 
 class Batch(NamedTuple):
@@ -168,27 +166,6 @@ def test_bad_diagnostics_are_no_reason_to_stop():
     assert th.isinf(epoch.log_ratio).all()
 
 
-def test_scalars_cross_to_the_host_once_per_epoch(monkeypatch):
-    """Neither the steps nor torch's distributions may look at values; 2 and 20 minibatches cost the same transfers."""
-
-    def count_transfers(n_minibatches: int) -> int:
-        regression = Regression()
-        # Adam reads its step counter, which it keeps on the host
-        optimizer = th.optim.SGD(regression.network.parameters(), lr=1e-2)
-
-        def losses(batch: Batch) -> Losses:
-            th.distributions.Normal(batch.targets, 1.0).log_prob(batch.targets)
-            th.distributions.Categorical(logits=batch.observations["x"]).entropy()
-            return regression.losses(batch)
-
-        with transfers_to_host(monkeypatch) as transfers:
-            minibatches = [make_batch(8, seed) for seed in range(n_minibatches)]
-            optimize_epoch("policy", [regression.network], optimizer, minibatches, losses)
-        return len(transfers)
-
-    assert count_transfers(2) == count_transfers(20) == 2  # .cpu() and .numpy()
-
-
 def test_moments():
     assert moments(np.array([[1.0, 2.0], [3.0, 6.0]])) == pytest.approx((3.0, 3.5**0.5))
     assert moments(np.full(3, 0.1, np.float32)) == pytest.approx((0.1, 0.0))
@@ -219,18 +196,6 @@ def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
     assert states[0].keys() == states[1].keys() and states[0]
     for name in states[0]:
         th.testing.assert_close(states[0][name], states[1][name])
-
-
-def test_distributions_are_validated_again_whichever_training_ends_first():
-    """Train in two threads; torch has one setting for all of them."""
-    first, second = unvalidated_distributions(), unvalidated_distributions()
-    assert th.distributions.Distribution._validate_args
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not th.distributions.Distribution._validate_args  # for the one that goes on
-    second.__exit__(None, None, None)
-    assert th.distributions.Distribution._validate_args
 
 
 def test_losses_are_averaged_over_samples():

@@ -1,12 +1,172 @@
-"""Memory does not grow with training time."""
+"""Micro-batches that fit into the allocator's heap, and memory that does not grow with training time."""
+
+import gc
+import platform
+import subprocess
+import sys
+import weakref
+from typing import NamedTuple
 
 import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
+from torch import nn
+from torch.nn import functional as F
 
 from benchmarks.soak import CASES, in_a_new_process, resident_memory
+from sb3_ppg import ArgumentError, ImpalaCNN
+from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, split
+from tests.helpers import image_space
+from tests.helpers import make_on_images as make
 
-pytestmark = pytest.mark.slow
+
+def test_samples_may_have_fields_that_are_no_tensors():
+    """In a user's minibatches, numbers, texts, None and scalars belong to every part; nested tensors are split."""
+
+    class Samples(NamedTuple):
+        observations: dict[str, th.Tensor]
+        weight: float
+        note: str
+        nothing: None
+        scalar: th.Tensor
+        states: tuple[th.Tensor, th.Tensor]
+
+    states = th.arange(6.0), th.arange(6.0) + 10
+    samples = Samples({"x": th.arange(6.0)[:, None]}, 0.5, "hello", None, th.tensor(3.0), states)
+    parts = list(split(samples, 4))
+    assert [len(part.observations["x"]) for part in parts] == [4, 2]
+    for part in parts:
+        assert isinstance(part, Samples) and part[1:4] == (0.5, "hello", None) and part.scalar == 3
+        th.testing.assert_close(part.states[1], part.states[0] + 10)
+        th.testing.assert_close(part.states[0][:, None], part.observations["x"])
 
 
+class WeightNorm(ImpalaCNN):
+    """Its largest weight is computed in each pass, and does not grow with the batch."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        nn.utils.parametrizations.weight_norm(self.dense)
+
+
+class BatchNorm(ImpalaCNN):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.extra = nn.BatchNorm1d(256)
+
+
+@pytest.mark.parametrize(
+    "extractor, shape, mixed_precision, expected",
+    [
+        (ImpalaCNN, (3, 64, 64), None, 64),
+        (ImpalaCNN, (3, 64, 64), "bf16", 128),
+        (WeightNorm, (3, 64, 64), None, 64),
+        (NatureCNN, (4, 84, 84), None, 256),
+        (NatureCNN, (4, 84, 84), "bf16", 256),
+        (BatchNorm, (3, 64, 64), None, None),
+        (FlattenExtractor, (3, 64, 64), None, None),
+    ],
+)
+def test_the_size_is_the_largest_power_of_two_that_fits(extractor, shape, mixed_precision, expected):
+    """
+    The largest activations of the paper's network are 16 x 64 x 64 numbers of 4 bytes: 127 samples fit 32 MiB. SB3's NatureCNN
+    gets images in float32 in any precision: 4 x 84 x 84 numbers of 4 bytes, 297 samples. Networks without convolutions, and
+    with batch normalisation, run whole minibatches.
+    """
+    assert 16 * 64 * 64 * 4 * 128 == HEAP_LIMIT
+    network = dict(features_extractor_class=extractor, features_extractor_kwargs={})
+    model = make(network, space=image_space(*shape), mixed_precision=mixed_precision)
+    assert model.resolved_micro_batch_size() == expected
+
+
+def test_micro_batches_of_batch_normalisation_are_refused():
+    with pytest.raises(ArgumentError, match=r"`micro_batch_size`=4 cannot work: batch normalisation.*None"):
+        make(dict(features_extractor_class=BatchNorm), micro_batch_size=4)
+
+
+def test_on_other_devices_minibatches_are_whole():
+    assert fitting_micro_batch_size(make().policy.to("meta"), th.zeros(1)) is None
+
+
+def test_a_micro_batch_holds_at_least_one_sample(monkeypatch):
+    monkeypatch.setattr("sb3_ppg.optim.micro_batches.HEAP_LIMIT", 1000)
+    assert make().resolved_micro_batch_size() == 1
+
+
+def test_looking_for_the_size_keeps_nothing_alive():
+    """Float images, which a convolution keeps for its backward pass, would stay with the graph for ever."""
+    extractor = dict(channels=(8,), features_dim=32, normalized_image=True)
+    space = spaces.Box(0, 1, (4, 10, 10))
+    model = make(dict(normalize_images=False, features_extractor_kwargs=extractor), space=space)
+    images = th.zeros(1, 4, 10, 10)
+    fitting_micro_batch_size(model.policy, images)
+    alive = weakref.ref(images)
+    del images
+    gc.collect()
+    assert alive() is None
+
+
+def test_looking_for_the_size_leaves_no_trace():
+    """Neither in the generator (dropout), nor in gradients, training mode, precision or the activations."""
+
+    class Dropping(ImpalaCNN):
+        def forward(self, x):
+            return F.dropout(super().forward(x), 0.5, self.training)
+
+    model = make(dict(features_extractor_class=Dropping), mixed_precision="bf16")
+    model.policy.set_training_mode(True)
+    state = th.get_rng_state()
+    model.resolved_micro_batch_size()
+    assert th.equal(th.get_rng_state(), state)
+    assert model.policy.training and model.policy.mixed_precision == "bf16"
+    assert all(parameter.grad is None for parameter in model.policy.parameters())
+
+
+def test_automatic_micro_batches_are_used_in_both_phases(monkeypatch):
+    monkeypatch.setattr("sb3_ppg.optim.micro_batches.HEAP_LIMIT", 8 * 36 * 36 * 4 * 6)  # 5 samples: 4
+    model = make()
+    sizes = []
+    model.policy.features_extractor.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    model.learn(2 * 32)
+    training = [size for size in sizes if size != model.n_envs]
+    assert model.resolved_micro_batch_size() == 4 and set(sizes) <= {1, 2, 4} and not set(training) - {1, 2}
+
+
+def test_cuda_graphs_and_micro_batches_exclude_each_other():
+    with pytest.raises(ArgumentError, match=r"`micro_batch_size`=4 cannot work: CUDA graphs"):
+        make(dict(compile_mode="reduce-overhead"), micro_batch_size=4)
+
+
+MAPPED_BYTES = """
+import ctypes, sys
+import torch as th
+from sb3_ppg.optim.micro_batches import keep_freed_memory
+from tests.helpers import make_on_images as make
+
+class Info(ctypes.Structure):  # of glibc's mallinfo2; hblkhd are the bytes that come fresh from the system
+    names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in names]
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Info
+make(n_aux_epochs=0).learn(32)
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+before = mallinfo().hblkhd
+array = th.ones(2**22)
+print(mallinfo().hblkhd - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
+@pytest.mark.parametrize("word, expected", [("leave", True), ("keep", False)])
+def test_training_leaves_the_allocator_alone_unless_asked(word, expected):
+    mapped = subprocess.check_output([sys.executable, "-c", MAPPED_BYTES, word])
+    assert (int(mapped) >= 4 * 2**22) == expected
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_resident_memory_is_flat_from_the_second_phase_on(case):
     """Within 5 % up to the eighth. (benchmarks/soak.py goes on much longer.)"""

@@ -1,0 +1,97 @@
+"""bfloat16 and TensorFloat-32 stay where they belong."""
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_ppg import PPG, ArgumentError
+from sb3_ppg.optim.precision import tensor_float_32, unvalidated_distributions
+from tests.helpers import calls_of, collect, distributions_are_validated, losses_of
+from tests.helpers import make_on_images as make
+
+
+@pytest.mark.parametrize("architecture", ["dual", "detached", "shared"])
+def test_bfloat16_is_for_the_features_alone(architecture):
+    """Weights, moments, losses, distributions and values are float32; what convolutions compute is not."""
+    model = make(dict(architecture=architecture), mixed_precision="bf16", max_grad_norm=0.5, micro_batch_size=5)
+    types = []
+    model.policy.pi_features_extractor.stacks[0].register_forward_hook(lambda _, args, output: types.append(output.dtype))
+    model.policy.action_net.register_forward_hook(lambda _, args, output: types.append((args[0].dtype, output.dtype)))
+    model.learn(64)
+    assert set(types) == {th.bfloat16, (th.float32, th.float32)}
+    tensors = list(model.policy.state_dict().values())
+    for optimizer in (model.policy.optimizer, model.aux_optimizer):
+        tensors += [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert {tensor.dtype for tensor in tensors} == {th.float32}
+    collect(model)
+    losses = losses_of("joint_losses", model, next(model.rollout_buffer.get(16)))
+    assert {value.dtype for value in (losses.total, *losses.terms.values())} == {th.float32}
+
+
+@pytest.mark.parametrize("mixed_precision", [None, "bf16"])
+def test_the_kl_starts_at_zero(mixed_precision):
+    """π_old is recorded in the micro-batches that train: bfloat16's rounding is the same. Else Adam would amplify it."""
+    model = make(mixed_precision=mixed_precision, micro_batch_size=5, n_envs=6, learning_rate=5e-4)
+    calls = calls_of(model.objective, "auxiliary_losses")
+    model.learn(2 * 48)
+    kls = [losses.terms["kl"].item() for _, losses in calls]  # four micro-batches make a step
+    assert max(kls[:4]) < 1e-8 < 1e-6 < max(kls[4:8])
+
+
+def test_mixed_precision_is_kept_by_a_saved_model(tmp_path):
+    model = make(mixed_precision="bf16")
+    model.save(tmp_path / "model.zip")
+    loaded = PPG.load(tmp_path / "model.zip")
+    obs = np.stack([model.observation_space.sample() for _ in range(3)])
+    assert loaded.mixed_precision == loaded.policy.mixed_precision == "bf16"
+    assert th.equal(loaded.policy.predict_values(th.as_tensor(obs)), model.policy.predict_values(th.as_tensor(obs)))
+
+
+def test_mixed_precision_needs_something_to_compute():
+    with pytest.raises(ArgumentError, match=r"`mixed_precision`='bf16' cannot work.*no layers"):
+        PPG("MlpPolicy", "CartPole-v1", mixed_precision="bf16")
+    with pytest.raises(ArgumentError, match="`mixed_precision`='fp16' cannot work"):
+        make(mixed_precision="fp16")
+
+
+def test_tf32_holds_while_training():
+    matmul = th.backends.cuda.matmul
+    before = matmul.fp32_precision
+    assert before != "tf32"
+    found = []
+
+    def look(*_):
+        """By each of torch's names for it; its compiler asks by the second."""
+        found.append((matmul.fp32_precision, th.get_float32_matmul_precision(), matmul.allow_tf32))
+        return True
+
+    model = make(mixed_precision="tf32")
+    model.learn(32, callback=look)
+    assert set(found) == {("tf32", "high", True)}
+    look()
+    assert found[-1] == (before, "highest", False)
+    with pytest.raises(RuntimeError), tensor_float_32(True):
+        raise RuntimeError
+    assert matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("setting", ["highest", "high"])
+def test_without_tf32_the_users_setting_stays(setting):
+    th.set_float32_matmul_precision(setting)
+    try:
+        found = []
+        make(n_aux_epochs=0).learn(32, callback=lambda *_: found.append(th.get_float32_matmul_precision()) or True)
+        assert {*found, th.get_float32_matmul_precision()} == {setting}
+    finally:
+        th.set_float32_matmul_precision("highest")
+
+
+def test_distributions_are_validated_again_whichever_training_ends_first():
+    """Two trainings in threads share torch's one setting."""
+    first, second = unvalidated_distributions(), unvalidated_distributions()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not distributions_are_validated()  # for the one that goes on
+    second.__exit__(None, None, None)
+    assert distributions_are_validated()
