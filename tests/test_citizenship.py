@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
@@ -26,8 +27,17 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 from torch import nn
 
-from sb3_ppg import PPG, MlpPolicy, NormalizedRewardDictRolloutBuffer, NormalizedRewardRolloutBuffer, RewardNormalizer
-from tests.helpers import BatchNormExtractor, RandomEnv, learn_and_log
+from sb3_ppg import (
+    PPG,
+    MaskablePPG,
+    MlpPolicy,
+    NormalizedRewardDictRolloutBuffer,
+    NormalizedRewardRolloutBuffer,
+    RecurrentPPG,
+    RewardNormalizer,
+)
+from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
+from tests.helpers import VECTOR, BatchNormExtractor, MaskedEnv, RandomEnv, learn_and_log
 
 pytestmark = pytest.mark.slow
 
@@ -205,22 +215,33 @@ def test_time_limits_are_bootstrapped():
     assert model.rollout_buffer.rewards[3, 0] == pytest.approx(1 + 0.5 * value, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "observation_space", [spaces.Box(-1, 1, (2,)), spaces.Dict(a=spaces.Box(-1, 1, (2,)))], ids=["box", "dict"]
-)
-def test_the_authors_reward_normaliser_in_training(observation_space, tmp_path):
-    is_dict = isinstance(observation_space, spaces.Dict)
-    model = make(
-        env=RandomEnv(observation_space, spaces.Discrete(2)),
-        policy="MultiInputPolicy" if is_dict else "MlpPolicy",
-        rollout_buffer_class=NormalizedRewardDictRolloutBuffer if is_dict else NormalizedRewardRolloutBuffer,
-        rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(clip=2.0)),
-    ).learn(PHASE)
+class NormalizedSequences(NormalizedRewardRolloutBuffer, SequenceRolloutBuffer):
+    pass
+
+
+class NormalizedMasks(NormalizedRewardRolloutBuffer, MaskableRolloutBuffer):
+    pass
+
+
+NORMALIZED = {
+    "box": (PPG, "MlpPolicy", VECTOR, NormalizedRewardRolloutBuffer),
+    "dict": (PPG, "MultiInputPolicy", spaces.Dict(a=VECTOR), NormalizedRewardDictRolloutBuffer),
+    "memory": (RecurrentPPG, "MlpLstmPolicy", VECTOR, NormalizedSequences),
+    "masks": (MaskablePPG, "MlpPolicy", VECTOR, NormalizedMasks),
+}
+
+
+@pytest.mark.parametrize("kind", NORMALIZED)
+def test_the_authors_reward_normaliser_in_training(kind, tmp_path):
+    algorithm, policy, observation_space, buffer = NORMALIZED[kind]
+    arguments = dict(rollout_buffer_class=buffer, rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(clip=2.0)))
+    env = MaskedEnv() if algorithm is MaskablePPG else RandomEnv(observation_space, spaces.Discrete(2))
+    model = algorithm(policy, env, **SMALL, **arguments).learn(PHASE)
     normalizer = model.rollout_buffer.reward_normalizer
-    assert normalizer.return_rms.count == pytest.approx(PHASE, rel=1e-3)
+    assert model.n_aux_phases == 1 and normalizer.return_rms.count == pytest.approx(PHASE, rel=1e-3)
     assert np.abs(model.rollout_buffer.rewards).max() <= 2.0
     model.save(tmp_path / "model")
-    loaded = PPG.load(tmp_path / "model").rollout_buffer.reward_normalizer
+    loaded = algorithm.load(tmp_path / "model").rollout_buffer.reward_normalizer
     assert loaded.return_rms.var == normalizer.return_rms.var
     np.testing.assert_array_equal(loaded.last_returns, normalizer.last_returns)
 

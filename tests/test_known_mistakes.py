@@ -42,20 +42,6 @@ def test_cloning_holds_the_whole_distribution_not_the_taken_actions():
     assert np.isfinite(kl.item()) and kl.item() > 0.1
 
 
-def test_the_kl_is_old_policy_first():
-    model = make()
-    fill_phase(model)
-    batch = recorded_batch(model)
-    with th.no_grad():
-        model.policy.action_net.bias += th.tensor([2.0, 0.0])
-    logits = model.policy.get_distribution(batch.observations).distribution.logits.detach()
-    old = batch.recorded
-    forward = (old.exp() * (old - logits)).sum(1).mean().item()
-    backward = (logits.exp() * (logits - old)).sum(1).mean().item()
-    assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(forward, rel=1e-4)
-    assert abs(forward - backward) > 0.01
-
-
 def test_the_cloning_target_is_the_policy_right_before_the_auxiliary_phase():
     """The policy that collected the rollouts would pull the policy back by up to N_π iterations."""
     model = make(learning_rate=1e-2, aux_batch_size=16)
@@ -108,23 +94,6 @@ def test_advantages_and_bootstraps_are_the_true_value_functions():
         np.testing.assert_array_equal(a, b)
 
 
-def test_values_and_targets_have_one_shape():
-    """(B, 1) minus (B,) would broadcast to (B, B)."""
-    model = make()
-    fill_phase(model)
-    batch = recorded_batch(model)
-    _, aux_values, values, _ = model.policy.evaluate_auxiliary(batch.observations)
-    assert aux_values.shape == values.shape == batch.value_targets.shape == (32,)
-    terms = losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms
-    errors = (values - batch.value_targets).detach().numpy()
-    assert terms["value_loss"].item() == pytest.approx(0.5 * np.mean(errors**2), rel=1e-5)
-    collect(model)
-    (rollout,) = model.rollout_buffer.get(16)
-    errors = (model.policy.predict_values(rollout.observations).flatten() - rollout.returns).detach().numpy()
-    errors /= model.policy.value_unit
-    assert losses_of("value_losses", model, rollout).terms["value_loss"].item() == pytest.approx(np.mean(errors**2), rel=1e-5)
-
-
 def test_no_copy_of_the_stored_images_is_made_in_float32():
     """In addition to the stored images, the peak memory of an auxiliary phase is a minibatch, not another buffer."""
     env = make_vec_env(lambda: RandomEnv(image_space(3, 64, 64), spaces.Discrete(2)), 4)
@@ -153,15 +122,23 @@ def test_the_auxiliary_phase_clips_its_gradient_and_splits_its_minibatches():
 
 
 def test_the_losses_are_the_documented_ones():
-    """L^aux + β KL + L^value, with the paper's halves."""
+    """L^aux + β KL(π_old, π) + L^value with the paper's halves; (B, 1) minus (B,) would broadcast to (B, B)."""
     model = make(beta_clone=3.0)
     fill_phase(model)
     batch = recorded_batch(model)
     with th.no_grad():
-        model.policy.action_net.bias += th.tensor([1.0, 0.0])
+        model.policy.action_net.bias += th.tensor([2.0, 0.0])
     distribution, aux_values, values, _ = model.policy.evaluate_auxiliary(batch.observations)
-    kl = losses.kl_divergence(distribution, batch.recorded).mean()
-    total = losses_of("auxiliary_losses", model, batch, value_unit=1.0).total
-    targets = batch.value_targets
-    expected = 0.5 * (aux_values - targets).square().mean() + 3.0 * kl + 0.5 * (values - targets).square().mean()
-    assert total.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert aux_values.shape == values.shape == batch.value_targets.shape == (32,)
+    old, new = batch.recorded, distribution.distribution.logits
+    forward, backward = (old.exp() * (old - new)).sum(1).mean(), (new.exp() * (new - old)).sum(1).mean()
+    errors = [(predicted - batch.value_targets).square().mean() for predicted in (aux_values, values)]
+    total, terms, _ = losses_of("auxiliary_losses", model, batch, value_unit=1.0)
+    assert terms["kl"].item() == pytest.approx(forward.item(), rel=1e-4) and abs(forward - backward) > 0.01
+    assert terms["value_loss"].item() == pytest.approx(0.5 * errors[1].item(), rel=1e-5)
+    assert total.item() == pytest.approx((0.5 * errors[0] + 3.0 * forward + 0.5 * errors[1]).item(), rel=1e-5)
+    collect(model)
+    (rollout,) = model.rollout_buffer.get(16)
+    errors = (model.policy.predict_values(rollout.observations).flatten() - rollout.returns) / model.policy.value_unit
+    expected = errors.square().mean().item()
+    assert losses_of("value_losses", model, rollout).terms["value_loss"].item() == pytest.approx(expected, rel=1e-5)

@@ -18,7 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ppg import PPG, ArgumentError, NonFiniteLossError, PhasicCallback, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG
 from sb3_ppg.buffers.rollouts import minibatches
 from sb3_ppg.errors import NonFiniteActionError
 from sb3_ppg.family import PAPERS_VALUES
@@ -78,13 +78,13 @@ def test_without_auxiliary_epochs_it_is_ppo(policy, env, architecture, kwargs):
         assert got == pytest.approx(expected, rel=1e-4, abs=1e-6), name
 
 
-def test_the_ratio_is_one_on_the_first_pass():
-    for env in ("CartPole-v1", "Pendulum-v1"):
-        model = make(env, n_steps=64, batch_size=64)
-        collect(model)
-        (batch,) = model.rollout_buffer.get(64)
-        _, log_prob, _ = model.policy.evaluate_actions(batch.observations, model.policy.actions.from_buffer(batch.actions))
-        th.testing.assert_close(log_prob, batch.old_log_prob)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_the_ratio_is_one_on_the_first_pass(env):
+    model = make(env, n_steps=64, batch_size=64)
+    collect(model)
+    (batch,) = model.rollout_buffer.get(64)
+    _, log_prob, _ = model.policy.evaluate_actions(batch.observations, model.policy.actions.from_buffer(batch.actions))
+    th.testing.assert_close(log_prob, batch.old_log_prob)
 
 
 def test_micro_batches_are_the_same_step():
@@ -93,8 +93,7 @@ def test_micro_batches_are_the_same_step():
         model = make(micro_batch_size=micro_batch_size, n_value_epochs=2, max_grad_norm=0.5).learn(16 * 3)
         assert model.n_aux_phases == 1
         states.append(weights(model))
-    for name in states[0]:
-        th.testing.assert_close(states[0][name], states[1][name], rtol=0, atol=2e-6)
+    th.testing.assert_close(*states, rtol=0, atol=2e-6)
 
 
 def test_kl_is_zero_before_the_first_auxiliary_step():
@@ -459,6 +458,8 @@ BAD_ARGUMENTS = [
     (dict(policy_kwargs="dict(net_arch=[8])"), "policy_kwargs"),
     (dict(policy=None), "policy"),
     (dict(policy=3), "policy"),
+    (dict(policy=MaskablePPG.policy_aliases["MlpPolicy"]), "policy.*is for MaskablePPG, not for PPG"),
+    (dict(policy=RecurrentPPG.policy_aliases["MlpLstmPolicy"]), "policy.*is for RecurrentPPG, not for PPG"),
     (dict(aux_buffer_kwargs=dict(storage="cloud")), "storage`='cloud'"),
     (dict(aux_buffer_kwargs=dict(path="/x")), "path`='/x'.*no meaning"),
     (dict(aux_buffer_kwargs=dict(size=3)), "aux_buffer_kwargs"),

@@ -22,7 +22,6 @@ from sb3_ppg import (
     NormalizedRewardRolloutBuffer,
     PhasicCallback,
     RecurrentPPG,
-    RewardNormalizer,
 )
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
 from sb3_ppg.losses import Losses
@@ -469,23 +468,6 @@ def test_what_cannot_work_is_refused_by_name(kwargs, message):
     arguments = dict(policy="MlpLstmPolicy", env=make_env(), n_steps=8, batch_size=8)
     with pytest.raises((ArgumentError, TypeError), match=message):
         RecurrentPPG(**{**arguments, **kwargs})
-
-
-def test_ppg_refuses_a_policy_with_lstms_by_name():
-    with pytest.raises(ArgumentError, match="is for RecurrentPPG, not for PPG"):
-        PPG(RecurrentPhasicActorCriticPolicy, "CartPole-v1")
-
-
-class NormalizedRewardSequenceRolloutBuffer(NormalizedRewardRolloutBuffer, SequenceRolloutBuffer):
-    pass
-
-
-def test_the_authors_reward_normaliser_goes_with_lstms():
-    normalizer = RewardNormalizer()
-    cls = NormalizedRewardSequenceRolloutBuffer
-    model = make(rollout_buffer_class=cls, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
-    model.learn(48)
-    assert normalizer.return_rms.count > 40 and model.n_aux_phases == 1
 
 
 class OnceAllocated(SequenceRolloutBuffer):

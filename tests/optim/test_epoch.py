@@ -11,6 +11,7 @@ from sb3_ppg.distributed.collectives import moments
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.epoch import (
+    Epoch,
     compute_gradient,
     mean_losses,
     optimize_epoch,
@@ -43,6 +44,9 @@ class Regression:
         error = difference.square().mean()
         return Losses(2 * error, {"error": error}, difference.detach())
 
+    def epoch(self, *minibatches: Batch, phase: str = "policy", **options) -> Epoch:
+        return optimize_epoch(phase, [self.network], self.optimizer, minibatches, self.losses, **options)
+
     def gradient(self) -> list[th.Tensor]:
         return [parameter.grad.clone() for parameter in self.network.parameters()]
 
@@ -59,8 +63,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_minibatch(micro_batch_size
     th.testing.assert_close(parts_losses.log_ratio, whole_losses.log_ratio)
     assert max(parts.batch_sizes) <= micro_batch_size and sum(parts.batch_sizes) == 24
     th.testing.assert_close(values, whole_values)
-    for ours, expected in zip(parts.gradient(), whole.gradient(), strict=True):
-        th.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-7)
+    th.testing.assert_close(parts.gradient(), whole.gradient(), rtol=1e-5, atol=1e-7)
 
 
 def test_scalars_come_back_for_each_minibatch():
@@ -68,7 +71,7 @@ def test_scalars_come_back_for_each_minibatch():
     minibatches = [make_batch(8, seed) for seed in range(3)]
     with th.no_grad():
         first = regression.losses(minibatches[0])
-    epoch = optimize_epoch("policy", [regression.network], regression.optimizer, minibatches, regression.losses, 3)
+    epoch = regression.epoch(*minibatches, micro_batch_size=3)
     assert set(epoch.losses) == {"loss", "error"}
     assert all(values.shape == (3,) for values in epoch.losses.values())
     assert epoch.losses["error"][0] == pytest.approx(first.terms["error"].item())
@@ -83,13 +86,12 @@ def test_gradients_do_not_leak_from_step_to_step_or_to_another_optimizer():
     ours, expected = Regression(), Regression()
     for parameter in ours.network.parameters():
         parameter.grad = th.full_like(parameter, 1e3)  # left over from something else
-    optimize_epoch("policy", [ours.network], ours.optimizer, minibatches, ours.losses, micro_batch_size=2)
+    ours.epoch(*minibatches, micro_batch_size=2)
     for batch in minibatches:
         expected.optimizer.zero_grad()
         expected.losses(batch).total.backward()
         expected.optimizer.step()
-    for a, b in zip(ours.weights(), expected.weights(), strict=True):
-        th.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    th.testing.assert_close(ours.weights(), expected.weights(), rtol=1e-5, atol=1e-7)
     assert all(parameter.grad is None for parameter in ours.network.parameters())
 
 
@@ -99,8 +101,8 @@ def test_gradient_clipping():
     regression.optimizer.register_step_pre_hook(
         lambda *_: norms.append(th.cat([g.flatten() for g in regression.gradient()]).norm().item())
     )
-    optimize_epoch("policy", [regression.network], regression.optimizer, [make_batch(8)], regression.losses)
-    optimize_epoch("policy", [regression.network], regression.optimizer, [make_batch(8)], regression.losses, max_grad_norm=0.1)
+    regression.epoch(make_batch(8))
+    regression.epoch(make_batch(8), max_grad_norm=0.1)
     assert norms[0] > 0.2
     assert norms[1] == pytest.approx(0.1, rel=1e-4)
 
@@ -108,9 +110,7 @@ def test_gradient_clipping():
 def test_target_kl_stops_before_the_step():
     regression = Regression()
     before = regression.weights()
-    epoch = optimize_epoch(
-        "policy", [regression.network], regression.optimizer, [make_batch(8)] * 4, regression.losses, target_kl=1e-9
-    )
+    epoch = regression.epoch(*[make_batch(8)] * 4, target_kl=1e-9)
     assert epoch.stopped and len(epoch.losses["loss"]) == 1
     assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True))
 
@@ -119,14 +119,14 @@ def test_target_kl_stops_before_the_step():
 @pytest.mark.parametrize("bad_minibatch", [0, 2])
 def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_alone(bad, bad_minibatch):
     regression = Regression()
-    optimize_epoch("policy", [regression.network], regression.optimizer, [make_batch(8, 5)], regression.losses)
+    regression.epoch(make_batch(8, 5))
     before = regression.weights()
     states = [{k: v.clone() for k, v in s.items()} for s in regression.optimizer.state.values()]
     minibatches = [make_batch(8, seed) for seed in range(4)]
     minibatches[bad_minibatch].targets[3] = bad
 
     with pytest.raises(NonFiniteLossError, match=rf"auxiliary phase.*minibatch {bad_minibatch}.*'error'"):
-        optimize_epoch("auxiliary", [regression.network], regression.optimizer, minibatches, regression.losses)
+        regression.epoch(*minibatches, phase="auxiliary")
 
     assert all(th.equal(a, b) for a, b in zip(regression.weights(), before, strict=True))
     for state, saved in zip(regression.optimizer.state.values(), states, strict=True):
@@ -138,7 +138,7 @@ def test_a_bad_first_epoch_leaves_a_fresh_optimizer():
     batch = make_batch(8)
     batch.targets[0] = float("nan")
     with pytest.raises(NonFiniteLossError):
-        optimize_epoch("policy", [regression.network], regression.optimizer, [batch, batch], regression.losses)
+        regression.epoch(batch, batch)
     assert not regression.optimizer.state
 
 
@@ -200,9 +200,7 @@ def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
 
 def test_losses_are_averaged_over_samples():
     regression = Regression()
-    epoch = optimize_epoch(
-        "policy", [regression.network], regression.optimizer, [make_batch(8), make_batch(2)], regression.losses
-    )
+    epoch = regression.epoch(make_batch(8), make_batch(2))
     assert epoch.sizes.tolist() == [8, 2] and len(epoch.grad_norm) == 2 and (epoch.grad_norm > 0).all()
     first, second = epoch.losses["loss"]
     assert mean_losses([epoch])["loss"] == pytest.approx((8 * first + 2 * second) / 10)

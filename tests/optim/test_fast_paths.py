@@ -157,8 +157,7 @@ def test_moments_from_a_contiguous_file_fit_channels_last_weights():
         np.random.seed(0)
         th.manual_seed(0)
         models.append(model.learn(64, reset_num_timesteps=False))
-    for a, b in zip(models[0].policy.parameters(), models[1].policy.parameters(), strict=True):
-        th.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    th.testing.assert_close([*models[0].policy.parameters()], [*models[1].policy.parameters()], rtol=1e-6, atol=1e-7)
 
 
 def test_bfloat16_gradients_point_where_float32s_do():
