@@ -3,12 +3,13 @@
 import time
 
 import numpy as np
+import pandas as pd
 from stable_baselines3.common.callbacks import BaseCallback
 
 
 class MeanReturns(BaseCallback):
     """
-    Notes steps, seconds and the mean return of the latest episodes, after each rollout since the first episode has ended.
+    Notes steps, seconds and the mean return of the latest episodes after each rollout; NaN before the first has ended.
 
     :param seconds: that the training has taken before
     """
@@ -22,7 +23,12 @@ class MeanReturns(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        if self.model.ep_info_buffer:
-            mean = float(np.mean([episode["r"] for episode in self.model.ep_info_buffer]))
-            seconds = round(time.perf_counter() - self.start, 1)
-            self.points.append({"steps": self.num_timesteps, "seconds": seconds, "return": mean})
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+        seconds = round(time.perf_counter() - self.start, 1)
+        self.points.append(
+            {"steps": self.num_timesteps, "seconds": seconds, "return": float(np.mean(returns)) if returns else np.nan}
+        )
+
+    def curve(self) -> pd.DataFrame:
+        """Return the points that are known."""
+        return pd.DataFrame(self.points).dropna()

@@ -277,7 +277,7 @@ def report(experiment: Experiment) -> Report:
     return {"defaults.md": text} | ({"defaults.png": picture(rows)} if compared else {})
 
 
-SEARCH = Experiment("defaults", wanted, train, report, commands={"search": search})
+SEARCH = Experiment("defaults", wanted, train, report, Training._asdict, commands={"search": search})
 
 if __name__ == "__main__":
     SEARCH.main()

@@ -12,14 +12,14 @@ Each time the agent plays 40 episodes with actions drawn as in training. Writes 
 import json
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import LinearSchedule
 
-from benchmarks.harness import Experiment, Report, short_hash
+from benchmarks.harness import Experiment, short_hash
 from benchmarks.suites.contestants import entry
 from benchmarks.tables import listed, machines, page, table
 from sb3_ppg import PPG, PhasicCallback
@@ -60,33 +60,25 @@ class PlayAroundPhases(PhasicCallback):
         self.rows[-1] |= dict(after=self.play(), final_kl=round(self.logger.name_to_value["aux/final_kl"], 5))
 
 
-class Training(NamedTuple):
-    """The columns that identify rows."""
-
-    setting: str
-    seed: int
-    arguments: str  # a hash
-
-
 def hash_of(setting: str) -> str:
     """Return a hash of all arguments of a setting."""
     defaults = {name: parameter.default for name, parameter in signature(PPG).parameters.items()}
     return short_hash(json.dumps(defaults | SETTINGS[setting], sort_keys=True, default=repr))
 
 
-def wanted() -> list[Training]:
+def wanted() -> list[dict[str, Any]]:
     """Return all trainings."""
-    return [Training(setting, seed, hash_of(setting)) for setting in SETTINGS for seed in SEEDS]
+    return [dict(setting=setting, seed=seed, arguments=hash_of(setting)) for setting in SETTINGS for seed in SEEDS]
 
 
-def train(training: Training, folder: Path) -> tuple[pd.DataFrame, None]:
+def train(training: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, None]:
     """Train an agent; a row for each auxiliary phase."""
-    callback, arguments = PlayAroundPhases(seed=1000 + training.seed), dict(SETTINGS[training.setting])
+    callback, arguments = PlayAroundPhases(seed=1000 + training["seed"]), dict(SETTINGS[training["setting"]])
     rate = arguments.get("learning_rate")
     if isinstance(rate, str):  # as in RL Zoo's files
         arguments["learning_rate"] = LinearSchedule(float(rate.removeprefix("lin_")), 0.0, 1.0)
-    env = make_vec_env("CartPole-v1", arguments.pop("n_envs", 1), seed=training.seed)
-    PPG("MlpPolicy", env, seed=training.seed, device="cpu", **arguments).learn(N_STEPS, callback=callback)
+    env = make_vec_env("CartPole-v1", arguments.pop("n_envs", 1), seed=training["seed"])
+    PPG("MlpPolicy", env, seed=training["seed"], device="cpu", **arguments).learn(N_STEPS, callback=callback)
     return pd.DataFrame(callback.rows), None
 
 
@@ -105,18 +97,17 @@ def falls(rows: pd.DataFrame, setting: str) -> list[str]:
     return [setting, *figures, f"{own['final_kl'].median():.4f}", listed(own.groupby("seed")["after"].last(), 0)]
 
 
-def report(experiment: Experiment) -> Report:
+def report(experiment: Experiment) -> str:
     """Return the table."""
     rows = experiment.rows()
     head = ["", "auxiliary phases", "mean change in one", "largest fall in one", "largest fall between two"]
-    text = page(
+    return page(
         "CartPole around auxiliary phases",
         f"`python -m benchmarks.dips`: CartPole-v1, {N_STEPS:,} steps, {len(SEEDS)} seeds, {N_EPISODES} episodes right before "
         f"and right after each auxiliary phase. A change is counted where the return before it is {LEARNED} or more. "
         f"{machines(rows)}",
         table([*head, "median KL(π_old, π) after one", "return at the end"], [falls(rows, setting) for setting in SETTINGS]),
     )
-    return {"dips.md": text}
 
 
 DIPS = Experiment("dips", wanted, train, report)

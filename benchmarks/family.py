@@ -6,32 +6,27 @@ comparison of speed: results/family.md, family.png and family_speed.csv.
 
     python -m benchmarks.family list
     python -m benchmarks.family run [--jobs 2]
-    python -m benchmarks.family speed       # nothing else should run at the same time: five minutes
+    python -m benchmarks.family speed       # nothing else should run at the same time: half an hour
     python -m benchmarks.family report
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.harness import Experiment, Report
 from benchmarks.machine import processor
 from benchmarks.scores import Returns, Scores, draw_scores, score_table, scores_of
 from benchmarks.suites.contestants import OLDER, PAPERS, RATE_BEFORE, RECOMPUTED, RELATIVES, TASKS, Training
-from benchmarks.suites.experiment import SUITES
+from benchmarks.suites.experiment import SUITES, whole_phases
 from benchmarks.tables import finish, machines, page
-from benchmarks.turns import Measure, take_turns
-from sb3_ppg import PPG, MinAtarCNN
-from sb3_ppg.family import PAPERS_VALUES, with_preset
+from benchmarks.turns import take_turns
 
 # The entries of PPG and PPO when the family was trained, before they were searched
 BEFORE: dict[str, dict] = {
@@ -194,29 +189,10 @@ def report(experiment: Experiment) -> Report:
 # ---- speed ----
 
 
-def one_phase(zoo_name: str) -> Measure:
-    """Measure a phase of 4 rollouts of 4,096 samples in MinAtar's Breakout, rollouts included."""
-    entry = dict(n_steps=128, batch_size=512, n_epochs=4, n_policy_iterations=4, aux_batch_size=512, gamma=0.99)
-    network = dict(architecture="detached", features_extractor_class=MinAtarCNN, net_arch=[])
-    preset: dict[str, Any] = with_preset(zoo_name, {**PAPERS_VALUES, **entry, "policy_kwargs": network})
-    if zoo_name in RELATIVES:  # its preset comes on top, as in the trainings
-        changes = dict(RELATIVES[zoo_name].changes)
-        networks = preset["policy_kwargs"] | changes.pop("policy_kwargs", {})
-        preset |= changes | dict(policy_kwargs=networks)
-    env = VecNormalize(make_vec_env("MinAtar/Breakout-v1", 32, seed=0), norm_obs=False)
-    model = PPG("CnnPolicy", env, seed=0, device="cpu", **preset)
-
-    def measure() -> dict[str, float]:
-        start = time.process_time()
-        model.learn(4 * 4096, reset_num_timesteps=False)
-        return {"seconds": time.process_time() - start}
-
-    return measure
-
-
 def measure_speed(experiment: Experiment, _: Sequence[Training]) -> None:
     """Measure each member and PPG in turns."""
-    table = take_turns({name: (one_phase, (name,)) for name in ("ppg", *RELATIVES)})
+    task = BY_NAME["MinAtar/Breakout-v1"]
+    table = take_turns({name: (whole_phases, (task, name)) for name in ("PPG", *RELATIVES)})
     table.assign(machine=processor()).to_csv(experiment.results / SPEED, index=False)
 
 
@@ -225,8 +201,7 @@ def time_ratios(file: Path) -> dict[str, str]:
     if not file.exists():
         return {}
     medians = pd.read_csv(file).groupby("contestant")["seconds"].median()
-    ratios = medians / medians["ppg"]
-    return {"PPG" if name == "ppg" else name: f"{ratio:.2f}" for name, ratio in ratios.items()}
+    return {name: f"{ratio:.2f}" for name, ratio in (medians / medians["PPG"]).items()}
 
 
 FAMILY = replace(SUITES, wanted=wanted, report=report, options={}, commands={"speed": measure_speed})

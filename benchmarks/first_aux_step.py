@@ -9,13 +9,13 @@ Right before the auxiliary phase pi_old = pi, so the KL term's gradient is zero 
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch as th
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.logger import Logger
 
-from benchmarks.harness import Experiment, Report
+from benchmarks.harness import Experiment
 from benchmarks.tables import formatted, machines, page
 from sb3_ppg import PPG, losses
 from sb3_ppg.family import PAPERS_VALUES
@@ -28,27 +28,19 @@ PRECISIONS = {
 }
 
 
-class Steps(NamedTuple):
-    """The columns that identify a row: a precision, Adam's eps, and the number of auxiliary steps."""
-
-    precision: str
-    eps: float
-    steps: int
-
-
-def wanted() -> list[Steps]:
+def wanted() -> list[dict[str, Any]]:
     """Return all rows."""
-    return [Steps(precision, eps, n) for precision in PRECISIONS for eps in (1e-8, 1e-5) for n in (1, 5)]
+    return [dict(precision=precision, eps=eps, steps=n) for precision in PRECISIONS for eps in (1e-8, 1e-5) for n in (1, 5)]
 
 
-def measure(steps: Steps, folder: Path) -> tuple[dict[str, float], None]:
+def measure(steps: dict[str, Any], folder: Path) -> tuple[dict[str, float], None]:
     """
     Take auxiliary steps on the KL term alone with a policy that has trained for 16 iterations.
 
     :return: KL(pi_old, pi) in nats, evaluated in float64; the largest movement of a weight of the policy head, in multiples
         of the learning rate
     """
-    dtype, autocast = PRECISIONS[steps.precision]
+    dtype, autocast = PRECISIONS[steps["precision"]]
     model = PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **PAPERS_VALUES)
     model.set_logger(Logger(folder=None, output_formats=[]))
     model.learn(256 * 16)
@@ -56,7 +48,7 @@ def measure(steps: Steps, folder: Path) -> tuple[dict[str, float], None]:
     policy = model.policy.to(dtype)
     head = policy.action_net.weight
     assert isinstance(head, th.Tensor)
-    optimizer = th.optim.Adam(policy.parameters(), lr=LEARNING_RATE, eps=steps.eps)
+    optimizer = th.optim.Adam(policy.parameters(), lr=LEARNING_RATE, eps=steps["eps"])
 
     def distribution(dtype: th.dtype, autocast: bool) -> Distribution:
         with th.autocast("cpu", dtype=th.bfloat16, enabled=autocast):
@@ -68,7 +60,7 @@ def measure(steps: Steps, folder: Path) -> tuple[dict[str, float], None]:
         policy.double()
         old_exact = losses.distribution_parameters(distribution(th.float64, False)).clone()
         policy.to(dtype)
-    for _ in range(steps.steps):
+    for _ in range(steps["steps"]):
         optimizer.zero_grad()
         losses.kl_divergence(distribution(dtype, autocast), old_parameters).mean().backward()
         optimizer.step()
@@ -79,10 +71,10 @@ def measure(steps: Steps, folder: Path) -> tuple[dict[str, float], None]:
     return dict(kl=float(f"{kl:.3g}"), movement=float(f"{movement:.3g}")), None
 
 
-def report(experiment: Experiment) -> Report:
+def report(experiment: Experiment) -> str:
     """Return the table."""
     rows = experiment.rows()
-    text = page(
+    return page(
         "Rounding noise of the first auxiliary steps",
         "`python -m benchmarks.first_aux_step`: CartPole-v1, MlpPolicy, 256 samples, KL term alone, learning rate 5e-4. "
         f"{machines(rows)}",
@@ -97,7 +89,6 @@ def report(experiment: Experiment) -> Report:
             },
         ),
     )
-    return {"first_aux_step.md": text}
 
 
 FIRST_AUX_STEP = Experiment("first_aux_step", wanted, measure, report)

@@ -35,7 +35,7 @@ from matplotlib.figure import Figure
 from benchmarks.machine import processor
 
 RESULTS = Path(__file__).parent / "results"
-Report = Mapping[str, str | Figure]  # texts and pictures, by file name
+Report = str | Mapping[str, str | Figure]  # the page, or pages and pictures by file name
 Outcome = tuple[
     Any, pd.DataFrame | None
 ]  # a row (a dictionary) or several (a table), and a learning curve with column "steps"
@@ -81,11 +81,6 @@ def pool(n_processes: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(n_processes, mp_context=spawn, initializer=end_with_parent, max_tasks_per_child=1)
 
 
-def as_dict(training: Any) -> dict[str, Any]:
-    """Return the fields of a named tuple."""
-    return training._asdict()
-
-
 @dataclass(frozen=True)
 class Experiment:
     """
@@ -109,7 +104,7 @@ class Experiment:
     wanted: Callable[..., Iterable[Any]]
     train: Callable[[Any, Path], Outcome | None]
     report: Callable[["Experiment"], Report]
-    columns: Callable[[Any], dict[str, Any]] = as_dict
+    columns: Callable[[Any], dict[str, Any]] = dict
     identity: tuple[str, ...] = ()
     settings: Callable[[Any], dict[str, Any]] | None = None
     options: Mapping[str, dict[str, Any]] = field(default_factory=dict)
@@ -194,7 +189,8 @@ class Experiment:
     def write(self) -> str:
         """Write the report's files and return its texts."""
         self.results.mkdir(parents=True, exist_ok=True)
-        files = self.report(self)
+        report = self.report(self)
+        files = {f"{self.name}.md": report} if isinstance(report, str) else report
         for name, content in files.items():
             if isinstance(content, Figure):
                 content.savefig(self.results / name)

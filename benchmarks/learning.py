@@ -1,7 +1,7 @@
 """
 Learning curves and final returns of PPG and PPO with the same number of steps.
 
-- CartPole-v1 in Python with all defaults, seeds 0 to 4: ``PPG("MlpPolicy", "CartPole-v1", seed=s).learn(100_000)``.
+- CartPole-v1 with all defaults, seeds 0 to 4: ``PPG("MlpPolicy", "CartPole-v1", seed=s).learn(100_000)``.
 - Through RL Zoo, with ``hyperparams/ppg.yml`` and with RL Zoo's own tuned PPO, seeds 0 to 2: the environments for which
   ``ppg.yml`` claims to be tuned.
 
@@ -12,29 +12,27 @@ learning.png.
     python -m benchmarks.learning report
 """
 
-import subprocess
-import sys
+import contextlib
 import time
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import rl_zoo3
-import yaml
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from sb3_contrib.common.maskable.evaluation import evaluate_policy
+from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.vec_env import sync_envs_normalization
 
 from benchmarks.harness import Experiment, Report, short_hash
+from benchmarks.suites.contestants import Settings, entry, zoo_entry
+from benchmarks.suites.training import make
 from benchmarks.tables import COLORS, by_seed, draw_seeds, finish, listed, machines, mean_and_error, page, table
 from sb3_ppg import PPG
-from sb3_ppg.zoo import register
-from sb3_ppg.zoo.hyperparameters import hyperparameter_file
-from sb3_ppg.zoo.report import evaluate, load_agent
 
 N_EPISODES = 100
 CURVE_POINTS = 50
@@ -46,33 +44,33 @@ ZOO_ENVS = [
     "LunarLander-v3",
     "LunarLanderContinuous-v3",
 ]
-EXPERIMENTS = [("CartPole-v1", "defaults", range(5)), *((env_id, "RL Zoo", range(3)) for env_id in ZOO_ENVS)]
+TASKS = [("CartPole-v1", "defaults", range(5)), *((env_id, "RL Zoo", range(3)) for env_id in ZOO_ENVS)]
 
 
-class Training(NamedTuple):
-    """The columns that identify a row."""
-
-    env: str
-    setting: str  # "defaults" or "RL Zoo"
-    algo: str  # "ppg" or "ppo"
-    seed: int
-    hyperparameters: str  # a hash of the file's entry, or of the defaults
-
-
-def wanted() -> list[Training]:
-    """Return all trainings."""
+def wanted() -> list[dict[str, Any]]:
+    """Return all trainings; "hyperparameters" is a hash of the file's entry, or of the defaults."""
     return [
-        Training(env_id, setting, algo, seed, hyperparameters(env_id, algo) if setting == "RL Zoo" else defaults(algo))
-        for env_id, setting, seeds in EXPERIMENTS
+        dict(
+            env=env_id,
+            setting=setting,
+            algo=algo,
+            seed=seed,
+            hyperparameters=hyperparameters(env_id, algo) if setting == "RL Zoo" else defaults(algo),
+        )
+        for env_id, setting, seeds in TASKS
         for algo in ("ppg", "ppo")
         for seed in seeds
     ]
 
 
+def settings_of(env_id: str, algo: str) -> Settings:
+    """Return an environment's entry: ours, or RL Zoo's for PPO."""
+    return entry(algo, env_id) if algo == "ppg" else zoo_entry(algo, env_id)
+
+
 def hyperparameters(env_id: str, algo: str) -> str:
     """Return a hash of an environment's entry."""
-    file = hyperparameter_file(algo) if algo == "ppg" else Path(rl_zoo3.__file__).parent / "hyperparams" / f"{algo}.yml"
-    return short_hash(repr(sorted(yaml.safe_load(file.read_text())[env_id].items())))
+    return short_hash(repr(sorted(settings_of(env_id, algo).items())))
 
 
 def defaults(algo: str) -> str:
@@ -81,33 +79,38 @@ def defaults(algo: str) -> str:
     return short_hash(repr([(name, parameter.default) for name, parameter in parameters.items()]))
 
 
-def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """Train and evaluate one agent."""
+    env_id, algo = training["env"], training["algo"]
+    in_python = dict(policy="MlpPolicy", n_timesteps=100_000)
+    settings = in_python if training["setting"] == "defaults" else settings_of(env_id, algo)
+    return train_and_evaluate(algo, env_id, settings, training["seed"], folder)
+
+
+def train_and_evaluate(
+    algo: str, env_id: str, settings: Settings, seed: int, folder: Path
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """
+    Train an agent as RL Zoo does, and evaluate it.
+
+    :param algo: its name in RL Zoo
+    :return: the mean return of 100 deterministic episodes; the learning curve
+    """
     start = time.time()
-    run = train_in_python if training.setting == "defaults" else train_with_the_zoo
-    returns, monitor = run(training.env, training.algo, training.seed, folder)
+    with contextlib.redirect_stdout(None):
+        manager, model = make(algo, env_id, settings, folder, seed)
+        model.learn(int(settings["n_timesteps"]))
+        manager.seed += 1000
+        evaluation = manager.create_envs(1, eval_env=True)
+    train_env = model.get_env()
+    assert train_env is not None
+    sync_envs_normalization(train_env, evaluation)
+    returns, _ = evaluate_policy(
+        model, evaluation, N_EPISODES, return_episode_rewards=True, warn=False, use_masking=is_masking_supported(evaluation)
+    )
+    monitor = load_results(manager.save_path)
     row = dict(steps=int(monitor["l"].sum()), mean=round(np.mean(returns), 2), std=round(np.std(returns), 2))
     return {**row, "seconds": round(time.time() - start)}, curve(monitor)
-
-
-def train_in_python(env_id: str, algo: str, seed: int, folder: Path) -> tuple[list[float], pd.DataFrame]:
-    """Train with all defaults for 100,000 steps."""
-    env = make_vec_env(env_id, 1, monitor_dir=str(folder))
-    model = {"ppg": PPG, "ppo": PPO}[algo]("MlpPolicy", env, seed=seed, device="cpu").learn(100_000)
-    evaluation = make_vec_env(env_id, 1, seed=1000 + seed)
-    returns, _ = evaluate_policy(model, evaluation, n_eval_episodes=N_EPISODES, return_episode_rewards=True)
-    assert isinstance(returns, list)
-    return returns, load_results(str(folder))
-
-
-def train_with_the_zoo(env_id: str, algo: str, seed: int, folder: Path) -> tuple[list[float], pd.DataFrame]:
-    """Train as a user does on the command line."""
-    command = ["train", "--algo", algo, "--env", env_id, "--seed", str(seed), "-f", str(folder), "--eval-freq", "-1"]
-    subprocess.run([sys.executable, "-m", "sb3_ppg", *command, "--num-threads", "1"], check=True, stdout=subprocess.DEVNULL)
-    register()
-    path = folder / algo / f"{env_id}_1"
-    returns = evaluate(load_agent(algo, env_id, path / f"{env_id}.zip", path / env_id, seed=1000 + seed), N_EPISODES)
-    return returns, load_results(str(path))
 
 
 def curve(monitor: pd.DataFrame) -> pd.DataFrame:
@@ -117,21 +120,32 @@ def curve(monitor: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"steps": grid.astype(int), "return": np.interp(grid, steps, smooth).round(2)})
 
 
+def draw_and_list(axes: Axes, rows: pd.DataFrame, curves: pd.DataFrame, query: str, name: str, color: str) -> list[list[str]]:
+    """
+    Draw the curves of a contestant's seeds.
+
+    :param query: the rows of the contestant
+    :return: a line of a table, if there are rows: its name, steps, returns and their mean
+    """
+    own = rows.query(query).sort_values("seed")
+    if own.empty:
+        return []
+    draw_seeds(axes, by_seed(curves.query(query)), name, color)
+    return [[name, f"{own['steps'].max() / 1000:.0f}k", listed(own["mean"]), mean_and_error(own["mean"])]]
+
+
 def report(experiment: Experiment) -> Report:
     """Return the table, and a picture with a panel per environment and setting."""
     rows, curves, lines = experiment.rows(), experiment.curves(), []
     figure = Figure(figsize=(12, 6.2), dpi=130, layout="constrained")  # small, so that its letters are large enough on a page
     panels = list(figure.subplots(2, 4).flat)
-    for axes, (env_id, setting, _) in zip(panels, EXPERIMENTS, strict=False):
-        for algo in ("ppg", "ppo"):
-            query = "env == @env_id and setting == @setting and algo == @algo"
-            own, name = rows.query(query).sort_values("seed"), algo.upper()
-            if len(own) > 0:
-                steps = f"{own['steps'].max() / 1000:.0f}k"
-                lines.append([env_id, setting, name, steps, listed(own["mean"]), mean_and_error(own["mean"])])
-                draw_seeds(axes, by_seed(curves.query(query)), name, COLORS[name])
+    for axes, (env_id, setting, _) in zip(panels, TASKS, strict=False):
+        for name in ("PPG", "PPO"):
+            query = f"env == '{env_id}' and setting == '{setting}' and algo == '{name.lower()}'"
+            found = draw_and_list(axes, rows, curves, query, name, COLORS[name])
+            lines += [[env_id, setting, *line] for line in found]
         finish(axes, f"{env_id}\n{setting}", "environment steps", "return in training", legend="lower right")
-    for axes in panels[len(EXPERIMENTS) :]:
+    for axes in panels[len(TASKS) :]:
         axes.set_axis_off()
     text = page(
         "Final returns",

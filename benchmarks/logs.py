@@ -8,7 +8,7 @@ nine rows in ten. Prints a table, and writes results/logs.csv, logs_curves.csv a
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -67,27 +67,21 @@ PICTURE = {
 }
 
 
-class Training(NamedTuple):
-    """The column that identifies rows."""
-
-    run: str
-
-
-def wanted() -> list[Training]:
+def wanted() -> list[dict[str, Any]]:
     """Return all trainings."""
-    return [Training(name) for name in MODELS]
+    return [dict(run=name) for name in MODELS]
 
 
-def train(training: Training, folder: Path) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+def train(training: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Train a model; a row for each logged value, and the values of the picture."""
-    model = MODELS[training.run]()
+    model = MODELS[training["run"]]()
     model.set_logger(configure(str(folder), ["csv"]))
     model.learn(N_TIMESTEPS)
     logged = pd.read_csv(folder / "progress.csv").rename(columns={"time/total_timesteps": "steps"})
     numbers = logged[[column for column in logged if column.startswith(GROUPS)]]
     quantiles = numbers.quantile([0.05, 0.5, 0.95]).T.set_axis(["low", "median", "high"], axis=1)
     rows = quantiles.map(lambda value: float(f"{value:.3g}")).rename_axis("value").reset_index()
-    return rows, logged[["steps", *PICTURE]] if training.run in DRAWN else None
+    return rows, logged[["steps", *PICTURE]] if training["run"] in DRAWN else None
 
 
 def cell(rows: pd.DataFrame) -> str:

@@ -11,7 +11,7 @@ results/mixed_precision.csv, mixed_precision_curves.csv, mixed_precision.md and 
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,21 +33,14 @@ N_EPISODES = 200
 PRECISIONS = {"float32": "tab:blue", "bf16": "tab:orange"}  # colors
 
 
-class Training(NamedTuple):
-    """The columns that identify a row."""
-
-    precision: str
-    seed: int
-
-
-def wanted() -> list[Training]:
+def wanted() -> list[dict[str, Any]]:
     """Return all trainings."""
-    return [Training(precision, seed) for seed in range(3) for precision in PRECISIONS]
+    return [dict(precision=precision, seed=seed) for seed in range(3) for precision in PRECISIONS]
 
 
-def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """Train and evaluate one agent."""
-    env = VecNormalize(VecMonitor(EnvPoolVecEnv(GAME, num_envs=32, seed=training.seed)), norm_obs=False, gamma=0.999)
+    env = VecNormalize(VecMonitor(EnvPoolVecEnv(GAME, num_envs=32, seed=training["seed"])), norm_obs=False, gamma=0.999)
     model = PPG(
         "CnnPolicy",
         env,
@@ -56,23 +49,23 @@ def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFram
         n_aux_epochs=3,
         aux_batch_size=1024,
         normalize_value_targets=False,
-        mixed_precision=None if training.precision == "float32" else "bf16",
+        mixed_precision=None if training["precision"] == "float32" else "bf16",
         policy_kwargs=dict(
             architecture="detached",
             features_extractor_class=ImpalaCNN,
             features_extractor_kwargs=dict(channels=(8, 16, 16)),
         ),
-        seed=training.seed,
+        seed=training["seed"],
         device="cpu",
     )
     curve = MeanReturns()
     start = time.perf_counter()
     model.learn(N_STEPS, callback=curve)
     seconds = time.perf_counter() - start
-    test_env = VecMonitor(EnvPoolVecEnv(GAME, num_envs=20, seed=1000 + training.seed))
+    test_env = VecMonitor(EnvPoolVecEnv(GAME, num_envs=20, seed=1000 + training["seed"]))
     returns, _ = evaluate_policy(model, test_env, N_EPISODES, deterministic=False, return_episode_rewards=True)
     row = dict(steps=model.num_timesteps, mean=round(float(np.mean(returns)), 2), std=round(float(np.std(returns)), 2))
-    return row | dict(seconds=round(seconds)), pd.DataFrame(curve.points).round(3)
+    return row | dict(seconds=round(seconds)), curve.curve().drop(columns="seconds").round(3)
 
 
 def report(experiment: Experiment) -> Report:

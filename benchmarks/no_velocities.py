@@ -11,7 +11,7 @@ Writes results/no_velocities.csv and no_velocities.md.
 import time
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -22,7 +22,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from benchmarks.harness import Experiment, Report, short_hash
+from benchmarks.harness import Experiment, short_hash
 from benchmarks.tables import listed, machines, page, table
 from sb3_ppg import PPG, RecurrentPPG
 
@@ -59,14 +59,6 @@ class CartPoleWithoutVelocities(CartPoleEnv):
         return observation[::2], *rest
 
 
-class Training(NamedTuple):
-    """The columns that identify a row."""
-
-    algorithm: str
-    seed: int
-    defaults: str  # a hash of the algorithm's defaults and of the settings
-
-
 def defaults(algorithm: str) -> str:
     """Return a hash of the algorithm's arguments."""
     classes = [one for one in reversed(ALGORITHMS[algorithm].__mro__) if one in (PPG, *ALGORITHMS.values())]
@@ -74,24 +66,24 @@ def defaults(algorithm: str) -> str:
     return short_hash(repr(sorted((values | SETTINGS).items())))
 
 
-def wanted() -> list[Training]:
+def wanted() -> list[dict[str, Any]]:
     """Return all trainings."""
     hashes = {name: defaults(name) for name in ALGORITHMS}
-    return [Training(name, seed, hashes[name]) for seed in SEEDS for name in ALGORITHMS]
+    return [dict(algorithm=name, seed=seed, defaults=hashes[name]) for seed in SEEDS for name in ALGORITHMS]
 
 
-def train(training: Training, folder: Path) -> tuple[dict[str, Any], None]:
+def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
     """Train an agent; its mean returns of ten episodes, as in the test, and of a hundred further ones."""
     start = time.process_time()
     env = VecNormalize(make_vec_env(lambda: TimeLimit(CartPoleWithoutVelocities(), 500), 8))
-    model = ALGORITHMS[training.algorithm]("MlpLstmPolicy", env, seed=training.seed, device="cpu", **SETTINGS)
+    model = ALGORITHMS[training["algorithm"]]("MlpLstmPolicy", env, seed=training["seed"], device="cpu", **SETTINGS)
     model.learn(N_TIMESTEPS)
     seconds = round(time.process_time() - start)
     tested, further = (round(float(evaluate_policy(model, env, n, warn=False)[0]), 1) for n in (10, 100))  # type: ignore[arg-type]
     return dict(tested=tested, further=further, seconds=seconds), None
 
 
-def report(experiment: Experiment) -> Report:
+def report(experiment: Experiment) -> str:
     """Return the table."""
     rows = experiment.rows().sort_values("seed")
     lines = [
@@ -104,14 +96,13 @@ def report(experiment: Experiment) -> Report:
         ]
         for name, own in rows.groupby("algorithm")
     ]
-    text = page(
+    return page(
         "CartPole without velocities",
         f"`python -m benchmarks.no_velocities`: sb3-contrib's performance test of LSTMs, which asks for {THRESHOLD} after "
         f"{N_TIMESTEPS:,} steps, with its settings and otherwise all defaults. Mean returns of ten deterministic episodes, as "
         f"in the test, and of a hundred further ones; of each seed. {machines(rows)}",
         table(["", "passes", "return, 10 episodes", "100 episodes", "seconds of a core"], lines),
     )
-    return {"no_velocities.md": text}
 
 
 NO_VELOCITIES = Experiment("no_velocities", wanted, train, report)

@@ -11,7 +11,7 @@ import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +24,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks.harness import Experiment, Report
+from benchmarks.harness import Experiment
 from benchmarks.tables import machines, page, table
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 
@@ -121,41 +121,34 @@ def in_a_new_process(function: Callable[..., Any], *args: Any) -> Any:
         return process.submit(function, *args).result()
 
 
-class Training(NamedTuple):
-    """The columns that identify rows."""
-
-    case: str
-    algorithm: str
-
-
-def wanted() -> list[Training]:
+def wanted() -> list[dict[str, Any]]:
     """Return all trainings."""
-    trainings = []
-    for case, (cls, *_) in CASES.items():
-        trainings += [Training(case, name) for name in ([cls.__name__, "PPO"] if cls is PPG else [cls.__name__])]
-    return trainings
+    return [
+        dict(case=case, algorithm=name)
+        for case, (cls, *_) in CASES.items()
+        for name in ([cls.__name__, "PPO"] if cls is PPG else [cls.__name__])
+    ]
 
 
-def train(training: Training, folder: Path) -> tuple[pd.DataFrame, None]:
+def train(training: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, None]:
     """Measure a training; a row for each phase."""
-    memory = resident_memory(training.case, N_PHASES, training.algorithm)
+    memory = resident_memory(training["case"], N_PHASES, training["algorithm"])
     return pd.DataFrame({"phase": range(1, 1 + len(memory)), "megabytes": np.round(memory, 1)}), None
 
 
-def report(experiment: Experiment) -> Report:
+def report(experiment: Experiment) -> str:
     """Return the table."""
     rows, lines = experiment.rows(), []
     for (case, algorithm), own in rows.groupby(["case", "algorithm"], sort=False):
         memory = own.sort_values("phase")["megabytes"].to_numpy()
         some = [memory[1], memory[7], memory[len(memory) // 2], memory[-1]]
         lines.append([case, algorithm, *(f"{one:.0f}" for one in some), f"{memory[-1] / memory[1]:.3f}"])
-    text = page(
+    return page(
         "Resident memory over a long training",
         f"`python -m benchmarks.soak`: random observations, {N_ENVS} environments, phases of {PHASE:,} steps. MB after the "
         f"phase. {machines(rows)}",
         table(["observations", "algorithm", "phase 2", "phase 8", "middle", "last", "last over phase 2"], lines),
     )
-    return {"soak.md": text}
 
 
 SOAK = Experiment("soak", wanted, train, report)

@@ -25,7 +25,7 @@ import yaml
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import CSVOutputFormat, Logger
 
-from benchmarks.harness import Experiment, Report, short_hash
+from benchmarks.harness import Experiment, short_hash
 from benchmarks.suites.training import Episodes, make
 from benchmarks.tables import formatted, machines, page
 from sb3_ppg import PPG
@@ -150,7 +150,7 @@ def train(start: Start, folder: Path) -> tuple[dict[str, Any], None]:
     return row, None
 
 
-def report(experiment: Experiment) -> Report:
+def report(experiment: Experiment) -> str:
     """Return the table."""
     rows = experiment.rows().sort_values(["algorithm", "entry"])
     rows["smaller"] = [", ".join(f"{name}={n}" for name, n in json.loads(changes).items()) for changes in rows["changes"]]
@@ -158,7 +158,7 @@ def report(experiment: Experiment) -> Report:
     rows = rows.assign(returns=returns, speed=rows["steps"] / rows["seconds"].clip(lower=1))
     rows["kl"] = [f"{kl:.1e}" if pd.notna(kl) else "" for kl in rows["aux_kl"]]
     rows["explained"] = rows["aux_explained_variance"].astype(object).fillna("")
-    text = page(
+    return page(
         "Entries that are not tuned, started",
         "`python -m benchmarks.starts run`, `report`: each by RL Zoo with seed 0 and one thread, in whole phases, which "
         "are the first half of its training. Returns are means of the first and the last fifth of the episodes; KL and "
@@ -179,7 +179,6 @@ def report(experiment: Experiment) -> Report:
             },
         ),
     )
-    return {"starts.md": text}
 
 
 STARTS = Experiment("starts", wanted, train, report, columns, identity=("algorithm", "entry", "settings"))

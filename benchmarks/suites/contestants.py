@@ -12,6 +12,7 @@ import torch as th
 import yaml
 from rl_zoo3 import ALGOS, exp_manager
 from stable_baselines3.common.torch_layers import NatureCNN
+from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.harness import short_hash
 from benchmarks.scores import Task
@@ -229,6 +230,11 @@ def entries_of(file: Path) -> dict[str, Settings]:
     return yaml.safe_load(file.read_text())
 
 
+def zoo_entry(algorithm: str, env_id: str) -> Settings:
+    """Return RL Zoo's own hyperparameters."""
+    return entries_of(Path(rl_zoo3.__file__).parent / "hyperparams" / f"{algorithm}.yml")[env_id]
+
+
 def entry(algorithm: str, env_id: str) -> Settings:
     """
     Return the hyperparameters of an algorithm for an environment: PPG's from our file, PPO's from RL Zoo's or, where it has
@@ -236,16 +242,21 @@ def entry(algorithm: str, env_id: str) -> Settings:
 
     :param algorithm: its name in RL Zoo
     """
-    if algorithm.startswith("ppg"):
-        file = hyperparameter_file(algorithm.removesuffix("_minibatch"))
-    elif env_id in ZOO_NAMES and algorithm == "ppo":
-        file = Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml"
-        env_id = ZOO_NAMES[env_id]
-    else:
-        file = Path(__file__).parent / f"{algorithm}.yml"
-    entries = entries_of(file)
+    if env_id in ZOO_NAMES and algorithm == "ppo":
+        return zoo_entry(algorithm, ZOO_NAMES[env_id])
+    own = Path(__file__).parent / f"{algorithm}.yml"
+    entries = entries_of(hyperparameter_file(algorithm.removesuffix("_minibatch")) if algorithm.startswith("ppg") else own)
     family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), env_id)
     return entries[env_id if env_id in entries else family]
+
+
+def constructor_arguments(settings: Settings) -> dict[str, Any]:
+    """Return the arguments of PPG in an entry, except the policy, as Python's."""
+    arguments = {name: value for name, value in settings.items() if name in signature(PPG).parameters and name != "policy"}
+    rate = arguments.get("learning_rate")
+    if isinstance(rate, str):
+        arguments["learning_rate"] = LinearSchedule(float(rate.removeprefix("lin_")), 0.0, 1.0)
+    return arguments
 
 
 class Training(NamedTuple):
