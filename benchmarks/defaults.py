@@ -252,7 +252,6 @@ def picture(rows: pd.DataFrame) -> Figure:
 
 
 def report(experiment: Experiment) -> Report:
-    """Return the page and the picture."""
     rows, trials, lines = experiment.rows(present=False), tried(experiment), []
     for arguments in dict.fromkeys([DEFAULTS, *candidates(experiment), FIRST]):
         of_seeds = [scores(rows, "PPG", arguments, SEARCHED, [seed]) for seed in (0, FURTHER_SEED)]

@@ -1,12 +1,7 @@
 """
-Effect of auxiliary phases on the policy: CartPole-v1, 100,000 steps, 5 seeds, played right before and right after each phase;
-with all defaults, with the entry of hyperparams/ppg.yml, with the paper's arguments, and with these and the paper's losses as
-they are, without value units.
-
-Each time the agent plays 40 episodes with actions drawn as in training. Writes results/dips.csv and dips.md.
-
-    python -m benchmarks.dips [run] [--jobs 2]
-    python -m benchmarks.dips report
+Effect of auxiliary phases on the policy: CartPole-v1, 100,000 steps, 5 seeds; 40 episodes, with actions drawn as in training,
+right before and right after each phase. With all defaults, with the entry of hyperparams/ppg.yml, with the paper's arguments,
+and with these and the paper's losses as they are, without value units.
 """
 
 import json
@@ -17,10 +12,9 @@ from typing import Any
 import pandas as pd
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.harness import Experiment, short_hash
-from benchmarks.suites.contestants import entry
+from benchmarks.suites.contestants import constructor_arguments, entry
 from benchmarks.tables import listed, machines, page, table
 from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.family import PAPERS_VALUES
@@ -67,18 +61,14 @@ def hash_of(setting: str) -> str:
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return all trainings."""
     return [dict(setting=setting, seed=seed, arguments=hash_of(setting)) for setting in SETTINGS for seed in SEEDS]
 
 
 def train(training: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, None]:
     """Train an agent; a row for each auxiliary phase."""
-    callback, arguments = PlayAroundPhases(seed=1000 + training["seed"]), dict(SETTINGS[training["setting"]])
-    rate = arguments.get("learning_rate")
-    if isinstance(rate, str):  # as in RL Zoo's files
-        arguments["learning_rate"] = LinearSchedule(float(rate.removeprefix("lin_")), 0.0, 1.0)
-    env = make_vec_env("CartPole-v1", arguments.pop("n_envs", 1), seed=training["seed"])
-    PPG("MlpPolicy", env, seed=training["seed"], device="cpu", **arguments).learn(N_STEPS, callback=callback)
+    settings, seed = SETTINGS[training["setting"]], training["seed"]
+    callback, env = PlayAroundPhases(seed=1000 + seed), make_vec_env("CartPole-v1", settings.get("n_envs", 1), seed=seed)
+    PPG("MlpPolicy", env, seed=seed, device="cpu", **constructor_arguments(settings)).learn(N_STEPS, callback=callback)
     return pd.DataFrame(callback.rows), None
 
 
@@ -98,7 +88,6 @@ def falls(rows: pd.DataFrame, setting: str) -> list[str]:
 
 
 def report(experiment: Experiment) -> str:
-    """Return the table."""
     rows = experiment.rows()
     head = ["", "auxiliary phases", "mean change in one", "largest fall in one", "largest fall between two"]
     return page(

@@ -170,7 +170,6 @@ def picture(rows: pd.DataFrame) -> Figure:
 
 
 def report(experiment: Experiment) -> Report:
-    """Return the page and the picture."""
     rows = experiment.rows(present=False)
     rows = rows[rows["settings"].isin({training.hash() for training in experiment.wanted()})]
     times = time_ratios(experiment.results / SPEED)

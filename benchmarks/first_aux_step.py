@@ -2,10 +2,7 @@
 Movement of the policy by the rounding noise of the first auxiliary steps, for each precision and eps of Adam.
 
 Right before the auxiliary phase pi_old = pi, so the KL term's gradient is zero except for rounding. Here it is the only loss
-(no value losses), so any movement of the policy is noise. Writes results/first_aux_step.csv and first_aux_step.md.
-
-    python -m benchmarks.first_aux_step [run]
-    python -m benchmarks.first_aux_step report
+(no value losses), so any movement of the policy is noise.
 """
 
 from pathlib import Path
@@ -29,7 +26,6 @@ PRECISIONS = {
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return all rows."""
     return [dict(precision=precision, eps=eps, steps=n) for precision in PRECISIONS for eps in (1e-8, 1e-5) for n in (1, 5)]
 
 
@@ -72,7 +68,6 @@ def measure(steps: dict[str, Any], folder: Path) -> tuple[dict[str, float], None
 
 
 def report(experiment: Experiment) -> str:
-    """Return the table."""
     rows = experiment.rows()
     return page(
         "Rounding noise of the first auxiliary steps",

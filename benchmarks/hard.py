@@ -60,7 +60,6 @@ def wanted(precision: str = "bf16", small: bool = False, minutes: float = np.inf
 
 
 def columns(training: Training) -> dict[str, Any]:
-    """Return the columns that identify rows."""
     return dict(game=training.game, seed=training.seed, precision=training.precision)
 
 
@@ -116,7 +115,6 @@ def around(curve: pd.DataFrame, millions: float) -> float:
 
 
 def markdown(rows: pd.DataFrame, authors: pd.DataFrame) -> str:
-    """Return the page."""
     lines = []
     for game in dict.fromkeys(rows["game"]):
         own = [curve for _, curve in rows[rows["game"] == game].groupby(["precision", "seed"])]
@@ -154,7 +152,6 @@ def picture(rows: pd.DataFrame, authors: pd.DataFrame) -> Figure:
 
 
 def report(experiment: Experiment) -> Report:
-    """Return the page and the picture."""
     rows, authors = experiment.rows(present=False), pd.read_csv(AUTHORS)
     return {"hard.md": markdown(rows, authors), "hard.png": picture(rows, authors)} if len(rows) else {}
 

@@ -1,15 +1,9 @@
 """
-Learning curves and final returns of PPG and PPO with the same number of steps.
+Learning curves and final returns of PPG and PPO with the same number of steps; 100 deterministic episodes per agent.
 
 - CartPole-v1 with all defaults, seeds 0 to 4: ``PPG("MlpPolicy", "CartPole-v1", seed=s).learn(100_000)``.
 - Through RL Zoo, with ``hyperparams/ppg.yml`` and with RL Zoo's own tuned PPO, seeds 0 to 2: the environments for which
   ``ppg.yml`` claims to be tuned.
-
-Each agent is evaluated on 100 episodes, deterministically. Writes results/learning.csv, learning_curves.csv, learning.md and
-learning.png.
-
-    python -m benchmarks.learning [run] [--algo ppg] [--env CartPole-v1] [--jobs 2]
-    python -m benchmarks.learning report
 """
 
 import contextlib
@@ -80,7 +74,6 @@ def defaults(algo: str) -> str:
 
 
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Train and evaluate one agent."""
     env_id, algo = training["env"], training["algo"]
     in_python = dict(policy="MlpPolicy", n_timesteps=100_000)
     settings = in_python if training["setting"] == "defaults" else settings_of(env_id, algo)
@@ -98,13 +91,12 @@ def train_and_evaluate(
     """
     start = time.time()
     with contextlib.redirect_stdout(None):
+        model: Any
         manager, model = make(algo, env_id, settings, folder, seed)
         model.learn(int(settings["n_timesteps"]))
         manager.seed += 1000
         evaluation = manager.create_envs(1, eval_env=True)
-    train_env = model.get_env()
-    assert train_env is not None
-    sync_envs_normalization(train_env, evaluation)
+    sync_envs_normalization(model.get_env(), evaluation)
     returns, _ = evaluate_policy(
         model, evaluation, N_EPISODES, return_episode_rewards=True, warn=False, use_masking=is_masking_supported(evaluation)
     )

@@ -1,12 +1,10 @@
 """
-Ranges of each logged value in trainings that end well and in one that does not, for docs/logs.md: medians, and the range of
-nine rows in ten. Prints a table, and writes results/logs.csv, logs_curves.csv and logs.png. Four minutes.
-
-    python -m benchmarks.logs [run] [--jobs 2]
-    python -m benchmarks.logs report
+Ranges of each logged value in trainings that end well and in one that does not: medians, and the range of nine rows in ten.
+Prints the table of docs/logs.md. Four minutes.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.harness import Experiment, Report
+from benchmarks.suites.contestants import constructor_arguments, entry
 from benchmarks.tables import finish, table
 from sb3_ppg import PPG
 from sb3_ppg.family import PAPERS_VALUES
@@ -27,33 +25,23 @@ N_TIMESTEPS = 100_000
 GROUPS = ("train/", "aux/", "rollout/ep_rew")
 
 
+PENDULUM = entry("ppg", "Pendulum-v1")
+
+
+def cart_pole(**arguments: Any) -> PPG:
+    return PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **arguments)
+
+
 def pendulum() -> PPG:
-    """Make a model with the entry of hyperparams/ppg.yml."""
-    return PPG(
-        "MlpPolicy",
-        VecNormalize(make_vec_env("Pendulum-v1", 4, seed=0), norm_obs=False, gamma=0.95),
-        learning_rate=LinearSchedule(2e-3, 0.0, 1.0),
-        n_steps=1024,
-        n_epochs=10,
-        aux_batch_size=2048,
-        gamma=0.95,
-        clip_range=0.2,
-        ent_coef=0.0,
-        max_grad_norm=0.5,
-        use_sde=True,
-        sde_sample_freq=4,
-        seed=0,
-        device="cpu",
-        n_policy_iterations=8,
-    )
+    env = VecNormalize(make_vec_env("Pendulum-v1", PENDULUM["n_envs"], seed=0), norm_obs=False, gamma=PENDULUM["gamma"])
+    return PPG("MlpPolicy", env, seed=0, device="cpu", **constructor_arguments(PENDULUM))
 
 
 MODELS: dict[str, Callable[[], PPG]] = {
-    "defaults": lambda: PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu"),
-    "paper": lambda: PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", **PAPERS_VALUES),
+    "defaults": cart_pole,
+    "paper": partial(cart_pole, **PAPERS_VALUES),
     "Pendulum": pendulum,
-    # The paper's losses with raw rewards
-    "sick": lambda: PPG("MlpPolicy", "CartPole-v1", seed=0, device="cpu", normalize_value_targets=False, **PAPERS_VALUES),
+    "sick": partial(cart_pole, normalize_value_targets=False, **PAPERS_VALUES),  # the paper's losses with raw rewards
 }
 DRAWN = {"paper": "tab:blue", "sick": "tab:red"}  # a good and a sick run of the same task
 # Values in the picture, with the scale of the axis
@@ -68,7 +56,6 @@ PICTURE = {
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return all trainings."""
     return [dict(run=name) for name in MODELS]
 
 

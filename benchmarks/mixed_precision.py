@@ -2,11 +2,7 @@
 Learning with bfloat16 and with float32: StarPilot (Procgen, easy, all levels), 512,000 steps, 3 seeds each.
 
 The size fits a CPU: one network of half the paper's channels, 32 environments x 128 steps, N_π = 16, E_aux = 3; otherwise the
-paper's setting. Each agent then plays 200 episodes, stochastically, on levels drawn with another seed. Writes
-results/mixed_precision.csv, mixed_precision_curves.csv, mixed_precision.md and mixed_precision.png.
-
-    python -m benchmarks.mixed_precision [run] [--precision float32|bf16] [--seed 0] [--jobs 2]
-    python -m benchmarks.mixed_precision report
+paper's setting. Each agent then plays 200 episodes, stochastically, on levels drawn with another seed.
 """
 
 import time
@@ -34,12 +30,10 @@ PRECISIONS = {"float32": "tab:blue", "bf16": "tab:orange"}  # colors
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return all trainings."""
     return [dict(precision=precision, seed=seed) for seed in range(3) for precision in PRECISIONS]
 
 
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Train and evaluate one agent."""
     env = VecNormalize(VecMonitor(EnvPoolVecEnv(GAME, num_envs=32, seed=training["seed"])), norm_obs=False, gamma=0.999)
     model = PPG(
         "CnnPolicy",
@@ -69,7 +63,6 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.Da
 
 
 def report(experiment: Experiment) -> Report:
-    """Return the table and the curves."""
     rows, curves, lines = experiment.rows().sort_values("seed"), experiment.curves(), []
     figure = Figure(figsize=(6, 4), dpi=120, layout="constrained")
     axes = figure.subplots()

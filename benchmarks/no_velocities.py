@@ -1,11 +1,6 @@
 """
 sb3-contrib's performance test of LSTMs, with twenty seeds: CartPole without velocities, 50,000 steps, the test's settings and
 otherwise all defaults. Its agents have to return 450; without memory they return about 50.
-
-Writes results/no_velocities.csv and no_velocities.md.
-
-    python -m benchmarks.no_velocities [run] [--algorithm RecurrentPPG RecurrentPPO] [--jobs 2]
-    python -m benchmarks.no_velocities report
 """
 
 import time
@@ -67,7 +62,6 @@ def defaults(algorithm: str) -> str:
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return all trainings."""
     hashes = {name: defaults(name) for name in ALGORITHMS}
     return [dict(algorithm=name, seed=seed, defaults=hashes[name]) for seed in SEEDS for name in ALGORITHMS]
 
@@ -84,7 +78,6 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]
 
 
 def report(experiment: Experiment) -> str:
-    """Return the table."""
     rows = experiment.rows().sort_values("seed")
     lines = [
         [

@@ -29,12 +29,11 @@ FOLDER = ROOT / "pretrained"
 
 class Agent(NamedTuple):
     """
-    One of them.
+    An agent of the repository.
 
     :param algo: its name in RL Zoo
-    :param env_id: environment
-    :param eval_freq: of the evaluations that are kept, in steps
-    :param seed: of the training; where those of the suites end far apart, of one that learned
+    :param eval_freq: steps between the evaluations that are kept
+    :param seed: of the training; where the suites' seeds end far apart, of one that learned
     """
 
     algo: str
@@ -54,7 +53,7 @@ class Agent(NamedTuple):
         return ["train", "--algo", self.algo, *options]
 
 
-# Of the 20 MB that all may take, with their optimisers, these would take 11 and 4
+# These would take 11 and 4 of the 20 MB that all agents may take, with their optimizers
 LEFT_OUT = ["ppg_lstm/MiniGrid-MemoryS9-v0", "ppg/MinAtar-SpaceInvaders-v1"]
 AGENTS = [
     Agent("ppg", "CartPole-v1", 10_000),

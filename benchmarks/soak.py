@@ -1,9 +1,6 @@
 """
 Memory over a long training: the resident memory of a process after each phase, for each kind of observation and algorithm, and
-for SB3's PPO at the same steps. Writes results/soak.csv and results/soak.md. Some minutes.
-
-    python -m benchmarks.soak [run]
-    python -m benchmarks.soak report
+for SB3's PPO at the same steps. Some minutes.
 """
 
 import gc
@@ -68,7 +65,7 @@ class RandomEnv(gym.Env):
 
 
 class Memory(BaseCallback):
-    """Notes the resident memory at the beginning of each phase but the first, and at the end, in MB."""
+    """Notes the resident memory at the beginning of each phase, in MB."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,15 +75,12 @@ class Memory(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        if self.num_timesteps > 0 and self.num_timesteps % PHASE == 0:
-            self._measure()
+        if self.num_timesteps % PHASE == 0:
+            gc.collect()
+            self.resident.append(psutil.Process().memory_info().rss / 2**20)
 
     def _on_training_end(self) -> None:
-        self._measure()
-
-    def _measure(self) -> None:
-        gc.collect()
-        self.resident.append(psutil.Process().memory_info().rss / 2**20)
+        self._on_rollout_start()
 
 
 def resident_memory(case: str, n_phases: int, algorithm: str = "PPG") -> list[float]:
@@ -110,7 +104,7 @@ def resident_memory(case: str, n_phases: int, algorithm: str = "PPG") -> list[fl
     gc.freeze()  # objects that are there are not gone through each time
     memory = Memory()
     model.learn(n_phases * PHASE, callback=memory)
-    return memory.resident
+    return memory.resident[1:]
 
 
 def in_a_new_process(function: Callable[..., Any], *args: Any) -> Any:
@@ -122,7 +116,6 @@ def in_a_new_process(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return all trainings."""
     return [
         dict(case=case, algorithm=name)
         for case, (cls, *_) in CASES.items()
@@ -137,7 +130,6 @@ def train(training: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, None]:
 
 
 def report(experiment: Experiment) -> str:
-    """Return the table."""
     rows, lines = experiment.rows(), []
     for (case, algorithm), own in rows.groupby(["case", "algorithm"], sort=False):
         memory = own.sort_values("phase")["megabytes"].to_numpy()

@@ -3,13 +3,7 @@ Every entry of our hyperparameter files that is not tuned, started by RL Zoo and
 through whole phases, the largest of which are made smaller where the table says so.
 
 A row has the mean returns of the first and the last fifth of the episodes that ended, which in so few steps need not differ,
-and of the last auxiliary phase how far the policy moved and how well its auxiliary head explains the targets. A value that is
-logged and not finite ends the run with an error.
-
-    python -m benchmarks.starts [run] [--algorithm ppg] [--entry atari] [--jobs 2]
-    python -m benchmarks.starts report
-
-Writes results/starts.csv and starts.md.
+and of the last auxiliary phase how far the policy moved and how well its auxiliary head explains the targets.
 """
 
 import contextlib
@@ -17,17 +11,17 @@ import itertools
 import json
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import CSVOutputFormat, Logger
+from stable_baselines3.common.callbacks import ConvertCallback
+from stable_baselines3.common.logger import configure
 
 from benchmarks.harness import Experiment, short_hash
+from benchmarks.suites.contestants import entries_of
 from benchmarks.suites.training import Episodes, make
-from benchmarks.tables import formatted, machines, page
+from benchmarks.tables import machines, page, table
 from sb3_ppg import PPG
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
@@ -49,62 +43,18 @@ EXAMPLES = {
 SMALLER = dict(n_envs=16, n_policy_iterations=2)
 
 
-class StopAfter(BaseCallback):
-    """
-    Ends a training after whole iterations: in the first step of the next one.
-
-    :param n_timesteps: of these iterations
-    """
-
-    def __init__(self, n_timesteps: int):
-        super().__init__()
-        self.n_timesteps = n_timesteps
-
-    def _on_step(self) -> bool:
-        return self.num_timesteps <= self.n_timesteps
-
-
-class Start(NamedTuple):
-    """
-    An entry that is started.
-
-    :param algorithm: its name in RL Zoo
-    :param entry: of its file
-    :param settings: JSON of the entry, with its changes
-    :param changes: JSON of what is smaller than in the entry
-    """
-
-    algorithm: str
-    entry: str
-    settings: str
-    changes: str
-
-    @classmethod
-    def of(cls, algorithm: str, entry: str, settings: dict[str, Any]) -> "Start":
-        """Return the start of an entry with these settings."""
-        large = entry.startswith("procgen") and settings["n_envs"] * settings["n_steps"] > 4096
-        changes = {name: value for name, value in SMALLER.items() if large and settings.get(name, value) > value}
-        return cls(algorithm, entry, json.dumps(settings | changes), json.dumps(changes))
-
-    @property
-    def env_id(self) -> str:
-        """The environment."""
-        return EXAMPLES.get(f"{self.algorithm}/{self.entry}", EXAMPLES.get(self.entry, self.entry))
-
-
-def columns(start: Start) -> dict[str, Any]:
-    """Return the columns that are known before the start."""
-    return {**start._asdict(), "settings": short_hash(start.settings), "env_id": start.env_id}
-
-
-def wanted() -> list[Start]:
-    """Return every entry that is not tuned."""
-    return [
-        Start.of(algorithm, name, entry)
-        for algorithm in ALGOS
-        for name, entry in yaml.safe_load(hyperparameter_file(algorithm).read_text()).items()
-        if name not in tuned_entries(algorithm)
-    ]
+def wanted() -> list[dict[str, Any]]:
+    """Return every entry that is not tuned; "settings" is a hash of the entry with the changes that make it smaller."""
+    found = []
+    for algorithm in ALGOS:
+        for entry, settings in entries_of(hyperparameter_file(algorithm)).items():
+            if entry not in tuned_entries(algorithm):
+                large = entry.startswith("procgen") and settings["n_envs"] * settings["n_steps"] > 4096
+                changes = {name: value for name, value in SMALLER.items() if large and settings.get(name, value) > value}
+                row = dict(algorithm=algorithm, entry=entry, settings=short_hash(json.dumps(settings | changes)))
+                env_id = EXAMPLES.get(f"{algorithm}/{entry}", EXAMPLES.get(entry, entry))
+                found.append(row | dict(env_id=env_id, changes=json.dumps(changes)))
+    return found
 
 
 def tuned_entries(algo: str) -> dict[str, str]:
@@ -113,36 +63,39 @@ def tuned_entries(algo: str) -> dict[str, str]:
     return {line.split(":")[0]: comment for comment, line in itertools.pairwise(lines) if comment.endswith("Tuned")}
 
 
-def train(start: Start, folder: Path) -> tuple[dict[str, Any], None]:
+def train(start: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
     """
     Train an entry for whole phases.
 
     :raises FloatingPointError: if a logged value is not finite
     """
+    settings = entries_of(hyperparameter_file(start["algorithm"]))[start["entry"]] | json.loads(start["changes"])
     with contextlib.redirect_stdout(None):
-        model = make(start.algorithm, start.env_id, json.loads(start.settings), folder)[1]
+        model = make(start["algorithm"], start["env_id"], settings, folder)[1]
         assert isinstance(model, PPG)
         phase = model.n_steps * model.n_envs * model.n_policy_iterations
         n_phases = N_PHASES if N_PHASES * phase <= MAX_TIMESTEPS else 1
-        model.set_logger(Logger(str(folder), [CSVOutputFormat(str(folder / "progress.csv"))]))
+        n_timesteps = n_phases * phase
+        model.set_logger(configure(str(folder), ["csv"]))
         episodes = Episodes(folder / "episodes.csv")
+        stop = ConvertCallback(lambda *_: model.num_timesteps <= n_timesteps)  # in the first step of the next phase
         begin = time.process_time()
         # A longer training that is stopped: schedules would have come to 0 at its end
-        model.learn(2 * n_phases * phase, callback=[episodes, StopAfter(n_phases * phase)])
+        model.learn(2 * n_timesteps, callback=[episodes, stop])
         seconds = time.process_time() - begin
     logged = pd.read_csv(folder / "progress.csv").filter(regex="^(train|aux)/").ffill().iloc[-1]
     if not np.isfinite(logged.drop([name for name in logged.index if "explained" in name])).all():
         raise FloatingPointError(f"{start}: {logged.to_dict()}")
     has_phases = model.n_aux_epochs > 0  # DAAC and IDAAC have none
     assert (model.n_aux_phases > 0) == has_phases  # DNA's begin with the second rollout
-    returns = episodes.read(n_phases * phase)["return"]
+    returns = episodes.read(n_timesteps)["return"]
     fifth = -(-len(returns) // 5)
     row = dict(
-        steps=n_phases * phase,
+        steps=n_timesteps,
         phases=n_phases,
         episodes=len(returns),
-        first=round(returns[:fifth].mean(), 3),
-        last=round(returns[fifth and -fifth :].mean(), 3),
+        first=round(returns.head(fifth).mean(), 3),
+        last=round(returns.tail(fifth).mean(), 3),
         aux_kl=f"{logged['aux/kl']:.1e}" if has_phases else "",
         aux_explained_variance=round(float(logged["aux/explained_variance"]), 3) if has_phases else "",
         seconds=round(seconds),
@@ -151,37 +104,38 @@ def train(start: Start, folder: Path) -> tuple[dict[str, Any], None]:
 
 
 def report(experiment: Experiment) -> str:
-    """Return the table."""
     rows = experiment.rows().sort_values(["algorithm", "entry"])
-    rows["smaller"] = [", ".join(f"{name}={n}" for name, n in json.loads(changes).items()) for changes in rows["changes"]]
-    returns = [f"{row.first} to {row.last} ({row.episodes})" if row.episodes else "none ended" for row in rows.itertuples()]
-    rows = rows.assign(returns=returns, speed=rows["steps"] / rows["seconds"].clip(lower=1))
-    rows["kl"] = [f"{kl:.1e}" if pd.notna(kl) else "" for kl in rows["aux_kl"]]
-    rows["explained"] = rows["aux_explained_variance"].astype(object).fillna("")
+    lines = []
+    for row in rows.itertuples():
+        smaller = ", ".join(f"{name}={n}" for name, n in json.loads(row.changes).items())
+        returns = f"{row.first} to {row.last} ({row.episodes})" if row.episodes else "none ended"
+        of_phase = ["", ""] if pd.isna(row.aux_kl) else [f"{row.aux_kl:.1e}", row.aux_explained_variance]
+        speed = f"{row.steps / max(row.seconds, 1):,.0f}"
+        lines.append([row.algorithm, row.entry, row.env_id, smaller, f"{row.steps:,}", row.phases, returns, *of_phase, speed])
     return page(
         "Entries that are not tuned, started",
         "`python -m benchmarks.starts run`, `report`: each by RL Zoo with seed 0 and one thread, in whole phases, which "
         "are the first half of its training. Returns are means of the first and the last fifth of the episodes; KL and "
         f"explained variance those of the last auxiliary phase. {machines(experiment.rows())}",
-        formatted(
-            rows,
-            {
-                "algorithm": "{algorithm}",
-                "entry": "{entry}",
-                "environment": "{env_id}",
-                "smaller": "{smaller}",
-                "steps": "{steps:,}",
-                "phases": "{phases}",
-                "return (episodes)": "{returns}",
-                "KL": "{kl}",
-                "explained var.": "{explained}",
-                "steps/s": "{speed:,.0f}",
-            },
+        table(
+            [
+                "algorithm",
+                "entry",
+                "environment",
+                "smaller",
+                "steps",
+                "phases",
+                "return (episodes)",
+                "KL",
+                "explained var.",
+                "steps/s",
+            ],
+            lines,
         ),
     )
 
 
-STARTS = Experiment("starts", wanted, train, report, columns, identity=("algorithm", "entry", "settings"))
+STARTS = Experiment("starts", wanted, train, report, identity=("algorithm", "entry", "settings"))
 
 if __name__ == "__main__":
     STARTS.main()

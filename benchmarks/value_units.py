@@ -1,15 +1,9 @@
 """
 The gain from measuring the value losses of both phases in one unit, the standard deviation of the value targets.
 
-PPG with raw rewards on CartPole-v1, Pendulum-v1 and LunarLander-v3, five seeds, with and without clipping of the gradient, as
-it is ("both phases"), and as it was before ("auxiliary phase"): the unit changes at each auxiliary phase, and the policy phase
-measures its value loss in the units of the rewards.
-
-Each row is a training: the mean over all rollouts of the mean return of the latest 20 episodes, and that of the last tenth of
-the rollouts. Writes results/value_units.csv and value_units.md.
-
-    python -m benchmarks.value_units [run] [--jobs 2]
-    python -m benchmarks.value_units report
+PPG with raw rewards, five seeds, with and without clipping of the gradient, as it is ("both phases"), and as it was before
+("auxiliary phase"): the unit changes at each auxiliary phase, and the policy phase measures its value loss in the units of the
+rewards. A row has the mean over all rollouts of the mean return of the latest 20 episodes, and that of the last tenth.
 """
 
 from pathlib import Path
@@ -55,7 +49,6 @@ class ChangeUnits(PhasicCallback):
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return all trainings."""
     return [
         dict(env=env, max_grad_norm=norm, unit_in=unit_in, seed=seed)
         for env in SETTINGS
@@ -66,7 +59,6 @@ def wanted() -> list[dict[str, Any]]:
 
 
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
-    """Train an agent."""
     settings, seed = SETTINGS[training["env"]], training["seed"]
     arguments = constructor_arguments(settings)
     arguments["max_grad_norm"] = None if training["max_grad_norm"] == "none" else float(training["max_grad_norm"])
@@ -82,7 +74,6 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]
 
 
 def report(experiment: Experiment) -> str:
-    """Return the table."""
     rows = experiment.rows().sort_values("seed")
     lines = [
         [*key, listed(own["mean"], 0), mean_and_error(own["mean"]), mean_and_error(own["last"])]

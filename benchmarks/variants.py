@@ -1,15 +1,10 @@
 """
-RecurrentPPG and MaskablePPG, and their PPO counterparts of sb3-contrib with the same number of steps.
+RecurrentPPG and MaskablePPG, and their PPO counterparts of sb3-contrib with the same number of steps; 100 deterministic
+episodes per agent.
 
 - CartPole-v1 without velocities (RL Zoo's CartPoleNoVel-v1): RecurrentPPG with stored and with recomputed LSTM states,
   RecurrentPPO with RL Zoo's tuned hyperparameters, which RecurrentPPG shares, and PPG, which has no memory.
 - sb3-contrib's InvalidActionEnvDiscrete, ...MultiDiscrete and ...MultiBinary: MaskablePPG and MaskablePPO.
-
-Each agent is evaluated on 100 episodes, deterministically. Writes results/variants.csv, variants_curves.csv, variants.md and
-variants.png.
-
-    python -m benchmarks.variants [run] [--jobs 2]
-    python -m benchmarks.variants report
 """
 
 from pathlib import Path
@@ -69,7 +64,6 @@ TASKS = {
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return all trainings."""
     return [
         dict(experiment=name, contestant=contestant, seed=seed, hyperparameters=short_hash(repr(sorted(settings.items()))))
         for name, task in TASKS.items()
@@ -79,7 +73,6 @@ def wanted() -> list[dict[str, Any]]:
 
 
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Train and evaluate one agent."""
     task = TASKS[training["experiment"]]
     algo, settings, _ = task.contestants[training["contestant"]]
     return train_and_evaluate(algo, task.env_id, settings, training["seed"], folder)

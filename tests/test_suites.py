@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -48,24 +47,17 @@ def add(experiment, training, value, points=None, **row):
 # ---- the harness ----
 
 
-class Toss(NamedTuple):
-    """A training of the experiment below."""
-
-    coin: str
-    seed: int
-
-
 def toss(training, folder):
     (folder / "log.txt").write_text("tossed")
-    return {"heads": training.seed % 2}, pd.DataFrame({"steps": [1, 2], "return": [0.5, training.seed]})
+    return {"heads": training["seed"] % 2}, pd.DataFrame({"steps": [1, 2], "return": [0.5, training["seed"]]})
 
 
 def page(experiment):
     return {"tosses.md": f"{len(experiment.rows())} tosses", "tosses.png": Figure()}
 
 
-def tosses(n_seeds=3):
-    return [Toss(coin, seed) for coin in ("a penny", "a pound") for seed in range(n_seeds)]
+def tosses():
+    return [dict(coin=coin, seed=seed) for coin in ("a penny", "a pound") for seed in range(3)]
 
 
 @pytest.fixture
@@ -329,7 +321,7 @@ def test_the_familys_tables_are_made_of_the_same_rows(tmp_path, monkeypatch):
     returns = small.returns(experiment.rows(present=False))
     np.testing.assert_allclose(family.family_scores(returns)["PPO"], np.full((3, 1), 0.25))
     monkeypatch.setattr(family, "COMPARISONS", [small, family.LATE])
-    pd.DataFrame(dict(contestant=["ppg", "ppg_ewma"] * 3, seconds=[2.0, 3.0] * 3)).to_csv(tmp_path / family.SPEED)
+    pd.DataFrame(dict(contestant=["PPG", "ppg_ewma"] * 3, seconds=[2.0, 3.0] * 3)).to_csv(tmp_path / family.SPEED)
     assert family.time_ratios(tmp_path / family.SPEED) == {"PPG": "1.00", "ppg_ewma": "1.50"}
     text = experiment.write()
     assert "| PPO | -85.0, -85.0, -85.0 | 0.25 (0.25 to 0.25) | 0.00 (0.00 to 0.00) |" in text and "Hopper" not in text

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from benchmarks.harness import RESULTS
 from benchmarks.machine import processor
 from benchmarks.speed import beside_ppo, impala, memory, micro_batches, options, scaling
-from benchmarks.tables import page
+from benchmarks.tables import formatted, page
 
 SECTIONS = {
     "impala": impala.CPU,
@@ -37,7 +37,10 @@ def report(results: Path) -> str:
     """Write the page and, where all of its panels were measured, the picture."""
     files = {name: results / f"speed_{name}.csv" for name in SECTIONS}
     tables = {name: pd.read_csv(file, dtype={"channels": str}) for name, file in files.items() if file.exists()}
-    sections = [text for name, rows in tables.items() for text in (f"## {SECTIONS[name].title}", SECTIONS[name].table(rows))]
+    sections = []
+    for name, rows in tables.items():
+        title, _, table, _ = SECTIONS[name]
+        sections += [f"## {title}", formatted(rows, table) if isinstance(table, dict) else table(rows)]
     text = page(
         "Speed",
         "Written by `python -m benchmarks.speed`. Medians of at least 5 turns, taken alternately.",
@@ -55,7 +58,6 @@ def report(results: Path) -> str:
 
 
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", nargs="?", default="run", choices=["run", "report"])
     parser.add_argument("--section", nargs="*", choices=SECTIONS, help="only these")

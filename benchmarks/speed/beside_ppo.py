@@ -14,7 +14,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from benchmarks.speed.phases import Section
-from benchmarks.tables import formatted
 from benchmarks.turns import Measure, collect, ready, seconds, take_turns
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 
@@ -46,7 +45,6 @@ def rollouts_and_updates(algorithm: str, contest: str) -> Measure:
 
 
 def run() -> pd.DataFrame:
-    """Measure all contests."""
     rows = []
     for contest in CONTESTS:
         turns = take_turns({algorithm: (rollouts_and_updates, (algorithm, contest)) for algorithm in ("PPO", "PPG")})
@@ -59,22 +57,18 @@ def run() -> pd.DataFrame:
     return pd.DataFrame(rows).round(3)
 
 
-def table(rows: pd.DataFrame) -> str:
-    """Return the table."""
-    columns = {
-        "environment": "{env}",
-        "update, samples/s: PPO": "{update_ppo:,.0f}",
-        "update: PPG": "{update_ppg:,.0f}",
-        "update: ratio": "{update_over_ppo:.2f}",
-        "rollout, steps/s: PPO": "{rollout_ppo:,.0f}",
-        "rollout: PPG": "{rollout_ppg:,.0f}",
-        "rollout: ratio": "{rollout_over_ppo:.2f}",
-    }
-    return formatted(rows, columns)
+COLUMNS = {
+    "environment": "{env}",
+    "update, samples/s: PPO": "{update_ppo:,.0f}",
+    "update: PPG": "{update_ppg:,.0f}",
+    "update: ratio": "{update_over_ppo:.2f}",
+    "rollout, steps/s: PPO": "{rollout_ppo:,.0f}",
+    "rollout: PPG": "{rollout_ppg:,.0f}",
+    "rollout: ratio": "{rollout_over_ppo:.2f}",
+}
 
 
 def draw(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw the ratios."""
     positions = np.arange(len(rows))
     axes.bar(positions - 0.2, rows["update_over_ppo"], 0.4, label="update")
     axes.bar(positions + 0.2, rows["rollout_over_ppo"], 0.4, label="rollout")
@@ -84,4 +78,4 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
     axes.legend()
 
 
-MLP = Section("MlpPolicy, LSTMs and masks, 8 environments, minibatches of 64", run, table, draw)
+MLP = Section("MlpPolicy, LSTMs and masks, 8 environments, minibatches of 64", run, COLUMNS, draw)

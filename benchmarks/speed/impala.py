@@ -15,7 +15,15 @@ from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.speed.phases import N_AUX_EPOCHS, N_STEPS, N_THREADS, Section, auxiliary_minibatch, policy_minibatch
+from benchmarks.speed.phases import (
+    N_AUX_EPOCHS,
+    N_STEPS,
+    N_THREADS,
+    Section,
+    auxiliary_minibatch,
+    image_model,
+    policy_minibatch,
+)
 from benchmarks.tables import formatted
 from benchmarks.turns import Measure, collect, ready, seconds, take_turns
 from sb3_ppg import PPG, ImpalaCNN
@@ -52,25 +60,20 @@ def make_model(device: str, architecture: str, path: str) -> PPG:
     :param path: one of the setting's
     """
     setting, plain = SETTINGS[device], path.startswith("plain")
-    kwargs: dict[str, Any] = dict(compile_mode="reduce-overhead") if "compiled" in path else {}
+    network: dict[str, Any] = dict(compile_mode="reduce-overhead") if "compiled" in path else {}
+    network |= dict(architecture=architecture, features_extractor_class=PlainImpalaCNN if plain else ImpalaCNN)
+    sizes = dict(batch_size=setting.batch_size, aux_batch_size=setting.aux_batch_size)
+    sizes |= dict(n_steps=N_STEPS, n_epochs=1, n_policy_iterations=32)
     if path == "tf32":
         th.backends.cuda.matmul.fp32_precision = "tf32"
-    model = PPG(
-        "CnnPolicy",
+    model = image_model(
         VecNormalize(VecMonitor(EnvPoolVecEnv(setting.game, num_envs=setting.n_envs, seed=0)), norm_obs=False),
-        n_steps=N_STEPS,
-        n_epochs=1,
-        n_policy_iterations=32,
-        batch_size=setting.batch_size,
-        aux_batch_size=setting.aux_batch_size,
+        network,
+        device,
         max_grad_norm=None,
         micro_batch_size={"plain": None, "plain in 128s": 128}.get(path, "auto"),
         mixed_precision="bf16" if path.startswith("bf16") else None,
-        policy_kwargs=dict(
-            architecture=architecture, features_extractor_class=PlainImpalaCNN if plain else ImpalaCNN, **kwargs
-        ),
-        device=device,
-        seed=0,
+        **sizes,
     )
     if plain:
         for parameter in model.policy.parameters():
@@ -162,7 +165,6 @@ def run(device: str = "cpu") -> pd.DataFrame:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Return the table."""
     columns = {
         "architecture": "{architecture}",
         "path": "{path}",

@@ -1,15 +1,14 @@
 """Memory: the process's peak over the bytes of the stored observations."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from stable_baselines3.common.vec_env import DummyVecEnv
 
-from benchmarks.speed.phases import N_STEPS, N_THREADS, Frames, Section
+from benchmarks.speed.phases import N_STEPS, N_THREADS, Section, image_model, images
 from benchmarks.tables import formatted
 from benchmarks.turns import Measure, take_turns
-from sb3_ppg import PPG, ImpalaCNN
 
 N_ENVS = 64
 
@@ -30,22 +29,10 @@ def one_phase(n_policy_iterations: int, channels: tuple[int, ...]) -> Measure:
     """Measure one phase of 64 environments x 256 steps of 64x64x3 images."""
 
     def measure() -> dict[str, float]:
-        model = PPG(
-            "CnnPolicy",
-            DummyVecEnv([lambda: Frames((3, 64, 64))] * N_ENVS),
-            n_steps=N_STEPS,
-            n_epochs=1,
-            batch_size=2048,
-            n_policy_iterations=n_policy_iterations,
-            n_aux_epochs=1,
-            aux_batch_size=1024,
-            policy_kwargs=dict(
-                architecture="detached",
-                features_extractor_class=ImpalaCNN,
-                features_extractor_kwargs=dict(channels=channels, n_blocks=2 if len(channels) > 1 else 0),
-            ),
-            device="cpu",
-        )
+        network = dict(channels=channels, n_blocks=2 if len(channels) > 1 else 0)
+        sizes: dict[str, Any] = dict(n_steps=N_STEPS, n_epochs=1, batch_size=2048, n_aux_epochs=1, aux_batch_size=1024)
+        sizes |= dict(n_policy_iterations=n_policy_iterations)
+        model = image_model(images(N_ENVS), dict(features_extractor_kwargs=network), **sizes)
         start = peak_bytes(reset=True)
         model.learn(N_ENVS * N_STEPS * n_policy_iterations)
         stored = N_ENVS * N_STEPS * n_policy_iterations * 3 * 64 * 64

@@ -1,20 +1,20 @@
 """Micro-batches: the automatic size against all others."""
 
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.torch_layers import NatureCNN
 
-from benchmarks.speed.phases import N_THREADS, Frames, Section, policy_minibatch
+from benchmarks.speed.phases import N_THREADS, Section, image_model, images, policy_minibatch
 from benchmarks.tables import formatted
 from benchmarks.turns import Measure, collect, ready, seconds, take_turns
-from sb3_ppg import PPG, ImpalaCNN
 from sb3_ppg.optim.micro_batches import keep_freed_memory
 
-NETWORKS = {
-    "ImpalaCNN 64x64x3": (dict(features_extractor_class=ImpalaCNN), (3, 64, 64)),
-    "NatureCNN 84x84x4": ({}, (4, 84, 84)),
+NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "ImpalaCNN 64x64x3": ({}, (3, 64, 64)),
+    "NatureCNN 84x84x4": (dict(features_extractor_class=NatureCNN), (4, 84, 84)),
 }
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
@@ -23,17 +23,9 @@ def speeds(network: str, precision: str) -> Measure:
     """Measure samples per second through one minibatch of 1,024, for each micro-batch size; and the automatic size."""
     keep_freed_memory()
     kwargs, shape = NETWORKS[network]
-    model = PPG(
-        "CnnPolicy",
-        DummyVecEnv([lambda: Frames(shape)] * 16),
-        n_steps=64,
-        batch_size=1024,
-        max_grad_norm=None,
-        mixed_precision="bf16" if precision == "bf16" else None,
-        policy_kwargs=dict(architecture="detached", **kwargs),
-        device="cpu",
-        seed=0,
-    )
+    mixed_precision = "bf16" if precision == "bf16" else None
+    sizes: dict[str, Any] = dict(n_steps=64, batch_size=1024, max_grad_norm=None)
+    model = image_model(images(16, shape), kwargs, mixed_precision=mixed_precision, **sizes)
     ready(model)
     collect(model)
     batch = next(model.rollout_buffer.get(1024))
@@ -46,7 +38,6 @@ def speeds(network: str, precision: str) -> Measure:
 
 
 def run() -> pd.DataFrame:
-    """Measure both networks in both precisions."""
     contestants = [(network, precision) for network in NETWORKS for precision in ("float32", "bf16")]
     rows = take_turns({", ".join(one): (speeds, one) for one in contestants}, n_threads=N_THREADS)
     medians = rows.drop(columns="turn").groupby("contestant", sort=False).median()
@@ -56,7 +47,6 @@ def run() -> pd.DataFrame:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Return the table."""
     sizes = {str(size): f"{{size_{size}:.0f}}" for size in SIZES}
     titles = {"samples/s by micro-batch size": "{contestant}", **sizes}
     rows = rows.rename(columns={str(size): f"size_{size}" for size in SIZES})

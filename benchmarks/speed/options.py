@@ -5,39 +5,39 @@ without.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv
 
-from benchmarks.speed.phases import N_AUX_EPOCHS, N_STEPS, N_THREADS, Frames, Section, auxiliary_minibatch, iterations
-from benchmarks.tables import formatted
+from benchmarks.speed.phases import (
+    N_AUX_EPOCHS,
+    N_STEPS,
+    N_THREADS,
+    Section,
+    auxiliary_minibatch,
+    image_model,
+    images,
+    iterations,
+)
 from benchmarks.turns import Measure, collect, ready, seconds, take_turns
-from sb3_ppg import PPG, ImpalaCNN, RecurrentPPG
+from sb3_ppg import RecurrentPPG
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
-def images(storage: str, cold: bool) -> Measure:
+def stored(storage: str, cold: bool) -> Measure:
     """
     Measure seconds to store, to read and to train an epoch with 4 rollouts of 64 environments x 256 steps of 64x64x3 images,
     805 MB.
 
     :param cold: whether the system has forgotten the files' pages before they are read
     """
-    model = PPG(
-        "CnnPolicy",
-        DummyVecEnv([lambda: Frames((3, 64, 64))] * 64),
-        n_steps=N_STEPS,
-        n_epochs=1,
-        batch_size=2048,
-        n_policy_iterations=4,
-        aux_batch_size=8 * N_STEPS,
-        aux_buffer_kwargs=dict(storage=storage),
-        policy_kwargs=dict(architecture="detached", features_extractor_class=ImpalaCNN),
-        device="cpu",
+    sizes: dict[str, Any] = dict(
+        n_steps=N_STEPS, n_epochs=1, batch_size=2048, n_policy_iterations=4, aux_batch_size=8 * N_STEPS
     )
+    model = image_model(images(64), {}, aux_buffer_kwargs=dict(storage=storage), **sizes)
     ready(model)
     collect(model)
     for _ in model.rollout_buffer.get(2048):  # which orders it
@@ -64,26 +64,17 @@ def images(storage: str, cold: bool) -> Measure:
 
 def recurrent(recompute_states: bool) -> Measure:
     """Measure a phase of CartPole with LSTMs of 64 units, 16 rollouts of 8 environments x 32 steps."""
-    model = RecurrentPPG(
-        "MlpLstmPolicy",
-        make_vec_env("CartPole-v1", 8, seed=0),
-        n_steps=32,
-        batch_size=256,
-        n_epochs=20,
-        n_policy_iterations=16,
-        recompute_states=recompute_states,
-        policy_kwargs=dict(lstm_hidden_size=64),
-        device="cpu",
-    )
+    env, lstm = make_vec_env("CartPole-v1", 8, seed=0), dict(lstm_hidden_size=64)
+    sizes: dict[str, Any] = dict(n_steps=32, batch_size=256, n_epochs=20, n_policy_iterations=16)
+    model = RecurrentPPG("MlpLstmPolicy", env, recompute_states=recompute_states, policy_kwargs=lstm, device="cpu", **sizes)
     ready(model)
     return lambda: dict(seconds=seconds(lambda: iterations(model)))
 
 
 def run() -> pd.DataFrame:
-    """Measure all options."""
-    contestants = {"memory": (images, ("memory", False)), "mmap": (images, ("mmap", False))}
+    contestants = {"memory": (stored, ("memory", False)), "mmap": (stored, ("mmap", False))}
     if os.access(DROP_CACHES, os.W_OK):
-        contestants["mmap, cold"] = (images, ("mmap", True))
+        contestants["mmap, cold"] = (stored, ("mmap", True))
     turns = take_turns(contestants, n_threads=N_THREADS)
     medians = turns.groupby("contestant", sort=False)[["store", "read", "train"]].median()
     whole = medians["store"] + N_AUX_EPOCHS * (medians["read"] + medians.loc["memory", "train"])  # the same code
@@ -100,9 +91,5 @@ def run() -> pd.DataFrame:
     return pd.DataFrame(rows).round(4)
 
 
-def table(rows: pd.DataFrame) -> str:
-    """Return the table."""
-    return formatted(rows, {"with": "{option}", "seconds without": "{without:.2f}", "ratio": "{ratio:.2f}"})
-
-
-OPTIONS = Section("Cost of options (mmap: 805 MB of 64x64x3 images)", run, table)
+COLUMNS = {"with": "{option}", "seconds without": "{without:.2f}", "ratio": "{ratio:.2f}"}
+OPTIONS = Section("Cost of options (mmap: 805 MB of 64x64x3 images)", run, COLUMNS)

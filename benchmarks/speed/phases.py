@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 from gymnasium import spaces
 from matplotlib.axes import Axes
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from benchmarks.turns import collect
-from sb3_ppg import PPG
+from sb3_ppg import PPG, ImpalaCNN
 from sb3_ppg.optim.epoch import optimize_epoch
 
 N_THREADS = os.cpu_count() or 1
@@ -25,13 +26,13 @@ class Section(NamedTuple):
 
     :param title: of its table
     :param run: measures
-    :param table: from the rows, in Markdown
+    :param table: from the rows in Markdown, or a format for each column, by title
     :param draw: its panel of the picture, if it has one
     """
 
     title: str
     run: Callable[[], pd.DataFrame]
-    table: Callable[[pd.DataFrame], str]
+    table: Callable[[pd.DataFrame], str] | dict[str, str]
     draw: Callable[[Axes, pd.DataFrame], None] | None = None
 
 
@@ -51,6 +52,17 @@ class Frames(gym.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         self.steps += 1
         return self.frames[self.steps % 16], 1.0, self.steps == 100, False, {}
+
+
+def images(n_envs: int, shape: tuple[int, ...] = (3, 64, 64)) -> DummyVecEnv:
+    """Make environments of random images."""
+    return DummyVecEnv([lambda: Frames(shape)] * n_envs)
+
+
+def image_model(env: VecEnv, policy_kwargs: dict[str, Any], device: str = "cpu", **arguments: Any) -> PPG:
+    """Make a model for images, with ImpalaCNNs in two networks if the arguments do not say otherwise."""
+    policy_kwargs = dict(architecture="detached", features_extractor_class=ImpalaCNN) | policy_kwargs
+    return PPG("CnnPolicy", env, policy_kwargs=policy_kwargs, device=device, seed=0, **arguments)
 
 
 def policy_minibatch(model: PPG, batch: Any, size: int | None) -> None:

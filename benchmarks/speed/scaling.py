@@ -27,7 +27,6 @@ def phase(quantity: str, value: int) -> Measure:
 
 
 def run() -> pd.DataFrame:
-    """Measure each quantity."""
     rows = []
     for quantity, values in SCALES.items():
         turns = take_turns({str(value): (phase, (quantity, value)) for value in values})
@@ -38,7 +37,6 @@ def run() -> pd.DataFrame:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Return the table."""
     lines = []
     for quantity, own in rows.groupby("quantity", sort=False):
         costs = own["microseconds_per_step"].tolist()
@@ -47,7 +45,6 @@ def table(rows: pd.DataFrame) -> str:
 
 
 def draw(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw the costs."""
     for quantity, own in rows.groupby("quantity", sort=False):
         axes.plot(own["value"] / own["value"].iloc[0], own["microseconds_per_step"], marker=".", label=quantity)
     axes.set(xlabel="times the first value", ylabel="microseconds per environment step", ylim=0, title="Scaling, CartPole")

@@ -212,7 +212,6 @@ def ablation_picture(returns: pd.DataFrame) -> Figure:
 
 
 def report(experiment: Experiment) -> Report:
-    """Return the page and the pictures."""
     found = comparisons(experiment)
     text = page(
         "PPG beside PPO",

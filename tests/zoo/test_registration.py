@@ -21,8 +21,6 @@ from benchmarks import learning, variants
 from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS, Training
 from sb3_ppg import MaskablePPG
-from sb3_ppg.arguments import argument_names, argument_value
-from sb3_ppg.hub.pretrained import NOT_SHARED
 from sb3_ppg.zoo import ALGOS, patched, register
 from sb3_ppg.zoo.environments import MASKED
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
@@ -213,23 +211,9 @@ def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch,
     model.env.close()
 
 
-def test_a_benchmarks_hyperparameters_are_those_of_our_file(tmp_path, monkeypatch):
-    """``--algo ppg_lstm`` and ``--algo ppg_mask`` run what benchmarks/variants.py ran."""
-    register()
-    monkeypatch.chdir(tmp_path)
-    cases = [("ppg_lstm", "CartPoleNoVel-v1", variants.RECURRENT["RecurrentPPG"])]
-    cases += [("ppg_mask", env_id, variants.MASKABLE["MaskablePPG"]) for env_id in MASKED]
-    for algo, env_id, contestant in cases:
-        model, hyperparameters = Manager(Namespace(), algo, env_id, str(tmp_path), eval_freq=-1).setup_experiment()
-        benchmarked = contestant.algorithm(contestant.policy, model.get_env(), **contestant.kwargs)
-        for name in argument_names(type(model)):
-            if name not in NOT_SHARED and name != "seed":
-                values = [argument_value(made, name) for made in (model, benchmarked)]
-                one, other = (value(0.5) if callable(value) and not isinstance(value, type) else value for value in values)
-                if name == "policy_kwargs":
-                    other = {key: value for key, value in other.items() if key != "enable_critic_lstm"}  # True by default
-                assert one == other, name
-        assert hyperparameters["n_timesteps"] in (2e4, 1e5)
+def test_every_variant_was_run_with_the_hyperparameters_of_our_file():
+    assert variants.VARIANTS.missing(variants.wanted()) == []
+    assert {task.env_id for task in variants.TASKS.values()} >= {*MASKED, "CartPoleNoVel-v1"}
 
 
 def test_no_entry_claims_to_be_tuned_that_was_not_run():
