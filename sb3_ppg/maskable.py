@@ -15,6 +15,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.environments.watched import workers_watched
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.masked import (
@@ -123,17 +124,16 @@ class MaskablePPG(PPG):
                 f"{self.action_space} needs {self.rollout_buffer.mask_dims}"
             )
         action_masks = action_masks.reshape(self.n_envs, -1).astype(bool)
-        possible = self._possible(action_masks)
+        possible = np.logical_or.reduceat(action_masks, self.policy.mask_starts, axis=-1)  # (n_envs, action dimensions)
         if not possible.all():
             env, dimension = np.argwhere(~possible)[0]
             raise ArgumentError(f"`action_masks` of environment {env} allow no action in dimension {dimension}")
         return action_masks
 
-    def _possible(self, action_masks: np.ndarray) -> np.ndarray:
-        """
-        Return in which dimensions an action is possible.
+    def context(self) -> dict[str, np.ndarray]:
+        masks = self.rollout_buffer.action_masks
+        return {"action_masks": masks.astype(bool).reshape(self.n_envs, self.n_steps, self.rollout_buffer.mask_dims)}
 
-        :param action_masks: (..., mask dimensions)
-        :return: (..., action dimensions)
-        """
-        return np.logical_or.reduceat(action_masks, self.policy.mask_starts, axis=-1)
+    def network_inputs(self, batch: Any) -> tuple:
+        masks = batch.context["action_masks"] if isinstance(batch, AuxiliaryBatch) else batch.action_masks
+        return batch.observations, masks

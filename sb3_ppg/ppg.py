@@ -31,6 +31,7 @@ from sb3_ppg.buffers.checks import check_auxiliary_batches, check_replay, check_
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation
 from sb3_ppg.callbacks import AuxiliaryPhaseEvents, without_rank_zero_callbacks
+from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
 from sb3_ppg.environments.watched import check_first_observations, statistics_protected
 from sb3_ppg.errors import ArgumentError
@@ -717,7 +718,7 @@ class PPG(OnPolicyAlgorithm):
             if not self._custom_logger:
                 self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
         assert self.env is not None
-        with statistics_protected(self.env):
+        with agreed(), statistics_protected(self.env):
             started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             check_first_observations(self.env, self._last_obs)  # type: ignore[arg-type]
         return started
@@ -785,8 +786,11 @@ class PPG(OnPolicyAlgorithm):
 
     def _check_objective(self) -> None:
         cls = type(self.objective)
-        remedy = f"this model was made with {cls.__name__}: give another one to the constructor"
-        require(self, cls is self.objective_class, "objective", remedy)
+        if cls is not self.objective_class:
+            is_made = isinstance(self.objective, Objective)
+            given, made_with = (self.objective_class, cls) if is_made else (self.objective, self.objective_class)
+            remedy = f"this model was made with {made_with.__name__}: give another one to the constructor"
+            raise ArgumentError(f"`objective`={given!r} cannot work: {remedy}")
         has_own_targets = cls.value_targets is not Objective.value_targets
         remedy = f"{cls.__name__} has its own value targets, which are not recomputed; use False"
         require(self, not (self.recompute_advantages and has_own_targets), "recompute_advantages", remedy)

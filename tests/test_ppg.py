@@ -317,11 +317,27 @@ def test_units_that_are_turned_off_later_are_those_of_the_return_again(off, tmp_
     th.testing.assert_close(loaded.policy.predict_values(observations), expected)
 
 
-def test_another_objective_after_the_model_was_made_is_refused():
+@pytest.mark.parametrize("attribute, value", [("objective", "ewma"), ("objective_class", OBJECTIVES["ewma"])])
+def test_another_objective_after_the_model_was_made_is_refused(attribute, value):
     model = make()
-    model.objective_class = OBJECTIVES["ewma"]
-    with pytest.raises(ArgumentError, match=r"`objective`=.*EWMAObjective.*made with PaperObjective"):
+    setattr(model, attribute, value)
+    with pytest.raises(ArgumentError, match=r"`objective`=.*(ewma|EWMAObjective).*made with .*PaperObjective"):
         model.learn(16)
+
+
+def test_environments_may_train_networks_in_their_steps():
+    """A curiosity reward, for instance: gradients are off for the policy alone."""
+
+    class Curious(gym.Wrapper):
+        network = th.nn.Linear(4, 1)
+
+        def step(self, action):
+            obs, _, *rest = self.env.step(action)
+            error = self.network(th.as_tensor(obs)).square().mean()
+            error.backward()
+            return obs, error.item(), *rest
+
+    assert make(env=Curious(gym.make("CartPole-v1"))).learn(16).num_timesteps == 16
 
 
 def test_the_value_unit_is_an_average_over_a_phase():

@@ -91,7 +91,7 @@ def check_group() -> None:
         warnings.warn(
             f"This is one of {n_started()} processes, but it trains alone: put `with sb3_ppg.process_group():` around the "
             "training, for all to train one model",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

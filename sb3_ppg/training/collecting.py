@@ -43,23 +43,22 @@ def take_steps(
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
     callback.on_rollout_start()
-    with unvalidated_distributions(), th.no_grad():
+    with unvalidated_distributions():
         while n_steps < n_rollout_steps:
             if model.use_sde and n_steps == 0:
                 model.policy.reset_noise(env.num_envs)
             if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
                 model.policy.reset_noise(env.num_envs)
-            obs_tensor = obs_as_tensor(model._last_obs, model.device)
-            actions, values, log_probs, also_stored = _finite_act(model, obs_tensor, env)
+            with th.no_grad():
+                obs_tensor = obs_as_tensor(model._last_obs, model.device)
+                actions, values, log_probs, also_stored = _finite_act(model, obs_tensor, env)
             actions = actions.cpu().numpy()
             clipped_actions = model.policy.actions.for_environments(actions)
             new_obs, rewards, dones, infos = checked_step(env, clipped_actions, n_steps + 1)
             model.num_timesteps += n_new
 
             callback.update_locals({**locals(), "self": model})
-            with th.enable_grad():
-                goes_on = callback.on_step()
-            if not goes_on:
+            if not callback.on_step():
                 return None
 
             model._update_info_buffer(infos, dones)
@@ -70,7 +69,8 @@ def take_steps(
             stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
             rollout_buffer.add(*stored, values, log_probs, **also_stored)
             model._last_obs, model._last_episode_starts = new_obs, dones
-        values = model.next_values(obs_as_tensor(new_obs, model.device), dones)
+        with th.no_grad():
+            values = model.next_values(obs_as_tensor(new_obs, model.device), dones)
     callback.update_locals({**locals(), "self": model})
     return new_obs, values, dones
 
@@ -110,7 +110,8 @@ def _bootstrap_at_time_limits(
         last_observation = infos[index].get("terminal_observation")
         if last_observation is not None and infos[index].get("TimeLimit.truncated", False):
             observation, _ = model.policy.obs_to_tensor(last_observation)
-            (value,) = model.next_values(observation, np.array([False]), int(index))
+            with th.no_grad():
+                (value,) = model.next_values(observation, np.array([False]), int(index))
             place[index] += model.gamma * value
 
 

@@ -31,7 +31,7 @@ from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
 from sb3_ppg.family import FAMILY, with_preset
-from sb3_ppg.optim.micro_batches import has_convolutions, keep_freed_memory
+from sb3_ppg.optim.micro_batches import keep_freed_memory
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes
 from sb3_ppg.zoo.command_line import check_path
@@ -92,6 +92,8 @@ class Manager(ExperimentManager):
         if self.is_ours and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
         super().__init__(args, algo, env_id, *others, **options)
+        if self.is_ours:
+            keep_freed_memory()
         if env_id in PROCGEN_IDS:
             self.deterministic_eval = False  # as for the Zoo's other games
             if self.env_kwargs.get("num_levels") and not self._eval_env_kwargs_args:  # evaluate on all levels
@@ -306,8 +308,6 @@ class Manager(ExperimentManager):
             super().learn(model)
             return
         self.callbacks = [self._phasic(callback, model.n_steps) for callback in self.callbacks]
-        if has_convolutions(model.policy) and model.device.type == "cpu":
-            keep_freed_memory()
         if n_processes() > 1 and not self.show_progress:
             self.callbacks.insert(0, PhasicCallback())  # rl_zoo3 2.9.2 ends the first callback a second time
         counting: AbstractContextManager = nullcontext()
