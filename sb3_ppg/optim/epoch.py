@@ -151,8 +151,8 @@ def compute_gradient(
     size = n_samples(minibatch)
     for micro_batch in split(minibatch, micro_batch_size):
         losses, weight = loss_fn(micro_batch), n_samples(micro_batch) / size
-        (losses.total if weight == 1 else weight * losses.total).backward()
         all_values.append(weight * losses.values)
+        (losses.total if weight == 1 else weight * losses.total).backward()
         log_ratios.append(losses.log_ratio)
     if len(all_values) > 1:
         losses = losses._replace(log_ratio=th.cat(log_ratios))
