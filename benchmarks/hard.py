@@ -14,6 +14,7 @@ of the latest 400 episodes, averaged over 0.7M steps; number of runs, and the st
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,9 +55,11 @@ class Training(NamedTuple):
     end: float
 
 
-def wanted(precision: str = "bf16", small: bool = False, minutes: float = np.inf) -> list[Training]:
-    """Return all trainings, one seed each."""
-    return [Training(game, 0, precision, small, time.time() + 60 * minutes) for game in GAMES]
+def wanted(
+    seed: Sequence[int] = (0,), precision: str = "bf16", small: bool = False, minutes: float = np.inf
+) -> list[Training]:
+    end = time.time() + 60 * minutes
+    return [Training(game, one, precision, small, end) for one in seed for game in GAMES]
 
 
 def columns(training: Training) -> dict[str, Any]:
@@ -163,6 +166,7 @@ HARD = Experiment(
     report,
     columns,
     options={
+        "seed": dict(nargs="*", default=[0], type=int),
         "precision": dict(default="bf16", choices=("bf16", "tf32", "float32")),
         "small": dict(action="store_true", help="only a trial"),
         "minutes": dict(default=np.inf, type=float, help="no phase begins that would end later"),

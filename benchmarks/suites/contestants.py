@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import rl_zoo3
-import torch as th
 import yaml
 from rl_zoo3 import ALGOS, exp_manager
 from stable_baselines3.common.torch_layers import NatureCNN
@@ -19,8 +18,7 @@ from benchmarks.scores import Task
 from sb3_ppg import PPG
 from sb3_ppg.family import FAMILY
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives import Coefficients, PaperObjective
-from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.objectives import PaperObjective
 from sb3_ppg.zoo import register
 from sb3_ppg.zoo.hyperparameters import FAMILIES, evaluated, hyperparameter_file
 
@@ -52,17 +50,9 @@ TASKS = [
 class PerMinibatch(PaperObjective):
     """The paper's objective, with advantages that are normalised again in each minibatch, as PPO's are."""
 
-    def surrogate(
-        self,
-        policy: PhasicActorCriticPolicy,
-        inputs: tuple,
-        batch: Any,
-        log_prob: th.Tensor,
-        entropy: th.Tensor | None,
-        coefficients: Coefficients,
-    ) -> Losses:
+    def surrogate(self, policy: Any, inputs: tuple, batch: Any, *args: Any, **kwargs: Any) -> Losses:
         advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
-        return super().surrogate(policy, inputs, batch._replace(advantages=advantages), log_prob, entropy, coefficients)
+        return super().surrogate(policy, inputs, batch._replace(advantages=advantages), *args, **kwargs)
 
 
 class AdvantagesPerMinibatch(PPG):
@@ -171,12 +161,9 @@ ABLATIONS = {
 }
 BEFORE = {name: f"{name}, learning rate {RATE_BEFORE:g}" for name in LEADING}  # in which one thing is changed on MinAtar
 # The family: presets on top of PPG's entry for the task; DNA's auxiliary phase uses a single rollout
+SINGLE_ROLLOUT = {"dna": dict(aux_batch_size=512)}
 RELATIVES = {
-    name: Contestant(
-        "ppg",
-        {**member.preset, **(dict(aux_batch_size=512) if name == "dna" else {})},
-        ("minatar", "lunarlander", "procgen"),
-    )
+    name: Contestant("ppg", {**member.preset, **SINGLE_ROLLOUT.get(name, {})}, ("minatar", "lunarlander", "procgen"))
     for name, member in FAMILY.items()
     if member.preset
 }
@@ -216,12 +203,8 @@ def contestants_on(task: Task) -> list[str]:
 
 
 # Names under which RL Zoo has tuned PPO
-ZOO_NAMES = {
-    "LunarLander-v3": "LunarLander-v3",
-    "HalfCheetah-v5": "HalfCheetah-v4",
-    "Hopper-v5": "Hopper-v4",
-    "Walker2d-v5": "Walker2d-v4",
-}
+ZOO_NAMES = {f"{name}-v5": f"{name}-v4" for name in ("HalfCheetah", "Hopper", "Walker2d")}
+ZOO_NAMES["LunarLander-v3"] = "LunarLander-v3"
 
 
 @cache
