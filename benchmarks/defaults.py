@@ -67,7 +67,7 @@ DISTRIBUTIONS: dict[str, BaseDistribution] = {name: CategoricalDistribution(choi
 N_TRIALS = 40
 N_BEST = 2  # settings of the search that are trained with a further seed, in addition to LIKE_PPO and the defaults
 FURTHER_SEED = 1
-FINAL_SEEDS = range(10, 15)  # that nothing was chosen by
+FINAL_SEEDS = range(10, 15)  # played no part in the search
 
 
 def as_text(arguments: Arguments) -> str:
@@ -229,7 +229,7 @@ def comparison(rows: pd.DataFrame) -> list[str]:
         cells = [f"{own.mean():.1f} ({own.min():.1f}, {own.max():.1f})" for own in returns]
         lines.append([f"{task.env_id} [{task.high:g}]", f"{task.n_timesteps:,}", *cells])
     return [
-        f'## `PPG("MlpPolicy", env)` and `PPO("MlpPolicy", env)`, {len(final["PPG"])} seeds that nothing was chosen by',
+        f'## `PPG("MlpPolicy", env)` and `PPO("MlpPolicy", env)`, {len(final["PPG"])} seeds that played no part in the search',
         table(["", "PPO", "PPG", "PPG better"], summary),
         table(["return, mean of the seeds (lowest, highest)", "steps", "PPO", "PPG"], lines),
     ]
@@ -261,16 +261,16 @@ def report(experiment: Experiment) -> Report:
     text = page(
         "Defaults",
         "`python -m benchmarks.defaults search`, `run`, `report`. One setting for all environments; one environment and one "
-        "thread per training; the mean return of the episodes that end in the last tenth of it. Scores are 0 at what random "
-        "actions return and 1 at a high return of the task; interquartile means, and the probability that a training of PPG "
-        f"is better, with 95 % stratified bootstrap intervals (rliable). {machines(rows)}",
+        "thread per training. A return is the mean of the episodes that end in the last tenth of the training; a score is 0 at "
+        "the return of random actions and 1 at a high return of the task. The table has interquartile means, and the "
+        f"probability that a training of PPG is better, with 95 % stratified bootstrap intervals (rliable). {machines(rows)}",
         *compared,
         "## The search",
         f"Optuna's TPE, seed 0 of {', '.join(task.env_id for task in SEARCHED)}, in this order; {len(trials)} trials, of "
-        f"which {sum(len(own) == len(SEARCHED) for own in trials.values())} went through all: the others were below the "
-        "median of all trials after one of them. Scores: means. The first row is the defaults, which have PPO's "
-        "`batch_size`, `max_grad_norm` and `ent_coef`; "
-        "the last two are PPO's, with an auxiliary phase after each eight rollouts, and the paper's, of the first version.",
+        f"which {sum(len(own) == len(SEARCHED) for own in trials.values())} went through all: the others ended where they "
+        "were below the median of all trials. Scores are means. The first row is the defaults, which have PPO's "
+        "`batch_size`, `max_grad_norm` and `ent_coef`; the last two are PPO's defaults with an auxiliary phase after every eight "
+        "rollouts, and the paper's values.",
         table([*SPACE, "seed 0", f"seed {FURTHER_SEED}"], lines),
     )
     return {"defaults.md": text} | ({"defaults.png": picture(rows)} if compared else {})

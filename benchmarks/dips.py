@@ -93,7 +93,7 @@ def report(experiment: Experiment) -> str:
     return page(
         "CartPole around auxiliary phases",
         f"`python -m benchmarks.dips`: CartPole-v1, {N_STEPS:,} steps, {len(SEEDS)} seeds, {N_EPISODES} episodes right before "
-        f"and right after each auxiliary phase. A change is counted where the return before it is {LEARNED} or more. "
+        f"and right after each auxiliary phase. Changes are counted where the return before them is {LEARNED} or more. "
         f"{machines(rows)}",
         table([*head, "median KL(π_old, π) after one", "return at the end"], [falls(rows, setting) for setting in SETTINGS]),
     )

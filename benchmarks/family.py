@@ -85,20 +85,20 @@ THE_FAMILY, LATE, *OTHERS = COMPARISONS = [
     ),
     Comparison(
         "Late data",
-        "Each rollout is used when so many newer ones are there, by PPG's objective as it is, which clips against the policy "
-        "that collected it, and by the decoupled one, which clips against the policy before the update.",
+        "Each rollout is used only after so many newer ones have been collected: by PPG's objective as it is, which clips "
+        "against the policy that collected it, and by the decoupled one, which clips against the policy before the update.",
         ["PPG", *(name for name in OLDER if name.endswith(("late", "decoupled")))],
         LUNAR_LANDER | BREAKOUT,
     ),
     Comparison(
         "The last rollouts again",
-        "Epochs draw from the last n rollouts, with the decoupled objective: 6 passes over each rollout, as PPG has, or 12.",
+        "Epochs draw from the last n rollouts, with the decoupled objective: 6 passes over each rollout, as in PPG, or 12.",
         ["PPG", "PPG, 12 epochs", *(name for name in OLDER if ", last " in name)],
         LUNAR_LANDER,
     ),
     Comparison(
         "Recomputed advantages",
-        "Several epochs, with the advantages from before the update or with those of the present value function.",
+        "Several epochs, with the advantages from before the update or with those of the current value function.",
         ["PPG, 4 epochs", *(name for name in RECOMPUTED if name != "PPG, 4 epochs")],
         {**LUNAR_LANDER, "Hopper-v5": 300_000},
     ),
@@ -175,11 +175,11 @@ def report(experiment: Experiment) -> Report:
     times = time_ratios(experiment.results / SPEED)
     text = page(
         "The family, measured",
-        "`python -m benchmarks.family run`, `speed`, `report`. Per seed the mean return of the last 100 episodes of the "
-        "training (of StarPilot: of 200 episodes on all levels, after training on 200). Scores are 0 at what random actions "
-        "return and 1 at the return in brackets; their interquartile mean over seeds and tasks, and the probability that a "
-        "training is better than one of the first row, with 95 % stratified bootstrap intervals (rliable) from three seeds "
-        f"on. Time is that of rollouts and updates over PPG's, in Breakout. {machines(rows)}",
+        "`python -m benchmarks.family run`, `speed`, `report`. Returns are, for each seed, the mean of the last 100 episodes of "
+        "the training (StarPilot: of 200 episodes on all levels, after training on 200 levels). A score is 0 at the return of "
+        "random actions and 1 at the return in brackets. The tables have the interquartile mean over seeds and tasks, and the "
+        "probability that a training is better than one of the first row, with 95 % stratified bootstrap intervals (rliable) "
+        f"from three seeds on. Time is that of rollouts and updates in Breakout, divided by PPG's. {machines(rows)}",
         *(paragraph for comparison in COMPARISONS for paragraph in section(comparison, rows, times)),
     )
     return {"family.md": text, "family.png": picture(rows)}

@@ -134,7 +134,7 @@ def markdown(rows: pd.DataFrame, authors: pd.DataFrame) -> str:
     return page(
         "Procgen, hard: the authors' setting",
         f"`python -m benchmarks.hard run`, `report`. Mean return of the latest {LATEST_EPISODES} episodes, averaged over 0.7M "
-        f"steps; of the authors mean and standard deviation of their runs, of ours each seed. {machines(rows)}",
+        f"steps: mean and standard deviation of the authors' runs, and each seed of ours. {machines(rows)}",
         table(["game", "steps", "authors' PPG", "authors' PPO", "this package", "steps/s"], lines),
     )
 

@@ -141,8 +141,8 @@ def report(experiment: Experiment) -> Report:
         axes.set_axis_off()
     text = page(
         "Final returns",
-        f"`python -m benchmarks.learning`, one thread per training. {machines(rows)} Mean of {N_EPISODES} deterministic "
-        "episodes after training, per seed; ± is the standard error of the mean over seeds.",
+        f"`python -m benchmarks.learning`, one thread per training. {machines(rows)} For each seed the mean of "
+        f"{N_EPISODES} deterministic episodes after training; ± is the standard error of the mean over seeds.",
         table(["environment", "setting", "algorithm", "steps", "return per seed", "mean"], lines),
     )
     return {"learning.md": text, "learning.png": figure}

@@ -114,9 +114,9 @@ def report(experiment: Experiment) -> str:
         lines.append([row.algorithm, row.entry, row.env_id, smaller, f"{row.steps:,}", row.phases, returns, *of_phase, speed])
     return page(
         "Entries that are not tuned, started",
-        "`python -m benchmarks.starts run`, `report`: each by RL Zoo with seed 0 and one thread, in whole phases, which "
-        "are the first half of its training. Returns are means of the first and the last fifth of the episodes; KL and "
-        f"explained variance those of the last auxiliary phase. {machines(experiment.rows())}",
+        "`python -m benchmarks.starts run`, `report`: RL Zoo trains each with seed 0 and one thread for whole phases, the first "
+        "half of a training. Returns are the means of the first and of the last fifth of the episodes; KL and explained variance "
+        f"are those of the last auxiliary phase. {machines(experiment.rows())}",
         table(
             [
                 "algorithm",

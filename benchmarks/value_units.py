@@ -81,8 +81,8 @@ def report(experiment: Experiment) -> str:
     ]
     return page(
         "One unit of values for both phases",
-        f"`python -m benchmarks.value_units`, one thread per training. {machines(rows)} Rewards are raw. Per seed the mean "
-        "return over the whole training; their mean ± its standard error, and the same of the last tenth.",
+        f"`python -m benchmarks.value_units`, one thread per training. {machines(rows)} Rewards are raw. For each seed "
+        "the mean return over the whole training; mean and standard error over seeds, also of the last tenth.",
         table(["environment", "`max_grad_norm`", "value unit in", "return per seed", "mean", "last tenth"], lines),
     )
 

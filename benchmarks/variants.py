@@ -91,8 +91,8 @@ def report(experiment: Experiment) -> Report:
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), fontsize="small")
     text = page(
         "RecurrentPPG and MaskablePPG",
-        f"`python -m benchmarks.variants`, one thread per training. {machines(rows)} Mean of {N_EPISODES} deterministic "
-        "episodes after training, per seed; ± is the standard error of the mean over seeds.",
+        f"`python -m benchmarks.variants`, one thread per training. {machines(rows)} For each seed the mean of "
+        f"{N_EPISODES} deterministic episodes after training; ± is the standard error of the mean over seeds.",
         table(["environment", "algorithm", "steps", "return per seed", "mean"], lines),
     )
     return {"variants.md": text, "variants.png": figure}

@@ -19,7 +19,7 @@ from benchmarks.harness import Experiment, locked
 from benchmarks.scores import draw_scores, interquartile_means
 from benchmarks.suites import contestants
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
-from benchmarks.suites.experiment import SUITES, add_speed, wanted, whole_phases
+from benchmarks.suites.experiment import SUITES, add_speed, wanted
 from benchmarks.suites.report import ablation_picture, comparisons, late_returns
 from benchmarks.suites.training import Episodes, curve, train
 from sb3_ppg import PPG
@@ -123,11 +123,8 @@ def test_a_queue_that_is_killed_leaves_no_training_behind(tmp_path):
 def test_the_commands_list_and_report(tmp_path):
     command = [sys.executable, "-m", "benchmarks.suites"]
     folder = ["--results", str(tmp_path)]
-    listed = subprocess.check_output(
-        [*command, "list", "--suite", "procgen", "--contestant", "PPG", "--seed", "1", "--steps", "5", *folder],
-        text=True,
-        cwd=ROOT,
-    )
+    chosen = ["--suite", "procgen", "--contestant", "PPG", "--seed", "1", "--steps", "5"]
+    listed = subprocess.check_output([*command, "list", *chosen, *folder], text=True, cwd=ROOT)
     assert "'StarpilotEasy-v0', 'PPG', 5, 1" in listed and listed.count("\n") == 1
     assert subprocess.check_output([*command, "report", *folder], text=True, cwd=ROOT).startswith("# PPG beside PPO")
     assert [file.name for file in tmp_path.iterdir()] == ["suites.md"]
@@ -212,11 +209,11 @@ def test_the_interquartile_mean_is_that_of_the_middle_half():
 def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "BOOTSTRAPS", 50)
     experiment = suites(tmp_path)
+    add(experiment, Training(ASTERIX, "PPG, dual", 0, 1000), 99.0)
+    assert "| PPG, dual | 99.0 |" in experiment.write() and not list(tmp_path.glob("*.png"))  # neither PPO's nor PPG's
     for seed in range(3):
         for name, value in (("PPO", 2.0), ("PPG", 4.0)):
             add(experiment, Training(ASTERIX, name, seed, 1000), value + seed / 10)
-    outdated = Training(ASTERIX, "PPG, dual", 0, 1000)
-    add(experiment, outdated, 99.0)
     monkeypatch.setitem(CONTESTANTS, "PPG, dual", Contestant("ppg", dict(n_epochs=5)))
     text = experiment.write()
     score = ASTERIX.scores(4.1)
@@ -224,17 +221,16 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
     assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
 
 
-@pytest.mark.parametrize("name", ["PPG, dual", "PPO"])
-def test_where_the_presets_were_not_both_trained_there_is_no_picture(name, tmp_path):
-    add(suites(tmp_path), Training(ASTERIX, name, 0, 1000), 3.0)
-    assert f"| {name} | 3.0 |" in suites(tmp_path).write() and not list(tmp_path.glob("*.png"))
+def both(folder, ppo, ppg):
+    """Write a training of each leading contestant with these returns."""
+    for name, value in (("PPO", ppo), ("PPG", ppg)):
+        add(suites(folder), Training(ASTERIX, name, 0, 1000), value)
+    return suites(folder)
 
 
 def test_times_of_several_machines_are_compared_as_measured_in_turns(tmp_path):
     """A training of PPG takes 10 s here, and one of PPO 10 s on another machine; in turns PPG takes twice as long."""
-    experiment = suites(tmp_path)
-    for name in ("PPO", "PPG"):
-        add(experiment, Training(ASTERIX, name, 0, 1000), 3.0)
+    experiment = both(tmp_path, 3.0, 3.0)
     (of_trainings,) = comparisons(experiment)
     assert list(of_trainings.seconds("PPG", ASTERIX)) == [5.0, 10.0] and of_trainings.times() == ""
     turns = dict(contestant=["PPO", "PPG"] * 3, seconds=[3.0, 6.0, 4.0, 8.0, 90.0, 180.0], machine="a machine")
@@ -248,25 +244,13 @@ def test_times_of_several_machines_are_compared_as_measured_in_turns(tmp_path):
 
 def test_scores_in_the_time_of_the_baseline(tmp_path):
     """PPO's 1,000 steps take 4 ms; PPG's take 6 ms, and after 4 ms it is a third of the way from 0, after 3 ms, to its end."""
-    experiment = suites(tmp_path)
-    for name, value in (("PPO", 5.0), ("PPG", 9.0)):
-        add(experiment, Training(ASTERIX, name, 0, 1000), value)
-    turns = dict(contestant=["PPO", "PPG"], seconds=[4.0, 6.0], machine="a machine")
-    add_speed(tmp_path, pd.DataFrame(turns).assign(task=ASTERIX.env_id))
+    experiment = both(tmp_path, 5.0, 9.0)
+    turns = dict(contestant=["PPO", "PPG"], seconds=[4.0, 6.0], machine="a machine", task=ASTERIX.env_id)
+    add_speed(tmp_path, pd.DataFrame(turns))
     (comparison,) = comparisons(experiment)
-    found = comparison.in_time_of_baseline()
-    assert found == {"PPO": pytest.approx(ASTERIX.scores(5.0)), "PPG": pytest.approx(ASTERIX.scores(3.0))}
+    expected = {"PPO": pytest.approx(ASTERIX.scores(5.0)), "PPG": pytest.approx(ASTERIX.scores(3.0))}
+    assert comparison.in_time_of_baseline() == expected
     assert "PPG's score by the curves is 0.26, PPO's 0.47; the former is higher with probability 0.00." in comparison.times()
-
-
-@pytest.mark.parametrize(("algorithm", "n_steps"), [("ppg", 64), ("ppo", 32)])
-def test_what_a_step_costs_is_measured_over_whole_phases(algorithm, n_steps, monkeypatch):
-    monkeypatch.setitem(CONTESTANTS, "tiny", Contestant(algorithm, TINY if algorithm == "ppo" else TINY_PPG))
-    learned = []
-    monkeypatch.setattr(PPG if algorithm == "ppg" else PPO, "learn", lambda model, n, **kwargs: learned.append(n))
-    clock = iter([1.0, 4.2])
-    monkeypatch.setattr("benchmarks.suites.experiment.time.process_time", lambda: next(clock))
-    assert whole_phases(ASTERIX, "tiny")() == {"seconds": pytest.approx(3.2e6 / n_steps)} and learned == [n_steps]
 
 
 def test_the_report_says_over_how_many_episodes_agents_were_tested(tmp_path):
@@ -329,9 +313,8 @@ def test_the_familys_tables_are_made_of_the_same_rows(tmp_path, monkeypatch):
 
 
 def test_a_task_whose_seeds_are_still_to_come_is_not_scored():
-    table = {name: {"done": np.ones(3 + (name == "PPG")), "begun": np.ones(1), "none": np.ones(0)} for name in ("PPG", "PPO")}
-    assert family.scored_tasks(table) == ["done"]
-    assert family.scored_tasks({"PPG": {"none": np.ones(0)}}) == []
+    table = {name: {"done": np.ones(n), "begun": np.ones(1), "none": np.ones(0)} for name, n in (("PPG", 4), ("PPO", 3))}
+    assert family.scored_tasks(table) == ["done"] and family.scored_tasks({"PPG": {"none": np.ones(0)}}) == []
 
 
 def test_the_authors_figures_are_set_beside_the_same_average():

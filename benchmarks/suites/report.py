@@ -215,12 +215,12 @@ def report(experiment: Experiment) -> Report:
     found = comparisons(experiment)
     text = page(
         "PPG beside PPO",
-        "`python -m benchmarks.suites run`, then `report`; one thread per training, whose seconds are those of the processor; "
-        "where a suite was trained on several machines, compare them only as measured in turns (`speed`). "
-        "Per seed the mean return of the last 100 episodes of the training, or, where it was on some levels only, of episodes "
-        "on all levels. Scores are 0 at what random actions return and 1 at the return in brackets, of as many "
-        "seeds as each task has; their interquartile mean over seeds and tasks and the probability that a training is better "
-        f"than one of {BASELINE}, with 95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. All settings: "
+        "`python -m benchmarks.suites run`, then `report`. One thread per training; seconds are those of the processor. Where a "
+        "suite was trained on several machines, compare its times only as measured in turns (`speed`). Returns are, for each "
+        "seed, the mean of the last 100 episodes of the training or, where it had some levels only, of episodes on all levels. A "
+        "score is 0 at the return of random actions and 1 at the return in brackets. The table has the interquartile mean over "
+        "the seeds that all tasks have and over tasks, and the probability that a training is better than one of "
+        f"{BASELINE}, with 95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. All settings: "
         "suites_settings.yml.",
         *(paragraph for comparison in found for paragraph in comparison.section()),
     )
