@@ -261,7 +261,8 @@ def report(experiment: Experiment) -> Report:
     text = page(
         "Defaults",
         "`python -m benchmarks.defaults search`, `run`, `report`. One setting for all environments; one environment and one "
-        "thread per training. A return is the mean of the episodes that end in the last tenth of the training; a score is 0 at "
+        "thread per training. A return is the mean of the episodes that end in the last tenth of the training; a score is 0 "
+        "at "
         "the return of random actions and 1 at a high return of the task. The table has interquartile means, and the "
         f"probability that a training of PPG is better, with 95 % stratified bootstrap intervals (rliable). {machines(rows)}",
         *compared,
@@ -269,7 +270,8 @@ def report(experiment: Experiment) -> Report:
         f"Optuna's TPE, seed 0 of {', '.join(task.env_id for task in SEARCHED)}, in this order; {len(trials)} trials, of "
         f"which {sum(len(own) == len(SEARCHED) for own in trials.values())} went through all: the others ended where they "
         "were below the median of all trials. Scores are means. The first row is the defaults, which have PPO's "
-        "`batch_size`, `max_grad_norm` and `ent_coef`; the last two are PPO's defaults with an auxiliary phase after every eight "
+        "`batch_size`, `max_grad_norm` and `ent_coef`; the last two are PPO's defaults with an auxiliary phase after every "
+        "eight "
         "rollouts, and the paper's values.",
         table([*SPACE, "seed 0", f"seed {FURTHER_SEED}"], lines),
     )

@@ -175,7 +175,8 @@ def report(experiment: Experiment) -> Report:
     times = time_ratios(experiment.results / SPEED)
     text = page(
         "The family, measured",
-        "`python -m benchmarks.family run`, `speed`, `report`. Returns are, for each seed, the mean of the last 100 episodes of "
+        "`python -m benchmarks.family run`, `speed`, `report`. Returns are, for each seed, the mean of the last 100 episodes "
+        "of "
         "the training (StarPilot: of 200 episodes on all levels, after training on 200 levels). A score is 0 at the return of "
         "random actions and 1 at the return in brackets. The tables have the interquartile mean over seeds and tasks, and the "
         "probability that a training is better than one of the first row, with 95 % stratified bootstrap intervals (rliable) "

@@ -92,7 +92,8 @@ def report(experiment: Experiment) -> str:
     return page(
         "CartPole without velocities",
         f"`python -m benchmarks.no_velocities`: sb3-contrib's performance test of LSTMs, which asks for {THRESHOLD} after "
-        f"{N_TIMESTEPS:,} steps, with its settings and otherwise all defaults. For each seed the mean return of ten deterministic "
+        f"{N_TIMESTEPS:,} steps, with its settings and otherwise all defaults. For each seed the mean return of ten "
+        "deterministic "
         f"episodes, as in the test, and of a hundred further ones. {machines(rows)}",
         table(["", "passes", "return, 10 episodes", "100 episodes", "seconds of a core"], lines),
     )

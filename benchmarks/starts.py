@@ -114,8 +114,10 @@ def report(experiment: Experiment) -> str:
         lines.append([row.algorithm, row.entry, row.env_id, smaller, f"{row.steps:,}", row.phases, returns, *of_phase, speed])
     return page(
         "Entries that are not tuned, started",
-        "`python -m benchmarks.starts run`, `report`: RL Zoo trains each with seed 0 and one thread for whole phases, the first "
-        "half of a training. Returns are the means of the first and of the last fifth of the episodes; KL and explained variance "
+        "`python -m benchmarks.starts run`, `report`: RL Zoo trains each with seed 0 and one thread for whole phases, the "
+        "first "
+        "half of a training. Returns are the means of the first and of the last fifth of the episodes; KL and explained "
+        "variance "
         f"are those of the last auxiliary phase. {machines(experiment.rows())}",
         table(
             [
