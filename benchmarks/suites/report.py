@@ -220,9 +220,9 @@ def report(experiment: Experiment) -> Report:
         "suite was trained on several machines, compare its times only as measured in turns (`speed`). Returns are, for each "
         "seed, the mean of the last 100 episodes of the training or, where it had some levels only, of episodes on all "
         "levels. A score is 0 at the return of random actions and 1 at the return in brackets. The table has the "
-        "interquartile mean over the seeds that all tasks have and over tasks, and the probability that a training is better than one of "
-        f"{BASELINE}, with 95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. All settings: "
-        "suites_settings.yml.",
+        "interquartile mean over the seeds that all tasks have and over tasks, and the probability that a training is "
+        f"better than one of {BASELINE}, with 95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. "
+        "All settings: suites_settings.yml.",
         *(paragraph for comparison in found for paragraph in comparison.section()),
     )
     files: dict[str, str | Figure] = {"suites.md": text}
