@@ -100,6 +100,11 @@ class Training(NamedTuple):
     seed: int
 
 
+def columns(training: Training) -> dict[str, Any]:
+    """Return the training's fields."""
+    return training._asdict()
+
+
 def train(training: Training, folder: Path) -> tuple[dict[str, float], None]:
     """Train an agent; the mean return of the episodes that end in the last tenth of the training."""
     n_timesteps = TASKS[training.env_id].n_timesteps
@@ -278,7 +283,7 @@ def report(experiment: Experiment) -> Report:
     return {"defaults.md": text} | ({"defaults.png": picture(rows)} if compared else {})
 
 
-SEARCH = Experiment("defaults", wanted, train, report, Training._asdict, commands={"search": search})
+SEARCH = Experiment("defaults", wanted, train, report, columns, commands={"search": search})
 
 if __name__ == "__main__":
     SEARCH.main()

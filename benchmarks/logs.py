@@ -85,7 +85,7 @@ def report(experiment: Experiment) -> Report:
     figure = Figure(figsize=(12, 6), dpi=90, layout="constrained")
     panels = figure.subplots(2, 3, sharex=True)
     for axes, (value, scale) in zip(panels.flat, PICTURE.items(), strict=True):
-        for name, color in DRAWN.items():
+        for name, color in DRAWN.items() if len(curves) else ():
             shown = curves.loc[curves["run"] == name, ["steps", value]].dropna()
             axes.plot(shown["steps"], shown[value], color=color, label=name)
         finish(axes, value, "environment steps" if axes in panels[1] else "", "")

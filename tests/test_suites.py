@@ -1,7 +1,9 @@
 """The benchmarks' harness: identity of a training, the queue, what the reports say."""
 
+import importlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,6 +32,12 @@ pytestmark = pytest.mark.slow
 ASTERIX = next(task for task in TASKS if task.env_id == "MinAtar/Asterix-v1")
 TINY = dict(n_envs=2, n_steps=16, batch_size=32, n_epochs=1)
 TINY_PPG = TINY | dict(n_policy_iterations=2, n_aux_epochs=1, aux_batch_size=None)
+
+
+BENCHMARKS = [
+    *("defaults", "dips", "first_aux_step", "hard", "learning", "logs", "mixed_precision", "no_velocities", "soak"),
+    *("starts", "suites.experiment", "value_units", "variants"),
+]
 
 
 def suites(folder):
@@ -75,6 +83,16 @@ def test_trainings_run_once_and_leave_rows_and_curves(experiment):
     assert list(experiment.curves()["return"]) == [0.5, 0.0, 0.5, 1.0]
     assert experiment.write() == "2 tosses" and (experiment.results / "tosses.png").exists()
     assert len(replace(experiment, wanted=lambda: [second]).rows()) == 1  # the others are not wanted any more
+
+
+@pytest.mark.parametrize("module", BENCHMARKS)
+def test_trainings_can_be_sent_to_another_process(module):
+    (one,) = (
+        value for value in vars(importlib.import_module(f"benchmarks.{module}")).values() if isinstance(value, Experiment)
+    )
+    training = next(iter(one.wanted()))
+    sent, sent_training = pickle.loads(pickle.dumps((one, training)))
+    assert sent.key(sent_training) == one.key(training)
 
 
 def test_a_training_that_another_process_runs_is_left_to_it(experiment):
