@@ -91,11 +91,7 @@ def optional(rule: Rule, meaning: str = "to do without") -> Rule:
     return Rule(lambda value: value is None or rule.is_allowed(value), f"{rule.remedy}, or None {meaning}".rstrip())
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, (bool, np.bool_))
-
-
-FLAG = Rule(_is_flag, "use True or False")
+FLAG = Rule(lambda value: isinstance(value, (bool, np.bool_)), "use True or False")
 DICTIONARY = Rule(lambda value: isinstance(value, dict), "use a dictionary")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "n_policy_iterations", "stats_window_size"), count()),
@@ -115,7 +111,8 @@ RULES: dict[str, Rule] = {
     "learning_rate": number_or_schedule(0),
     "aux_learning_rate": optional(number_or_schedule(0), "for that of the policy phase"),
     "normalize_value_targets": Rule(
-        lambda value: _is_flag(value) or (isinstance(value, str) and value == "running"), 'use True, False, or "running"'
+        lambda value: FLAG.is_allowed(value) or (isinstance(value, str) and value == "running"),
+        'use True, False, or "running"',
     ),
     **dict.fromkeys(("normalize_advantage", "recompute_advantages", "use_sde", "recompute_states"), FLAG),
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),

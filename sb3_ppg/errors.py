@@ -1,13 +1,19 @@
 """Error classes, and helpers for error messages."""
 
+import contextlib
 import difflib
+import inspect
+import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 import gymnasium
 from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
+
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class ArgumentError(ValueError, AssertionError):
@@ -40,6 +46,18 @@ class WorkerError(RuntimeError):
 
 class ProcessGroupError(RuntimeError):
     """Raised when another process of the training has failed, has ended, or has other settings. The message says which one."""
+
+
+def warn(message: str) -> None:
+    """
+    Warn at the line outside this package that led here, whichever functions lie between.
+
+    :param message: of the ``UserWarning``
+    """
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith((PACKAGE, contextlib.__file__)):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 MAX_MESSAGE = 2000  # characters
@@ -127,7 +145,7 @@ def pip_install(module: str) -> str:
     return f'pip install "sb3-ppg[{EXTRAS[module]}]"'
 
 
-@contextmanager
+@contextlib.contextmanager
 def missing_extras_named() -> Iterator[None]:
     """Replace an error about a missing package or environment by a ``MissingExtraError`` that names the extra."""
     try:

@@ -4,7 +4,6 @@ import copy
 import io
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
@@ -34,7 +33,7 @@ from sb3_ppg.callbacks import AuxiliaryPhaseEvents, without_rank_zero_callbacks
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
 from sb3_ppg.environments.watched import check_first_observations, statistics_protected
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, policy_phase_summary
@@ -359,6 +358,8 @@ class PPG(OnPolicyAlgorithm):
     def policy_phase(self) -> None:
         """Optimize L^clip and the entropy bonus for E_π epochs, and L^value for E_V epochs, on the latest rollouts."""
         self.policy.set_training_mode(True)
+        adversary = self.objective.adversary_optimizer
+        self._update_learning_rate([self.policy.optimizer, self.value_optimizer, *([] if adversary is None else [adversary])])
         updates = self._updates()
         self._prepare_rollouts([update.kind for update in updates])
         coefficients = self.coefficients()
@@ -370,7 +371,7 @@ class PPG(OnPolicyAlgorithm):
                     break
                 if self.recompute_advantages and any(history.values()):
                     for rollout in due:
-                        self.refresh_advantages(rollout.buffer, rollout.end)  # type: ignore[arg-type] # collected here
+                        recompute_advantages(self, rollout.buffer, rollout.end)  # type: ignore[arg-type] # collected here
                 epoch = optimize_epoch(
                     "policy",
                     [self.policy, self.objective],
@@ -390,17 +391,14 @@ class PPG(OnPolicyAlgorithm):
         self._log_policy_phase(history, coefficients)
 
     def _updates(self) -> list[Update]:
-        """The kinds of epochs of an update, in their order, each with the learning rate of the policy phase."""
-        objective = self.objective
-        policy = Update("policy", self.policy.optimizer, objective.policy_losses, self.n_epochs, self.batch_size)
-        value_batch_size = objective.value_batch_size or self.batch_size
-        value = Update("value", self.value_optimizer, objective.value_losses, self.n_value_epochs or 0, value_batch_size)
-        adversary = objective.adversary_optimizer
-        optimizers = [policy.optimizer, value.optimizer, *([] if adversary is None else [adversary])]
-        self._update_learning_rate(optimizers)
+        """The kinds of epochs of an update, in their order."""
+        objective, optimizer = self.objective, self.policy.optimizer
         if self.n_value_epochs is None:
-            return [policy._replace(losses=objective.joint_losses)]
-        value = value._replace(n_epochs=objective.n_value_epochs(self.n_value_epochs))
+            return [Update("policy", optimizer, objective.joint_losses, self.n_epochs, self.batch_size)]
+        policy = Update("policy", optimizer, objective.policy_losses, self.n_epochs, self.batch_size)
+        n_value_epochs = objective.n_value_epochs(self.n_value_epochs)
+        batch_size = objective.value_batch_size or self.batch_size
+        value = Update("value", self.value_optimizer, objective.value_losses, n_value_epochs, batch_size)
         return [value, policy] if objective.values_first else [policy, value]
 
     def _policy_options(self, coefficients: Coefficients) -> dict[str, Any]:
@@ -424,22 +422,12 @@ class PPG(OnPolicyAlgorithm):
         self.replay.add(buffer, end)
         older = self.replay.older(kinds)
         for rollout in older:
-            self.refresh_advantages(rollout.buffer, rollout.end)  # type: ignore[arg-type] # collected here
+            recompute_advantages(self, rollout.buffer, rollout.end)  # type: ignore[arg-type] # collected here
         if self.replay.capacity > 1:
             self.logger.record("train/older_rollouts", len(older))
         objective.before_policy_phase(self.policy)
         for rollout in [*older, self.replay.rollouts[-1]]:
             rollout.extras = objective.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
-
-    def refresh_advantages(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> None:
-        """
-        Recompute a rollout's advantages and value targets with the current value function; see ``recompute_advantages`` in
-        ``sb3_ppg.training.collecting``.
-
-        :param rollout_buffer: full
-        :param end: what follows the rollout
-        """
-        recompute_advantages(self, rollout_buffer, end)
 
     def _update_value_units(self) -> None:
         """Measure values in the unit of the latest value targets, or, where that was turned off since, of the return."""
@@ -801,20 +789,18 @@ class PPG(OnPolicyAlgorithm):
     def _warn_of_unlikely_arguments(self) -> None:
         rollout_size = self.n_steps * self.n_envs
         if rollout_size % self.batch_size > 0:
-            warnings.warn(
+            warn(
                 f"You have specified a mini-batch size of {self.batch_size}, but because the rollout has "
                 f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
-                f"{rollout_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`.",
-                stacklevel=4,
+                f"{rollout_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`."
             )
         for name in ("learning_rate", "aux_learning_rate"):
             value = getattr(self, name)
             rate = value(1.0) if callable(value) else value
             if rate is not None and rate > 1:
-                warnings.warn(
+                warn(
                     f"`{name}`={rate:g} is above 1, which ruins any network. Is it meant for another argument? PPG takes "
-                    "PPO's arguments in PPO's order, and its own by keyword only",
-                    stacklevel=4,
+                    "PPO's arguments in PPO's order, and its own by keyword only"
                 )
 
     # ---- files ----

@@ -1,7 +1,6 @@
 """RecurrentPPG: Phasic Policy Gradient with LSTMs, as changes to ``ppg``."""
 
 import math
-import warnings
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from sb3_ppg.arguments import made_from, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, longest_equal_part
+from sb3_ppg.errors import warn
 from sb3_ppg.policies.lstm import (
     RecurrentMultiInputPhasicActorCriticPolicy,
     RecurrentPhasicActorCriticCnnPolicy,
@@ -91,11 +91,10 @@ class RecurrentPPG(PPG):
         super().__init__(policy, env, *positional, **kwargs)
         length = longest_equal_part(self.n_steps, self.batch_size) if self.env is not None else 1
         if self.batch_size % length > 0:
-            warnings.warn(
+            warn(
                 f"With `n_steps`={self.n_steps} and `batch_size`={self.batch_size}, minibatches are made of sequences of "
                 f"{length} steps: they have {self.batch_size // length * length} samples. We recommend that one is a multiple "
-                "of the other.",
-                stacklevel=2,
+                "of the other."
             )
 
     def _setup_model(self) -> None:
@@ -106,9 +105,8 @@ class RecurrentPPG(PPG):
 
     def check_arguments(self) -> None:
         super().check_arguments()
-        n_rollouts = max(
-            made_from("replay_kwargs", self.replay_kwargs, RolloutReplay).n_rollouts.values()
-        )  # that share a minibatch
+        # Rollouts of the replay share a minibatch
+        n_rollouts = max(made_from("replay_kwargs", self.replay_kwargs, RolloutReplay).n_rollouts.values())
         for size in (math.ceil(self.batch_size / n) for n in range(1, n_rollouts + 1)):
             length = longest_equal_part(self.n_steps, size)
             require(

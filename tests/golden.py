@@ -227,6 +227,14 @@ class GoldenTraining:
         for name, key in keys.items():
             self.check([step.gradient_norms[name] for step in steps], key)
 
+    def check_auxiliary_phase(self) -> None:
+        """Compare the steps of an auxiliary phase, and the weights after it, with those of the authors' code."""
+        for place, step in enumerate(self.steps_of("auxiliary")):
+            for theirs, ours in {"pol_distance": "kl", "vf_aux": "aux_value_loss", "vf_true": "value_loss"}.items():
+                self.check(step.losses[ours], f"aux/step{place}/{theirs}")
+            self.check_gradient_norms([step], f"aux/step{place}")
+        self.check_weights("weights_after_aux_epoch")
+
     def check_that_all_are_used(self, but: set[str]) -> None:
         """
         :param but: parts of the names of numbers that are neither given to the model nor compared with its own

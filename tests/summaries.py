@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 FOLDERS = ("sb3_ppg", "benchmarks", "tests", "docs", "examples")
-FRAGMENT = re.compile(r"(Of|That|Those|What|As|Whether|In which)\b")
+FRAGMENT = re.compile(r"(Of|That|Those|What|As|Whether|How|In(?! addition))\b")
 
 
 def fragments(path: Path) -> list[str]:

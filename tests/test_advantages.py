@@ -9,6 +9,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.advantages import gae
+from sb3_ppg.training.collecting import recompute_advantages
 from tests.helpers import VECTOR, MaskedEnv, RandomEnv, collect, image_space
 
 
@@ -53,7 +54,7 @@ def test_with_the_network_that_collected_them_they_are_the_same(kind):
     buffer = model.rollout_buffer
     advantages, returns = buffer.advantages.copy(), buffer.returns.copy()
     model.normalize_advantage = False
-    model.refresh_advantages(buffer, model.rollout_end)
+    recompute_advantages(model, buffer, model.rollout_end)
     np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(buffer.returns.reshape(2, 8).T, returns, rtol=1e-4, atol=1e-5)
 
@@ -67,7 +68,7 @@ def test_what_changes_with_the_value_function():
     before, starts = buffer.advantages.copy(), np.vstack([buffer.episode_starts[1:], model.rollout_end.dones])
     with th.no_grad():
         model.policy.value_net.bias.add_(1.0)
-    model.refresh_advantages(buffer, model.rollout_end)
+    recompute_advantages(model, buffer, model.rollout_end)
     np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T - before, np.where(starts, -1.0, -0.1), atol=1e-5)
     assert starts.any() and not starts.all()
 
@@ -83,8 +84,8 @@ def test_with_one_epoch_nothing_changes(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_several_epochs_each_but_the_first_is_up_to_date(kind, settings, monkeypatch):
     model = make(kind, recompute_advantages=True, **settings)
-    calls, original = [], model.refresh_advantages
-    monkeypatch.setattr(model, "refresh_advantages", lambda *args: calls.append(original(*args)))
+    calls = []
+    monkeypatch.setattr("sb3_ppg.ppg.recompute_advantages", lambda *args: calls.append(recompute_advantages(*args)))
     model.learn(4 * 16)
     n_epochs = settings["n_epochs"] + settings.get("n_value_epochs", 0)
     assert len(calls) == 4 * (n_epochs - 1)
@@ -99,7 +100,7 @@ def test_under_normalised_rewards():
         collect(model)
         advantages = model.rollout_buffer.advantages.copy()
         model.normalize_advantage = False
-        model.refresh_advantages(model.rollout_buffer, model.rollout_end)
+        recompute_advantages(model, model.rollout_buffer, model.rollout_end)
         np.testing.assert_allclose(model.rollout_buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
 
 

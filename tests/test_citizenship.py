@@ -381,3 +381,14 @@ def test_it_learns():
     assert model.n_aux_phases == 4
     obs = np.random.default_rng(0).random((1000, 2), dtype=np.float32)
     assert (model.predict(obs, deterministic=True)[0] == obs.argmax(axis=1)).mean() > 0.95
+
+
+@pytest.mark.parametrize("cls, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy"), (MaskablePPG, "MlpPolicy")])
+def test_warnings_point_at_the_users_line(cls, policy):
+    env = MaskedEnv() if cls is MaskablePPG else "CartPole-v1"
+    with pytest.warns(UserWarning) as found:
+        model = cls(policy, env, n_steps=8, batch_size=6, n_epochs=1, learning_rate=2.0, device="cpu")
+        model.learning_rate, model.lr_schedule = 1e-4, lambda _: 1e-4
+        model.learn(8)
+    assert {warning.filename for warning in found} == {__file__}
+    assert len(found) >= 3  # a truncated minibatch, the learning rate, a budget without a phase

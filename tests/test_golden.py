@@ -69,13 +69,6 @@ class Cycle(GoldenTraining):
         clip_range = 0.0 if model.clip_range is None else 0.2
         self.check(losses.clip_fraction(step.log_ratio, clip_range), f"{phase}/clipfrac")
 
-    def check_auxiliary_phase(self) -> None:
-        for place, step in enumerate(self.steps_of("auxiliary")):
-            for theirs, ours in {"pol_distance": "kl", "vf_aux": "aux_value_loss", "vf_true": "value_loss"}.items():
-                self.check(step.losses[ours], f"aux/step{place}/{theirs}")
-            self.check_gradient_norms([step], f"aux/step{place}")
-        self.check_weights("weights_after_aux_epoch")
-
 
 @pytest.mark.parametrize("dtype", [th.float64, th.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", SETTINGS)

@@ -1,17 +1,15 @@
 """Checks of arguments against the buffers that they are for: their classes, their sizes, and the room for them."""
 
-import warnings
-
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
-from sb3_ppg.arguments import argument_value, require
+from sb3_ppg.arguments import argument_value, made_from, require
 from sb3_ppg.buffers.protocol import is_recomputable
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.distributed.collectives import n_local_processes
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.protocols import PhasicModel
 
 
@@ -43,7 +41,7 @@ def check_replay(model: PhasicModel) -> None:
     is_possible = is_recomputable(buffer)
     require(model, not model.recompute_advantages or is_possible, "recompute_advantages", f"{remedy}False")
     require(model, replay.capacity == 1 or is_possible, "replay_kwargs", f"{remedy}None")
-    asked = RolloutReplay(**(model.replay_kwargs or {}))
+    asked = made_from("replay_kwargs", model.replay_kwargs, RolloutReplay)
     is_same = all(vars(asked)[name] == vars(replay)[name] for name in ("n_rollouts", "max_uses", "staleness"))
     remedy = "this model was made with others: give these to the constructor, or to `load`"
     require(model, is_same, "replay_kwargs", remedy)
@@ -66,10 +64,10 @@ def warn_of_missing_rollouts(model: PhasicModel) -> None:
     if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
         whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
         message = f"This model was saved after {stored} of the {whole}, without those rollouts: the phase starts over"
-        warnings.warn(message, stacklevel=6)
+        warn(message)
     if replayed > model.replay.n_stored:
         message = f"This model was saved without the {replayed} rollouts that its policy phase would have learned from again"
-        warnings.warn(f"{message}: it continues with new ones", stacklevel=6)
+        warn(f"{message}: it continues with new ones")
 
 
 def warn_of_stale_data(model: PhasicModel) -> None:
@@ -80,11 +78,10 @@ def warn_of_stale_data(model: PhasicModel) -> None:
     """
     is_old = model.replay.n_rollouts["policy"] > 1 or model.replay.staleness > 0
     if is_old and not model.objective.corrects_for_staleness:
-        warnings.warn(
+        warn(
             f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
             f"`objective`={argument_value(model, 'objective')!r} does not correct: its clip range would hold the policy near "
-            "those. Use `objective`='decoupled' or 'ewma'",
-            stacklevel=6,
+            "those. Use `objective`='decoupled' or 'ewma'"
         )
 
 

@@ -1,4 +1,4 @@
-"""How a class of rollout buffers says in what it differs from SB3's."""
+"""Ways for a class of rollout buffers to say where it differs from SB3's."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable

@@ -7,7 +7,6 @@ import platform
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,7 +17,7 @@ import torch.distributed as dist
 
 from sb3_ppg.distributed.agreement import leave_group, require_equal
 from sb3_ppg.distributed.collectives import has_abandoned_group, has_group, n_processes, use_store
-from sb3_ppg.errors import ProcessGroupError
+from sb3_ppg.errors import ProcessGroupError, warn
 
 PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")
 GRACE = 2  # seconds in which the other processes read what process 0 says before it ends
@@ -88,10 +87,9 @@ def check_group() -> None:
     if has_abandoned_group():
         raise ProcessGroupError("an error has ended the group of processes: leave `process_group()`, and start all again")
     if n_processes() == 1 and n_started() > 1:
-        warnings.warn(
+        warn(
             f"This is one of {n_started()} processes, but it trains alone: put `with sb3_ppg.process_group():` around the "
-            "training, for all to train one model",
-            stacklevel=5,
+            "training, for all to train one model"
         )
 
 

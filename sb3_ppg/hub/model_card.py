@@ -21,7 +21,7 @@ TAGS = [
 
 
 class Evaluation(NamedTuple):
-    """How good an agent is."""
+    """Returns of an agent in its evaluation."""
 
     mean: float  # return of an episode
     std: float

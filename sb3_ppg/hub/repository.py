@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -17,7 +16,7 @@ from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundErro
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.type_aliases import GymEnv
 
-from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
+from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, warn
 from sb3_ppg.hub.model_card import Evaluation, model_card, python_usage
 from sb3_ppg.hub.pretrained import (
     ARRAYS,
@@ -206,10 +205,7 @@ def _loads_in(folder: Path, env_id: str, env_kwargs: dict[str, Any], custom_obje
     try:
         env = make_vec_env(env_id, env_kwargs=env_kwargs)
     except Exception as error:  # the environment's own, by any name
-        warnings.warn(
-            f"{env_id!r} could not be made again ({type(error).__name__}: {error}), so the model card does not say how to",
-            stacklevel=4,
-        )
+        warn(f"{env_id!r} could not be made again ({type(error).__name__}: {error}), so the model card does not say how to")
         return False
     try:
         from_pretrained(folder, env, "cpu", custom_objects=custom_objects)

@@ -19,7 +19,7 @@ for _ in range(8):
 
 
 class Counters(Struct, forbid_unknown_fields=True):
-    """How far the training was, by the names of the model's attributes."""
+    """Progress of the training, by the names of the model's attributes."""
 
     num_timesteps: Count
     _total_timesteps: Count

@@ -12,6 +12,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from torch import nn
 
+from sb3_ppg.arguments import without_numpy
 from sb3_ppg.buffers.reward_normalizer import (
     NormalizedRewardDictRolloutBuffer,
     NormalizedRewardRolloutBuffer,
@@ -50,7 +51,7 @@ def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
     for name, custom in custom_objects.items():
         if value is custom:
             return {"$custom": name}
-    value = value.item() if isinstance(value, np.generic) else value
+    value = without_numpy(value)
     match value:
         case None | bool() | int() | str():
             return value

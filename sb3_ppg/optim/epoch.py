@@ -151,12 +151,14 @@ def compute_gradient(
     size = n_samples(minibatch)
     for micro_batch in split(minibatch, micro_batch_size):
         losses, weight = loss_fn(micro_batch), n_samples(micro_batch) / size
-        all_values.append(weight * losses.values)
-        (losses.total if weight == 1 else weight * losses.total).backward()
+        values, total = losses.values, losses.total
+        if weight < 1:
+            values, total = weight * values, weight * total
+        total.backward()
+        all_values.append(values)
         log_ratios.append(losses.log_ratio)
     if len(all_values) > 1:
-        losses = losses._replace(log_ratio=th.cat(log_ratios))
-    values = th.stack(all_values).sum(dim=0)
+        losses, values = losses._replace(log_ratio=th.cat(log_ratios)), th.stack(all_values).sum(dim=0)
 
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if n_processes() > 1:

@@ -42,7 +42,7 @@ def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTor
 
 
 def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> list[int]:
-    """In bytes, of what a forward pass gives to the features extractors and keeps for the backward pass."""
+    """Sizes in bytes of the arrays that a forward pass gives to the features extractors or keeps for the backward pass."""
     sizes: list[int] = []
 
     def note(array: th.Tensor) -> th.Tensor:

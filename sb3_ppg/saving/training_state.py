@@ -2,7 +2,6 @@
 
 import glob
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.distributed.collectives import rank_and_size
 from sb3_ppg.environments.watched import normalizers, statistics
-from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
+from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, warn
 from sb3_ppg.protocols import COUNTERS, PhasicModel
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generator_states, restore_generators
@@ -169,7 +168,7 @@ def load_training_state(model: PhasicModel, path: Path) -> None:
     same_processes = not there or any(one == path if size == 1 else one.stem.endswith(f"_of_{size}") for one in there)
     if not same_processes:
         own = there[0]
-        warnings.warn(f"{own.name} is from another number of processes: the phase starts over", stacklevel=3)
+        warn(f"{own.name} is from another number of processes: the phase starts over")
     with own.open("rb") as file:
         try:
             _load(model, np.load(file, allow_pickle=False), same_processes)

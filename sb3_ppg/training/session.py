@@ -3,7 +3,6 @@
 import math
 import signal
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,6 +24,7 @@ from sb3_ppg.errors import (
     ProcessGroupError,
     WorkerError,
     missing_extras_named,
+    warn,
 )
 from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.protocols import PhasicModel
@@ -170,10 +170,9 @@ def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
     if model.verbose >= 1:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
     if n_phases == 0 and model.aux_buffer.n_new == 0 and model._n_aux_phases == 0:
-        warnings.warn(
+        warn(
             f"A budget of {total_timesteps:,.0f} steps ends before the first auxiliary phase, so PPG makes only PPO's "
             f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {n_envs} * "
             f"{model.n_policy_iterations} = {phase:,} steps. Use smaller values, so that at least three phases fit, or "
-            "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",
-            stacklevel=6,
+            "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase"
         )

@@ -15,6 +15,7 @@ from sb3_ppg.advantages import gae
 from sb3_ppg.buffers.protocol import has_new_arrays, is_recomputable
 from sb3_ppg.buffers.rollouts import by_step
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
+from sb3_ppg.training.collecting import recompute_advantages
 from tests.helpers import ROOT, RandomEnv
 
 SMALL = dict(n_steps=16, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=1, gamma=0.9, seed=0, device="cpu")
@@ -46,7 +47,7 @@ def test_the_buffer_that_a_page_shows_is_recomputed_and_replayed(algorithm, poli
     for rollout in model.replay.rollouts:
         buffer, end = rollout.buffer, rollout.end
         model.normalize_advantage = False
-        model.refresh_advantages(buffer, end)
+        recompute_advantages(model, buffer, end)
         arrays = (buffer.rewards, buffer.returns - buffer.advantages, buffer.episode_starts)
         rewards, values, starts = (by_step(buffer, array) for array in arrays)
         cut_off = np.vstack([starts[1:], end.dones]).astype(bool)

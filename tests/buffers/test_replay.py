@@ -26,6 +26,7 @@ from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
 from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 from sb3_ppg.losses import Losses
+from sb3_ppg.training.collecting import recompute_advantages
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
 from tests.helpers import VECTOR, MaskedEnv, RandomEnv, learn_and_log
 
@@ -159,7 +160,7 @@ def test_older_rollouts_are_brought_up_to_date_before_an_update(kind, monkeypatc
         for rollout in model.replay.due("policy")[:-1]:
             before = {name: array.copy() for name, array in flat(rollout.arrays()).items()}
             targets = rollout.buffer.returns.copy()
-            model.refresh_advantages(rollout.buffer, rollout.end)
+            recompute_advantages(model, rollout.buffer, rollout.end)
             np.testing.assert_allclose(rollout.buffer.returns, targets, rtol=1e-5, atol=1e-6)
             assert all(np.array_equal(before[name], array) for name, array in flat(rollout.arrays()).items())
             seen.append(rollout)
@@ -252,8 +253,8 @@ def test_saved_and_read_again(kind, tmp_path):
             np.testing.assert_array_equal(array, theirs[name])
         if kind == "own arrays":
             np.testing.assert_array_equal(theirs["marks"].ravel(), theirs["rewards"].ravel())
-    model.refresh_advantages(one.buffer, one.end)
-    other.refresh_advantages(same.buffer, same.end)
+    recompute_advantages(model, one.buffer, one.end)
+    recompute_advantages(other, same.buffer, same.end)
     np.testing.assert_array_equal(one.buffer.advantages, same.buffer.advantages)
 
 

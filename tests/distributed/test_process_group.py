@@ -1,4 +1,4 @@
-"""How several processes meet, agree, end and go on. Each test starts real ones."""
+"""Several processes meet, agree, end and go on. Each test starts real ones."""
 
 import multiprocessing
 import os

@@ -36,6 +36,7 @@ from sb3_ppg.hub.files import parse_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, NOT_SHARED
 from sb3_ppg.hub.schema import Counters
 from sb3_ppg.hub.spaces import Space, describe, make
+from sb3_ppg.protocols import COUNTERS
 from tests.helpers import MASKED_ACTIONS, MaskedEnv, RandomEnv, image_space
 from tests.hub.small_models import BOX, DICT, SMALL, change, put, refused, same_parameters, small_model
 
@@ -154,6 +155,7 @@ def test_every_attribute_in_a_zip_is_shared_or_known_not_to_matter(name, tmp_pat
     made_again = {"objective_class", "lr_schedule", "policy_class", "observation_space", "action_space", "n_envs"}
     of_a_run = {"verbose", "start_time", "tensorboard_log", "_last_obs", "_last_episode_starts", "_last_original_obs"}
     of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise", "_saved_by"}
+    assert {*COUNTERS} <= {*Counters.__struct_fields__}
     assert in_a_zip == arguments | {*Counters.__struct_fields__} | made_again | of_a_run
 
 

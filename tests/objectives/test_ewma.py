@@ -167,11 +167,7 @@ class EWMATraining(GoldenTraining):
             self.check(self.total_weight(), f"ewma_total_weight/after_roll{self.n_pi - 1}")
 
     def check_auxiliary_phase(self) -> None:
-        for place, step in enumerate(self.steps_of("auxiliary")):
-            for theirs, ours in {"pol_distance": "kl", "vf_aux": "aux_value_loss", "vf_true": "value_loss"}.items():
-                self.check(step.losses[ours], f"aux/step{place}/{theirs}")
-            self.check_gradient_norms([step], f"aux/step{place}")
-        self.check_weights("weights_after_aux_epoch")
+        super().check_auxiliary_phase()
         if self.average is not None:
             self.check_weights("ewma_after_reset", self.average)
             self.check(self.total_weight(), "ewma_total_weight/after_reset")

@@ -105,7 +105,10 @@ def clipped() -> PaperObjective:
 
 
 def test_the_value_loss_of_the_policy_phase_is_clipped_against_the_values_at_collection(clipped):
-    """In units of 2: V 1, 2; V_old 0, 2; targets 2, 3. V_clip is .5, 2: errors 1, 1 and 2.25, 1, the larger ones 2.25, 1."""
+    """
+    Worked numbers in units of 2: V 1, 2; V_old 0, 2; targets 2, 3. V_clip is .5, 2:
+    errors 1, 1 and 2.25, 1, whose maxima are 2.25, 1.
+    """
     batch = SimpleNamespace(returns=th.tensor([4.0, 6.0]), old_values=th.tensor([0.0, 4.0]))
     policy = SimpleNamespace(value_net=nn.Identity())
     losses = clipped.value_error(policy, th.tensor([[2.0], [4.0]]), batch, COEFFICIENTS)

@@ -22,7 +22,7 @@ from tests.helpers import make_on_images as make
 
 
 def test_samples_may_have_fields_that_are_no_tensors():
-    """In a user's minibatches, numbers, texts, None and scalars belong to every part; nested tensors are split."""
+    """Numbers, texts, None and scalars in a user's minibatches belong to every part; nested tensors are split."""
 
     class Samples(NamedTuple):
         observations: dict[str, th.Tensor]

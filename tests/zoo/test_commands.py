@@ -515,7 +515,7 @@ def test_a_full_disk_is_one_line(number, is_said, monkeypatch):
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_scripts_of_the_page(which, trained, tmp_path):
-    """In a file of the user's own, which imports the Zoo's scripts."""
+    """A file of the user's own imports the Zoo's scripts."""
     script = (ROOT / "docs" / "guides" / "zoo.md").read_text().split("```python")[1 + which].split("```")[0]
     (tmp_path / "mine.py").write_text(script)
     arguments = ["--algo", "ppg", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1"]

@@ -85,7 +85,7 @@ def test_nothing_is_left_of_another_agent_in_its_place(tmp_path):
 
 
 def test_the_commands(tmp_path):
-    """In a folder of one's own; an agent is unpacked as a training like others."""
+    """An agent is unpacked as a training like others, here in a folder of one's own."""
     assert "Mean reward: 500" in run("enjoy", "--env", "CartPole-v1", "--pretrained", "--no-render", "-n", "600", cwd=tmp_path)
     report = run("report", "--env", "CartPole-v1", "--pretrained", "--episodes", "5", cwd=tmp_path)
     assert "Mean return over 5 episodes: 500.0" in report
