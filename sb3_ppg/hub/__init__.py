@@ -3,7 +3,7 @@
 try:
     from sb3_ppg.hub.model_card import Evaluation, python_usage
     from sb3_ppg.hub.pretrained import from_pretrained, load_vec_normalize, save_pretrained
-    from sb3_ppg.hub.repository import download, load, push, write_repository, zip_of_sb3
+    from sb3_ppg.hub.repository import download, load, push, write_repository
 except ModuleNotFoundError as error:
     raise ImportError(f'Models cannot be shared ({error}): pip install "sb3-ppg[hub]"') from error
 
@@ -17,5 +17,4 @@ __all__ = [
     "python_usage",
     "save_pretrained",
     "write_repository",
-    "zip_of_sb3",
 ]

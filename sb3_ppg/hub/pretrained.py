@@ -31,7 +31,6 @@ from sb3_ppg.arguments import argument_names
 from sb3_ppg.buffers.checks import check_auxiliary_batches
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.hub.arrays import Arrays, check_number, open_arrays
 from sb3_ppg.hub.files import parse_json, read_json
 from sb3_ppg.hub.optimizers import describe_options, load_optimizer, state_arrays
@@ -43,7 +42,6 @@ from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.generators import generators_kept
-from sb3_ppg.saving.model_file import saved_by
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity
@@ -121,29 +119,21 @@ def from_pretrained(
     device: th.device | str = "auto",
     *,
     custom_objects: Mapping[str, Any] | None = None,
-    compile_mode: str | None = None,
-    trust_pickle: bool = False,
 ) -> PPG:
     """
     Read a model that ``save_pretrained`` has written. Nothing that the files say is imported, evaluated or unpickled.
 
-    :param folder: where its files are, or an SB3 zip file. Links are refused, apart from those of the Hub's client
+    :param folder: where its files are. Links are refused, apart from those of the Hub's client
     :param env: an environment to predict for or to go on training in, or its name. If the model was trained in
         ``VecNormalize`` and this is not in one, it is put into one with the saved statistics: step ``model.get_env()``
     :param device: where to put it
     :param custom_objects: objects that are not plain data, by the names that its author gave
-    :param compile_mode: of the policy, see ``PhasicActorCriticPolicy``. The author's is ignored: a file does not decide that a
-        compiler runs
-    :param trust_pickle: whether an SB3 zip file may be loaded if there is nothing else. It can run any code of its author's
     :return: the model
     :raises ModelFormatError: if the files are damaged, unknown to this version, or need an object that was not given
     """
-    folder, device = Path(folder), get_device(device)
     with generators_kept():  # vectorised environments draw seeds
         venv = None if env is None else _as_vec_env(env)
-    if not os.path.lexists(folder / DESCRIPTION):
-        return _from_sb3_zip(folder, venv, device, custom_objects, trust_pickle)
-    return read_model(folder, venv, device, custom_objects, compile_mode)[0]
+    return read_model(Path(folder), venv, device, custom_objects)[0]
 
 
 def load_vec_normalize(
@@ -170,7 +160,6 @@ def read_model(
     venv: VecEnv | None = None,
     device: th.device | str = "cpu",
     custom_objects: Mapping[str, Any] | None = None,
-    compile_mode: str | None = None,
 ) -> tuple[PPG, VecNormalize | None]:
     """
     Read a model with its normalisation. For the arguments see ``from_pretrained``.
@@ -178,12 +167,17 @@ def read_model(
     :return: the model; its normalisation, around environments that cannot be stepped, or None if it was trained without
     :raises ModelFormatError: see ``from_pretrained``
     """
+    if not os.path.lexists(folder / DESCRIPTION):
+        raise ModelFormatError(
+            f"{folder} holds no model: there is no {DESCRIPTION}. An SB3 zip file is not read here, because loading one runs "
+            "whatever code its author put in, with your rights; PPG.load loads one whose author you trust"
+        )
     device = get_device(device)
     with _as_format_error(folder), generators_kept():
         description = read_json(folder / DESCRIPTION, Description)
         with open_arrays(folder / ARRAYS) as arrays:
             normalizer = _make_vec_normalize(description, arrays)
-            model = _build(description, arrays, venv, normalizer, device, custom_objects or {}, compile_mode)
+            model = _build(description, arrays, venv, normalizer, device, custom_objects or {})
             _load_weights(model, description, arrays)
         try_out(model)
         if venv is not None and model.seed is not None:
@@ -243,15 +237,15 @@ def _build(
     normalizer: VecNormalize | None,
     device: th.device,
     custom: Mapping[str, Any],
-    compile_mode: str | None,
 ) -> PPG:
     """Make the model, with fresh weights, as its constructor does."""
     cls = decode(description.algorithm, "algorithm", custom)
     if not (isinstance(cls, type) and issubclass(cls, PPG)):
         raise ModelFormatError(f"algorithm: {cls} is not PPG")
     arguments = _decode_arguments(description, cls, custom)
+    # A file does not decide that a compiler runs
     kwargs = {name: value for name, value in (arguments.get("policy_kwargs") or {}).items() if name != "compile_mode"}
-    arguments["policy_kwargs"] = kwargs if compile_mode is None else {**kwargs, "compile_mode": compile_mode}
+    arguments["policy_kwargs"] = kwargs
     policy = decode(description.policy, "policy", custom)
     model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
@@ -383,35 +377,3 @@ def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
 
 def _as_vec_env(env: GymEnv | str) -> VecEnv:
     return env if isinstance(env, VecEnv) else make_vec_env(env if isinstance(env, str) else lambda: env)
-
-
-# ---- SB3's zip files ----
-
-
-def _from_sb3_zip(
-    path: Path, venv: VecEnv | None, device: th.device, custom_objects: Mapping[str, Any] | None, trust_pickle: bool
-) -> PPG:
-    archives = [path] if path.suffix == ".zip" else sorted(path.glob("*.zip"))
-    if len(archives) != 1 or not archives[0].is_file():
-        raise ModelFormatError(f"{path} holds no model: there is no {DESCRIPTION}")
-    if not trust_pickle:
-        raise ModelFormatError(why_not_pickle(str(archives[0])))
-    statistics_file = archives[0].parent / "vec_normalize.pkl"
-    if venv is not None and statistics_file.exists():
-        venv = VecNormalize.load(str(statistics_file), venv)
-    cls = ALGORITHMS.get(saved_by(archives[0]), PPG)
-    return cls.load(archives[0], env=venv, device=device, custom_objects=dict(custom_objects or {}))
-
-
-def why_not_pickle(archive: str) -> str:
-    """
-    Explain why an SB3 zip file is not loaded, and what to do.
-
-    :param archive: its name
-    :return: a message
-    """
-    return (
-        f"{archive} is an SB3 zip file and was not loaded: it is made with pickle, and loading it runs whatever code its "
-        "author put in, with your rights. Ask for the model as sb3_ppg.hub.push shares it, or, if you trust its author and "
-        "where you got it, load it with trust_pickle=True"
-    )

@@ -1,7 +1,6 @@
 """Models in repositories of the Hugging Face Hub."""
 
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,6 @@ from sb3_ppg.hub.pretrained import (
     DESCRIPTION,
     from_pretrained,
     save_pretrained,
-    why_not_pickle,
 )
 from sb3_ppg.ppg import PPG
 
@@ -144,8 +142,6 @@ def load(
     revision: str | None = None,
     token: str | bool | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    compile_mode: str | None = None,
-    trust_pickle: bool = False,
 ) -> PPG:
     """
     Fetch a model from the Hugging Face Hub, or from the client's cache if the Hub cannot be reached.
@@ -156,22 +152,12 @@ def load(
     :param revision: a branch, tag or commit. None: the latest of the main branch
     :param token: of the Hub, for private repositories. None: that of ``hf auth login``
     :param custom_objects: see ``from_pretrained``
-    :param compile_mode: see ``from_pretrained``
-    :param trust_pickle: see ``from_pretrained``
     :return: the model
     :raises ModelFormatError: see ``from_pretrained``
     :raises HubError: if there is no such repository or revision, or it cannot be reached
     """
     folder = download(repo_id, [DESCRIPTION, ARRAYS], revision, token)
-    if not (folder / DESCRIPTION).exists():
-        archive = zip_of_sb3(repo_id, revision, token)
-        if trust_pickle and archive:
-            folder = download(repo_id, [archive, "vec_normalize.pkl"], revision, token) / archive
-        elif archive:
-            raise ModelFormatError(why_not_pickle(f"{repo_id}/{archive}"))
-    return from_pretrained(
-        folder, env, device, custom_objects=custom_objects, compile_mode=compile_mode, trust_pickle=trust_pickle
-    )
+    return from_pretrained(folder, env, device, custom_objects=custom_objects)
 
 
 def download(repo_id: str, names: list[str], revision: str | None = None, token: str | bool | None = None) -> Path:
@@ -214,20 +200,6 @@ def _loads_in(folder: Path, env_id: str, env_kwargs: dict[str, Any], custom_obje
     finally:
         env.close()
     return True
-
-
-def zip_of_sb3(repo_id: str, revision: str | None = None, token: str | bool | None = None) -> str | None:
-    """
-    :param repo_id: "user/name"
-    :param revision: a branch, tag or commit
-    :param token: of the Hub
-    :return: the name of the SB3 zip file in it, if it has one
-    :raises HubError: if it cannot be read
-    """
-    with _explained(f"{repo_id} could not be loaded", revision):
-        names = huggingface_hub.HfApi(token=token).list_repo_files(repo_id, revision=revision)
-    archives = [name for name in names if re.fullmatch(r"[\w.-]+\.zip", name) and name != "train_eval_metrics.zip"]
-    return archives[0] if len(archives) == 1 else None
 
 
 @contextmanager

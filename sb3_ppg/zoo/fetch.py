@@ -23,7 +23,7 @@ from rl_zoo3.load_from_hub import download_from_hub
 from sb3_ppg import hub
 from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
 from sb3_ppg.family import FAMILY, zoo_name_of
-from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model, why_not_pickle
+from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.zoo.environment_file import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings, read_environment
 from sb3_ppg.zoo.report import add_gym_packages
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID to give it (0: the next, -1: no such folder)")
     parser.add_argument("--force", action="store_true", help="overwrite the experiment if it exists")
     parser.add_argument("--allow", nargs="+", default=[], help="further wrappers that its environment may have")
-    parser.add_argument("--trust-pickle", action="store_true", help="load an SB3 zip file, too, which can run any code")
+    parser.add_argument("--trust-pickle", action="store_true", help="let the Zoo load a pickled model of its own algorithms")
     parser.add_argument("--verbose", default=1, type=int, help="not used")
     add_gym_packages(parser)
     args = parser.parse_args()
@@ -68,21 +68,11 @@ def fetch(args: argparse.Namespace) -> None:
     repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
     print(f"Downloading {repo_id}")
     source = hub.download(repo_id, [DESCRIPTION, ARRAYS, ZOO], args.revision)
-    if (source / DESCRIPTION).exists():
-        runs = Path(args.folder) / args.algo
-        number = args.exp_id or get_latest_run_id(str(runs), args.env) + 1
-        log_path = runs if number < 0 else runs / f"{args.env}_{number}"
-        unpack(source, args.algo, args.env, log_path, args.force, numbered=number > 0, allowed=args.allow)
-        print(f"Saved to {log_path}")
-        return
-    archive = hub.zip_of_sb3(repo_id, args.revision)
-    if archive is None:
-        raise ModelFormatError(f"{repo_id} holds no model: there is neither {DESCRIPTION} nor an SB3 zip file")
-    if not args.trust_pickle:
-        raise ModelFormatError(f"{why_not_pickle(f'{repo_id}/{archive}')} (--trust-pickle)")
-    if args.revision is not None:
-        raise ArgumentError("--revision cannot work for an SB3 zip file: the Zoo fetches the latest")
-    _fetch_pickle(args)
+    runs = Path(args.folder) / args.algo
+    number = args.exp_id or get_latest_run_id(str(runs), args.env) + 1
+    log_path = runs if number < 0 else runs / f"{args.env}_{number}"
+    unpack(source, args.algo, args.env, log_path, args.force, numbered=number > 0, allowed=args.allow)
+    print(f"Saved to {log_path}")
 
 
 def _fetch_pickle(args: argparse.Namespace) -> None:

@@ -58,11 +58,6 @@ def test_truncated_and_missing_files(copied, name):
     refused(copied, f"{name} is missing|holds no model: there is no {DESCRIPTION}")
 
 
-def test_no_model_at_all(tmp_path):
-    refused(tmp_path / "nowhere", "holds no model")
-    refused(tmp_path / "nothing.zip", "holds no model")
-
-
 # ---- descriptions ----
 
 KWARGS = ("arguments", "policy_kwargs")
@@ -356,19 +351,21 @@ def test_links_of_the_hubs_client_are_followed_and_no_others(small, tmp_path):
 # ---- pickle ----
 
 
-@pytest.mark.parametrize("name", ["", "model.zip"])
-def test_an_sb3_zip_is_only_loaded_if_it_is_trusted(tmp_path, name):
+@pytest.mark.parametrize("name", ["", "model.zip", "nowhere"])
+def test_an_sb3_zip_is_not_read(tmp_path, name):
     ran = malicious_zip(tmp_path)
-    refused(tmp_path / name, "runs whatever code its author put in.*trust_pickle=True")
+    for load in (from_pretrained, load_vec_normalize):
+        with pytest.raises(ModelFormatError, match=r"no model\.json.*runs whatever code its author put in.*PPG\.load"):
+            load(tmp_path / name)
     assert not ran.exists()
-    assert isinstance(from_pretrained(tmp_path / name, trust_pickle=True), PPG)
+    PPG.load(tmp_path / "model.zip")
     assert ran.exists()  # so the payload was alive
 
 
 def test_pickles_beside_a_model_are_not_opened(copied):
     ran = malicious_zip(copied)
     (copied / "vec_normalize.pkl").write_bytes((copied / "model.zip").read_bytes())
-    from_pretrained(copied, RandomEnv(BOX, spaces.Discrete(2)), trust_pickle=True)
+    from_pretrained(copied, RandomEnv(BOX, spaces.Discrete(2)))
     assert not ran.exists()
 
 
@@ -376,24 +373,19 @@ def test_pickles_beside_a_model_are_not_opened(copied):
 
 
 def test_a_file_does_not_start_a_compiler(copied, monkeypatch):
-    modes: list[Any] = []
-    monkeypatch.setattr(th.nn.Module, "compile", lambda self, *, mode, dynamic: modes.append(mode))
+    compiled: list[Any] = []
+    monkeypatch.setattr(th.nn.Module, "compile", lambda self, **how: compiled.append(how))
     change(copied, put(*KWARGS, "compile_mode", value="max-autotune"))
     model = from_pretrained(copied, device="cpu")
-    assert modes == [] and model.policy.compile_mode is None and "compile_mode" not in model.policy_kwargs
-    model = from_pretrained(copied, device="cpu", compile_mode="default")
-    assert modes == ["default"] and model.policy.compile_mode == "default"
+    assert compiled == [] and model.policy.compile_mode is None and "compile_mode" not in model.policy_kwargs
 
 
-@pytest.mark.parametrize("reader", ["from_pretrained", "refused", "load_vec_normalize", "trust_pickle"])
+@pytest.mark.parametrize("reader", ["from_pretrained", "refused", "load_vec_normalize"])
 def test_loading_leaves_the_global_generators_alone(copied, reader):
-    small_model().save(copied / "model.zip")
     env = RandomEnv(BOX, spaces.Discrete(2))
     before = generator_states()
     if reader == "from_pretrained":
         from_pretrained(copied, env)
-    elif reader == "trust_pickle":
-        from_pretrained(copied / "model.zip", env, trust_pickle=True)
     elif reader == "refused":
         replace_array(copied, "policy.value_net.weight", lambda weight: weight * np.nan)
         refused(copied, "finite")
