@@ -17,10 +17,11 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
 from sb3_ppg.losses import Losses
 from sb3_ppg.zoo import launcher
 
@@ -88,8 +89,66 @@ class MaskedEnv(RandomEnv):
         return super().step(action)
 
 
+class Clock(gym.Env):
+    """Environment whose observation is the number of steps since it was made."""
+
+    observation_space, action_space = spaces.Box(0, np.inf, (1,)), spaces.Discrete(2)
+    n_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.full(1, self.n_steps, np.float32), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        return np.full(1, self.n_steps, np.float32), 0.0, False, False, {}
+
+
 def image_space(*shape: int) -> spaces.Box:
     return spaces.Box(0, 255, shape, np.uint8)
+
+
+THREE_ACTIONS = spaces.Discrete(3)
+THREE_ACTIONS = spaces.Discrete(3)
+BOX = spaces.Box(-1.0, 2.0, (2,))
+DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
+ARCHITECTURES = ("dual", "detached", "shared")
+
+
+def random_envs(
+    observation_space: spaces.Space = VECTOR, action_space: spaces.Space = THREE_ACTIONS, n_envs: int = 2, **kwargs
+) -> VecEnv:
+    return make_vec_env(lambda: RandomEnv(observation_space, action_space, **kwargs), n_envs, seed=0)
+
+
+def masked_envs(observation_space: spaces.Space = VECTOR, actions: str = "Discrete", n_envs: int = 2) -> VecEnv:
+    return make_vec_env(lambda: MaskedEnv(observation_space, actions), n_envs, seed=0)
+
+
+# Algorithm, policy, environments and arguments of the policy of each kind of model
+SMALL = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+MIXED = spaces.Dict({"a/b": VECTOR, "c": spaces.Discrete(3)})
+KINDS: dict[str, tuple] = {
+    "vectors": (PPG, "MlpPolicy", random_envs, {}),
+    "images": (PPG, "CnnPolicy", lambda: random_envs(image_space(36, 36, 1)), {}),
+    "Dict": (PPG, "MultiInputPolicy", lambda: random_envs(MIXED, BOX), {}),
+    "LSTM": (RecurrentPPG, "MlpLstmPolicy", random_envs, {"lstm_hidden_size": 4}),
+    "masks": (MaskablePPG, "MlpPolicy", masked_envs, {}),
+}
+WITH_CONTEXT = ("vectors", "LSTM", "masks")
+
+
+def make_kind(kind: str, **kwargs: Any) -> PPG:
+    algorithm, policy, make_envs, policy_kwargs = KINDS[kind]
+    return algorithm(policy, make_envs(), **{**SMALL, "policy_kwargs": policy_kwargs, **kwargs})
+
+
+def saved_and_loaded(model: PPG, folder: Path, env: VecEnv | None = None) -> PPG:
+    """Save a model and its rollouts, and return what the files hold."""
+    model.save(folder / "model.zip")
+    model.save_aux_buffer(folder / "aux_buffer.npz")
+    loaded = type(model).load(folder / "model.zip", env=env or model.get_env(), device="cpu")
+    loaded.load_aux_buffer(folder / "aux_buffer.npz")
+    return loaded
 
 
 def make_on_images(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | None = None, **kwargs) -> PPG:
@@ -157,13 +216,18 @@ def fill_phase(model: PPG) -> None:
         model.aux_buffer.add(model.rollout_buffer, model.aux_data())
 
 
-def assert_both_phases_train(model: PPG) -> None:
-    """Train through an auxiliary phase and one rollout more: every parameter moves, and the log is finite."""
+def untrained(model: PPG, n_rollouts: int) -> set[str]:
+    """Train; the log is finite. Return the names of the parameters that stay as they are."""
     before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
-    logged = learn_and_log(model, model.n_steps * model.n_envs * (model.n_policy_iterations + 1))
-    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 1
-    assert changed(before, dict(model.policy.named_parameters())) == before.keys()
+    logged = learn_and_log(model, model.n_steps * model.n_envs * n_rollouts)
     assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
+    return before.keys() - changed(before, dict(model.policy.named_parameters()))
+
+
+def assert_both_phases_train(model: PPG) -> None:
+    """Train through an auxiliary phase and one rollout more: every parameter moves."""
+    assert not untrained(model, model.n_policy_iterations + 1)
+    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 1
 
 
 def assert_trains_like(ours: PPG, theirs: BaseAlgorithm, total_timesteps: int) -> None:

@@ -1,5 +1,7 @@
 """Advantages as pure functions, and those that are recomputed before further epochs."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch as th
@@ -7,10 +9,10 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RewardNormalizer
 from sb3_ppg.advantages import gae
 from sb3_ppg.training.collecting import recompute_advantages
-from tests.helpers import VECTOR, MaskedEnv, RandomEnv, collect, image_space
+from tests.helpers import KINDS, SMALL, collect, make_kind, random_envs
 
 
 def test_worked_numbers():
@@ -31,25 +33,22 @@ def test_it_is_what_sb3_computes():
     assert buffer.episode_starts[1:].any()
 
 
-DICT = spaces.Dict(a=VECTOR, b=spaces.Discrete(3))
-KINDS = {
-    "vectors": (PPG, "MlpPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
-    "images": (PPG, "CnnPolicy", lambda: RandomEnv(image_space(36, 36, 1), spaces.Discrete(3)), {}),
-    "Dict": (PPG, "MultiInputPolicy", lambda: RandomEnv(DICT, spaces.Box(-1, 1, (2,))), {}),
-    "LSTM": (RecurrentPPG, "MlpLstmPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {"lstm_hidden_size": 4}),
-    "masks": (MaskablePPG, "MlpPolicy", MaskedEnv, {}),
+def normalized_rewards(**kwargs) -> dict:
+    return dict(
+        rollout_buffer_class=NormalizedRewardRolloutBuffer,
+        rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(**kwargs)),
+    )
+
+
+MODELS = {kind: partial(make_kind, kind) for kind in KINDS} | {
+    "normalised rewards": lambda: make_kind("vectors", **normalized_rewards()),
+    "VecNormalize": lambda: PPG("MlpPolicy", VecNormalize(random_envs()), **SMALL),
 }
 
 
-def make(kind: str, **kwargs) -> PPG:
-    cls, policy, env, policy_kwargs = KINDS[kind]
-    settings = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
-    return cls(policy, make_vec_env(env, 2, seed=0), **{**settings, "policy_kwargs": policy_kwargs, **kwargs})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_with_the_network_that_collected_them_they_are_the_same(kind):
-    model = make(kind)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_with_the_network_that_collected_them_they_are_the_same(make):
+    model = make()
     collect(model)
     buffer = model.rollout_buffer
     advantages, returns = buffer.advantages.copy(), buffer.returns.copy()
@@ -61,7 +60,7 @@ def test_with_the_network_that_collected_them_they_are_the_same(kind):
 
 def test_what_changes_with_the_value_function():
     """With λ = 0 the advantage is r + γ V' - V: where V rises by one everywhere it changes by γ - 1, or -1 at an end."""
-    model = make("vectors", gae_lambda=0.0, gamma=0.9, normalize_advantage=False)
+    model = make_kind("vectors", gae_lambda=0.0, gamma=0.9, normalize_advantage=False)
     model.env.envs[0].unwrapped.episode_length = 4
     collect(model)
     buffer = model.rollout_buffer
@@ -75,7 +74,7 @@ def test_what_changes_with_the_value_function():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_one_epoch_nothing_changes(kind):
-    models = [make(kind, recompute_advantages=recompute, n_epochs=1).learn(4 * 16) for recompute in (False, True)]
+    models = [make_kind(kind, recompute_advantages=recompute).learn(4 * 16) for recompute in (False, True)]
     first, second = (model.policy.parameters_to_vector() for model in models)
     np.testing.assert_array_equal(first, second)
 
@@ -83,7 +82,7 @@ def test_with_one_epoch_nothing_changes(kind):
 @pytest.mark.parametrize("settings", [dict(n_epochs=3), dict(n_epochs=1, n_value_epochs=1)], ids=["joint", "apart"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_several_epochs_each_but_the_first_is_up_to_date(kind, settings, monkeypatch):
-    model = make(kind, recompute_advantages=True, **settings)
+    model = make_kind(kind, recompute_advantages=True, **settings)
     calls = []
     monkeypatch.setattr("sb3_ppg.ppg.recompute_advantages", lambda *args: calls.append(recompute_advantages(*args)))
     model.learn(4 * 16)
@@ -91,35 +90,11 @@ def test_with_several_epochs_each_but_the_first_is_up_to_date(kind, settings, mo
     assert len(calls) == 4 * (n_epochs - 1)
 
 
-def test_under_normalised_rewards():
-    normalized = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer)
-    normalized |= dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()))
-    for kwargs in (normalized, {}):
-        env = make_vec_env("CartPole-v1", 2, seed=0)
-        model = PPG("MlpPolicy", env if kwargs else VecNormalize(env), n_steps=8, batch_size=8, device="cpu", **kwargs)
-        collect(model)
-        advantages = model.rollout_buffer.advantages.copy()
-        model.normalize_advantage = False
-        recompute_advantages(model, model.rollout_buffer, model.rollout_end)
-        np.testing.assert_allclose(model.rollout_buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
-
-
-class CutOff(RandomEnv):
-    """Always the same, until a time limit."""
-
-    def __init__(self):
-        super().__init__(spaces.Box(1, 1, (1,)), spaces.Discrete(2))
-
-    def step(self, action):
-        observation, _, _, ended, info = super().step(action)
-        return observation, 1.0, False, ended, info
-
-
 def test_what_follows_a_time_limit_is_in_normalised_units():
     """γ V is added to the normalised reward, in whose units V is learned."""
-    normalizer = RewardNormalizer(gamma=0.9)
-    kwargs = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
-    model = PPG("MlpPolicy", make_vec_env(CutOff, 2, seed=0), n_steps=64, batch_size=64, gamma=0.9, device="cpu", **kwargs)
+    kwargs = normalized_rewards(gamma=0.9)
+    normalizer = kwargs["rollout_buffer_kwargs"]["reward_normalizer"]
+    model = PPG("MlpPolicy", random_envs(spaces.Box(1, 1, (1,))), n_steps=64, batch_size=64, gamma=0.9, device="cpu", **kwargs)
     for _ in range(2):
         collect(model)
         buffer = model.rollout_buffer
@@ -132,6 +107,6 @@ def test_what_follows_a_time_limit_is_in_normalised_units():
 
 def test_what_cannot_be_recomputed_is_refused():
     with pytest.raises(ArgumentError, match="`recompute_advantages`='yes' cannot work"):
-        make("vectors", recompute_advantages="yes")
+        make_kind("vectors", recompute_advantages="yes")
     with pytest.raises(ArgumentError, match="would count a rollout several times"):
-        make("vectors", recompute_advantages=True, objective="ewma", objective_kwargs=dict(advantage_decay=0.5))
+        make_kind("vectors", recompute_advantages=True, objective="ewma", objective_kwargs=dict(advantage_decay=0.5))

@@ -13,9 +13,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TransformReward
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG
@@ -26,10 +24,11 @@ from sb3_ppg.objectives import OBJECTIVES
 from sb3_ppg.optim.epoch import optimize_epoch
 from tests.helpers import (
     ROOT,
+    VECTOR,
     BatchNormExtractor,
+    Clock,
     RandomEnv,
     assert_trains_like,
-    auxiliary_batch_sizes,
     calls_of,
     changed,
     collect,
@@ -85,20 +84,6 @@ def test_the_ratio_is_one_on_the_first_pass(env):
     (batch,) = model.rollout_buffer.get(64)
     _, log_prob, _ = model.policy.evaluate_actions(batch.observations, model.policy.actions.from_buffer(batch.actions))
     th.testing.assert_close(log_prob, batch.old_log_prob)
-
-
-def test_micro_batches_are_the_same_step():
-    states = []
-    for micro_batch_size in (None, 5):
-        model = make(micro_batch_size=micro_batch_size, n_value_epochs=2, max_grad_norm=0.5).learn(16 * 3)
-        assert model.n_aux_phases == 1
-        states.append(weights(model))
-    th.testing.assert_close(*states, rtol=0, atol=2e-6)
-
-
-def test_kl_is_zero_before_the_first_auxiliary_step():
-    logged = learn_and_log(make(aux_batch_size=48, n_aux_epochs=1), 48)  # a single minibatch
-    assert logged["aux/kl"] == pytest.approx(0, abs=1e-7)
 
 
 # ---- policy phase ----
@@ -168,36 +153,21 @@ def test_target_kl_ends_the_epochs(capsys):
 # ---- phases and budgets ----
 
 
-class Record(BaseCallback):
-    """Records the size of the auxiliary buffer at the start of each rollout."""
-
-    def __init__(self):
-        super().__init__()
-        self.stored: list[int] = []
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_start(self) -> None:
-        self.stored.append(len(self.model.aux_buffer))
-
-
 def test_the_auxiliary_phase_follows_every_n_pi_iterations():
-    model, record = make(), Record()
-    model.learn(16 * 7, callback=record)
-    assert record.stored == [0, 1, 2, 0, 1, 2, 0]
-    assert model.n_aux_phases == 2 and len(model.aux_buffer) == 1
+    """What a budget leaves over is used by the next call."""
+    model, stored = make(), []
 
+    class Record(PhasicCallback):
+        def _on_rollout_start(self) -> None:
+            stored.append(len(self.model.aux_buffer))
 
-def test_what_a_budget_leaves_over_is_used_by_the_next_call():
-    model, record = make(), Record()
-    model.learn(16 * 2, callback=record)
+    model.learn(16 * 2, callback=Record())
     assert model.n_aux_phases == 0 and len(model.aux_buffer) == 2
     kept = set(np.concatenate(model.aux_buffer.value_targets).ravel().tolist())
     calls = calls_of(model.objective, "auxiliary_losses")
-    model.learn(16, callback=record, reset_num_timesteps=False)
-    assert record.stored == [0, 1, 2]
-    assert model.n_aux_phases == 1 and len(model.aux_buffer) == 0
+    model.learn(16 * 5, callback=Record(), reset_num_timesteps=False)
+    assert stored == [0, 1, 2, 0, 1, 2, 0]
+    assert model.n_aux_phases == 2 and len(model.aux_buffer) == 1
     assert kept < {target for (_, _, batch, _), _ in calls for target in batch.value_targets.tolist()}
 
 
@@ -208,12 +178,6 @@ def test_two_calls_are_one():
     parts.learn(16 * 2)
     parts.learn(16 * 4, reset_num_timesteps=False)
     assert not changed(weights(whole), weights(parts))
-
-
-def test_the_auxiliary_phase_sees_all_and_only_the_phase():
-    """Three rollouts of two sequences are three minibatches of two sequences, in each of four epochs."""
-    model = make(env=make_vec_env("CartPole-v1", 2), aux_batch_size=32, n_aux_epochs=4)
-    assert auxiliary_batch_sizes(model, 3 * 16 * 2) == [32] * 3 * 4
 
 
 def test_no_auxiliary_phase_stores_nothing():
@@ -427,59 +391,49 @@ def test_noise_that_is_never_renewed_within_a_rollout():
 
 # ---- bad input ----
 
-BAD_ARGUMENTS = [
-    (dict(n_steps=0), "n_steps"),
-    (dict(batch_size=0), "batch_size"),
-    (dict(batch_size=2.5), "batch_size"),
-    (dict(n_epochs=0), "n_epochs"),
-    (dict(n_value_epochs=0), "n_value_epochs"),
-    (dict(n_policy_iterations=0), "n_policy_iterations"),
-    (dict(n_aux_epochs=-1), "n_aux_epochs"),
-    (dict(aux_batch_size=0), "aux_batch_size"),
-    (dict(aux_batch_size=24), "aux_batch_size.*24.*n_steps.*16.*multiple"),
+# Values that cannot work, and arguments that contradict each other: what the error says
+BAD_VALUES = dict(
+    n_steps=[0],
+    batch_size=[0, 2.5, True],
+    n_epochs=[0],
+    n_value_epochs=[0],
+    n_policy_iterations=[0],
+    n_aux_epochs=[-1, False],
+    aux_batch_size=[0],
+    micro_batch_size=[0],
+    gamma=[1.5, True],
+    gae_lambda=[-0.1],
+    beta_clone=[-1.0, float("nan")],
+    kl_coef=[-1.0],
+    vf_coef=[-0.5],
+    ent_coef=[float("inf")],
+    clip_range=[0.0, lambda: 0.2],
+    clip_range_vf=[-0.2],
+    max_grad_norm=[0.0, lambda _: 0.5],
+    target_kl=[0.0],
+    learning_rate=[-1e-3, "fast", None, lambda _: float("nan")],
+    aux_learning_rate=[-1e-3],
+    normalize_advantage=["False"],
+    normalize_value_targets=[None],
+    use_sde=["no"],
+    sde_sample_freq=[-2],
+    stats_window_size=[-1],
+    rollout_buffer_class=["RolloutBuffer", ReplayBuffer, DictRolloutBuffer],
+    policy_kwargs=["dict(net_arch=[8])"],
+    policy=[None, 3],
+    aux_buffer_kwargs=["mmap", dict(size=3)],
+)
+BAD_ARGUMENTS = [({name: value}, name) for name, values in BAD_VALUES.items() for value in values]
+BAD_ARGUMENTS += [
+    (dict(aux_batch_size=24), "aux_batch_size.*24.*n_steps.*16.*use a multiple of it, or less, for minibatches of single"),
     (dict(aux_batch_size=64), "aux_batch_size.*64.*48"),
-    (dict(micro_batch_size=0), "micro_batch_size"),
-    (dict(gamma=1.5), "gamma"),
-    (dict(gae_lambda=-0.1), "gae_lambda"),
-    (dict(beta_clone=-1.0), "beta_clone"),
-    (dict(beta_clone=float("nan")), "beta_clone"),
-    (dict(kl_coef=-1.0), "kl_coef"),
-    (dict(vf_coef=-0.5), "vf_coef"),
-    (dict(ent_coef=float("inf")), "ent_coef"),
-    (dict(clip_range=0.0), "clip_range"),
     (dict(clip_range=None), "clip_range.*None.*kl_coef"),
-    (dict(clip_range_vf=-0.2), "clip_range_vf"),
-    (dict(max_grad_norm=0.0), "max_grad_norm"),
-    (dict(target_kl=0.0), "target_kl"),
-    (dict(learning_rate=-1e-3), "learning_rate"),
-    (dict(aux_learning_rate=-1e-3), "aux_learning_rate"),
-    (dict(learning_rate="fast"), "learning_rate"),
     (dict(n_steps=1, batch_size=1), "n_steps.*1.*normalize_advantage"),
     (dict(use_sde=True), "use_sde.*True.*Box"),
-    (dict(batch_size=True), "batch_size"),
-    (dict(n_aux_epochs=False), "n_aux_epochs"),
-    (dict(gamma=True), "gamma"),
-    (dict(learning_rate=None), "learning_rate"),
-    (dict(learning_rate=lambda _: float("nan")), "learning_rate"),
-    (dict(clip_range=lambda: 0.2), "clip_range"),
-    (dict(max_grad_norm=lambda _: 0.5), "max_grad_norm"),
-    (dict(normalize_advantage="False"), "normalize_advantage.*'False'"),
-    (dict(normalize_value_targets=None), "normalize_value_targets"),
-    (dict(use_sde="no"), "use_sde"),
-    (dict(sde_sample_freq=-2), "sde_sample_freq"),
-    (dict(stats_window_size=-1), "stats_window_size"),
-    (dict(rollout_buffer_class=ReplayBuffer), "rollout_buffer_class.*ReplayBuffer"),
-    (dict(rollout_buffer_class=DictRolloutBuffer), "rollout_buffer_class.*DictRolloutBuffer"),
-    (dict(rollout_buffer_class="RolloutBuffer"), "rollout_buffer_class"),
-    (dict(policy_kwargs="dict(net_arch=[8])"), "policy_kwargs"),
-    (dict(policy=None), "policy"),
-    (dict(policy=3), "policy"),
     (dict(policy=MaskablePPG.policy_aliases["MlpPolicy"]), "policy.*is for MaskablePPG, not for PPG"),
     (dict(policy=RecurrentPPG.policy_aliases["MlpLstmPolicy"]), "policy.*is for RecurrentPPG, not for PPG"),
     (dict(aux_buffer_kwargs=dict(storage="cloud")), "storage`='cloud'"),
     (dict(aux_buffer_kwargs=dict(path="/x")), "path`='/x'.*no meaning"),
-    (dict(aux_buffer_kwargs=dict(size=3)), "aux_buffer_kwargs"),
-    (dict(aux_buffer_kwargs="mmap"), "aux_buffer_kwargs"),
 ]
 
 
@@ -558,62 +512,13 @@ def test_a_disk_that_is_not_there_is_named_and_another_can_be_given(tmp_path):
     assert len(model.aux_buffer) == 1 and (tmp_path / "elsewhere").is_dir()
 
 
-def test_nan_stops_the_policy_phase_before_the_weights_are_touched():
-    model = make(max_grad_norm=0.5)
-    model.learn(16)
-    before = weights(model)
-    collect(model)
-    model.rollout_buffer.returns[5] = np.nan
-    with pytest.raises(NonFiniteLossError, match=r"policy phase.*'value_loss': nan"):
-        model.train()
-    assert not changed(before, weights(model))
-
-
 def test_after_an_error_in_the_auxiliary_phase_the_next_phase_starts_with_nothing():
     model = make().learn(16 * 2)
     model.aux_buffer.value_targets[0][:] = np.nan
-    with pytest.raises(NonFiniteLossError):
+    with pytest.raises(NonFiniteLossError, match=r"auxiliary phase.*'aux_value_loss'"):
         model.learn(16, reset_num_timesteps=False)
     model.learn(16 * 3, reset_num_timesteps=False)
     assert model.n_aux_phases == 1 and len(model.aux_buffer) == 0
-
-
-def test_nan_stops_the_auxiliary_phase_before_the_weights_are_touched():
-    model = make()
-    fill_phase(model)
-    model.aux_buffer.value_targets[1][0, 3] = np.inf
-    before = weights(model)
-    with pytest.raises(NonFiniteLossError, match=r"auxiliary phase.*'aux_value_loss'"):
-        model.auxiliary_phase()
-    assert not changed(before, weights(model))
-
-
-class Unit(BaseFeaturesExtractor):
-    """Scales observations to length one, which gives NaN for length zero."""
-
-    def __init__(self, observation_space: spaces.Box):
-        super().__init__(observation_space, 3)
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return observations / observations.norm(dim=1, keepdim=True)
-
-
-class ZeroAfter(gym.Env):
-    """Environment whose sixth observation is all zeros and that refuses NaN actions."""
-
-    observation_space = spaces.Box(-1, 1, (3,))
-
-    def __init__(self, action_space: spaces.Space):
-        self.action_space = action_space
-
-    def reset(self, *, seed=None, options=None):
-        self.n_steps = 0
-        return np.ones(3, np.float32), {}
-
-    def step(self, action):
-        assert np.isfinite(action).all()
-        self.n_steps += 1
-        return np.full(3, self.n_steps != 5, np.float32), 0.0, False, False, {}
 
 
 ACTIONS = [spaces.Box(-1, 1, (2,)), spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)]
@@ -621,9 +526,12 @@ ACTIONS = [spaces.Box(-1, 1, (2,)), spaces.Discrete(3), spaces.MultiDiscrete([2,
 
 @pytest.mark.parametrize("action_space", ACTIONS, ids=lambda space: type(space).__name__)
 def test_no_environment_is_given_an_action_that_is_nan(action_space):
-    model = make(ZeroAfter(action_space), policy_kwargs=dict(features_extractor_class=Unit))
+    model = make(RandomEnv(VECTOR, action_space))  # which refuses such actions
+    model.learn(5, callback=lambda *_: model.num_timesteps < 5)
+    with th.no_grad():
+        model.policy.action_net.bias.fill_(np.nan)
     with pytest.raises(NonFiniteActionError, match="NaN or infinite, from observations that are finite"):
-        model.learn(16)
+        model.learn(16, reset_num_timesteps=False)
     assert model.num_timesteps == 5 and distributions_are_validated()
 
 
@@ -678,12 +586,6 @@ def test_what_is_hardly_meant_warns_at_the_line_that_makes_the_model(kwargs, mes
     assert {warning.filename for warning in caught} == {__file__}
 
 
-def test_ordinary_arguments_do_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make(learning_rate=1.0, aux_learning_rate=lambda progress: progress)
-
-
 def test_a_budget_below_one_phase_warns_once_with_the_numbers():
     model = make(n_steps=16, n_policy_iterations=4)
     with pytest.warns(UserWarning) as caught:
@@ -695,13 +597,18 @@ def test_a_budget_below_one_phase_warns_once_with_the_numbers():
     assert "budget of 33 steps" in message and "16 * 1 * 4 = 64 steps" in message and "n_aux_epochs=0" in message
 
 
-@pytest.mark.parametrize(("kwargs", "budget"), [(dict(n_policy_iterations=4), 49), (dict(n_aux_epochs=0), 16)])
-def test_other_budgets_do_not_warn(kwargs, budget):
-    """A fourth rollout starts before 49 steps are over."""
-    model = make(n_steps=16, **kwargs)
+@pytest.mark.parametrize(
+    ("kwargs", "budget"),
+    [
+        (dict(n_policy_iterations=4), 49),  # a fourth rollout starts before they are over
+        (dict(n_aux_epochs=0), 16),
+        (dict(learning_rate=1.0, aux_learning_rate=lambda progress: progress), 48),
+    ],
+)
+def test_ordinary_arguments_and_budgets_do_not_warn(kwargs, budget):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.learn(budget)
+        make(**kwargs).learn(budget)
 
 
 # ---- what is looked at once ----
@@ -714,25 +621,6 @@ def test_the_value_loss_is_that_of_all_epochs():
     losses = [losses.terms["value_loss"].item() for _, losses in calls]
     assert len({round(loss, 5) for loss in losses}) == len(losses) == 3
     assert logged["train/value_loss"] == pytest.approx(np.mean(losses))
-
-
-def test_odd_numbers_of_sequences_are_spread_evenly():
-    model = make(n_policy_iterations=33, n_aux_epochs=1, aux_batch_size=48)
-    assert auxiliary_batch_sizes(model, 16 * 33) == [3 * 16] * 11
-
-
-class Clock(gym.Env):
-    """Environment whose observation is the number of steps since it was made."""
-
-    observation_space, action_space = spaces.Box(0, np.inf, (1,)), spaces.Discrete(2)
-    n_steps = 0
-
-    def reset(self, *, seed=None, options=None):
-        return np.full(1, self.n_steps, np.float32), {}
-
-    def step(self, action):
-        self.n_steps += 1
-        return np.full(1, self.n_steps, np.float32), 0.0, False, False, {}
 
 
 SINGLE_SAMPLES = [(8, None, [8] * 24), (2, None, [4] * 48), (8, 24, [24] * 8), (8, 16, [16] * 12)]
@@ -756,6 +644,4 @@ def test_a_memory_needs_whole_sequences():
     arguments = dict(n_steps=16, batch_size=16, n_policy_iterations=2, policy_kwargs=dict(lstm_hidden_size=4))
     with pytest.raises(ArgumentError, match=r"whole sequences of `n_steps`=16 samples; use a multiple of it"):
         RecurrentPPG("MlpLstmPolicy", "CartPole-v1", aux_batch_size=8, **arguments)
-    with pytest.raises(ArgumentError, match=r"use a multiple of it, or less, for minibatches of single samples"):
-        make(aux_batch_size=24)
     make(aux_batch_size=12)

@@ -165,17 +165,6 @@ def test_a_buffer_forgets_its_rollouts_after_a_phase_unless_it_has_a_capacity():
         assert len(aux_buffer) == aux_buffer.n_sequences == 0
 
 
-def test_files_give_the_minibatches_of_memory(tmp_path):
-    found = []
-    for storage in ({}, dict(storage="mmap", path=tmp_path)):
-        aux_buffer, rollout_buffer = AuxBuffer(**storage), make_rollout_buffer()
-        for rollout in range(3):
-            aux_buffer.add(fill(rollout_buffer, rollout))
-        record(aux_buffer)
-        found.append(epoch(aux_buffer))
-    assert all(th.equal(ours, expected) for ours, expected in zip(*found, strict=True))
-
-
 def test_evenly_spread_sequences_include_the_first_and_the_last():
     aux_buffer = make_aux_buffer(n_rollouts=4)
     assert aux_buffer.evenly_spread(3).tolist() == [0, (aux_buffer.n_sequences - 1) // 2, aux_buffer.n_sequences - 1]

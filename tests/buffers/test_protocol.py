@@ -8,7 +8,6 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.advantages import gae
@@ -16,7 +15,7 @@ from sb3_ppg.buffers.protocol import has_new_arrays, is_recomputable
 from sb3_ppg.buffers.rollouts import by_step
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
 from sb3_ppg.training.collecting import recompute_advantages
-from tests.helpers import ROOT, RandomEnv
+from tests.helpers import ROOT, random_envs
 
 SMALL = dict(n_steps=16, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=1, gamma=0.9, seed=0, device="cpu")
 REPLAY = dict(recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2), objective="decoupled")
@@ -30,11 +29,9 @@ def buffer_of_the_page() -> type[RolloutBuffer]:
     return names["CompressedRewards"]
 
 
-class Ones(RandomEnv):
-    """The same observation and a reward of one, until a time limit of five steps."""
-
-    def __init__(self):
-        super().__init__(spaces.Box(1, 1, (1,)), spaces.Discrete(2), episode_length=5)
+def ones():
+    """Environments with the same observation and a reward of one, until a time limit of five steps."""
+    return random_envs(spaces.Box(1, 1, (1,)), episode_length=5)
 
 
 @pytest.mark.parametrize("algorithm, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
@@ -42,7 +39,7 @@ def test_the_buffer_that_a_page_shows_is_recomputed_and_replayed(algorithm, poli
     cls = buffer_of_the_page()
     if algorithm is RecurrentPPG:
         cls = type("OfSequences", (cls, SequenceRolloutBuffer), {})
-    model = algorithm(policy, make_vec_env(Ones, 2, seed=0), rollout_buffer_class=cls, **SMALL, **REPLAY).learn(4 * 32)
+    model = algorithm(policy, ones(), rollout_buffer_class=cls, **SMALL, **REPLAY).learn(4 * 32)
     assert len(model.replay.rollouts) == 2
     for rollout in model.replay.rollouts:
         buffer, end = rollout.buffer, rollout.end
@@ -104,5 +101,5 @@ def test_a_class_is_trusted_with_what_it_says_of_the_methods_that_it_overrides(c
 @pytest.mark.parametrize("name", ["recompute_advantages", "replay_kwargs"])
 def test_a_buffer_with_a_way_of_its_own_is_refused_where_advantages_would_be_recomputed(name):
     with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has a way of its own to compute advantages"):
-        PPG("MlpPolicy", Ones(), rollout_buffer_class=Silent, objective="decoupled", **SMALL, **{name: REPLAY[name]})
-    PPG("MlpPolicy", Ones(), rollout_buffer_class=Silent, **SMALL).learn(16)
+        PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective="decoupled", **SMALL, **{name: REPLAY[name]})
+    PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, **SMALL).learn(16)

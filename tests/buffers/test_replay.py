@@ -5,22 +5,16 @@ import itertools
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import (
     PPG,
     ArgumentError,
-    MaskablePPG,
     ModelFormatError,
     NonFiniteLossError,
     NormalizedRewardRolloutBuffer,
     PhasicCallback,
-    RecurrentPPG,
     RewardNormalizer,
-    hub,
 )
 from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
 from sb3_ppg.errors import NonFiniteError
@@ -28,9 +22,7 @@ from sb3_ppg.family import PAPERS_VALUES, with_preset
 from sb3_ppg.losses import Losses
 from sb3_ppg.training.collecting import recompute_advantages
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
-from tests.helpers import VECTOR, MaskedEnv, RandomEnv, learn_and_log
-
-SMALL = PAPERS_VALUES | dict(n_steps=8, batch_size=8, n_policy_iterations=4, n_aux_epochs=1, seed=0, device="cpu")
+from tests.helpers import learn_and_log, make_kind, saved_and_loaded
 
 
 def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IMAGES, **kwargs) -> RolloutReplay:
@@ -84,7 +76,7 @@ def test_late_rollouts():
 @pytest.mark.parametrize(
     ("space", "cls"),
     [(IMAGES, None), (DICT, None), (IMAGES, ReusingRolloutBuffer)],
-    ids=["images", "dict", "a buffer that reuses its memory"],
+    ids=["images", "dict", "reusing"],
 )
 def test_minibatches_have_equally_many_of_each_and_an_epoch_has_all(space, cls):
     replay = replay_of(4, cls, space, policy_rollouts=3)
@@ -101,9 +93,6 @@ def test_minibatches_have_equally_many_of_each_and_an_epoch_has_all(space, cls):
         np.testing.assert_array_equal(np.concatenate([batch.observations["vector"][:, 0] for batch in batches]), places)
 
 
-MIXED = spaces.Dict({"a/b": VECTOR, "c": spaces.Discrete(3)})
-
-
 class WithMarks(RolloutBuffer):
     """Keeps a mark of each sample, which is its reward."""
 
@@ -118,21 +107,14 @@ class WithMarks(RolloutBuffer):
         super().add(obs, action, reward, *args, **kwargs)
 
 
-KINDS = {
-    "vectors": (PPG, "MlpPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
-    "own arrays": (PPG, "MlpPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
-    "Dict": (PPG, "MultiInputPolicy", lambda: RandomEnv(MIXED, spaces.Box(-1, 1, (2,))), {}),
-    "LSTM": (RecurrentPPG, "MlpLstmPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {"lstm_hidden_size": 4}),
-    "masks": (MaskablePPG, "MlpPolicy", MaskedEnv, {}),
-}
+KINDS = ("vectors", "own arrays", "Dict", "LSTM", "masks")
 
 
 def make(kind: str = "vectors", **kwargs) -> PPG:
-    cls, policy, env, policy_kwargs = KINDS[kind]
-    settings = {**SMALL, "objective": "decoupled", "policy_kwargs": policy_kwargs, **kwargs}
+    settings = PAPERS_VALUES | dict(n_steps=8, batch_size=8, n_policy_iterations=4, n_aux_epochs=1, objective="decoupled")
     if kind == "own arrays":
-        settings["rollout_buffer_class"] = WithMarks
-    return cls(policy, make_vec_env(env, 2, seed=0), **settings)
+        kind, settings["rollout_buffer_class"] = "vectors", WithMarks
+    return make_kind(kind, **settings | kwargs)
 
 
 def flat(arrays: dict) -> dict[str, np.ndarray]:
@@ -175,9 +157,7 @@ def test_older_rollouts_are_brought_up_to_date_before_an_update(kind, monkeypatc
 
 def test_without_learning_old_data_is_as_good_as_new():
     """With a learning rate of zero all policies are one: importance weights are one, the clip does nothing."""
-    env = make_vec_env(KINDS["vectors"][2], 2, seed=0)
-    kwargs = dict(SMALL, learning_rate=0.0, objective="decoupled", replay_kwargs=dict(policy_rollouts=3))
-    logged = learn_and_log(PPG("MlpPolicy", env, **kwargs), 5 * 16)
+    logged = learn_and_log(make(learning_rate=0.0, replay_kwargs=dict(policy_rollouts=3)), 5 * 16)
     assert logged["train/approx_kl"] == pytest.approx(0, abs=1e-6) and logged["train/clip_fraction"] == 0
     assert logged["train/importance_clip_fraction"] == 0 and logged["train/older_rollouts"] == 2
 
@@ -239,10 +219,7 @@ def test_what_cannot_work_is_refused_by_name(arguments, message):
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_and_read_again(kind, tmp_path):
     model = make(kind, replay_kwargs=dict(policy_rollouts=3, policy_uses=2)).learn(5 * 16)
-    model.save(tmp_path / "model.zip")
-    model.save_aux_buffer(tmp_path / "state.npz")
-    other = type(model).load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
-    other.load_aux_buffer(tmp_path / "state.npz")
+    other = saved_and_loaded(model, tmp_path)
     assert len(other.replay.rollouts) == 3
     for one, same in zip(model.replay.rollouts, other.replay.rollouts, strict=True):
         assert one.uses == same.uses
@@ -295,34 +272,14 @@ def test_replayed_rewards_are_normalised_once(tmp_path):
     """An older rollout keeps the rewards that it had when it was new, also in a resumed training."""
     buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer)
     kwargs = dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()), replay_kwargs=dict(policy_rollouts=3))
-    model, rewards = make(**buffer, **kwargs), []
-
-    class Keep(BaseCallback):
-        def _on_step(self) -> bool:
-            return True
-
-        def _on_rollout_start(self) -> None:
-            latest = self.model.replay.rollouts[-1:]
-            rewards.extend(rollout.buffer.rewards.copy() for rollout in latest)
-
-    model.learn(4 * 16, callback=Keep())
+    model = make(**buffer, **kwargs).learn(3 * 16)
+    rewards = [rollout.buffer.rewards.copy() for rollout in model.replay.rollouts]
+    model.learn(16, reset_num_timesteps=False)
     kept = [rollout.buffer.rewards for rollout in model.replay.rollouts]
-    assert len(kept) == 3 and len(rewards) == 3
+    assert len(kept) == 3
     assert all(np.array_equal(now, then) for now, then in zip(kept[:2], rewards[1:], strict=True))
-    model.save(tmp_path / "model.zip")
-    model.save_aux_buffer(tmp_path / "state.npz")
-    other = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
-    other.load_aux_buffer(tmp_path / "state.npz")
+    other = saved_and_loaded(model, tmp_path)
     assert all(np.array_equal(a.buffer.rewards, b) for a, b in zip(other.replay.rollouts, kept, strict=True))
-
-
-def test_the_rollouts_of_a_shared_model_are_read_from_the_other_file(tmp_path):
-    model = make(replay_kwargs=dict(policy_rollouts=3)).learn(3 * 16)
-    model.save_aux_buffer(tmp_path / "state.npz")
-    hub.save_pretrained(model, tmp_path / "shared")
-    other = hub.from_pretrained(tmp_path / "shared", env=model.get_env(), device="cpu")
-    other.load_aux_buffer(tmp_path / "state.npz")
-    assert len(other.replay.rollouts) == 3
 
 
 def test_a_rollout_that_cannot_be_learned_from_is_forgotten(tmp_path):
@@ -332,35 +289,22 @@ def test_a_rollout_that_cannot_be_learned_from_is_forgotten(tmp_path):
     with pytest.raises(NonFiniteLossError):
         model.learn(16, reset_num_timesteps=False)
     assert len(model.replay.rollouts) == 1
-    model.save(tmp_path / "model.zip")
-    model.save_aux_buffer(tmp_path / "state.npz")
-    PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu").load_aux_buffer(tmp_path / "state.npz")
+    saved_and_loaded(model, tmp_path)
     model.objective.surrogate = original
     model.learn(16, reset_num_timesteps=False)
     assert len(model.replay.rollouts) == 2
 
 
-class Raises(PhasicCallback):
-    """
-    :param error: raised in the auxiliary phase
-    """
-
-    def __init__(self, error: BaseException):
-        super().__init__()
-        self.error = error
-
-    def on_aux_epoch_end(self) -> None:
-        raise self.error
-
-
 @pytest.mark.parametrize("error", [NonFiniteError("a number"), ZeroDivisionError(), KeyboardInterrupt()])
 @pytest.mark.parametrize("phase", ["policy", "auxiliary"])
 def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch):
+    def fail(*_):
+        raise error
+
     model = make(replay_kwargs=dict(policy_rollouts=3), n_policy_iterations=2, n_epochs=2).learn(16)
     with pytest.raises(type(error)), monkeypatch.context() as patched:
-        if phase == "policy":
-            patched.setattr(model.objective, "after_policy_step", lambda *_: Raises(error).on_aux_epoch_end())
-        model.learn(16, callback=Raises(error), reset_num_timesteps=False)
+        patched.setattr(model.objective, f"{phase}_losses" if phase == "auxiliary" else "after_policy_step", fail)
+        model.learn(16, reset_num_timesteps=False)
     assert len(model.replay.rollouts) == (1 if phase == "policy" else 2)
     model.learn(16, reset_num_timesteps=False)
     observations = [rollout.buffer.observations for rollout in model.replay.rollouts]

@@ -5,31 +5,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import by_environment
 from sb3_ppg.objectives import Coefficients, DecoupledObjective, PaperObjective
-from tests.helpers import VECTOR, MaskedEnv, RandomEnv
+from tests.helpers import WITH_CONTEXT, make_kind, saved_and_loaded
 
 pytestmark = pytest.mark.slow
 
 COEFFICIENTS = Coefficients(0.2, None, 2.0, 0.0, 0.5, 0.0, 1.0)  # in value units of 2
-KINDS = {
-    "vectors": (PPG, "MlpPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
-    "LSTM": (RecurrentPPG, "MlpLstmPolicy", lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {"lstm_hidden_size": 4}),
-    "masks": (MaskablePPG, "MlpPolicy", MaskedEnv, {}),
-}
-
-
-def make(kind: str = "vectors", **kwargs) -> PPG:
-    cls, policy, env, policy_kwargs = KINDS[kind]
-    settings = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
-    return cls(policy, make_vec_env(env, 2, seed=0), **{**settings, "policy_kwargs": policy_kwargs, **kwargs})
+every_kind = pytest.mark.parametrize("kind", WITH_CONTEXT)
 
 
 # ---- weights ----
@@ -55,22 +44,22 @@ class WeightedDecoupled(Weighted, DecoupledObjective):
     """Likewise."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 @pytest.mark.parametrize("objective", [Weighted, WeightedDecoupled])
 @pytest.mark.parametrize("n_value_epochs", [None, 1], ids=["joint", "apart"])
 def test_samples_that_weigh_nothing_teach_nothing(kind, objective, n_value_epochs):
     kwargs = dict(objective=objective, n_value_epochs=n_value_epochs, beta_clone=0.0, normalize_value_targets=False)
-    model = make(kind, objective_kwargs=dict(weight=0.0), **kwargs)
+    model = make_kind(kind, objective_kwargs=dict(weight=0.0), **kwargs)
     before = model.policy.parameters_to_vector()
     model.learn(2 * 16)
     assert model.n_aux_phases == 1
     np.testing.assert_array_equal(model.policy.parameters_to_vector(), before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_samples_that_weigh_one_teach_as_they_do_without_weights(kind):
-    model = make(kind, objective=Weighted, objective_kwargs=dict(weight=1.0)).learn(4 * 16)
-    other = make(kind).learn(4 * 16)
+    model = make_kind(kind, objective=Weighted, objective_kwargs=dict(weight=1.0)).learn(4 * 16)
+    other = make_kind(kind).learn(4 * 16)
     np.testing.assert_allclose(model.policy.parameters_to_vector(), other.policy.parameters_to_vector(), rtol=1e-4, atol=1e-5)
 
 
@@ -89,34 +78,27 @@ class Watching(PaperObjective):
 
 
 @pytest.mark.parametrize("replay_kwargs", [None, dict(policy_rollouts=2)], ids=["the latest rollout", "two rollouts"])
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 @pytest.mark.filterwarnings("ignore:.*does not correct")
 def test_extras_belong_to_their_samples(kind, replay_kwargs):
-    model = make(kind, objective=Watching, n_epochs=2, replay_kwargs=replay_kwargs).learn(3 * 16)
+    model = make_kind(kind, objective=Watching, n_epochs=2, replay_kwargs=replay_kwargs).learn(3 * 16)
     assert model.objective.n_seen == 2 * (3 if replay_kwargs is None else 5) * 16
 
 
 # ---- clipped value loss ----
 
 
-@pytest.fixture
-def clipped() -> PaperObjective:
-    return make(objective_kwargs=dict(value_clip=0.5)).objective
-
-
-def test_the_value_loss_of_the_policy_phase_is_clipped_against_the_values_at_collection(clipped):
+def test_value_losses_are_clipped_against_the_values_at_collection():
     """
     Worked numbers in units of 2: V 1, 2; V_old 0, 2; targets 2, 3. V_clip is .5, 2:
     errors 1, 1 and 2.25, 1, whose maxima are 2.25, 1.
     """
     batch = SimpleNamespace(returns=th.tensor([4.0, 6.0]), old_values=th.tensor([0.0, 4.0]))
     policy = SimpleNamespace(value_net=nn.Identity())
+    clipped = make_kind("vectors", objective_kwargs=dict(value_clip=0.5)).objective
     losses = clipped.value_error(policy, th.tensor([[2.0], [4.0]]), batch, COEFFICIENTS)
     assert losses.terms["value_loss"].item() == 1.625 and losses.total.item() == 0.5 * 1.625
-
-
-def test_so_are_those_of_the_auxiliary_phase(clipped):
-    context = {"values": th.tensor([[0.0], [4.0]])}
+    context = {"values": th.tensor([[0.0], [4.0]])}  # those of the auxiliary phase, too
     batch = AuxiliaryBatch(th.zeros(2, 3), context, th.tensor([4.0, 6.0]), th.zeros(2, 1))
     values = (nn.Identity(), th.tensor([[2.0], [4.0]]))
     assert clipped.auxiliary_value_error(*values, batch, 2.0).item() == 1.625 / 2
@@ -124,26 +106,29 @@ def test_so_are_those_of_the_auxiliary_phase(clipped):
     assert clipped.auxiliary_value_error(*values, weighted, 2.0).item() == 3 * 1.0 / 2 / 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 @pytest.mark.parametrize("objective", ["ppg", "decoupled", "ewma"])
 def test_values_at_collection_come_along(kind, objective, tmp_path):
-    model = make(kind, objective=objective, objective_kwargs=dict(value_clip=0.1)).learn(3 * 16)
+    model = make_kind(kind, objective=objective, objective_kwargs=dict(value_clip=0.1)).learn(3 * 16)
     assert model.aux_buffer.context[0]["values"].shape == (2, 8, 1)
     np.testing.assert_array_equal(
         model.aux_buffer.context[0]["values"], by_environment(model.rollout_buffer, model.rollout_buffer.values)
     )
-    model.save(tmp_path / "model.zip")
-    model.save_aux_buffer(tmp_path / "state.npz")
-    other = type(model).load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
-    other.load_aux_buffer(tmp_path / "state.npz")
+    other = saved_and_loaded(model, tmp_path)
     np.testing.assert_array_equal(other.aux_buffer.context[0]["values"], model.aux_buffer.context[0]["values"])
 
 
-def test_a_clip_that_cannot_work_is_refused():
-    with pytest.raises(ArgumentError, match="`value_clip`=-1 cannot work"):
-        make(objective_kwargs=dict(value_clip=-1))
-    with pytest.raises(ArgumentError, match=r"`clip_range_vf`=.* cannot work: `value_clip` of the objective clips, too"):
-        make(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2)
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (dict(objective_kwargs=dict(value_clip=-1)), "`value_clip`=-1 cannot work"),
+        (dict(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: `value_clip` of"),
+        (dict(normalize_value_targets="always"), 'use True, False, or "running"'),
+    ],
+)
+def test_what_cannot_work_is_refused(kwargs, message):
+    with pytest.raises(ArgumentError, match=message):
+        make_kind("vectors", **kwargs)
 
 
 # ---- running statistics ----
@@ -183,12 +168,7 @@ def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(ki
 
 
 def test_rollouts_are_counted_on_with_fewer_epochs(tmp_path):
-    model = make("vectors", n_epochs=10, normalize_value_targets="running").learn(5 * 16)
+    model = make_kind("vectors", n_epochs=10, normalize_value_targets="running").learn(5 * 16)
     model.save(tmp_path / "model.zip")
     loaded = PPG.load(tmp_path / "model.zip", env=model.get_env(), n_epochs=1)
     assert loaded.learn(16, reset_num_timesteps=False)._n_rollouts == model._n_rollouts + 1
-
-
-def test_another_word_is_refused():
-    with pytest.raises(ArgumentError, match='use True, False, or "running"'):
-        make(normalize_value_targets="always")

@@ -7,12 +7,9 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import CategoricalDistribution
-from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, RecurrentPPG
-from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
-from sb3_ppg.policies.masked import MaskablePhasicActorCriticPolicy
-from tests.helpers import ROOT, VECTOR, MaskedEnv, RandomEnv, learn_and_log
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from tests.helpers import KINDS, ROOT, VECTOR, WITH_CONTEXT, learn_and_log, masked_envs, random_envs, untrained
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +28,6 @@ def names_of(word: str) -> tuple[dict, int]:
 
 TWO_HOT, TWO_HOT_LINES = names_of("TwoHotHead")
 BETA, BETA_LINES = names_of("BetaDistribution")
-KINDS = {
-    "vectors": (PPG, MlpPolicy, lambda: RandomEnv(VECTOR, spaces.Discrete(3)), {}),
-    "LSTM": (
-        RecurrentPPG,
-        RecurrentPhasicActorCriticPolicy,
-        lambda: RandomEnv(VECTOR, spaces.Discrete(3)),
-        dict(lstm_hidden_size=4),
-    ),
-    "masks": (MaskablePPG, MaskablePhasicActorCriticPolicy, MaskedEnv, {}),
-}
 
 
 def test_the_examples_are_short():
@@ -60,26 +47,23 @@ def test_a_two_hot_head_learns_a_value_between_two_bins():
 
 
 @pytest.mark.parametrize("objective", ["ppg", "dna", "dcpg"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WITH_CONTEXT)
 def test_two_hot_heads_train_with_memory_with_masks_and_with_relatives(kind, objective):
-    cls, policy, env, policy_kwargs = KINDS[kind]
-    policy = type("TwoHotPolicy", (TWO_HOT["TwoHot"], policy), {})
+    cls, name, make_envs, policy_kwargs = KINDS[kind]
+    policy = type("TwoHotPolicy", (TWO_HOT["TwoHot"], cls.policy_aliases[name]), {})
     fixed = {"dna": dict(n_value_epochs=1, n_policy_iterations=1), "dcpg": {}}.get(objective, {})
     policy_kwargs = dict(policy_kwargs, architecture="shared" if objective == "dcpg" else "dual")
     arguments = {**SMALL, **fixed, "objective": objective, "policy_kwargs": policy_kwargs, "normalize_value_targets": False}
-    model = cls(policy, make_vec_env(env, 2, seed=0), **arguments)
-    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
-    logged = learn_and_log(model, 4 * 32)
-    still = [name for name, parameter in model.policy.named_parameters() if th.equal(parameter, before[name])]
-    assert not [name for name in still if objective != "dcpg" or not name.startswith("aux_value_net")]
+    model = cls(policy, make_envs(), **arguments)
+    assert {name.split(".")[0] for name in untrained(model, 4)} == ({"aux_value_net"} if objective == "dcpg" else set())
+    logged = model.logger.name_to_value
     assert 0 < logged["aux/aux_value_loss" if objective != "dcpg" else "aux/value_loss"] < np.log(51)
 
 
 def beta(kind: type[PPG] = PPG, policy: str = "MlpPolicy", **policy_kwargs) -> PPG:
     space = spaces.Box(np.float32([-2, 0]), np.float32([1, 0.1]))
-    env = make_vec_env(lambda: RandomEnv(VECTOR, space), 2, seed=0)
     policy_kwargs["distribution_class"] = BETA["BetaDistribution"]
-    return kind(policy, env, policy_kwargs=policy_kwargs, **SMALL)
+    return kind(policy, random_envs(VECTOR, space), policy_kwargs=policy_kwargs, **SMALL)
 
 
 def test_a_registered_distribution_has_an_exact_kl_divergence():
@@ -123,6 +107,5 @@ class Unknown(CategoricalDistribution.__base__):
 def test_distributions_that_cannot_work_are_refused_when_the_model_is_made():
     with pytest.raises(ArgumentError, match=r"No exact KL divergence is known for Unknown.*actions\.register\(Unknown"):
         PPG("MlpPolicy", "CartPole-v1", policy_kwargs=dict(distribution_class=Unknown))
-    env = make_vec_env(MaskedEnv, 1)
     with pytest.raises(ArgumentError, match=r"`distribution_class`=Unknown cannot work with masks"):
-        MaskablePPG("MlpPolicy", env, policy_kwargs=dict(distribution_class=Unknown))
+        MaskablePPG("MlpPolicy", masked_envs(), policy_kwargs=dict(distribution_class=Unknown))
