@@ -30,14 +30,13 @@ from torch import nn
 from sb3_ppg import (
     PPG,
     MaskablePPG,
-    MlpPolicy,
     NormalizedRewardDictRolloutBuffer,
     NormalizedRewardRolloutBuffer,
     RecurrentPPG,
     RewardNormalizer,
 )
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
-from tests.helpers import VECTOR, BatchNormExtractor, MaskedEnv, RandomEnv, learn_and_log
+from tests.helpers import VECTOR, BatchNormExtractor, MaskedEnv, RandomEnv
 
 pytestmark = pytest.mark.slow
 
@@ -61,13 +60,6 @@ def assert_same(a, b):
 
 
 # ---- saving and loading ----
-
-
-def test_three_lines_of_python():
-    model = PPG("MlpPolicy", "CartPole-v1", n_steps=32)
-    model.learn(total_timesteps=64)
-    action, _ = model.predict(model.get_env().reset(), deterministic=True)
-    assert action.shape == (1,)
 
 
 @pytest.mark.parametrize("kwargs", [dict(), dict(n_value_epochs=2), dict(n_aux_epochs=0)], ids=str)
@@ -141,14 +133,6 @@ def test_load_for_another_number_of_environments(tmp_path):
         loaded.learn(16)
 
 
-def test_arguments_can_be_replaced_when_loading(tmp_path):
-    make().learn(16).save(tmp_path / "model")
-    loaded = PPG.load(
-        tmp_path / "model", env=gym.make("CartPole-v1"), n_value_epochs=2, n_policy_iterations=5, learning_rate=1e-5
-    )
-    assert learn_and_log(loaded, 16)["train/learning_rate"] == 1e-5 and loaded.n_policy_iterations == 5
-
-
 def test_get_and_set_parameters():
     model, other = make(), make(seed=1)
     model.learn(PHASE)
@@ -206,15 +190,6 @@ def test_vec_envs_and_normalisation(vec_env_cls, tmp_path):
     PPG.load(tmp_path / "model", env=env).learn(PHASE * 2)
 
 
-def test_time_limits_are_bootstrapped():
-    """Bootstrap at a time limit from the value of the last observation."""
-    env = RandomEnv(spaces.Box(1, 1, (1,)), spaces.Discrete(2), episode_length=4)  # every reward is 1
-    model = make(env=env, gamma=0.5, n_steps=8, learning_rate=0.0)
-    model.learn(8)
-    value = model.policy.predict_values(th.ones(1, 1)).item()
-    assert model.rollout_buffer.rewards[3, 0] == pytest.approx(1 + 0.5 * value, rel=1e-5)
-
-
 class NormalizedSequences(NormalizedRewardRolloutBuffer, SequenceRolloutBuffer):
     pass
 
@@ -255,22 +230,8 @@ def test_reward_normaliser_by_hand():
     np.testing.assert_allclose(normalizer.normalize(rewards, starts), np.clip(rewards / np.sqrt(var), -1.5, 1.5), rtol=1e-3)
     normalizer.normalize(np.array([[4.0]]), np.array([[False]]))
     assert normalizer.last_returns == [4 + 0.5 * 3]
-
-
-def test_the_authors_reward_normaliser_takes_another_number_of_environments():
-    normalizer = RewardNormalizer()
-    normalizer.normalize(np.ones((3, 4)), np.zeros((3, 4)))
-    assert normalizer.normalize(np.ones((3, 2)), np.zeros((3, 2))).shape == (3, 2)
-    assert normalizer.last_returns.shape == (2,)
-
-
-def test_the_authors_reward_normaliser_refuses_what_is_not_finite():
-    normalizer = RewardNormalizer()
-    rewards = np.ones((3, 2))
-    rewards[2, 1] = np.nan
-    with pytest.raises(ValueError, match=r"environment 1 at step 2"):
-        normalizer.normalize(rewards, np.zeros((3, 2)))
-    assert normalizer.return_rms.var == 1.0 and normalizer.last_returns is None
+    normalizer.normalize(np.ones((1, 2)), np.zeros((1, 2)))  # of another number of environments
+    assert normalizer.last_returns.tolist() == [1, 1]
     for kwargs in (dict(clip=-1), dict(gamma=2), dict(epsilon=-1)):
         with pytest.raises(ValueError, match=next(iter(kwargs))):
             RewardNormalizer(**kwargs)
@@ -351,36 +312,6 @@ def test_compiled_policy(tmp_path):
 
     compiled.save(tmp_path / "model")
     assert_same(PPG.load(tmp_path / "model").policy.state_dict(), plain.policy.state_dict())
-
-
-def test_a_policy_class_may_be_given():
-    assert isinstance(make(policy=MlpPolicy).policy, MlpPolicy)
-
-
-def test_it_learns():
-    """Solve a small problem that needs a working update. Learning curves are in benchmarks/."""
-
-    class Match(gym.Env):
-        """Say which of the two numbers is larger."""
-
-        observation_space, action_space = spaces.Box(0, 1, (2,)), spaces.Discrete(2)
-
-        def reset(self, *, seed=None, options=None):
-            super().reset(seed=seed)
-            self.obs = self.np_random.random(2, dtype=np.float32)
-            return self.obs, {}
-
-        def step(self, action):
-            reward = float(action == np.argmax(self.obs))
-            self.obs = self.np_random.random(2, dtype=np.float32)
-            return self.obs, reward, False, self.np_random.random() < 0.05, {}
-
-    env = make_vec_env(Match, 4, seed=0)
-    model = PPG("MlpPolicy", env, n_steps=64, gamma=0.5, n_policy_iterations=8, learning_rate=1e-3, seed=0, device="cpu")
-    model.learn(8192)
-    assert model.n_aux_phases == 4
-    obs = np.random.default_rng(0).random((1000, 2), dtype=np.float32)
-    assert (model.predict(obs, deterministic=True)[0] == obs.argmax(axis=1)).mean() > 0.95
 
 
 @pytest.mark.parametrize("cls, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy"), (MaskablePPG, "MlpPolicy")])

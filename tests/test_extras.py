@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tomllib
-from inspect import signature
 
 import gymnasium
 import pytest
@@ -129,13 +128,6 @@ def test_every_extra_that_is_named_exists():
 def test_an_argument_that_there_is_not_names_the_nearest(algorithm, policy, wrong, right):
     with pytest.raises(TypeError, match=rf"^{algorithm.__name__} has no argument `{wrong}`; nearest: .*\b{right}\b"):
         algorithm(policy, "CartPole-v1", **{wrong: 3})
-
-
-def test_the_signature_is_the_constructors():
-    parameters = signature(PPG).parameters
-    assert list(parameters)[:3] == ["policy", "env", "learning_rate"]
-    assert parameters["n_policy_iterations"].default == 4
-    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO
-from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiBinary, InvalidActionEnvMultiDiscrete
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.wrappers import ActionMasker
@@ -21,7 +22,9 @@ from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuff
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
 from tests.helpers import (
+    DICT,
     MASKED_ACTIONS,
+    SMALL,
     VECTOR,
     MaskedEnv,
     RandomEnv,
@@ -31,22 +34,19 @@ from tests.helpers import (
     collect,
     image_space,
     losses_of,
+    masked_envs,
+    random_envs,
 )
-
-DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
 
 
 def make(policy: str = "MlpPolicy", observation_space: spaces.Space = VECTOR, actions: str = "Discrete", **kwargs):
-    env = make_vec_env(lambda: MaskedEnv(observation_space, actions), 2, seed=0)
-    arguments = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
-    return MaskablePPG(policy, env, **{**arguments, **kwargs})
+    return MaskablePPG(policy, masked_envs(observation_space, actions), **{**SMALL, "n_aux_epochs": 2, **kwargs})
 
 
-@pytest.mark.parametrize("architecture", ["dual", "detached", "shared"])
 @pytest.mark.parametrize("actions", MASKED_ACTIONS)
 @pytest.mark.parametrize(
-    ("policy", "space"),
-    [("MlpPolicy", VECTOR), ("CnnPolicy", image_space(36, 36, 1)), ("MultiInputPolicy", DICT)],
+    ("policy", "space", "architecture"),
+    [("MlpPolicy", VECTOR, "dual"), ("CnnPolicy", image_space(36, 36, 1), "shared"), ("MultiInputPolicy", DICT, "detached")],
     ids=["Mlp", "Cnn", "MultiInput"],
 )
 def test_every_policy_trains_on_every_action_space(policy, space, actions, architecture, tmp_path):
@@ -67,7 +67,7 @@ def test_without_auxiliary_epochs_it_is_maskable_ppo(actions):
     common = dict(n_steps=8, batch_size=16, n_epochs=3, learning_rate=1e-3, normalize_advantage=False, max_grad_norm=0.5)
     common |= dict(gamma=0.99, ent_coef=0.01, device="cpu")
     ours = make(actions=actions, n_aux_epochs=0, **{**common, "seed": 2})
-    ppo = MaskablePPO("MlpPolicy", make_vec_env(lambda: MaskedEnv(VECTOR, actions), 2, seed=0), seed=1, **common)
+    ppo = MaskablePPO("MlpPolicy", masked_envs(VECTOR, actions), seed=1, **common)
     assert_trains_like(ours, ppo, 8 * 2 * 4)
 
 
@@ -136,17 +136,9 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make_env",
-    [
-        lambda: InvalidActionEnvDiscrete(dim=20, n_invalid_actions=10),
-        lambda: InvalidActionEnvMultiDiscrete(dims=[2, 2], n_invalid_actions=1),
-        lambda: InvalidActionEnvMultiBinary(dims=3, n_invalid_actions=1),
-    ],
-    ids=["Discrete", "MultiDiscrete", "MultiBinary"],
-)
-def test_it_learns_with_sb3_contribs_tools(make_env, tmp_path):
+def test_it_learns_with_sb3_contribs_tools(tmp_path):
     """sb3-contrib's MaskableEvalCallback and evaluate_policy work, and the agent nearly solves the task."""
+    make_env = partial(InvalidActionEnvDiscrete, dim=20, n_invalid_actions=10)
     env = make_vec_env(make_env, 4, seed=0)
     settings = dict(n_steps=64, batch_size=64, n_epochs=4, gamma=0.4, n_policy_iterations=4, learning_rate=1e-3)
     model = MaskablePPG("MlpPolicy", env, seed=0, **settings)
@@ -176,13 +168,12 @@ def test_masks_are_those_of_the_call():
 
 def test_without_masking():
     """With ``use_masking=False`` every action is possible, and training equals PPG, sample for sample."""
-    env = make_vec_env(lambda: RandomEnv(VECTOR, spaces.Discrete(5)), 2, seed=0)
+    env = random_envs(VECTOR, spaces.Discrete(5))
     with pytest.raises(ArgumentError, match=r"no method `action_masks`.*ActionMasker.*use_masking=False"):
         MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8).learn(16)
     # SGD, because Adam would magnify the rounding of sb3-contrib's distributions, which normalise their logits twice
-    kwargs = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, device="cpu", learning_rate=0.1)
-    kwargs |= dict(policy_kwargs=dict(optimizer_class=th.optim.SGD))
-    models = [cls("MlpPolicy", env, seed=0, **kwargs) for cls in (PPG, MaskablePPG)]
+    kwargs = dict(SMALL, learning_rate=0.1, policy_kwargs=dict(optimizer_class=th.optim.SGD))
+    models = [cls("MlpPolicy", env, **kwargs) for cls in (PPG, MaskablePPG)]
     models[1].policy.load_state_dict(models[0].policy.state_dict())
     for model, options in zip(models, (dict(), dict(use_masking=False)), strict=True):
         model.set_random_seed(3)
@@ -235,19 +226,11 @@ def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
 
     class Mortal(MaskedEnv):
         def action_masks(self):
-            if self.steps == 3 and self.spec_number == 1:
+            if self.steps == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().action_masks()
 
-    def make_env(number):
-        def make():
-            env = Mortal()
-            env.spec_number = number
-            return env
-
-        return make
-
-    env = SubprocVecEnv([make_env(number) for number in range(3)], start_method="fork")
+    env = SubprocVecEnv([MaskedEnv, Mortal, MaskedEnv], start_method="fork")
     env.seed(0)
     model = MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8)
     with pytest.raises(WorkerError, match=r"environment 1 \("):

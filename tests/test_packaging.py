@@ -58,11 +58,6 @@ def test_arguments_have_the_defaults_of_the_counterpart(counterpart, algorithm, 
     assert {name: ours[name] for name in theirs} == theirs | differing
 
 
-def test_the_first_arguments_are_ppos_in_its_order():
-    theirs = list(signature(PPO).parameters)
-    assert list(signature(PPG).parameters)[: len(theirs)] == theirs
-
-
 def test_the_page_on_installing_has_every_extra():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     listed = re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)

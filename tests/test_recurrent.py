@@ -1,6 +1,7 @@
 """RecurrentPPG: sequences start from their stored memory, and padding has no effect."""
 
 import warnings
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -27,19 +28,21 @@ from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy, last_states, pack_states, run_lstm, unpack_states
 from tests.helpers import (
+    ARCHITECTURES,
+    BOX,
+    DICT,
+    SMALL,
     VECTOR,
-    RandomEnv,
     assert_both_phases_train,
     assert_trains_like,
     auxiliary_batch_sizes,
     calls_of,
     collect,
     image_space,
-    learn_and_log,
+    random_envs,
 )
 
-DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
-BOX = spaces.Box(-1.0, 2.0, (2,))
+make_env = partial(random_envs, episode_length=5)
 # Names of RecurrentPPO's arguments
 MODES = {
     "separate": dict(),
@@ -48,18 +51,10 @@ MODES = {
 }
 
 
-def make_env(space: spaces.Space = VECTOR, actions: spaces.Space | None = None, episode_length: int = 5):
-    actions = spaces.Discrete(3) if actions is None else actions
-    return make_vec_env(lambda: RandomEnv(space, actions, episode_length), 2, seed=0)
-
-
 def make(policy: str = "MlpLstmPolicy", env=None, policy_kwargs=None, **kwargs) -> RecurrentPPG:
-    arguments = {
-        **dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu"),
-        **kwargs,
-    }
     policy_kwargs = {"lstm_hidden_size": 6, **(policy_kwargs or {})}
-    return RecurrentPPG(policy, env or make_env(), policy_kwargs=policy_kwargs, **arguments)
+    arguments = {**SMALL, "n_aux_epochs": 2, "policy_kwargs": policy_kwargs, **kwargs}
+    return RecurrentPPG(policy, env or make_env(), **arguments)
 
 
 # ---- sequences through an LSTM ----
@@ -92,21 +87,6 @@ def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate,
     weight, inputs = th.randn_like(ours), [features, *states, *lstm.parameters()]
     gradients = [th.autograd.grad((outputs * weight).sum(), inputs) for outputs in (ours, expected)]
     th.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
-
-
-def test_what_pads_a_piece_changes_nothing():
-    """Shorter sequences in the batch change neither outputs nor gradients of the longest one."""
-    lstm = nn.LSTM(2, 3)
-    features = th.randn(2 * 8, 2, requires_grad=True)
-    starts = th.zeros(16)
-    starts[8 + 3] = 1  # the second sequence: pieces of 3 and 5 steps
-    zeros = (th.zeros(1, 2, 3), th.zeros(1, 2, 3))
-    outputs = run_lstm(lstm, features, zeros, starts)
-    assert outputs.shape == (16, 3)
-    alone = run_lstm(lstm, features[8:11], (th.zeros(1, 1, 3), th.zeros(1, 1, 3)), th.zeros(3))
-    th.testing.assert_close(outputs[8:11], alone, rtol=0, atol=1e-7)
-    (gradient,) = th.autograd.grad(outputs[8:11].sum(), features)
-    assert gradient[8:11].abs().min() > 0 and gradient[:8].abs().max() == 0 and gradient[11:].abs().max() == 0
 
 
 def test_states_are_packed_and_unpacked():
@@ -239,7 +219,7 @@ def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
 def test_squashed_actions_reach_the_environments_bounds():
     """The actions of sb3-contrib's RecurrentPPO stay within [-1, 1]."""
     policy_kwargs = dict(squash_output=True, log_std_init=1.0)
-    model = make(env=make_env(actions=spaces.Box(-5.0, 20.0, (2,))), use_sde=True, policy_kwargs=policy_kwargs)
+    model = make(env=make_env(action_space=spaces.Box(-5.0, 20.0, (2,))), use_sde=True, policy_kwargs=policy_kwargs)
     steps = calls_of(model.env, "step_async")
     model.learn(8 * 2)
     taken = np.array([actions for (actions,), _ in steps])
@@ -340,21 +320,16 @@ def test_what_follows_a_rollout_that_could_not_be_learned_from_follows_no_stored
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["dual", "detached", "shared"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("policy", "space"),
+    ("policy", "space", "actions"),
     [
-        ("MlpLstmPolicy", VECTOR),
-        ("MlpLstmPolicy", spaces.MultiDiscrete([2, 3])),
-        ("CnnLstmPolicy", image_space(36, 36, 1)),
-        ("MultiInputLstmPolicy", DICT),
+        ("MlpLstmPolicy", VECTOR, spaces.Discrete(3)),
+        ("MlpLstmPolicy", spaces.MultiDiscrete([2, 3]), BOX),
+        ("CnnLstmPolicy", image_space(36, 36, 1), spaces.MultiDiscrete([3, 2])),
+        ("MultiInputLstmPolicy", DICT, spaces.MultiBinary(3)),
     ],
     ids=["Mlp", "MultiDiscrete", "Cnn", "MultiInput"],
-)
-@pytest.mark.parametrize(
-    "actions",
-    [spaces.Discrete(3), BOX, spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)],
-    ids=["Discrete", "Box", "MultiDiscrete", "MultiBinary"],
 )
 def test_every_policy_trains_on_every_space(policy, space, actions, architecture, tmp_path):
     """Every parameter moves in both phases; the loaded model predicts the same and trains on."""
@@ -404,13 +379,6 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
     evaluation = model.policy.evaluate_auxiliary(*model.network_inputs(aux_batch))
     assert reaches(evaluation.values) == auxiliary_phase
     assert reaches(evaluation.aux_values)
-
-
-@pytest.mark.parametrize("architecture", ["dual", "shared"])
-def test_two_optimizers_and_separate_epochs(architecture):
-    model = make(n_value_epochs=2, policy_kwargs=dict(architecture=architecture))
-    logged = learn_and_log(model, 8 * 2 * 3)
-    assert model.n_aux_phases == 1 and model.value_optimizer.state and np.isfinite(logged["train/loss"])
 
 
 def test_images_in_bfloat16_in_micro_batches():

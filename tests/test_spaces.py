@@ -3,19 +3,14 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ImpalaCNN
-from tests.helpers import RandomEnv, assert_both_phases_train, image_space
+from tests.helpers import ARCHITECTURES, BOX, SMALL, VECTOR, assert_both_phases_train, image_space, random_envs
 
-VECTOR = spaces.Box(-2, 2, (3,), np.float32)
 ACTIONS = {
-    "Box": (spaces.Box(-1.0, 2.0, (2,), np.float32), dict()),
-    "gSDE": (spaces.Box(-1.0, 2.0, (2,), np.float32), dict(use_sde=True, sde_sample_freq=4)),
-    "squashed gSDE": (
-        spaces.Box(-1.0, 2.0, (2,), np.float32),
-        dict(use_sde=True, policy_kwargs=dict(squash_output=True, full_std=False, use_expln=True)),
-    ),
+    "Box": (BOX, dict()),
+    "gSDE": (BOX, dict(use_sde=True, sde_sample_freq=4)),
+    "squashed gSDE": (BOX, dict(use_sde=True, policy_kwargs=dict(squash_output=True, full_std=False, use_expln=True))),
     "Discrete": (spaces.Discrete(4), dict()),
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), dict()),
     "MultiBinary": (spaces.MultiBinary(3), dict()),
@@ -33,14 +28,11 @@ OBSERVATIONS = {
         spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR, number=spaces.Discrete(3), bits=spaces.MultiBinary(2)),
     ),
 }
-ARCHITECTURES = ("dual", "detached", "shared")
 
 
 def check(policy, observation_space, action_space, tmp_path, n_envs=2, **kwargs):
     """Both phases train every parameter; the loaded model predicts the same."""
-    env = make_vec_env(lambda: RandomEnv(observation_space, action_space), n_envs, seed=0)
-    sizes = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2)
-    model = PPG(policy, env, seed=0, device="cpu", **sizes, **kwargs)
+    model = PPG(policy, random_envs(observation_space, action_space, n_envs), **{**SMALL, "n_aux_epochs": 2, **kwargs})
     assert_both_phases_train(model)
     model.save(tmp_path / "model.zip")
     loaded = PPG.load(tmp_path / "model.zip", device="cpu")
@@ -79,8 +71,7 @@ def test_impala_on_images(architecture, tmp_path):
 
 @pytest.mark.parametrize("shape", [(36, 36, 3), (3, 36, 36)], ids=["HWC", "CHW"])
 def test_images_stay_uint8_until_the_network(shape):
-    env = make_vec_env(lambda: RandomEnv(image_space(*shape), spaces.Discrete(3)), 2)
-    model = PPG("CnnPolicy", env, n_steps=8, batch_size=16, n_policy_iterations=2, device="cpu").learn(16)
+    model = PPG("CnnPolicy", random_envs(image_space(*shape)), **SMALL).learn(16)
     (kept,) = model.aux_buffer.observations
     assert kept.dtype == np.uint8 and kept.shape == (2, 8, 3, 36, 36)
     assert np.shares_memory(kept, model.rollout_buffer.observations)

@@ -4,32 +4,44 @@ import copy
 import warnings
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 import yaml
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 from torch import nn
 
-from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, RecurrentPPG, hub
+from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG, hub
 from sb3_ppg.family import FAMILY, PAPER, with_preset, zoo_name_of
 from sb3_ppg.objectives import OBJECTIVES, make_objective, objective_name
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
-from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, collect, image_space, learn_and_log
+from tests.helpers import (
+    BOX,
+    MASKED_ACTIONS,
+    MIXED,
+    VECTOR,
+    Clock,
+    RandomEnv,
+    collect,
+    image_space,
+    learn_and_log,
+    masked_envs,
+    random_envs,
+    saved_and_loaded,
+    untrained,
+)
 
 pytestmark = pytest.mark.slow
 
 MEMBERS = [name for name, member in FAMILY.items() if member.preset]
 NO_LSTM = {"ddcpg", "idaac"}
 ACTIONS = {
-    "Box": (spaces.Box(-1.0, 2.0, (2,), np.float32), {}),
-    "gSDE": (spaces.Box(-1.0, 2.0, (2,), np.float32), dict(use_sde=True)),
+    "Box": (BOX, {}),
+    "gSDE": (BOX, dict(use_sde=True)),
     "Discrete": (spaces.Discrete(4), {}),
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), {}),
     "MultiBinary": (spaces.MultiBinary(3), {}),
@@ -55,20 +67,12 @@ def make(name: str, env, cls: type[PPG] = PPG, policy: str = "MlpPolicy", **kwar
     return cls(policy, env, **with_preset(name, arguments))
 
 
-def random_envs(observation_space=VECTOR, action_space=ACTIONS["Discrete"][0], n_envs: int = 2):
-    return make_vec_env(lambda: RandomEnv(observation_space, action_space), n_envs, seed=0)
-
-
-def check_training(model: PPG, n_rollouts: int = 4) -> None:
+def check_training(model: PPG) -> None:
     """Check that all that the objective reaches moves, and that all numbers are finite."""
-    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
     own = [parameter.detach().clone() for parameter in model.objective.parameters()]
-    logged = learn_and_log(model, n_rollouts * model.n_steps * model.n_envs)
     unused = ("aux_value_net",) if objective_name(model.objective_class) not in ("ewma", "dna") else ()
-    still = [name for name, p in model.policy.named_parameters() if th.equal(p, before[name]) and not name.startswith(unused)]
-    assert not still
-    assert all(not th.equal(p, was) for p, was in zip(model.objective.parameters(), own, strict=True)) or not own
-    assert all(np.isfinite(value) for name, value in logged.items() if "explained" not in name)
+    assert not [name for name in untrained(model, 4) if not name.startswith(unused)]
+    assert all(not th.equal(p, was) for p, was in zip(model.objective.parameters(), own, strict=True))
 
 
 def test_every_objective_is_in_the_family():
@@ -106,8 +110,7 @@ def test_lstms(name):
 @pytest.mark.parametrize("actions", MASKED_ACTIONS)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_masks(name, actions):
-    env = make_vec_env(lambda: MaskedEnv(actions=actions), 2, seed=0)
-    check_training(make(name, env, cls=MaskablePPG))
+    check_training(make(name, masked_envs(actions=actions), cls=MaskablePPG))
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -152,20 +155,6 @@ def test_a_bad_number_leaves_everything_as_it_was(name):
     assert all(th.equal(before[1][key], after[1][key]) for key in names)
 
 
-class Counter(gym.Env):
-    """The observation is the number of the step: what follows s is s + 1."""
-
-    observation_space, action_space = spaces.Box(0, np.inf, (1,)), spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        self.n_steps = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.n_steps += 1
-        return np.full(1, self.n_steps, np.float32), 0.0, False, False, {}
-
-
 class Given(nn.Module):
     """Instead of the discriminator: remembers the frames of its first call in each minibatch, the true transitions."""
 
@@ -182,10 +171,10 @@ class Given(nn.Module):
 
 @pytest.mark.parametrize(("n_steps", "aux_batch_size"), [(16, None), (10, None), (13, None), (16, 32)])
 def test_ddcpgs_true_transitions_are_true(n_steps, aux_batch_size):
-    """The frame after a minibatch's last one is that of its own rollout, whatever the sizes."""
+    """The frame after a minibatch's last one is that of its own rollout, whatever the sizes: s + 1 follows s."""
     network = dict(net_arch=[], features_extractor_class=FlattenExtractor)
     sizes = dict(n_steps=n_steps, batch_size=2, n_policy_iterations=2, aux_batch_size=aux_batch_size, n_aux_epochs=1)
-    model = make("ddcpg", make_vec_env(Counter, 2), **sizes, policy_kwargs=network, normalize_value_targets=False)
+    model = make("ddcpg", make_vec_env(Clock, 2), **sizes, policy_kwargs=network, normalize_value_targets=False)
     model.objective.discriminator = given = Given()
     model.learn(2 * 2 * n_steps)
     now, following = np.concatenate(given.seen).T
@@ -197,41 +186,32 @@ def test_ddcpg_refuses_parts_of_sequences():
         make("ddcpg", random_envs(), n_steps=16, batch_size=16, aux_batch_size=8)
 
 
-class LooksAtMinibatches(BaseCallback):
-    """A callback for PPO that looks at minibatches before the update."""
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        self.returns = [batch.returns.mean() for batch in self.model.rollout_buffer.get(4)]
-
-
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_callback_may_look_at_minibatches(name):
-    model = make(name, random_envs())
-    model.learn(2 * model.n_steps * model.n_envs, callback=(callback := LooksAtMinibatches()))
-    assert len(callback.returns) == model.n_steps * model.n_envs / 4 and np.isfinite(callback.returns).all()
+    """Before the update, as with PPO."""
+    model, returns = make(name, random_envs()), []
 
+    class Looks(PhasicCallback):
+        def _on_rollout_end(self) -> None:
+            returns.extend(batch.returns.mean() for batch in self.model.rollout_buffer.get(4))
 
-class Dictionary(dict):
-    """Such as some environments have."""
-
-
-class GivesDictionaries(VecEnvWrapper):
-    """Observations in a kind of dictionary of its own."""
-
-    def reset(self):
-        return Dictionary(self.venv.reset())
-
-    def step_wait(self):
-        observations, *others = self.venv.step_wait()
-        return Dictionary(observations), *others
+    model.learn(2 * 16, callback=Looks())
+    assert len(returns) == 2 * 16 / 4 and np.isfinite(returns).all()
 
 
 def test_observations_in_another_kind_of_dictionary():
-    space = spaces.Dict(a=VECTOR, b=spaces.Discrete(3))
-    check_training(make("ppg_replay", GivesDictionaries(random_envs(space)), policy="MultiInputPolicy"))
+    class Own(dict):
+        """Such as some environments have."""
+
+    class Gives(VecEnvWrapper):
+        def reset(self):
+            return Own(self.venv.reset())
+
+        def step_wait(self):
+            observations, *others = self.venv.step_wait()
+            return Own(observations), *others
+
+    check_training(make("ppg_replay", Gives(random_envs(MIXED)), policy="MultiInputPolicy"))
 
 
 class OldWeightNorm(FlattenExtractor):
@@ -276,11 +256,7 @@ REFUSED = [
     ("dna", dict(policy_kwargs=dict(architecture="detached")), "`architecture`='detached' cannot work"),
     ("dna", dict(objective_kwargs=dict(constraint="l2")), "`constraint`='l2' cannot work"),
     ("dna", dict(objective_kwargs=dict(td_lambda=2)), "`td_lambda`=2 cannot work"),
-    (
-        "dna",
-        dict(recompute_advantages=True),
-        "`recompute_advantages`=True cannot work: DistillationObjective has its own value targets",
-    ),
+    ("dna", dict(recompute_advantages=True), "`recompute_advantages`=True cannot work: DistillationObjective has its own"),
     ("ppg_ewma", dict(clip_range=1.0), "`clip_range`=.* cannot work"),
     ("ppg_ewma", dict(clip_range=lambda progress: 2 - 1.9 * progress), "`clip_range`=.* cannot work"),
     ("ddcpg", dict(n_steps=1, batch_size=2), "`n_steps`=1 cannot work"),
@@ -332,9 +308,7 @@ def test_the_average_begins_with_a_policy_that_was_set():
 def test_dual_clipping_reaches_the_loss():
     steps = dict(learning_rate=0.1, n_epochs=4)  # large: ratios far from one
     models = [make("ppg", random_envs(), objective_kwargs=kwargs, **steps) for kwargs in (None, dict(dual_clip=1.0))]
-    for model in models:
-        model.learn(16)
-    first, second = (model.policy.parameters_to_vector() for model in models)
+    first, second = (model.learn(16).policy.parameters_to_vector() for model in models)
     assert np.abs(first - second).max() > 1e-3
 
 
@@ -354,32 +328,30 @@ def test_with_fresh_data_the_decoupled_objective_is_the_papers():
 
 
 class Levels(RandomEnv):
-    """Says which of two levels it plays, in ``info``; with ``silent`` it does not."""
+    """Says in ``info`` which level it plays: one of two, one of its own for each episode, or none."""
 
-    silent = False
+    n_levels = 0
+
+    def __init__(self, kind: str, episode_length: int = 5):
+        super().__init__(VECTOR, spaces.Discrete(3), episode_length)
+        self.kind = kind
 
     def reset(self, **kwargs):
         observation, _ = super().reset(**kwargs)
-        self.level = int(self.np_random.integers(2))
-        return observation, self.info()
+        Levels.n_levels += 1
+        level = Levels.n_levels if self.kind == "ordered" else int(self.np_random.integers(2))
+        self.info = {} if self.kind == "silent" else {"level_seed": level}
+        return observation, self.info
 
     def step(self, action):
         *result, _ = super().step(action)
-        return *result, self.info()
-
-    def info(self):
-        return {} if self.silent else {"level_seed": self.level}
+        return *result, self.info
 
 
-class Silent(Levels):
-    silent = True
-
-
-@pytest.mark.parametrize("cls", [Levels, Silent])
-def test_frames_are_compared_with_frames_of_their_level(cls):
+@pytest.mark.parametrize("kind", ["one of two", "silent"])
+def test_frames_are_compared_with_frames_of_their_level(kind):
     """Levels and steps of IDAAC's frames, from rollout to rollout and over resets, against what the environments know."""
-    env = make_vec_env(lambda: cls(VECTOR, spaces.Discrete(3), episode_length=5), 3, seed=0)
-    model = make("idaac", env)
+    model = make("idaac", make_vec_env(lambda: Levels(kind), 3, seed=0))
     order, seen = model.objective, []
     extras = order.extras
 
@@ -397,48 +369,24 @@ def test_frames_are_compared_with_frames_of_their_level(cls):
         assert (np.diff(steps)[np.diff(steps) != 1] < 0).all()  # else an episode goes on
         same_episode = np.diff(steps) == 1
         assert (np.diff(levels)[same_episode] == 0).all()
-        assert set(np.unique(levels)) <= {0, 1} if cls is Levels else (levels < 0).all()
+        assert (levels < 0).all() if kind == "silent" else set(np.unique(levels)) <= {0, 1}
         flat = np.concatenate([levels[:, :-1].ravel(), levels[:, -1]])
         np.testing.assert_array_equal(flat[found["pair"]], levels[:, :-1].ravel())
     assert len({tuple(one[0].ravel()) for one in seen}) == 4
 
 
-class Ordered(Levels):
-    """Each episode has a level of its own, by one number more."""
-
-    n_levels = 0
-
-    def info(self):
-        return {"level_seed": self.level}
-
-    def reset(self, **kwargs):
-        observation, _ = super().reset(**kwargs)
-        Ordered.n_levels += 1
-        self.level = Ordered.n_levels
-        return observation, self.info()
-
-
 def test_environments_that_are_reset_where_episodes_end_have_other_levels():
     """By `learn`, which resets all: the levels of the episodes that would have begun are not those of what follows."""
-    env = make_vec_env(lambda: Ordered(VECTOR, spaces.Discrete(3), episode_length=8), 2, seed=0)
-    model = make("idaac", env)
+    model = make("idaac", make_vec_env(lambda: Levels("ordered", episode_length=8), 2, seed=0))
     model.learn(16)
-    order, seen = model.objective, []
-    extras = order.extras
-
-    def spy(*args):
-        seen.append(np.stack(order.levels[-9:], axis=1))
-        return extras(*args)
-
-    order.extras = spy
     model.learn(16)
-    (levels,) = seen
+    levels = np.stack(model.objective.levels[-9:], axis=1)
     assert (levels[:, :-1] == levels[:, :1]).all() and len(np.unique(levels[:, 0])) == 2
 
 
-@pytest.mark.parametrize("level", [3, np.int64(3), np.array(3), np.array([3]), "forest", [1, 2], np.array([1.0, 2.0]), (1, 2)])
+@pytest.mark.parametrize("level", [3, -2, np.int64(3), np.array([3]), "forest", [1, 2], np.array([1.0, 2.0]), (1, 2)])
 def test_levels_of_all_kinds(level):
-    """Equal ones have one number, different ones two."""
+    """Equal ones have one number, different ones two, even -2 and -1, which have one hash in CPython."""
     model = make("idaac", random_envs())
     other = "desert" if isinstance(level, str) else np.array(level) + 1
     assert model.objective.number_of(level) == model.objective.number_of(copy.deepcopy(level)) >= 0
@@ -447,39 +395,30 @@ def test_levels_of_all_kinds(level):
         model.objective.number_of({"level": level})
 
 
-def test_levels_below_zero():
-    """-1 and -2 have one hash in CPython."""
-    numbers = {make("idaac", random_envs()).objective.number_of(level) for level in range(-3, 3)}
-    assert len(numbers) == 6 and min(numbers) >= 0
-
-
 def test_a_preset_is_not_the_tables_own():
     with_preset("ppg_replay", {})["replay_kwargs"]["policy_rollouts"] = 7
     assert with_preset("ppg_replay", {})["replay_kwargs"] == {"policy_rollouts": 3}
 
 
-class Unbearable(RandomEnv):
-    """Rewards too large to be normalised, until it is told otherwise."""
-
-    scale = 3e38
-
-    def step(self, action):
-        observation, _, *result = super().step(action)
-        return observation, type(self).scale, *result
-
-
 @pytest.mark.parametrize("advantage_decay", [0.0, 0.9])
 def test_averaged_moments_get_over_a_bad_rollout(advantage_decay):
-    env = make_vec_env(lambda: Unbearable(VECTOR, spaces.Discrete(3)), 2, seed=0)
-    model = make("ppg_ewma", env, objective_kwargs=dict(advantage_decay=advantage_decay))
+    """Of rewards too large to be normalised."""
+    scale = 3e38
+
+    class Large(VecEnvWrapper):
+        def reset(self):
+            return self.venv.reset()
+
+        def step_wait(self):
+            observations, rewards, *others = self.venv.step_wait()
+            return observations, np.full_like(rewards, scale), *others
+
+    model = make("ppg_ewma", Large(random_envs()), objective_kwargs=dict(advantage_decay=advantage_decay))
     with np.errstate(all="ignore"), pytest.raises(NonFiniteLossError):
         model.learn(16)
     assert all(th.isfinite(buffer).all() for buffer in model.objective.buffers())
-    Unbearable.scale = 1.0
-    try:
-        model.learn(32)
-    finally:
-        Unbearable.scale = 3e38
+    scale = 1.0
+    model.learn(32)
 
 
 @pytest.mark.parametrize(
@@ -489,19 +428,15 @@ def test_what_follows_a_rollout_is_kept_as_the_rollout_is(observations, tmp_path
     normalised = observations == "normalised"
     space = spaces.Box(-1, 1, (3,), np.float64) if normalised else observations
     env, policy = random_envs(space), "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
-    model = make("ddcpg", VecNormalize(env) if normalised else env, policy=policy)
-    model.learn(16)
-    model.save(tmp_path / "model")
-    model.save_aux_buffer(tmp_path / "aux.npz")
+    model = make("ddcpg", VecNormalize(env) if normalised else env, policy=policy).learn(16)
     env = random_envs(space)
-    loaded = PPG.load(tmp_path / "model", env=VecNormalize(env) if normalised else env, device="cpu")
-    loaded.load_aux_buffer(tmp_path / "aux.npz")
+    loaded = saved_and_loaded(model, tmp_path, VecNormalize(env) if normalised else env)
     assert len(loaded.aux_buffer) == 1
     loaded.learn(32, reset_num_timesteps=False)
 
 
 def test_masks_do_not_keep_samples_together():
-    masked = make("dna", make_vec_env(MaskedEnv, 2, seed=0), cls=MaskablePPG)
+    masked = make("dna", masked_envs(), cls=MaskablePPG)
     recurrent = make("dna", random_envs(), cls=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
     for model in (masked, recurrent):
         model.learn(4 * 16)
@@ -514,7 +449,7 @@ def test_constant_advantages_have_no_negative_variance():
         assert np.isfinite(objective.normalized_advantages(np.full((8, 2), scale, np.float32))).all()
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", ["ppg", *MEMBERS])
 def test_it_learns(name):
     settings = dict(n_steps=128, n_epochs=4, gamma=0.99, learning_rate=1e-3, ent_coef=0.0)
     settings |= dict(policy_kwargs=dict(net_arch=[64, 64]), batch_size=64 if name == "dna" else 128)
@@ -538,5 +473,5 @@ def test_the_papers_arguments_are_those_of_the_papers_entry():
     policy_kwargs = eval(entry["policy_kwargs"], {"ImpalaCNN": ImpalaCNN})
     assert {**{name: entry.get(name) for name in PAPER}, "policy_kwargs": policy_kwargs} == PAPER
     assert entry["n_envs"] * PAPER["n_steps"] / PAPER["batch_size"] == 8  # minibatches in an epoch
-    env = make_vec_env(lambda: RandomEnv(image_space(3, 64, 64), spaces.Discrete(15)), 32)
+    env = random_envs(image_space(3, 64, 64), n_envs=32)
     assert PPG("CnnPolicy", env, **PAPER).policy.architecture == "dual"

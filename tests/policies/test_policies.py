@@ -16,14 +16,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy
-from sb3_ppg.policies.extractors import init_normed
+from tests.helpers import ARCHITECTURES, untrained
 
 VECTOR = spaces.Box(-1, 1, (4,))
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
 DICT = spaces.Dict(image=IMAGE, vector=VECTOR)
 CASES = {"mlp": (MlpPolicy, VECTOR), "cnn": (CnnPolicy, IMAGE), "multi-input": (MultiInputPolicy, DICT)}
-ARCHITECTURES = ("dual", "detached", "shared")
-
 every_policy = pytest.mark.parametrize("policy_class, observation_space", CASES.values(), ids=CASES)
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -167,13 +165,6 @@ def test_save_and_load_of_the_policy_alone(policy_class, observation_space, arch
     assert th.equal(policy(obs, deterministic=True)[0], loaded(obs, deterministic=True)[0])
 
 
-def test_the_optimizer_knows_every_parameter():
-    for architecture in ARCHITECTURES:
-        policy = make(CnnPolicy, IMAGE, architecture=architecture)
-        known = {id(p) for group in policy.optimizer.param_groups for p in group["params"]}
-        assert known == {id(p) for p in policy.parameters()}
-
-
 def test_same_seed_same_weights_as_ppo():
     ppo = PPO("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
     ours = PPG("MlpPolicy", "CartPole-v1", seed=3).policy.state_dict()
@@ -211,15 +202,6 @@ def test_orthogonal_initialisation_can_be_asked_for():
     policy = make(CnnPolicy, IMAGE, features_extractor_class=ImpalaCNN, ortho_init=True)
     np.testing.assert_allclose(norms(policy.action_net), 0.01, rtol=1e-4)
     np.testing.assert_allclose(norms(policy.aux_value_net), 1.0, rtol=1e-4)
-
-
-def test_init_normed():
-    linear = nn.Linear(3, 2)
-    weights = linear.weight.detach().clone()
-    init_normed(linear, 0.5)
-    np.testing.assert_allclose(norms(linear), 0.5, rtol=1e-6)
-    th.testing.assert_close(linear.weight.detach(), 0.5 * weights / weights.norm(dim=1, keepdim=True))
-    assert not linear.bias.any()
 
 
 @pytest.mark.parametrize("size", [7, 16, 64, 84])
@@ -290,15 +272,12 @@ class ScaledFeatures(BaseFeaturesExtractor):
         return self.gain * (observations.to(th.cfloat) @ self.weight).abs()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@every_architecture
 def test_parameters_that_are_scalars_or_complex(architecture):
     kwargs = dict(features_extractor_class=ScaledFeatures, architecture=architecture, net_arch=[np.int64(8)])
     settings = dict(n_steps=32, n_policy_iterations=1, batch_size=32, max_grad_norm=0.01)
     model = PPG("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, seed=0, **settings)
-    before = {name: value.clone() for name, value in model.policy.named_parameters()}
-    model.learn(64)
-    changed = {name for name, value in model.policy.named_parameters() if not th.equal(value, before[name])}
-    assert {"features_extractor.gain", "features_extractor.weight"} <= changed and model.n_aux_phases == 2
+    assert untrained(model, 2).isdisjoint({"features_extractor.gain", "features_extractor.weight"})
 
 
 @pytest.mark.parametrize("env, kwargs", [("CartPole-v1", {}), ("Pendulum-v1", {}), ("Pendulum-v1", dict(use_sde=True))])
@@ -321,9 +300,6 @@ def test_a_features_extractor_may_be_any_callable():
 def test_impala_refuses_impossible_sizes(kwargs):
     with pytest.raises(ValueError, match=next(iter(kwargs))):
         ImpalaCNN(IMAGE, **kwargs)
-
-
-def test_impala_refuses_vectors():
     with pytest.raises(ValueError, match="MlpPolicy"):
         ImpalaCNN(VECTOR)
 
