@@ -246,7 +246,12 @@ def made_from(argument: str, kwargs: dict[str, Any] | None, make: Callable[..., 
     :return: object
     :raises ArgumentError: if the class does not take these keyword arguments
     """
-    names = list(inspect.signature(make).parameters)[len(args) :]
-    if not (kwargs is None or (isinstance(kwargs, dict) and kwargs.keys() <= set(names))):
-        raise ArgumentError(f"`{argument}`={kwargs!r} cannot work: use a dictionary with {', '.join(names)}, or None")
+    signature = inspect.signature(make)
+    try:
+        signature.bind(*args, **(kwargs or {}))
+    except TypeError as error:
+        names = ", ".join([*signature.parameters][len(args) :])
+        raise ArgumentError(
+            f"`{argument}`={kwargs!r} cannot work ({error}): use a dictionary with {names}, or None"
+        ) from error
     return make(*args, **{name: without_numpy(value) for name, value in (kwargs or {}).items()})

@@ -52,50 +52,22 @@ class PhasicCallback(BaseCallback):
         """
 
 
-class AuxiliaryPhaseEvents:
+def tell(callback: MaybeCallback, event: str, **state: Any) -> None:
     """
-    Reports one auxiliary phase to each ``PhasicCallback`` and to SB3's progress bar, which displays the epoch.
+    Call an event of each ``PhasicCallback``, and show the epoch of the auxiliary phase in SB3's progress bar.
 
-    :param callback: callback of ``learn``, which may contain others. None: report to nobody
-    :param n_samples: number of samples in the phase
-    :param n_aux_epochs: number of epochs
+    :param callback: callback of ``learn``, which may contain others
+    :param event: name of the event's method
+    :param state: ``locals`` of the event
     """
-
-    def __init__(self, callback: BaseCallback | None, n_samples: int, n_aux_epochs: int):
-        self.callbacks = list(every(callback))
-        self.locals: dict[str, Any] = dict(n_samples=n_samples, n_aux_epochs=n_aux_epochs, epoch=0)
-
-    def start(self) -> None:
-        """Report the start of the phase."""
-        self._describe(f"auxiliary phase, epoch 1/{self.locals['n_aux_epochs']}")
-        self._tell("on_aux_phase_start")
-
-    def epoch_end(self, losses: dict[str, float]) -> None:
-        """
-        Report the end of an epoch.
-
-        :param losses: losses of the epoch, by name
-        """
-        self.locals.update(epoch=self.locals["epoch"] + 1, losses=losses)
-        following = min(self.locals["epoch"] + 1, self.locals["n_aux_epochs"])
-        self._describe(f"auxiliary phase, epoch {following}/{self.locals['n_aux_epochs']}")
-        self._tell("on_aux_epoch_end")
-
-    def end(self) -> None:
-        """Report the end of the phase."""
-        self._describe("")
-        self._tell("on_aux_phase_end")
-
-    def _tell(self, event: str) -> None:
-        for callback in self.callbacks:
-            if isinstance(callback, PhasicCallback):
-                callback.update_locals(self.locals)
-                getattr(callback, event)()
-
-    def _describe(self, text: str) -> None:
-        for callback in self.callbacks:
-            if isinstance(callback, ProgressBarCallback) and hasattr(callback, "pbar"):
-                callback.pbar.set_description(text)
+    for one in every(callback):
+        if isinstance(one, PhasicCallback):
+            one.update_locals(state)
+            getattr(one, event)()
+        elif isinstance(one, ProgressBarCallback) and hasattr(one, "pbar"):
+            epoch = min(state["epoch"] + 1, state["n_aux_epochs"])
+            text = f"auxiliary phase, epoch {epoch}/{state['n_aux_epochs']}"
+            one.pbar.set_description("" if event == "on_aux_phase_end" else text)
 
 
 def every(callback: MaybeCallback) -> Iterator[BaseCallback]:

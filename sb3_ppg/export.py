@@ -16,7 +16,6 @@ from torch import nn
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.optim.precision import unvalidated_distributions
-from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.policies.masked import MaskablePhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
@@ -56,7 +55,10 @@ class DeterministicPolicy(nn.Module):
         super().__init__()
         if not isinstance(model, PPG):
             raise ArgumentError(f"`model` is a {type(model).__name__}, not one of sb3_ppg's algorithms")
-        self.policy = _copied(model.policy)
+        # Without the optimizer, and without what was computed last, which has gradients
+        memo = {id(model.policy.action_dist): copy.copy(model.policy.action_dist), id(model.policy.optimizer): None}
+        self.policy = copy.deepcopy(model.policy, memo).cpu()
+        self.policy.mixed_precision = self.policy.compile_mode = None
         self.observation_space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
         self.action_space = model.action_space
         self.input_names, self.output_names = list(self._observation_spaces()), ["action"]
@@ -65,7 +67,9 @@ class DeterministicPolicy(nn.Module):
         if isinstance(self.policy, RecurrentPhasicActorCriticPolicy):
             self.input_names += ["hidden", "cell", "episode_start"]
             self.output_names += ["next_hidden", "next_cell"]
-        self._check_names()
+        names = self.input_names + self.output_names
+        if clashing := {name for name in names if names.count(name) > 1}:
+            raise ArgumentError(f"the observation's keys {sorted(clashing)} are names of other inputs or outputs: rename them")
         self.normalizers = self._normalizers(vec_normalize or only_normalizer(model.env))
         self.action_type = th.as_tensor(np.zeros((), self.action_space.dtype)).dtype
         if isinstance(self.action_space, spaces.Box):
@@ -77,11 +81,6 @@ class DeterministicPolicy(nn.Module):
     def _observation_spaces(self) -> dict[str, spaces.Space]:
         space = self.observation_space
         return dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
-
-    def _check_names(self) -> None:
-        names = self.input_names + self.output_names
-        if clashing := {name for name in names if names.count(name) > 1}:
-            raise ArgumentError(f"the observation's keys {sorted(clashing)} are names of other inputs or outputs: rename them")
 
     def _normalizers(self, vec_normalize: VecNormalize | None) -> nn.ModuleDict:
         if vec_normalize is None or not vec_normalize.norm_obs:
@@ -107,7 +106,12 @@ class DeterministicPolicy(nn.Module):
             distribution, states = self._with_memory(observation, **given)
         else:
             distribution, states = self.policy.evaluate(observation, **given, reads=("distribution",)).distribution, ()
-        action = self._action(distribution)
+        action = distribution.mode().reshape(-1, *(self.action_space.shape or ()))
+        if self.policy.squash_output:
+            action = self.low + 0.5 * (action + 1) * (self.high - self.low)
+        elif isinstance(self.action_space, spaces.Box):
+            action = action.clamp(self.low, self.high)
+        action = action.to(self.action_type)
         return (action, *states) if states else action
 
     def _with_memory(
@@ -119,14 +123,6 @@ class DeterministicPolicy(nn.Module):
         memory, states = self.policy.lstm_actor(features[None], (hidden * continues, cell * continues))
         latent = self.policy.mlp_extractor.forward_actor(memory[0])
         return self.policy._get_action_dist_from_latent(latent), states
-
-    def _action(self, distribution: Distribution) -> th.Tensor:
-        action = distribution.mode().reshape(-1, *(self.action_space.shape or ()))
-        if self.policy.squash_output:
-            action = self.low + 0.5 * (action + 1) * (self.high - self.low)
-        elif isinstance(self.action_space, spaces.Box):
-            action = action.clamp(self.low, self.high)
-        return action.to(self.action_type)
 
     def example_inputs(self, n_envs: int = 2) -> tuple[th.Tensor, ...]:
         """
@@ -141,14 +137,6 @@ class DeterministicPolicy(nn.Module):
             hidden = th.zeros(self.policy.lstm_actor.num_layers, n_envs, self.policy.lstm_actor.hidden_size)
             inputs += [hidden, hidden.clone(), th.ones(n_envs, dtype=th.bool)]  # not one tensor: that would be one input
         return tuple(inputs)
-
-
-def _copied(policy: PhasicActorCriticPolicy) -> PhasicActorCriticPolicy:
-    """On the CPU, in float32, not compiled; without the optimizer, and without what was computed last, which has gradients."""
-    memo = {id(policy.action_dist): copy.copy(policy.action_dist), id(policy.optimizer): None}
-    copied = copy.deepcopy(policy, memo).cpu()
-    copied.mixed_precision = copied.compile_mode = None
-    return copied
 
 
 class Normalizer(nn.Module):

@@ -271,31 +271,6 @@ def clip_fraction(log_ratio: th.Tensor, clip_range: float) -> th.Tensor:
 # ---- auxiliary phase ----
 
 
-def auxiliary_value_loss(values: th.Tensor, targets: th.Tensor, weights: th.Tensor | None = None) -> th.Tensor:
-    """
-    1/2 E[(V(s) - V_targ)²], for the auxiliary and for the true value head ("L^aux" and "L^value" in the paper).
-
-    :param values: prediction of one of the two heads, shape (B,)
-    :param targets: V_targ as computed when the rollout was collected, shape (B,)
-    :param weights: see ``weighted_mean``, shape (B,), or None
-    :return: scalar
-    """
-    return 0.5 * value_loss(values, targets, weights=weights)
-
-
-def joint_loss(aux_value_loss: th.Tensor, clone_loss: th.Tensor, true_value_loss: th.Tensor, beta_clone: float) -> th.Tensor:
-    """
-    L^joint + L^value = L^aux + β_clone E[KL(π_old(.|s), π(.|s))] + L^value, the losses of the auxiliary phase.
-
-    :param aux_value_loss: L^aux, scalar
-    :param clone_loss: E[KL], scalar, in nats
-    :param true_value_loss: L^value, scalar
-    :param beta_clone: β_clone
-    :return: scalar
-    """
-    return aux_value_loss + beta_clone * clone_loss + true_value_loss
-
-
 def distribution_parameters(distribution: Distribution) -> th.Tensor:
     """
     Return what defines π(.|s) for each sample, in one tensor that can be kept.

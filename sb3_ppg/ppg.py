@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch as th
@@ -22,14 +22,13 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule, TensorDict
 from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
-from torch.utils._pytree import tree_map
 
 from sb3_ppg.arguments import arguments_explained, check_arguments, made_from, require
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.checks import check_auxiliary_batches, check_replay, check_rollout_buffer_class, has_single_samples
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation
-from sb3_ppg.callbacks import AuxiliaryPhaseEvents, without_rank_zero_callbacks
+from sb3_ppg.callbacks import tell, without_rank_zero_callbacks
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
 from sb3_ppg.environments.watched import check_first_observations, statistics_protected
@@ -37,8 +36,8 @@ from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, policy_phase_summary
-from sb3_ppg.optim.epoch import Adversary, Epoch, mean_losses, optimize_epoch
-from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, split
+from sb3_ppg.optim.epoch import Epoch, mean_losses, optimize_epoch
+from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, map_arrays, split
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
@@ -51,24 +50,6 @@ from sb3_ppg.training.session import Session, training
 
 # The number of samples, about, on which the outcome of an auxiliary phase is evaluated
 EVALUATED_SAMPLES = 4096
-
-
-class Update(NamedTuple):
-    """
-    Epochs that follow a rollout in the policy phase.
-
-    :param kind: "policy" (or joint), or "value"
-    :param optimizer: that takes the steps
-    :param losses: the objective's
-    :param n_epochs: how many epochs at most
-    :param batch_size: of a minibatch, in samples
-    """
-
-    kind: Kind
-    optimizer: th.optim.Optimizer
-    losses: Callable[..., Losses]
-    n_epochs: int
-    batch_size: int
 
 
 class PPG(OnPolicyAlgorithm):
@@ -358,15 +339,22 @@ class PPG(OnPolicyAlgorithm):
     def policy_phase(self) -> None:
         """Optimize L^clip and the entropy bonus for E_π epochs, and L^value for E_V epochs, on the latest rollouts."""
         self.policy.set_training_mode(True)
-        adversary = self.objective.adversary_optimizer
-        self._update_learning_rate([self.policy.optimizer, self.value_optimizer, *([] if adversary is None else [adversary])])
-        updates = self._updates()
-        self._prepare_rollouts([update.kind for update in updates])
+        objective, adversary = self.objective, None
+        optimizers = {"policy": self.policy.optimizer, "value": self.value_optimizer}
+        others = [] if objective.adversary_optimizer is None else [objective.adversary_optimizer]
+        self._update_learning_rate([*optimizers.values(), *others])
+        plan = self._plan()
+        self._prepare_rollouts([kind for kind, *_ in plan])
         coefficients = self.coefficients()
+        if objective.adversary_optimizer is not None:
+            of_adversary = partial(self._minibatch_losses, objective.adversary_losses, coefficients)
+            adversary = (objective.adversary_optimizer, of_adversary)
+        after_step = partial(objective.after_policy_step, self.policy)
+        of_policy: dict[str, Any] = dict(target_kl=self.target_kl, after_step=after_step, adversary=adversary)
         history: dict[Kind, list[Epoch]] = {kind: [] for kind in KINDS}
-        for update in updates:
-            for _ in range(update.n_epochs):
-                due = self.replay.due(update.kind)
+        for kind, losses, n_epochs, batch_size in plan:
+            for _ in range(n_epochs):
+                due = self.replay.due(kind)
                 if not due:
                     break
                 if self.recompute_advantages and any(history.values()):
@@ -374,41 +362,33 @@ class PPG(OnPolicyAlgorithm):
                         recompute_advantages(self, rollout.buffer, rollout.end)  # type: ignore[arg-type] # collected here
                 epoch = optimize_epoch(
                     "policy",
-                    [self.policy, self.objective],
-                    update.optimizer,
-                    self.replay.epoch(update.kind, update.batch_size),
-                    partial(self._minibatch_losses, update.losses, coefficients),
+                    [self.policy, objective],
+                    optimizers[kind],
+                    self.replay.epoch(kind, batch_size),
+                    partial(self._minibatch_losses, losses, coefficients),
                     self.resolved_micro_batch_size(),
                     self.max_grad_norm,
-                    **(self._policy_options(coefficients) if update.kind == "policy" else {}),
+                    **(of_policy if kind == "policy" else {}),
                 )
-                history[update.kind].append(epoch)
+                history[kind].append(epoch)
                 if epoch.stopped:
                     if self.verbose >= 1:
-                        print(f"Early stopping at step {len(history[update.kind]) - 1} due to reaching max kl")
+                        print(f"Early stopping at step {len(history[kind]) - 1} due to reaching max kl")
                     break
         self._n_updates += len(history["policy"])
         self._log_policy_phase(history, coefficients)
 
-    def _updates(self) -> list[Update]:
-        """The kinds of epochs of an update, in their order."""
-        objective, optimizer = self.objective, self.policy.optimizer
+    def _plan(self) -> list[tuple[Kind, Callable[..., Losses], int, int]]:
+        """Return the kinds of epochs in their order, each with its losses, number of epochs, and samples in a minibatch."""
+        objective = self.objective
         if self.n_value_epochs is None:
-            return [Update("policy", optimizer, objective.joint_losses, self.n_epochs, self.batch_size)]
-        policy = Update("policy", optimizer, objective.policy_losses, self.n_epochs, self.batch_size)
-        n_value_epochs = objective.n_value_epochs(self.n_value_epochs)
-        batch_size = objective.value_batch_size or self.batch_size
-        value = Update("value", self.value_optimizer, objective.value_losses, n_value_epochs, batch_size)
-        return [value, policy] if objective.values_first else [policy, value]
-
-    def _policy_options(self, coefficients: Coefficients) -> dict[str, Any]:
-        """Arguments of ``optimize_epoch`` that concern the policy alone."""
-        adversary = None
-        if self.objective.adversary_optimizer is not None:
-            losses = partial(self._minibatch_losses, self.objective.adversary_losses, coefficients)
-            adversary = Adversary(self.objective.adversary_optimizer, losses)
-        after_step = partial(self.objective.after_policy_step, self.policy)
-        return dict(target_kl=self.target_kl, after_step=after_step, adversary=adversary)
+            return [("policy", objective.joint_losses, self.n_epochs, self.batch_size)]
+        n_value_epochs, value_batch_size = objective.n_value_epochs(self.n_value_epochs), objective.value_batch_size
+        plan: list[tuple[Kind, Callable[..., Losses], int, int]] = [
+            ("value", objective.value_losses, n_value_epochs, value_batch_size or self.batch_size),
+            ("policy", objective.policy_losses, self.n_epochs, self.batch_size),
+        ]
+        return plan if objective.values_first else plan[::-1]
 
     def _prepare_rollouts(self, kinds: list[Kind]) -> None:
         """Compute what the epochs need of the latest rollout and of older ones that they use again."""
@@ -458,11 +438,11 @@ class PPG(OnPolicyAlgorithm):
         start = time.perf_counter()
         self.aux_buffer.single_samples = has_single_samples(self, self._aux_samples_per_batch())
         n_sequences = self._aux_sequences_per_batch()
-        callback = None if self.session is None else self.session.callback
-        events = AuxiliaryPhaseEvents(callback, self.aux_buffer.n_samples, self.n_aux_epochs)
+        n_samples, callback = self.aux_buffer.n_samples, None if self.session is None else self.session.callback
+        report = partial(tell, callback, n_samples=n_samples, n_aux_epochs=self.n_aux_epochs)
         if self.verbose >= 1:
-            print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {self.aux_buffer.n_samples:,} samples")
-        events.start()
+            print(f"Auxiliary phase: {self.n_aux_epochs} epochs over {n_samples:,} samples")
+        report("on_aux_phase_start", epoch=0)
         self.policy.set_training_mode(False)
         self.aux_buffer.record(self.recorded, n_sequences)
 
@@ -482,12 +462,12 @@ class PPG(OnPolicyAlgorithm):
                 self.max_grad_norm,
             )
             history.append(epoch)
-            events.epoch_end(mean_losses([epoch]))
+            report("on_aux_epoch_end", epoch=len(history), losses=mean_losses([epoch]))
         self.objective.after_auxiliary_phase(self.policy)
         self._n_aux_phases += 1
         self._record("aux", {**mean_losses(history), **self._outcome(n_sequences), "learning_rate": learning_rate})
         self._record("aux", {"n_phases": self._n_aux_phases, "seconds": time.perf_counter() - start})
-        events.end()
+        report("on_aux_phase_end", epoch=len(history))
 
     @th.no_grad()
     @unvalidated_distributions()
@@ -633,7 +613,7 @@ class PPG(OnPolicyAlgorithm):
         return Rollout(full_like(self.rollout_buffer), self._rollout_end_template())
 
     def _rollout_end_template(self) -> RolloutEnd:
-        observations = tree_map(lambda one: np.repeat(one, self.n_envs, axis=0), one_observation(self.rollout_buffer))
+        observations = map_arrays(lambda one: np.repeat(one, self.n_envs, axis=0), one_observation(self.rollout_buffer))
         values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, device="cpu")
         return RolloutEnd(observations, values.numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
 

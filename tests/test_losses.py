@@ -65,22 +65,16 @@ def test_entropy_loss():
 def test_value_losses():
     values, targets, old_values = th.tensor([1.0, 5.0]), th.tensor([0.0, 2.0]), th.tensor([0.8, 2.0])
     assert losses.value_loss(values, targets).item() == (1 + 9) / 2
-    assert losses.auxiliary_value_loss(values, targets).item() == (1 + 9) / 4
     # 1.0 is within .5 of .8; 5 is held at 2.5
     assert losses.value_loss(values, targets, old_values, clip_range_vf=0.5).item() == pytest.approx((1 + 0.25) / 2)
     with pytest.raises(ValueError, match="old_values"):
         losses.value_loss(values, targets, clip_range_vf=0.5)
 
 
-def test_joint_loss():
-    assert losses.joint_loss(th.tensor(1.0), th.tensor(10.0), th.tensor(0.5), beta_clone=2.0).item() == 21.5
-
-
 def test_shapes_that_would_broadcast_are_refused():
     column, row = th.zeros(4, 1), th.zeros(4)
     for loss in (
         lambda: losses.value_loss(column, row),
-        lambda: losses.auxiliary_value_loss(row, column),
         lambda: losses.policy_gradient_loss(row, row, column, 0.2),
         lambda: losses.kl_penalty(row, column),
         lambda: losses.entropy_loss(column, row),
@@ -220,7 +214,6 @@ def test_weights_of_samples():
     assert losses.entropy_loss(None, th.tensor([-1.0, -4.0]), weights).item() == -(2 * 1 + 0.5 * 4) / 2
     targets = th.tensor([2.0, 4.0])  # errors of 1 and 9
     assert losses.value_loss(ones, targets, weights=weights).item() == (2 * 1 + 0.5 * 9) / 2
-    assert losses.auxiliary_value_loss(ones, targets, weights).item() == (2 * 1 + 0.5 * 9) / 4
     clipped = losses.clipped_value_loss(ones, targets, zeros, 0.5, weights)  # V_clip is .5: 2.25 and 12.25
     assert clipped.item() == (2 * 2.25 + 0.5 * 12.25) / 2
     with pytest.raises(ValueError, match="must have the same shape"):

@@ -14,6 +14,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.protocol import has_new_arrays
 from sb3_ppg.buffers.rollouts import RolloutEnd, minibatches, order_by_environment
+from sb3_ppg.optim.micro_batches import map_arrays
 
 Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
 KINDS: tuple[Kind, ...] = ("policy", "value")
@@ -186,14 +187,4 @@ def mixed_minibatches(rollouts: Sequence[Rollout], batch_size: int) -> Iterator[
     size = batch_size if len(rollouts) == 1 else math.ceil(n_samples / n_minibatches)
     parts = [minibatches(rollout.buffer, size, rollout.extras) for rollout in rollouts]
     for some in zip(*parts, strict=True):
-        yield some[0] if len(some) == 1 else _concatenated(some)
-
-
-def _concatenated(parts: Sequence[Any]) -> Any:
-    """One minibatch of several: tensors, and tuples and dictionaries of these."""
-    first = parts[0]
-    if isinstance(first, dict):
-        return {key: _concatenated([part[key] for part in parts]) for key in first}
-    if isinstance(first, tuple):
-        return type(first)(*(_concatenated(fields) for fields in zip(*parts, strict=True)))
-    return th.cat([*parts])
+        yield some[0] if len(some) == 1 else map_arrays(lambda *arrays: th.cat(arrays), *some)

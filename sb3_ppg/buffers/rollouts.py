@@ -10,7 +10,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 
 from sb3_ppg.buffers.protocol import SB3_CLASSES, GivesSequences
-from sb3_ppg.optim.micro_batches import split
+from sb3_ppg.optim.micro_batches import map_arrays, split
 
 # Small minibatches of a rollout are gathered together, up to this size: one indexed copy instead of many
 GATHERED_BYTES = 2**22
@@ -121,17 +121,6 @@ def by_step(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
     :return: (n_steps, n_envs)
     """
     return by_environment(rollout_buffer, array)[:, :, 0].T
-
-
-def map_arrays(function: Callable[..., Any], *observations: Any) -> Any:
-    """
-    :param function: of as many arrays as there are observations
-    :param observations: arrays or tensors, or dictionaries of such with the same keys
-    :return: the function's value, or a dictionary with its value for each key
-    """
-    if isinstance(observations[0], dict):
-        return {key: function(*(one[key] for one in observations)) for key in observations[0]}
-    return function(*observations)
 
 
 def n_bytes(observations: Observations | PyTorchObs) -> int:

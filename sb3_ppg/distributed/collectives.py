@@ -14,7 +14,6 @@ import numpy as np
 import torch as th
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from sb3_ppg.errors import ProcessGroupError
 
@@ -177,8 +176,8 @@ def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
 
     :param networks: the same in every process
     """
-    layers = [layer for network in networks for layer in network.modules() if isinstance(layer, _NormBase)]
-    buffers = [buffer for layer in layers for buffer in (layer.running_mean, layer.running_var) if buffer is not None]
+    named = (one for network in networks for one in network.named_buffers())
+    buffers = [buffer for name, buffer in named if name.split(".")[-1] in ("running_mean", "running_var")]
     if buffers:
         average_over_processes(buffers)
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from torch.utils._pytree import tree_map
 
 from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed.agreement import agreed, require_equal, separate_generators
 from sb3_ppg.distributed.collectives import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import normalizers, statistics
+from sb3_ppg.optim.micro_batches import map_arrays
 from sb3_ppg.protocols import COUNTERS, PhasicModel
 
 # Arguments that may differ between processes
@@ -63,7 +63,7 @@ def _share_state(model: PhasicModel) -> None:
     own = None
     if rank() == 0:
         # Through the CPU: else each process would unpickle them on the GPU of process 0
-        parameters = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, th.Tensor) else leaf, model.get_parameters())
+        parameters = map_arrays(lambda leaf: leaf.cpu() if isinstance(leaf, th.Tensor) else leaf, model.get_parameters())
         own = (parameters, [_moments(rms) for rms in running])
     parameters, moments = broadcast(own)
     if rank() > 0:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sb3_ppg.arguments import without_numpy
+from sb3_ppg.arguments import made_from
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.losses import Losses
@@ -60,11 +60,7 @@ def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict
     :raises ArgumentError: if there is none of that name, or it does not take these arguments
     """
     cls = find_objective(objective)
-    try:
-        made = cls(policy, **{name: without_numpy(value) for name, value in (kwargs or {}).items()})
-    except TypeError as error:
-        name = objective_name(cls)
-        raise ArgumentError(f"`objective_kwargs`={kwargs!r} cannot work with `objective`={name!r}: {error}") from error
+    made = made_from("objective_kwargs", kwargs, cls, policy)
     of_policy = {id(parameter) for parameter in policy.parameters()}
     if shared := [name for name, parameter in made.named_parameters() if id(parameter) in of_policy]:
         raise ArgumentError(

@@ -12,7 +12,6 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import Rule, check_value, count, number, require
@@ -21,6 +20,7 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.optim.micro_batches import map_arrays
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.heads import has_own_loss
 from sb3_ppg.protocols import PhasicModel
@@ -200,7 +200,7 @@ class OrderObjective(AdvantageHeadObjective):
         n_frames = rollout_buffer.buffer_size
         levels, steps = (np.stack(frames[-n_frames - 1 :], axis=1) for frames in (self.levels, self.episode_steps))
         self.levels, self.episode_steps = self.levels[-1:], self.episode_steps[-1:]
-        self._frames = tree_map(
+        self._frames = map_arrays(
             lambda frames, last: np.concatenate([frames, last.reshape(-1, *frames.shape[1:])]),
             rollout_buffer.observations,
             end.observations,
@@ -241,7 +241,7 @@ class OrderObjective(AdvantageHeadObjective):
 
     def _pair_latent(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
         numbers = batch.extras["pair"].long().cpu().numpy()
-        frames: PyTorchObs = tree_map(lambda array: th.as_tensor(array[numbers], device=policy.device), self._frames)
+        frames: PyTorchObs = map_arrays(lambda array: th.as_tensor(array[numbers], device=policy.device), self._frames)
         return policy.evaluate(frames, reads=("latent_pi",)).latent_pi
 
     @staticmethod

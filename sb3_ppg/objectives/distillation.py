@@ -12,8 +12,8 @@ from stable_baselines3.common.distributions import Distribution
 from torch.nn import functional as F
 
 from sb3_ppg import losses
-from sb3_ppg.advantages import gae
 from sb3_ppg.arguments import check_value, choice, count, number, optional, require
+from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_step
 from sb3_ppg.losses import Losses

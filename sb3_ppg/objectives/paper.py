@@ -167,7 +167,7 @@ class PaperObjective(Objective):
             "aux_value_loss": self.auxiliary_value_error(policy.aux_value_net, evaluation.latent_pi, batch, unit),
             "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, unit),
         }
-        total = losses.joint_loss(terms["aux_value_loss"], terms["kl"], terms["value_loss"], coefficients.beta_clone)
+        total = terms["aux_value_loss"] + coefficients.beta_clone * terms["kl"] + terms["value_loss"]
         return Losses(total, terms)
 
     def auxiliary_value_error(self, head: nn.Module, latent: th.Tensor, batch: AuxiliaryBatch, unit: float) -> th.Tensor:

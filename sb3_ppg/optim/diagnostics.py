@@ -29,11 +29,16 @@ def policy_phase_summary(
     :param history: epochs on the policy's loss, or the joint one
     :param value_history: epochs on the value loss alone, if there were any
     :param clip_range: ε, or None if nothing is clipped
-    :return: values by PPO's names: means over samples and epochs; ``approx_kl`` of the last epoch, ``loss`` of the last step
+    :return: values by PPO's names: means over samples and epochs; ``approx_kl``, in nats, of the last epoch; ``loss`` of the
+        last step
     """
     summary = {**(mean_losses(value_history) if value_history else {}), **mean_losses(history)}
     summary["loss"] = float(history[-1].losses["loss"][-1])
-    summary |= policy_change([epoch.log_ratio for epoch in history], clip_range)
+    change = {"approx_kl": losses.approximate_kl(history[-1].log_ratio)}
+    if clip_range is not None:
+        change["clip_fraction"] = losses.clip_fraction(th.cat([epoch.log_ratio for epoch in history]), clip_range)
+    average_over_processes(list(change.values()))
+    summary |= {name: value.item() for name, value in change.items()}
     summary["explained_variance"] = explained_variance(rollout_buffer.values, rollout_buffer.returns, policy.device)
     if hasattr(policy, "log_std"):
         summary["std"] = th.exp(policy.log_std).mean().item()
@@ -51,21 +56,6 @@ def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th
     """
     (_, of_targets), (_, of_errors) = (moments(array, device) for array in (value_targets, value_targets - values))
     return 1 - (of_errors / of_targets) ** 2 if of_targets > 0 else float("nan")
-
-
-def policy_change(log_ratios: list[th.Tensor], clip_range: float | None) -> dict[str, float]:
-    """
-    Measure how far the policy has moved in an update.
-
-    :param log_ratios: log π(a|s) - log π_old(a|s) of each epoch, (n_samples,)
-    :param clip_range: ε, or None if nothing is clipped
-    :return: the approximate KL divergence of the last epoch, in nats, and the clip fraction of all epochs if clipping is on
-    """
-    diagnostics = {"approx_kl": losses.approximate_kl(log_ratios[-1])}
-    if clip_range is not None:
-        diagnostics["clip_fraction"] = losses.clip_fraction(th.cat(log_ratios), clip_range)
-    average_over_processes(list(diagnostics.values()))
-    return {name: value.item() for name, value in diagnostics.items()}
 
 
 @th.no_grad()

@@ -3,8 +3,9 @@ One epoch of optimizer steps, the same for both phases: micro-batches, averages 
 that losses and gradients are finite.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
@@ -13,7 +14,7 @@ from torch import nn
 from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
-from sb3_ppg.optim.micro_batches import n_samples, split
+from sb3_ppg.optim.micro_batches import map_arrays, n_samples, split
 from sb3_ppg.optim.precision import unvalidated_distributions
 
 ADVICE = (
@@ -54,18 +55,6 @@ def mean_losses(epochs: list[Epoch]) -> dict[str, float]:
     return {name: float(mean) for name, mean in means.items()}
 
 
-class Adversary(NamedTuple):
-    """
-    Networks that learn against the policy, and take a step before each of the policy's.
-
-    :param optimizer: of their parameters
-    :param loss_fn: returns the losses of a minibatch
-    """
-
-    optimizer: th.optim.Optimizer
-    loss_fn: Callable[[Any], Losses]
-
-
 def optimize_epoch(
     phase: str,
     networks: Sequence[nn.Module],
@@ -76,7 +65,7 @@ def optimize_epoch(
     max_grad_norm: float | None = None,
     target_kl: float | None = None,
     after_step: Callable[[], None] | None = None,
-    adversary: Adversary | None = None,
+    adversary: tuple[th.optim.Optimizer, Callable[[Minibatch], Losses]] | None = None,
 ) -> Epoch:
     """
     Take one optimizer step per minibatch. The losses stay on the device until the epoch ends, and then come in one transfer.
@@ -91,11 +80,13 @@ def optimize_epoch(
     :param target_kl: in nats. Stop before the step of a minibatch whose approximate KL exceeds it, see
         ``exceeds_target_kl``, which has to look at each minibatch. None: never
     :param after_step: called after each step
-    :param adversary: takes a step before each step
+    :param adversary: optimizer of networks that learn against the policy and take a step before each of its steps, and their
+        losses
     :return: losses and log-ratios
     :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
-    backup = _Backup(networks, [optimizer] if adversary is None else [optimizer, adversary.optimizer])
+    optimizers = [optimizer] if adversary is None else [optimizer, adversary[0]]
+    restore = _backed_up(networks, optimizers)
     history: list[th.Tensor] = []
     sizes: list[int] = []
     log_ratios: list[th.Tensor] = []
@@ -104,7 +95,7 @@ def optimize_epoch(
             names: list[str] = []
             if adversary is not None:
                 losses, values, _ = compute_gradient(*adversary, minibatch, micro_batch_size, max_grad_norm)
-                adversary.optimizer.step()
+                adversary[0].step()
                 names += [f"adversary_{name}" for name in losses.names]
                 history.append(values)
             losses, values, norm = compute_gradient(optimizer, loss_fn, minibatch, micro_batch_size, max_grad_norm)
@@ -117,10 +108,17 @@ def optimize_epoch(
             optimizer.step()
             if after_step is not None:
                 after_step()
-    for one in backup.optimizers:
+    for one in optimizers:
         one.zero_grad()
 
-    table = _checked(phase, networks, names, th.cat(history), len(sizes), backup)
+    weights = {name: weight for network in networks for name, weight in network.named_parameters() if weight.requires_grad}
+    sums = th.stack([weight.detach().sum() for weight in weights.values()])
+    numbers = th.cat([*history, sums.abs() if sums.is_complex() else sums]).cpu().numpy()  # the one transfer
+    table = numbers[: -len(sums)].reshape(len(sizes), -1)
+    if not np.isfinite(numbers).all():
+        restore()
+        culprit = _culprit(table[:, :-1], names, numbers[-len(sums) :], list(weights))
+        raise NonFiniteLossError(f"The {phase} phase met a {culprit}. {ADVICE}")
     return Epoch(dict(zip(names, table.T, strict=False)), table[:, -1], np.array(sizes), th.cat(log_ratios), stopped)
 
 
@@ -145,7 +143,9 @@ def compute_gradient(
     :return: the losses of the last micro-batch, with all log-ratios; the scalars of the whole minibatch, (n_scalars,); the
         gradient's L2 norm before it was clipped, ()
     """
-    optimizer.zero_grad()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = None
     all_values: list[th.Tensor] = []
     log_ratios: list[th.Tensor] = []
     size = n_samples(minibatch)
@@ -160,7 +160,6 @@ def compute_gradient(
     if len(all_values) > 1:
         losses, values = losses._replace(log_ratio=th.cat(log_ratios)), th.stack(all_values).sum(dim=0)
 
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if n_processes() > 1:
         average_gradients(parameters, values)
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
@@ -179,27 +178,6 @@ def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:
     approx_kl = approximate_kl(log_ratio)
     average_over_processes([approx_kl])
     return bool(approx_kl > 1.5 * target_kl)
-
-
-def _checked(
-    phase: str, networks: Sequence[nn.Module], names: list[str], history: th.Tensor, n_steps: int, backup: "_Backup"
-) -> np.ndarray:
-    """
-    Fetch all losses, and check that they and the weights are finite, in one transfer.
-
-    :param names: of the losses
-    :param history: those of each step, and the norm of its gradient, (n_steps * (n_scalars + 1),)
-    :return: the same, (n_steps, n_scalars + 1)
-    """
-    weights = {name: weight for network in networks for name, weight in network.named_parameters() if weight.requires_grad}
-    sums = th.stack([weight.detach().sum() for weight in weights.values()])
-    numbers = th.cat([history, sums.abs() if sums.is_complex() else sums]).cpu().numpy()
-    table = numbers[: -len(sums)].reshape(n_steps, -1)
-    if not np.isfinite(numbers).all():
-        backup.restore()
-        culprit = _culprit(table[:, :-1], names, numbers[-len(sums) :], list(weights))
-        raise NonFiniteLossError(f"The {phase} phase met a {culprit}. {ADVICE}")
-    return table
 
 
 def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, parameters: list[str]) -> str:
@@ -239,34 +217,23 @@ def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Param
                 state[name].mul_(factor**power)
 
 
-class _Backup:
+def _backed_up(networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Optimizer]) -> Callable[[], None]:
     """
-    Copies of the tensors that an epoch changes, made before it.
+    Copy parameters, buffers and the optimizers' states, and return the function that restores them.
 
     This costs a copy of the parameters per epoch; checking each minibatch's loss instead would cost a transfer from the device
     for each.
-
-    :param networks: networks whose parameters and buffers are copied
-    :param optimizers: optimizers whose states are copied
     """
-
-    def __init__(self, networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Optimizer]):
-        self.optimizers = optimizers
-        tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
-        self.tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self.states = [
-            {
-                parameter: {name: value.clone() if isinstance(value, th.Tensor) else value for name, value in state.items()}
-                for parameter, state in optimizer.state.items()
-            }
-            for optimizer in optimizers
-        ]
+    tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+    saved = [tensor.detach().clone() for tensor in tensors]
+    states = [map_arrays(copy.deepcopy, optimizer.state) for optimizer in optimizers]
 
     @th.no_grad()
-    def restore(self) -> None:
-        """Restore all tensors and states."""
-        for tensor, saved in self.tensors:
-            tensor.copy_(saved)
-        for optimizer, state in zip(self.optimizers, self.states, strict=True):
+    def restore() -> None:
+        for tensor, before in zip(tensors, saved, strict=True):
+            tensor.copy_(before)
+        for optimizer, state in zip(optimizers, states, strict=True):
             optimizer.state.clear()
             optimizer.state.update(state)
+
+    return restore

@@ -2,13 +2,13 @@
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
@@ -32,10 +32,7 @@ def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTor
     """
     if policy.device.type != "cpu" or not has_convolutions(policy) or looks_at_the_batch(policy):
         return None
-    if isinstance(observation, dict):
-        two: PyTorchObs = {key: th.cat([array, array]) for key, array in observation.items()}
-    else:
-        two = th.cat([observation, observation])
+    two = map_arrays(lambda array: th.cat([array, array]), observation)
     sizes = zip(_array_sizes(policy, observation), _array_sizes(policy, two), strict=False)
     bytes_per_sample = max(1, *(larger - smaller for smaller, larger in sizes))
     return max(1, 2 ** (((HEAP_LIMIT - 1) // bytes_per_sample).bit_length() - 1))
@@ -51,8 +48,7 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
         return array.new_empty(0)
 
     def enter(_: nn.Module, inputs: tuple[PyTorchObs]) -> None:
-        arrays: list = [*inputs[0].values()] if isinstance(inputs[0], dict) else [inputs[0]]
-        sizes.extend(array.nbytes for array in arrays)
+        map_arrays(note, inputs[0])
 
     extractors = {policy.pi_features_extractor, policy.vf_features_extractor}
     hooks = [extractor.register_forward_pre_hook(enter) for extractor in extractors]
@@ -88,15 +84,15 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
     if size is None or size >= whole:
         yield minibatch
         return
-    leaves, structure = tree_flatten(minibatch)
-    length = whole // min(len(leaf) for leaf in leaves if _has_samples(leaf))
+    n_rows: list[int] = []
+    map_arrays(lambda leaf: n_rows.append(len(leaf)) if _has_samples(leaf) else None, minibatch)
+    length = whole // min(n_rows)
     size = max(length, size // length * length)
     for start in range(0, whole, size):
-        yield tree_unflatten([_part(leaf, start, start + size, whole) for leaf in leaves], structure)
+        yield map_arrays(partial(_part, start, start + size, whole), minibatch)
 
 
-def _part(leaf: Any, start: int, stop: int, whole: int) -> Any:
-    """Select the data of some samples."""
+def _part(start: int, stop: int, whole: int, leaf: Any) -> Any:
     return leaf[start * len(leaf) // whole : stop * len(leaf) // whole] if _has_samples(leaf) else leaf
 
 
@@ -104,11 +100,26 @@ def _has_samples(leaf: Any) -> bool:
     return isinstance(leaf, th.Tensor) and leaf.dim() > 0
 
 
+def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
+    """
+    :param function: of as many arrays as there are trees
+    :param trees: arrays or tensors, or dictionaries and tuples of such, nested as deep as one likes, of the same structure
+    :return: the function's values, in the same structure
+    """
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: map_arrays(function, *(tree[key] for tree in trees)) for key in first}
+    if isinstance(first, tuple):
+        parts = [map_arrays(function, *some) for some in zip(*trees, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return function(*trees)
+
+
 def has_convolutions(module: nn.Module) -> bool:
     """
     :param module: any network
     """
-    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
+    return any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in module.modules())
 
 
 def looks_at_the_batch(module: nn.Module) -> bool:
@@ -116,7 +127,9 @@ def looks_at_the_batch(module: nn.Module) -> bool:
     :param module: any network
     :return: whether it has layers whose output for a sample depends on the others of its batch
     """
-    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+    return any(
+        isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)) for part in module.modules()
+    )
 
 
 def keep_freed_memory() -> None:

@@ -228,19 +228,14 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         if self.architecture == "dual":
             super()._build_mlp_extractor()
         else:
-            self.mlp_extractor = SharedTrunk(self.features_dim, self._trunk_layers(), self.activation_fn, self.device)
-
-    def _trunk_layers(self) -> list[int]:
-        """The layers that policy and value function share when there is one network."""
-        if isinstance(self.net_arch, dict):
-            pi, vf = self.net_arch.get("pi", []), self.net_arch.get("vf", [])
-            if pi != vf:
+            by_name = self.net_arch if isinstance(self.net_arch, dict) else dict(pi=self.net_arch, vf=self.net_arch)
+            trunk = by_name.get("pi", [])
+            if trunk != by_name.get("vf", []):
                 raise ArgumentError(
                     f"`net_arch`={self.net_arch} has different layers for policy and value function, but "
                     f"`architecture`={self.architecture!r} is one network: pass a list, or use architecture='dual'"
                 )
-            return pi
-        return self.net_arch
+            self.mlp_extractor = SharedTrunk(self.features_dim, trunk, self.activation_fn, self.device)
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)

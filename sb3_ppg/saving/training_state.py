@@ -9,7 +9,6 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv
-from torch.utils._pytree import tree_map
 
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.checks import check_room
@@ -19,6 +18,7 @@ from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.distributed.collectives import rank_and_size
 from sb3_ppg.environments.watched import normalizers, statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, warn
+from sb3_ppg.optim.micro_batches import map_arrays
 from sb3_ppg.protocols import COUNTERS, PhasicModel
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generator_states, restore_generators
@@ -221,7 +221,7 @@ def _some_stored_rollout(model: PhasicModel) -> dict[str, Any]:
     """Arrays with the shapes and types of one rollout in the auxiliary buffer."""
     sizes = (model.n_envs, model.n_steps)
     return {
-        "observations": tree_map(
+        "observations": map_arrays(
             lambda one: np.empty((*sizes, *one.shape[1:]), one.dtype), one_observation(model.rollout_buffer)
         ),
         "context": model.aux_data(),

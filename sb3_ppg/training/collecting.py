@@ -11,7 +11,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.advantages import gae
+from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import SeparatesBootstrap
 from sb3_ppg.buffers.rollouts import RolloutEnd, as_stored, by_step, samples
 from sb3_ppg.distributed.collectives import n_processes

@@ -3,7 +3,7 @@
 import math
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -81,7 +81,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
             missing_extras_named(),
             tensor_float_32(model.mixed_precision == "tf32"),
             workers_watched(model.env),
-            _signals_noted(model.session, _signals_to_end(callback)),
+            _signals_noted(model.session, callback),
         ):
             yield
         if (ending := model.session.agreed_end()) is not None:
@@ -110,20 +110,18 @@ def _clean_up(model: PhasicModel, callback: MaybeCallback, error: BaseException)
 # ---- signals ----
 
 
-def _signals_to_end(callback: MaybeCallback) -> list[int]:
-    """Return SIGTERM if checkpoints are saved, and Ctrl-C's signal if there are several processes."""
-    signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []
-    return [*signals, signal.SIGINT] if n_processes() > 1 else signals
-
-
 @contextmanager
-def _signals_noted(session: Session, signals: Iterable[int]) -> Iterator[None]:
+def _signals_noted(session: Session, callback: MaybeCallback) -> Iterator[None]:
     """
-    Store the first of these signals in ``session.received_signal``; a second one has its previous effect.
+    Store the first signal that asks this process to end in ``session.received_signal``; a second one has its previous effect.
+    The signals are SIGTERM, with which schedulers of clusters announce the end, if checkpoints are saved, and Ctrl-C's if
+    there are several processes.
 
     :param session: session of the training in the block
-    :param signals: signals, such as the SIGTERM with which cluster schedulers announce the end
+    :param callback: callback of ``learn``
     """
+    signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []
+    signals += [signal.SIGINT] if n_processes() > 1 else []
     before: dict[int, Any] = {}
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -10,7 +10,7 @@ from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
-from sb3_ppg.advantages import gae
+from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import has_new_arrays, is_recomputable
 from sb3_ppg.buffers.rollouts import by_step
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer

@@ -10,7 +10,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RewardNormalizer
-from sb3_ppg.advantages import gae
+from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.training.collecting import recompute_advantages
 from tests.helpers import KINDS, SMALL, collect, make_kind, random_envs
 
