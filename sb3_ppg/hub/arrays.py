@@ -1,7 +1,5 @@
 """The arrays of a stranger's safetensors file: names, shapes and types are compared before a byte of them is read."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch as th
@@ -10,26 +8,26 @@ from safetensors import safe_open
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.files import regular_file
 
-MAX_HEADER_BYTES = 2**22
-MAX_ARRAYS = 10_000
-
-
-def check_number(n_arrays: int) -> None:
-    """
-    :raises ModelFormatError: if a model has more arrays than readers accept
-    """
-    if n_arrays > MAX_ARRAYS:
-        raise ModelFormatError(f"a model of {n_arrays} arrays cannot be shared: use at most {MAX_ARRAYS}")
+MAX_HEADER_BYTES = 2**20  # about ten thousand arrays
 
 
 class Arrays:
-    """Arrays by name; each is taken once."""
+    """
+    Arrays by name; each is taken once.
 
-    def __init__(self, file: safe_open, path: Path):
-        self._file = file
+    :param path: a safetensors file
+    :raises ModelFormatError: if it is missing or not a regular file, or its header is too long
+    """
+
+    def __init__(self, path: Path):
+        place = regular_file(path)
+        with place.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise ModelFormatError(f"{path}: its header has {length} bytes, more than {MAX_HEADER_BYTES}")
+        self._file = safe_open(place, "pt")
         self._path = path
-        self.left = set(file.keys())
-        check_number(len(self.left))
+        self.left = set(self._file.keys())
 
     def take(self, name: str, like: th.Tensor) -> th.Tensor:
         """
@@ -57,19 +55,3 @@ class Arrays:
         """Shapes of the floating-point arrays that belong to networks."""
         slices = [self._file.get_slice(name) for name in self.left if name.startswith(("policy.", "objective."))]
         return [part.get_shape() for part in slices if part.get_dtype() in ("F64", "F32", "F16", "BF16")]
-
-
-@contextmanager
-def open_arrays(path: Path) -> Iterator[Arrays]:
-    """
-    Open a safetensors file.
-
-    :raises ModelFormatError: if it is missing or not a regular file, or its header is too long
-    """
-    place = regular_file(path)
-    with place.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-    if length > MAX_HEADER_BYTES:
-        raise ModelFormatError(f"{path} cannot be read: its header would have {length} bytes")
-    with safe_open(place, "pt") as opened:
-        yield Arrays(opened, path)

@@ -42,33 +42,20 @@ def read_json(path: Path, kind: type[Kind], limit: int = MAX_JSON_BYTES) -> Kind
     Read a JSON file that a schema describes.
 
     :param path: of the file
-    :param kind: the schema, for msgspec
+    :param kind: the schema, for msgspec; it also bounds how deep the data can be nested
     :param limit: the largest size that it may have, in bytes
     :return: its content
     :raises ModelFormatError: if it is missing, too large, not a regular file, or not as described
     """
     with regular_file(path).open("rb") as file:
-        return parse_json(file.read(limit + 1), kind, path, limit)
-
-
-def parse_json(content: bytes, kind: type[Kind], name: str | Path, limit: int = MAX_JSON_BYTES) -> Kind:
-    """
-    Read JSON that a schema describes.
-
-    :param content: of a file
-    :param kind: the schema, for msgspec; it also bounds how deep the data can be nested
-    :param name: of the file, for errors
-    :param limit: the largest size that the content may have, in bytes
-    :return: the data
-    :raises ModelFormatError: if it is too large, or not as described
-    """
+        content = file.read(limit + 1)
     if len(content) > limit:
-        raise ModelFormatError(f"{name} is larger than {limit} bytes")
+        raise ModelFormatError(f"{path} is larger than {limit} bytes")
     try:
         data = msgspec.json.decode(content, type=kind)
         json.loads(content, object_pairs_hook=_without_duplicates)  # msgspec would take the last one
     except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{name} cannot be read: {error}") from error
+        raise ModelFormatError(f"{path} cannot be read: {error}") from error
     return data
 
 

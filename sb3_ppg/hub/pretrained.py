@@ -11,17 +11,18 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import msgspec
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from safetensors.torch import save
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces, get_device
@@ -31,9 +32,9 @@ from sb3_ppg.arguments import argument_names
 from sb3_ppg.buffers.checks import check_auxiliary_batches
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.hub.arrays import Arrays, check_number, open_arrays
-from sb3_ppg.hub.files import parse_json, read_json
-from sb3_ppg.hub.optimizers import describe_options, load_optimizer, state_arrays
+from sb3_ppg.hub.arrays import Arrays
+from sb3_ppg.hub.files import read_json
+from sb3_ppg.hub.optimizers import load_optimizer, state_arrays
 from sb3_ppg.hub.safety import AllocationLimit, check_rollout_size, try_out
 from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization
 from sb3_ppg.hub.spaces import describe, make
@@ -56,7 +57,9 @@ NOT_SHARED = {
 }
 NETWORKS = ("policy", "objective")  # attributes whose weights are shared: the policy, and the networks of its objective
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
-PARTS = ("mean", "var", "count")  # of a normalisation's statistics
+LIMITS = ("clip_obs", "clip_reward")  # of `VecNormalize`, which may be infinite
+PARTS = ("mean", "var", "count")  # of its statistics
+PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 
 def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str, Any] | None = None) -> None:
@@ -82,15 +85,14 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     """
     custom = custom_objects or {}
     check_rollout_size(model)
-    arrays, optimizers = _weights(model), _optimizers(model)
-    for name, optimizer in optimizers.items():
-        arrays |= state_arrays(optimizer, name)
     normalizer = only_normalizer(model.env)
-    arrays |= _statistics(normalizer)
+    arrays = {**_weights(model), **_statistics(normalizer)}
+    for name, optimizer in _optimizers(model).items():
+        arrays |= state_arrays(optimizer, name)
     description = Description(
         format="sb3_ppg",
         schema_version=1,
-        versions=_versions(),
+        versions={"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
         algorithm=encode(type(model), "algorithm", custom),
         policy=encode(model.policy_class, "policy", custom),
         arguments={name: encode(_argument(model, name), name, custom) for name in _arguments(type(model))},
@@ -98,19 +100,16 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         action_space=describe(model.action_space, "action_space"),
         n_envs=model.n_envs,
         counters=Counters(**{name: getattr(model, name) for name in Counters.__struct_fields__}),
-        optimizers={name: describe_options(optimizer) for name, optimizer in optimizers.items()},
         vec_normalize=None if normalizer is None else _describe_vec_normalize(normalizer),
     )
-    text = msgspec.json.format(msgspec.json.encode(description), indent=1)
-    with _as_format_error("A model that nobody could load"):  # readers have limits
-        _decode_arguments(parse_json(text, Description, "the description"), type(model), custom)
-        check_number(len(arrays))
-
     folder = Path(folder)
     with atomic_writes([folder / DESCRIPTION, folder / ARRAYS]) as (new_text, new_arrays):
-        new_text.write_bytes(text)
+        new_text.write_bytes(msgspec.json.format(msgspec.json.encode(description), indent=1))
         # safetensors' own errors of writing would not be OSErrors
         new_arrays.write_bytes(save({name: array.detach().cpu().contiguous().clone() for name, array in arrays.items()}))
+        with _as_format_error("A model that nobody could load"):  # readers have limits
+            _decode_arguments(read_json(new_text, Description), type(model), custom)
+            Arrays(new_arrays)
 
 
 def from_pretrained(
@@ -131,9 +130,10 @@ def from_pretrained(
     :return: the model
     :raises ModelFormatError: if the files are damaged, unknown to this version, or need an object that was not given
     """
-    with generators_kept():  # vectorised environments draw seeds
-        venv = None if env is None else _as_vec_env(env)
-    return read_model(Path(folder), venv, device, custom_objects)[0]
+    if env is not None and not isinstance(env, VecEnv):
+        with generators_kept():  # vectorised environments draw seeds
+            env = make_vec_env(env) if isinstance(env, str) else DummyVecEnv([partial(Monitor, env)])
+    return read_model(Path(folder), env, device, custom_objects)[0]
 
 
 def load_vec_normalize(
@@ -175,10 +175,10 @@ def read_model(
     device = get_device(device)
     with _as_format_error(folder), generators_kept():
         description = read_json(folder / DESCRIPTION, Description)
-        with open_arrays(folder / ARRAYS) as arrays:
-            normalizer = _make_vec_normalize(description, arrays)
-            model = _build(description, arrays, venv, normalizer, device, custom_objects or {})
-            _load_weights(model, description, arrays)
+        arrays = Arrays(folder / ARRAYS)
+        normalizer = _make_vec_normalize(description, arrays)
+        model = _build(description, arrays, venv, normalizer, device, custom_objects or {})
+        _load_arrays(model, arrays)
         try_out(model)
         if venv is not None and model.seed is not None:
             venv.seed(model.seed)  # as SB3
@@ -225,11 +225,6 @@ def _weights(model: PPG) -> dict[str, th.Tensor]:
     return {f"{name}.{key}": tensor for name, network in networks.items() for key, tensor in network.state_dict().items()}
 
 
-def _versions() -> dict[str, str]:
-    packages = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
-    return {"python": platform.python_version(), **{package: version(package) for package in packages}}
-
-
 def _build(
     description: Description,
     arrays: Arrays,
@@ -243,13 +238,10 @@ def _build(
     if not (isinstance(cls, type) and issubclass(cls, PPG)):
         raise ModelFormatError(f"algorithm: {cls} is not PPG")
     arguments = _decode_arguments(description, cls, custom)
-    # A file does not decide that a compiler runs
-    kwargs = {name: value for name, value in (arguments.get("policy_kwargs") or {}).items() if name != "compile_mode"}
-    arguments["policy_kwargs"] = kwargs
+    (arguments.get("policy_kwargs") or {}).pop("compile_mode", None)  # a file does not decide that a compiler runs
     policy = decode(description.policy, "policy", custom)
     model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
-    _check_action_space(model)
     model.n_envs = description.n_envs
     check_rollout_size(model)
     model.check_arguments()
@@ -277,27 +269,14 @@ def _decode_arguments(description: Description, cls: type[PPG], custom: Mapping[
     return arguments
 
 
-def _check_action_space(model: PPG) -> None:
-    """Check what SB3 checks where there is an environment."""
-    space = model.action_space
-    if not isinstance(space, model.action_spaces):
-        raise ModelFormatError(f"action_space: {type(model).__name__} has no actions of {space}")
-    if isinstance(space, spaces.Box) and not np.isfinite([space.low, space.high]).all():
-        raise ModelFormatError(f"action_space: {space} is not bounded")
-
-
-def _load_weights(model: PPG, description: Description, arrays: Arrays) -> None:
+def _load_arrays(model: PPG, arrays: Arrays) -> None:
     """Read all arrays into a fresh model."""
     with th.no_grad():
         for name, tensor in _weights(model).items():  # `load_state_dict` would take quadratic time for many
             tensor.copy_(arrays.take(name, tensor))
-    optimizers = _optimizers(model)
-    if description.optimizers.keys() != optimizers.keys():
-        raise ModelFormatError(f"optimizers: this model has {sorted(optimizers)}, not {sorted(description.optimizers)}")
-    for name, optimizer in optimizers.items():
+    for name, optimizer in _optimizers(model).items():
         schedule = model.aux_lr_schedule if name == "aux_optimizer" else model.lr_schedule
-        learning_rate = max(schedule(1.0), schedule(0.0))
-        load_optimizer(optimizer, description.optimizers[name], arrays, learning_rate, name)
+        load_optimizer(optimizer, arrays, max(schedule(1.0), schedule(0.0)), name)
     if arrays.left:
         raise ModelFormatError(f"{ARRAYS} has arrays that no part of the model is for: {sorted(arrays.left)}")
     if model.use_sde:
@@ -315,8 +294,7 @@ class _SpacesOnly(gym.Env):
 
 def _describe_vec_normalize(env: VecNormalize) -> Normalization:
     settings = {name: getattr(env, name) for name in VEC_NORMALIZE}
-    for name in ("clip_obs", "clip_reward"):
-        settings[name] = settings[name] if math.isfinite(settings[name]) else None
+    settings |= {name: None for name in LIMITS if math.isinf(settings[name])}
     return Normalization(describe(env.venv.observation_space, "vec_normalize.observation_space"), **settings)
 
 
@@ -336,8 +314,7 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
         return None
     space, actions = make(saved.observation_space), make(description.action_space)
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
-    for name in ("clip_obs", "clip_reward"):
-        settings[name] = math.inf if settings[name] is None else settings[name]
+    settings |= {name: math.inf for name in LIMITS if settings[name] is None}
     env = VecNormalize(DummyVecEnv([lambda: _SpacesOnly(space, actions)]), **settings)
     taken = {name: arrays.take(name, fresh).numpy() for name, fresh in _statistics(env).items()}
     for name, rms in statistics(env).items():
@@ -373,7 +350,3 @@ def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
         raise ModelFormatError(f"`env` is not what the model was trained in: {error}") from error
     model.env, model.n_envs = venv, venv.num_envs
     model._vec_normalize_env = unwrap_vec_normalize(venv)
-
-
-def _as_vec_env(env: GymEnv | str) -> VecEnv:
-    return env if isinstance(env, VecEnv) else make_vec_env(env if isinstance(env, str) else lambda: env)

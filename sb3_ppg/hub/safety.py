@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -78,16 +77,14 @@ def try_out(model: PPG) -> None:
         raise ModelFormatError("its value heads or its objective are in a state to which no training leads")
     was_training = model.policy.training
     model.policy.set_training_mode(False)
-    # Nothing is compiled for this
-    with nullcontext() if model.policy.compile_mode is None else th.compiler.set_stance("force_eager"):
-        for observation in _some_observations(model.observation_space):
-            model.predict(observation)
-            tensors, _ = model.policy.obs_to_tensor(observation)
-            distribution, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
-            log_prob = distribution.log_prob(distribution.get_actions())
-            for numbers in (losses.distribution_parameters(distribution), aux_values, values, log_prob):
-                if not (numbers.abs() <= MAX_OUTPUT).all():
-                    raise ModelFormatError("its networks give numbers that are not finite, or too large to train with")
+    for observation in _some_observations(model.observation_space):
+        model.predict(observation)
+        tensors, _ = model.policy.obs_to_tensor(observation)
+        distribution, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
+        log_prob = distribution.log_prob(distribution.get_actions())
+        for numbers in (losses.distribution_parameters(distribution), aux_values, values, log_prob):
+            if not (numbers.abs() <= MAX_OUTPUT).all():
+                raise ModelFormatError("its networks give numbers that are not finite, or too large to train with")
     model.policy.set_training_mode(was_training)
 
 

@@ -9,6 +9,7 @@ from sb3_ppg.hub.spaces import Integer, Simple, Space
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[float, Meta(gt=0)]
+Limit = Positive | None  # None: infinity
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Statistic = Annotated[float, Meta(ge=-1e30, le=1e30)]  # whose square is still finite
 
@@ -40,8 +41,8 @@ class Normalization(Struct, forbid_unknown_fields=True):
     training: bool
     norm_obs: bool
     norm_reward: bool
-    clip_obs: Positive | None  # None: infinity
-    clip_reward: Positive | None
+    clip_obs: Limit
+    clip_reward: Limit
     gamma: Fraction
     epsilon: Positive
     norm_obs_keys: list[Name] | None
@@ -51,7 +52,7 @@ class RewardStatistics(Struct, forbid_unknown_fields=True):
     """The state of a ``RewardNormalizer``."""
 
     gamma: Fraction
-    clip: Positive | None  # None: infinity
+    clip: Limit
     epsilon: Annotated[float, Meta(ge=0)]
     mean: Statistic
     var: Annotated[float, Meta(gt=0, le=1e30)]
@@ -67,7 +68,6 @@ class Description(Struct, forbid_unknown_fields=True):
     :param algorithm: its class, as ``hub.values`` encodes it
     :param policy: the class of its policy, likewise
     :param arguments: of the algorithm's constructor, likewise
-    :param optimizers: options of each group of parameters, by the optimizer's name
     :param vec_normalize: None if its environments were not in ``VecNormalize``
     """
 
@@ -81,7 +81,6 @@ class Description(Struct, forbid_unknown_fields=True):
     action_space: Simple
     n_envs: Annotated[int, Meta(ge=1, le=2**24)]
     counters: Counters
-    optimizers: dict[Name, list[dict[Name, bool | Integer | float | list[float] | None]]]
     vec_normalize: Normalization | None
 
 

@@ -130,7 +130,8 @@ def base(name: str) -> Base:
     model = algorithm(policy, env, **arguments).learn(32)
     with tempfile.TemporaryDirectory() as folder:
         save_pretrained(model, folder)
-        from_pretrained(folder, make_env(), "cpu")  # modules that are imported at the first use of something
+        from_pretrained(folder, make_env(), "cpu")
+        repr(th.zeros(1))  # torch imports modules at the first use of something, also in errors that show numbers
         return Base({file.name: file.read_bytes() for file in Path(folder).iterdir()}, make_env)
 
 
