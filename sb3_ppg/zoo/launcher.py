@@ -6,12 +6,56 @@ import os
 import runpy
 import sys
 from contextlib import ExitStack, redirect_stdout
+from typing import NamedTuple
 from unittest.mock import patch
+
+from gymnasium.error import DeprecatedEnv, UnregisteredEnv
 
 from sb3_ppg import __version__
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, missing_extras_named, nearest
-from sb3_ppg.zoo.commands import CONTINUE, OWN_OPTIONS, PRETRAINED, SCRIPTS, WITH_AGENTS, Script
 
+
+class Script(NamedTuple):
+    """
+    A script, and how to run it.
+
+    :param about: purpose
+    :param module: its module
+    :param function: function to call; None if the module is a program
+    :param defaults: our defaults for its options
+    :param agent: option that names an agent, for which ``--pretrained`` stands
+    """
+
+    about: str
+    module: str
+    function: str | None
+    defaults: list[str]
+    agent: str | None = None
+
+
+ALGO = ["--algo", "ppg"]
+PLAY = [*ALGO, "-f", "logs"]
+SCRIPTS = {
+    "train": Script("train an agent, or search for hyperparameters (-optimize)", "rl_zoo3.train", "train", PLAY, "-i"),
+    "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", PLAY, "-f"),
+    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, "-f"),
+    "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, PLAY, "-f"),
+    "record_training": Script(
+        "record all checkpoints of a training, as one video", "sb3_ppg.zoo.scripts", "record_training", PLAY
+    ),
+    "benchmark": Script("evaluate all trained agents of a folder", "rl_zoo3.benchmark", None, ["--log-dir", "logs"]),
+    "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.push", "main", PLAY),
+    "load_from_hub": Script("fetch one from there", "sb3_ppg.zoo.fetch", "main", ALGO),
+    "plot_train": Script("learning curves of trainings", "rl_zoo3.plots.plot_train", "plot_train", ALGO),
+    "all_plots": Script("compare evaluations of several algorithms", "rl_zoo3.plots.all_plots", "all_plots", ["-a", "ppg"]),
+    "plot_from_file": Script("plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", []),
+}
+# Our options, and the scripts that take them
+PRETRAINED, CONTINUE = "--pretrained", "--continue"
+OWN_OPTIONS = {
+    PRETRAINED: ("an agent that comes with the repository", [name for name, script in SCRIPTS.items() if script.agent]),
+    CONTINUE: ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
+}
 # The disk is full or cannot be written to
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EFBIG)
 
@@ -37,57 +81,52 @@ def _main() -> None:
     else:
         try:
             with missing_extras_named():
-                run(name, SCRIPTS[name], arguments)
-        except (ArgumentError, HubError, ModelFormatError, ProcessGroupError) as error:
+                run(name, arguments)
+        except (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv) as error:
             from sb3_ppg.distributed.agreement import is_shared
 
             is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
             sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}")
-        except OSError as error:
-            if error.errno not in DISK:
-                raise
-            sys.exit(f"sb3-ppg {name}: {error}")
-        except ImportError as error:
-            if "pip install" not in str(error):
+        except (OSError, ImportError) as error:
+            if getattr(error, "errno", None) not in DISK and "pip install" not in str(error):
                 raise
             sys.exit(f"sb3-ppg {name}: {error}")
 
 
-def run(name: str, script: Script, arguments: list[str]) -> None:
+def run(name: str, arguments: list[str]) -> None:
     """
     Run a script.
 
-    :raises ArgumentError: if its command line names something that does not exist
+    :param name: one of ``SCRIPTS``
+    :param arguments: its command line
+    :raises ArgumentError: if that names something that does not exist
     """
     from sb3_ppg.distributed.agreement import agreed, require_equal
     from sb3_ppg.distributed.collectives import n_processes, rank
     from sb3_ppg.distributed.group import process_group
     from sb3_ppg.zoo import patched
-    from sb3_ppg.zoo.command_line import check_command_line, without_continue
+    from sb3_ppg.zoo.command_line import check_train
     from sb3_ppg.zoo.manager import Manager
 
+    script = SCRIPTS[name]
     with process_group(), patched(), ExitStack() as stack:
         require_equal({"command": [name, *arguments]})
         with agreed():
             if name != "train" and n_processes() > 1:
                 raise ArgumentError(f"{name} is for one process: start it without torchrun")
-            asked = set(arguments)
-            if PRETRAINED in asked:
-                if script.agent is None:
-                    raise ArgumentError(f"{name} does not take {PRETRAINED}: {', '.join(WITH_AGENTS)} do")
+            if PRETRAINED in arguments and script.agent is not None:
                 from sb3_ppg.zoo.trained_agents import with_pretrained
 
                 arguments = with_pretrained(script.agent, arguments)
-            if name == "train" and CONTINUE in asked:
-                arguments = without_continue(arguments)
+            if CONTINUE in arguments and name == "train":
+                arguments = [argument for argument in arguments if argument != CONTINUE]
                 stack.enter_context(patch.object(Manager, "asked_to_continue", True))
             # Our defaults come first: where an option is given twice, the last one counts
             sys.argv[1:] = [*script.defaults, *arguments]
-            if {"-h", "--help"} & asked:
-                for line in own_options([name]):
-                    print(line)
-            else:
-                check_command_line(script.names, sys.argv[1:])
+            if {"-h", "--help"} & {*arguments}:
+                print("\n".join(own_options(name)))
+            elif name == "train":
+                check_train(arguments)
         if rank() > 0:
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         if n_processes() > 1:
@@ -100,16 +139,16 @@ def run(name: str, script: Script, arguments: list[str]) -> None:
 
 def usage() -> str:
     """Return the list of scripts."""
-    scripts = [f"  {name:16} {script.about}" for name, script in SCRIPTS.items()]
     first_line = "usage: sb3-ppg SCRIPT [options]     (options: sb3-ppg SCRIPT --help)"
-    return "\n".join([first_line, "", *scripts, "", *own_options([*SCRIPTS])])
+    scripts = [f"  {name:16} {script.about}" for name, script in SCRIPTS.items()]
+    return "\n".join([first_line, "", *scripts, "", *own_options()])
 
 
-def own_options(names: list[str]) -> list[str]:
-    """Return lines about the options that these scripts take in addition to the Zoo's, if there are any."""
+def own_options(script: str | None = None) -> list[str]:
+    """Return lines about the options that a script, or any of them, takes in addition to the Zoo's."""
     lines = [
         f"  {option:16} {about} ({', '.join(scripts)})"
         for option, (about, scripts) in OWN_OPTIONS.items()
-        if {*scripts} & {*names}
+        if script in (None, *scripts)
     ]
     return ["In addition to RL Zoo's options:", *lines] if lines else []

@@ -13,8 +13,6 @@ import numpy as np
 import optuna
 import rl_zoo3.exp_manager
 from huggingface_sb3 import EnvironmentName
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from rl_zoo3.callbacks import TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import SimpleLinearSchedule
@@ -34,7 +32,6 @@ from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.optim.micro_batches import keep_freed_memory
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes
-from sb3_ppg.zoo.command_line import check_path
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
 from sb3_ppg.zoo.hyperparameters import entry_of, evaluated, hyperparameter_file
 from sb3_ppg.zoo.interrupted import (
@@ -77,7 +74,7 @@ class Manager(ExperimentManager):
     :param env_id: environment
     :param others: see ``ExperimentManager``
     :param options: see ``ExperimentManager``. ``config`` is our hyperparameter file by default
-    :raises ArgumentError: in all processes of a group, if several processes cannot do this
+    :raises ArgumentError: if several processes cannot do this, or there is no model to continue
     """
 
     asked_to_continue: ClassVar[bool] = False  # `train --continue`: counters and schedules go on where the model's are
@@ -92,6 +89,8 @@ class Manager(ExperimentManager):
         if self.is_ours and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
         super().__init__(args, algo, env_id, *others, **options)
+        if self.asked_to_continue and not self.continue_training:
+            raise ArgumentError("--continue needs the model whose training is to go on: -i MODEL.zip")
         if self.is_ours:
             keep_freed_memory()
         if env_id in PROCGEN_IDS:
@@ -141,18 +140,13 @@ class Manager(ExperimentManager):
     @overrides
     def load_trial(self, storage: str, study_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """
-        :raises ArgumentError: if there is no such study or trial; rl_zoo3 2.9.2 ends in a KeyError or an IndexError
+        :raises ArgumentError: if there is no such study or trial; rl_zoo3 2.9.2 ends in an error that names neither
         """
-        is_journal = storage.endswith(".log")
-        if is_journal:
-            check_path(Path(storage))
         try:
             return super().load_trial(storage, study_name, *args, **kwargs)
-        except KeyError as error:
-            there = optuna.get_all_study_names(JournalStorage(JournalFileBackend(storage)) if is_journal else storage)
-            raise ArgumentError(f"there is no study {study_name!r} in {storage}{nearest(study_name, there)}") from error
-        except IndexError as error:
-            raise ArgumentError(f"the study {study_name!r} has no trial {self.trial_id}") from error
+        except (KeyError, IndexError) as error:
+            message = f"there is no study {study_name!r} in {storage}, or it has no trial {self.trial_id}"
+            raise ArgumentError(message) from error
 
     @overrides
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple:

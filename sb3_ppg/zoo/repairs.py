@@ -3,6 +3,7 @@ Faults of RL Zoo's scripts (rl_zoo3 2.9.2) for every algorithm, and for ours, on
 within which the fault is mended; ``patched`` enters all of them. (``manager`` mends those of ``ExperimentManager``.)
 """
 
+import glob
 import importlib
 import os
 import shutil
@@ -12,26 +13,25 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-from weakref import WeakKeyDictionary
 
 import imageio_ffmpeg
 import matplotlib
+import numpy as np
 import rl_zoo3.load_from_hub
 import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
-from rl_zoo3.utils import StoreDict, create_test_env, get_model_path
-from sb3_contrib.common.maskable.utils import get_action_masks
+from matplotlib import pyplot as plt
+from rl_zoo3.utils import create_test_env, get_model_path
+from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import MaskablePPG
-from sb3_ppg.errors import ArgumentError
-from sb3_ppg.zoo.command_line import check_path, runs_with_a_model
-from sb3_ppg.zoo.environments import needs_masks
+from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.zoo.command_line import check_path
 
 FONTS = """<?xml version="1.0"?>
 <fontconfig>
@@ -79,21 +79,6 @@ def children_through_our_launcher() -> AbstractContextManager:
     return patch.object(subprocess, "call", call)
 
 
-def explained_options() -> AbstractContextManager:
-    """rl_zoo3 2.9.2: ``-params n_steps:abc`` ends in a NameError, because the value is evaluated."""
-    original = StoreDict.__call__
-
-    @wraps(original)
-    def store(self: StoreDict, parser: Any, namespace: Any, values: list[str], option_string: str | None = None) -> None:
-        try:
-            original(self, parser, namespace, values, option_string)
-        except Exception as error:
-            wanted = "name:value with values in Python's notation, strings in quotes, as in learning_rate:\"'lin_0.001'\""
-            raise ArgumentError(f"{option_string} {' '.join(values)} ({error}): use {wanted}") from error
-
-    return patch.object(StoreDict, "__call__", store)
-
-
 def metadata_of_model_cards() -> AbstractContextManager:
     """rl_zoo3 2.9.2 with sb3-team-hf-integration 3: ``push_to_hub`` imports a name that no longer exists."""
     integration = importlib.import_module("huggingface_sb3.push_to_hub")
@@ -118,93 +103,80 @@ def missing_files_of_the_hub() -> AbstractContextManager:
 @contextmanager
 def latest_model() -> Iterator[None]:
     """
-    rl_zoo3 2.9.2: scripts take the training with the greatest number, whether or not it holds a model, and end in an
-    AssertionError without a hint where there is none. New trainings are numbered as before, by names of this function in
-    other modules.
+    rl_zoo3 2.9.2: scripts take the training with the greatest number, whether or not it holds a model, and end in an error
+    that does not say which models there are. New trainings are numbered as before, by names of this function in other modules.
     """
 
     def get_latest_run_id(log_path: str, env_name: EnvironmentName) -> int:
-        return next(iter(runs_with_a_model(Path(log_path), env_name)), 0)
+        prefix = f"{env_name}_"
+        runs = {run.name.removeprefix(prefix): run for run in Path(log_path).glob(f"{glob.escape(prefix)}*")}
+        return max((int(number) for number, run in runs.items() if number.isdecimal() and any(run.glob("*.zip"))), default=0)
 
     @wraps(get_model_path)
-    def path_of_the_latest(*args: Any, **kwargs: Any) -> tuple[str, str, str]:
-        call = signature(get_model_path).bind(*args, **kwargs)
-        call.apply_defaults()
-        asked = call.arguments
-        runs = Path(asked["folder"]) / asked["algo"]
-        if asked["exp_id"] == 0:
-            numbers = runs_with_a_model(runs, asked["env_name"], _pattern(**asked))
-            asked["exp_id"] = next(iter(numbers), 0)  # 0: the latest that holds another model, for the error to name it
-            if numbers:
-                print(f"Loading latest experiment, id={numbers[0]}")
+    def explained(exp_id: int, folder: str, algo: str, *args: Any, **kwargs: Any) -> tuple[str, str, str]:
         try:
-            return get_model_path(*call.args, **call.kwargs)
+            return get_model_path(exp_id, folder, algo, *args, **kwargs)
         except (AssertionError, ValueError) as error:
-            if asked["exp_id"] > 0:
-                check_path(runs / f"{asked['env_name']}_{asked['exp_id']}")
-            if "path: " in str(error):
-                check_path(Path(str(error).split("path: ")[1]))
-            raise ArgumentError(str(error)) from error
+            runs = Path(folder) / algo
+            check_path(runs)
+            wanted, there = str(error).split("path: ")[-1], map(str, runs.glob("*/*.zip"))
+            raise ArgumentError(f"{error}{nearest(wanted, there)}") from error
 
     with (
         patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id),
-        swapped_in_the_zoo(get_model_path, path_of_the_latest),
+        swapped_in_the_zoo(get_model_path, explained),
     ):
         yield
-
-
-def _pattern(env_name: str, load_best: bool, load_checkpoint: int | None, load_last_checkpoint: bool, **_: Any) -> str:
-    """Return the pattern of the model's file name for the arguments of ``get_model_path``."""
-    if load_best:
-        return "best_model.zip"
-    if load_checkpoint is not None:
-        return f"rl_model_{load_checkpoint}_steps.zip"
-    return "rl_model_*_steps.zip" if load_last_checkpoint else f"{env_name}.zip"
 
 
 @contextmanager
 def acting_under_masks() -> Iterator[None]:
     """
-    rl_zoo3 2.9.2: ``enjoy`` and ``record_video`` make an environment, load a model, then ask it for actions without action
-    masks. Here each MaskablePPG that is loaded acts under the masks of the environment that was made for it.
+    rl_zoo3 2.9.2: ``enjoy`` and ``record_video`` ask a model for actions without action masks. Here a MaskablePPG that is
+    given none acts under those of the environment that was made for playing.
     """
-    load: Any = MaskablePPG.load
-    predict = MaskablePPG.predict
+    predict: Any = MaskablePPG.predict
     made: list[VecEnv] = []
-    played: WeakKeyDictionary[MaskablePPG, VecEnv] = WeakKeyDictionary()
 
     @wraps(create_test_env)
     def create(*args: Any, **kwargs: Any) -> VecEnv:
         made[:] = [create_test_env(*args, **kwargs)]
         return made[0]
 
-    @wraps(load)
-    def load_to_play(cls: type[MaskablePPG], *args: Any, **kwargs: Any) -> MaskablePPG:
-        model = load.__func__(cls, *args, **kwargs)
-        played.update((model, env) for env in made if needs_masks(model, env))
-        return model
-
     @wraps(predict)
-    def predict_under_masks(self: MaskablePPG, *args: Any, **kwargs: Any) -> Any:
-        given = signature(predict).bind(self, *args, **kwargs).arguments
-        if self in played and given.get("action_masks") is None:
-            given["action_masks"] = get_action_masks(played[self])
-        return predict(**given)
+    def predict_under_masks(*args: Any, action_masks: np.ndarray | None = None, **kwargs: Any) -> Any:
+        if action_masks is None and made and is_masking_supported(made[0]):
+            action_masks = get_action_masks(made[0])
+        return predict(*args, action_masks=action_masks, **kwargs)
 
-    with (
-        swapped_in_the_zoo(create_test_env, create),
-        patch.multiple(MaskablePPG, load=classmethod(load_to_play), predict=predict_under_masks),
-    ):
+    with swapped_in_the_zoo(create_test_env, create), patch.object(MaskablePPG, "predict", predict_under_masks):
         yield
+
+
+def figures_as_files() -> AbstractContextManager:
+    """rl_zoo3 2.9.2: the plots' scripts show figures; without a display nothing happens. Here they are saved, then."""
+    show = plt.show
+
+    @wraps(show)
+    def show_or_save(*args: Any, **kwargs: Any) -> None:
+        if plt.get_backend().lower() != "agg":
+            show(*args, **kwargs)
+            return
+        for number in plt.get_fignums():
+            file = Path(f"{plt.figure(number).get_label() or number}.png".replace(" ", "_").replace("/", "-").lower())
+            plt.figure(number).savefig(file)
+            print(f"No display: saved as {file}")
+
+    return patch.object(plt, "show", show_or_save)
 
 
 REPAIRS = (
     children_through_our_launcher,
-    explained_options,
     metadata_of_model_cards,
     missing_files_of_the_hub,
     latest_model,
     acting_under_masks,
+    figures_as_files,
 )
 
 
@@ -221,12 +193,8 @@ def ffmpeg_on_path() -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="sb3_ppg_ffmpeg_") as folder:
-        program = Path(imageio_ffmpeg.get_ffmpeg_exe())
-        link = Path(folder) / f"ffmpeg{program.suffix if program.suffix == '.exe' else ''}"
-        try:
-            link.symlink_to(program)
-        except OSError:  # Windows, without the right to make links
-            shutil.copy(program, link)
+        program = imageio_ffmpeg.get_ffmpeg_exe()
+        shutil.copy(program, Path(folder) / ("ffmpeg.exe" if program.endswith(".exe") else "ffmpeg"))
         fonts = Path(folder) / "fonts.conf"
         fonts.write_text(FONTS.format(fonts=Path(matplotlib.get_data_path()) / "fonts" / "ttf", cache=folder))
         variables = {"FONTCONFIG_FILE": str(fonts), **os.environ}

@@ -11,7 +11,7 @@ from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.family import FAMILY
-from sb3_ppg.zoo.commands import PRETRAINED
+from sb3_ppg.zoo.launcher import PRETRAINED
 from sb3_ppg.zoo.fetch import unpack
 
 # Of the repository in which one works, or from which the package is imported

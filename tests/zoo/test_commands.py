@@ -31,7 +31,6 @@ from optuna.storages.journal import JournalFileBackend
 import sb3_ppg
 from sb3_ppg import PPG
 from sb3_ppg.zoo import ALGOS, launcher, patched
-from sb3_ppg.zoo.commands import SCRIPTS
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from sb3_ppg.zoo.interrupted import make_run_folder
 from sb3_ppg.zoo.report import add_ways_to_act, is_deterministic
@@ -155,6 +154,7 @@ def test_benchmark(trained, children_in_place):
 
 
 def test_plots_compare_ppg_with_ppo(trained):
+    """The pictures are files where there is no display."""
     run("plot_train", "-e", "CartPole-v1", "-f", "logs", "-w", "5", cwd=trained)
     options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "-f", "logs")
     output = run("all_plots", *options, "-o", "comparison", "--no-million", cwd=trained)
@@ -165,52 +165,6 @@ def test_plots_compare_ppg_with_ppo(trained):
     for picture in ("training_episodic_reward.png", "results_cartpole-v1.png", "bars.png"):
         pixels = plt.imread(trained / picture)
         assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, picture
-
-
-def test_plot_train_draws_several_algorithms_in_one_picture(trained):
-    """Each curve with its algorithm's name."""
-    run(*"plot_train -a ppg ppo -e CartPole-v1 -f logs -w 5".split(), cwd=trained)
-    assert [text.get_text() for text in plt.gca().get_legend().get_texts()] == ["PPG CartPole-v1_1", "PPO CartPole-v1_1"]
-    assert len(plt.get_fignums()) == 1 and len(plt.gca().lines) == 2
-    plt.close("all")
-    output = run(*"plot_train -a ppg a2c -e CartPole-v1 -f logs -w 100000".split(), cwd=trained)
-    assert "no training has 100000 episodes" in output and "There is no training of a2c: no folder logs/a2c" in output
-    plt.close("all")
-    output = run(*"plot_train -e CartPole-v1 -f logs -w 2 -y success".split(), cwd=trained)
-    assert "no training has 2 episodes, the window of the mean (-w) and logs successes" in output
-
-
-@pytest.fixture
-def compared(tmp_path) -> Path:
-    """Evaluations of two seeds, of a training that goes on from one, of another environment a single one, of a third none."""
-    results = {"CartPole-v1_1": [10, 100], "CartPole-v1_2": [20, 300], "CartPole-v1_3": [400, 500], "Acrobot-v1_1": None}
-    results |= {"Pendulum-v1_1": [-1234]}
-    for name, means in results.items():
-        folder = tmp_path / "logs" / "ppg" / name
-        (folder / name.split("_")[0]).mkdir(parents=True)
-        arguments = {"algo": "ppg", "trained_agent": "logs/ppg/CartPole-v1_1/CartPole-v1.zip" if name[-1] == "3" else ""}
-        (folder / name.split("_")[0] / "args.yml").write_text(yaml.safe_dump(arguments))
-        if means is not None:
-            timesteps = 1000 * np.arange(1, len(means) + 1)
-            np.savez(folder / "evaluations.npz", timesteps=timesteps, results=np.repeat(np.array(means)[:, None], 5, axis=1))
-    return tmp_path
-
-
-def test_all_plots_counts_seeds_and_invents_no_numbers(compared):
-    envs = "CartPole-v1 Acrobot-v1 Pendulum-v1"
-    output = run(*f"all_plots -a ppg -e {envs} -f logs -o all -print --no-display".split(), cwd=compared)
-    (single,) = plt.figure("Results Pendulum-v1").gca().lines
-    assert single.get_marker() == "o"  # the line through one evaluation cannot be seen
-    plt.close("all")
-    results = pickle.loads((compared / "all.pkl").read_bytes())
-    rows = dict(results["results_table"]["value_matrix"][1:])
-    assert rows == {"CartPole-v1": "200 +/- 71", "Acrobot-v1": "no evaluation", "Pendulum-v1": "-1234 +/- 0"}
-    assert "no evaluation" in output and "0.0" not in output
-    assert output.count("Left out: logs/ppg/CartPole-v1_3, which went on from logs/ppg/CartPole-v1_1/CartPole-v1.zip") == 1
-    assert "CartPole-v1-PPG-logs: 2" in output
-    drawn = run(*"plot_from_file -i all -o bars.png --format png --keep-envs Pendulum-v1".split(), cwd=compared)
-    assert "Left out: Acrobot-v1, where there is no evaluation of PPG-logs" in drawn
-    assert plt.figure("Sensitivity plot").gca().get_title() == "Sensitivity plot"
 
 
 def test_continue_training(trained, run_folder):
@@ -441,52 +395,37 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("train --env CartPol-v1", "no environment 'CartPol-v1'; nearest: CartPole-v1"),
-        ("enjoy --env cartpole-v1", "no environment 'cartpole-v1'; nearest: CartPole-v1"),
-        ("train --env ALE/Nonsense-v5", 'pip install "sb3-ppg[atari]"'),
-        ("train --algo pgp", "no algorithm 'pgp'; nearest: ppo, ppg"),
-        ("all_plots -a ppg pppo -e CartPole-v1 -f logs", "no algorithm 'pppo'; nearest: ppo"),
+        ("train --env CartPol-v1", "Environment `CartPol` doesn't exist. Did you mean: `CartPole`?"),
+        ("train --env LunarLander-v2", "use `LunarLander-v3` instead"),
+        ("train --algo pgp", "invalid choice: 'pgp'"),
         ("train -i logs/ppg/CartPole-v1_1/CartPole.zip", "nearest: CartPole-v1.zip"),
         ("train -i lgs/ppg/CartPole-v1_1/CartPole-v1.zip", "no 'lgs'"),
         ("train -conf ppgg.yml", "ppgg.yml does not exist"),
         ("enjoy -f log", "no 'log' in"),
-        ("enjoy --env Pendulum-v1", "no training of ppg on Pendulum-v1 in logs; there are CartPole-v1_1"),
-        ("record_training --env Acrobot-v1", "no training of ppg on Acrobot-v1"),
-        ("enjoy --load-checkpoint 1500", "nearest: rl_model_"),
-        ("report --env Pendulum-v1", "no training of ppg on Pendulum-v1"),
-        ("report --exp-id 7", "nearest: CartPole-v1_1"),
+        ("enjoy --env Pendulum-v1", "No model found for ppg on Pendulum-v1"),
+        ("enjoy --load-checkpoint 1500", "nearest: logs/ppg/CartPole-v1_1/rl_model_"),
+        ("record_training --env Acrobot-v1", "No model found for ppg on Acrobot-v1"),
+        ("report --exp-id 7", "CartPole-v1_7 folder was not found; there are logs/ppg/CartPole-v1_1/"),
         ("report --episodes 0", "--episodes 0"),
-        ("benchmark --log-dir logz", "nearest: logs"),
-        ("plot_from_file -i comparisn", "comparisn.pkl does not exist"),
-        ("push_to_hub --env Pendulum-v1 -orga me", "no training of ppg on Pendulum-v1"),
+        ("push_to_hub --env Pendulum-v1 -orga me", "No model found for ppg on Pendulum-v1"),
+        ("push_to_hub -orga me --env CartPole-v1 --eval-episodes 0", "--eval-episodes 0"),
         ("train -params n_polcy_iterations:4", "PPG has no hyperparameter 'n_polcy_iterations'"),
         ("train -i logs/ppg/CartPole-v1_1/CartPole-v1.zip -params gama:0.9", "nearest: gamma"),
         ("train -params clip_range:-1.0", "`clip_range`"),
-        ("train -params n_steps:abc", "use name:value with values in Python's notation"),
-        ("train -i benchmark.yml", "not a model's zip file"),
-        ("train -i logs/ppg/CartPole-v1_1/CartPole-v1.zip -optimize", "-optimize does not take an agent"),
         ("train --env MountainCar-v0 -params aux_learning_rate:[1]", "`aux_learning_rate`=[1] cannot work"),
-        ("train -conf no_such_module", "No module named 'no_such_module'"),
         ("train --gym-packages no_such_module", "No module named 'no_such_module'"),
-        ("train --env my_package:Mine-v0", "use --gym-packages my_package --env Mine-v0"),
         ("train -conf mine.yml", "no hyperparameter 'n_aux_epoch' (from mine.yml, -params or a study); nearest: n_aux_epochs"),
-        ("record_training --pretrained", "record_training does not take --pretrained: train, enjoy, report, record_video do"),
+        ("record_training --pretrained", "unrecognized arguments: --pretrained"),
         ("train --continue", "--continue needs the model"),
         ("nonsense", "nonsense is none of them"),
         ("tain", "tain is none of them; nearest: train"),
-        ("train --storage stdy.log --study-name x --trial-id 1", "stdy.log does not exist"),
-        ("train --storage study.log --study-name ppgg --trial-id 1", "there is no study 'ppgg' in study.log; nearest: ppg"),
-        ("train --storage study.log --study-name ppg --trial-id 7", "the study 'ppg' has no trial 7"),
-        ("plot_train -e CartPol-v1 -f logs", "no training of CartPol-v1 in logs/ppg; nearest: CartPole-v1_"),
-        ("all_plots -a ppg ppo -e Pendulum-v1 -f logs", "no training of Pendulum-v1 in logs/ppg, logs/ppo"),
-        ("push_to_hub -orga me --env CartPole-v1 --eval-episodes 0", "--eval-episodes 0"),
-        ("benchmark --no-hub --log-dir logs/ppg", "logs/ppg holds no trained agents"),
+        ("train --storage study.log --study-name ppgg --trial-id 1", "there is no study 'ppgg' in study.log, or it has no"),
+        ("train --storage study.log --study-name ppg --trial-id 7", "no study 'ppg' in study.log, or it has no trial 7"),
     ],
 )
 def test_bad_input_names_what_is_nearest(trained, command, complaint, tmp_path):
     # A copy, as some begin a training of their own
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("CartPole-v1_[2-9]*"))
-    (tmp_path / "benchmark.yml").touch()
     (tmp_path / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 100, n_aux_epoch: 3}")
     if "study.log" in command:
         storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
@@ -496,7 +435,7 @@ def test_bad_input_names_what_is_nearest(trained, command, complaint, tmp_path):
 
 def test_the_console_command_lists_the_scripts(tmp_path):
     output = subprocess.check_output([Path(sys.executable).parent / "sb3-ppg"], text=True, cwd=tmp_path)
-    for name in [*SCRIPTS, "--pretrained", "--continue"]:
+    for name in [*launcher.SCRIPTS, "--pretrained", "--continue"]:
         assert re.search(rf"^ +{name} +\w+", output, re.MULTILINE), name
 
 
