@@ -122,7 +122,7 @@ EXTRAS = {
     "minatar": "minatar",
 }
 # Patterns of environment IDs by the module that registers them, and how to register them
-ENVIRONMENTS = {"ale_py": r"\bALE\b|NoFrameskip-v", "minigrid": r"\b(MiniGrid|BabyAI)-", "minatar": r"\bMinAtar\b"}
+ENVIRONMENTS = {"ale_py": r"\bALE\b|NoFrameskip", "minigrid": r"\b(MiniGrid|BabyAI)-", "minatar": r"\bMinAtar\b"}
 REGISTRATION = {
     "ale_py": "import ale_py",
     "minigrid": "import minigrid",

@@ -54,7 +54,6 @@ def test_a_missing_extra_is_one_line_of_the_zoos_commands(tmp_path):
         "train --algo ppo --env LunarLander-v3": "box2d",
         "train --algo ppg_lstm --env MiniGrid-MemoryS7-v0": "minigrid",
         "train --env MinAtar/Asterix-v1": "minatar",
-        "enjoy --env BipedalWalker-v3": "box2d",
         "plot_train -e CartPole-v1 -f logs": "plots",
     }
     said = errors(COMMANDS + "\n".join(f"attempt(command, {line!r})" for line in commands), tmp_path)

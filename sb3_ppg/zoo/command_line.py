@@ -25,7 +25,9 @@ def check_train(arguments: list[str]) -> None:
     args, _ = parser.parse_known_args(arguments)
     for package in args.gym_packages:
         importlib.import_module(package)
-    gymnasium.spec(args.env)
+    entry_point = gymnasium.spec(args.env).entry_point
+    if isinstance(entry_point, str):  # names an extra that is missing, which would end worker processes
+        gymnasium.envs.registration.load_env_creator(entry_point)
     if args.trained_agent is not None:
         check_path(Path(args.trained_agent))
     if args.conf_file.endswith((".yml", ".yaml", ".py")):  # else it is a module

@@ -56,6 +56,8 @@ OWN_OPTIONS = {
     PRETRAINED: ("an agent that comes with the repository", [name for name, script in SCRIPTS.items() if script.agent]),
     CONTINUE: ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
 }
+# Errors of which the message is enough
+EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv)
 # The disk is full or cannot be written to
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EFBIG)
 
@@ -82,15 +84,14 @@ def _main() -> None:
         try:
             with missing_extras_named():
                 run(name, arguments)
-        except (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv) as error:
+        except Exception as error:
+            is_missing_package = isinstance(error, ImportError) and "pip install" in str(error)
+            if not (isinstance(error, EXPLAINED) or is_missing_package or getattr(error, "errno", None) in DISK):
+                raise
             from sb3_ppg.distributed.agreement import is_shared
 
             is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
             sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}")
-        except (OSError, ImportError) as error:
-            if getattr(error, "errno", None) not in DISK and "pip install" not in str(error):
-                raise
-            sys.exit(f"sb3-ppg {name}: {error}")
 
 
 def run(name: str, arguments: list[str]) -> None:

@@ -11,8 +11,8 @@ from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.family import FAMILY
-from sb3_ppg.zoo.launcher import PRETRAINED
 from sb3_ppg.zoo.fetch import unpack
+from sb3_ppg.zoo.launcher import PRETRAINED
 
 # Of the repository in which one works, or from which the package is imported
 FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]

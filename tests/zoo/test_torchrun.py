@@ -268,11 +268,11 @@ def refused() -> list[str]:
     for line in (
         "train --env CartPole-v1 -optimize",
         "train --env CartPole-v1 --algo ppo",
-        "train --env CartPole-v1 -f /proc/nowhere",
+        "train --env CartPole-v1 -f /proc/version",  # a file
         f"train --env CartPole-v1 {'-params n_steps:16 ' * 20} --seed {rank()}",
         "enjoy --env CartPole-v1",
         "train --env CartPole-v1" if rank() == 0 else "enjoy --env CartPole-v1",
-        "train --env CartPole-v1" if rank() == 0 else "train --env CartPole-v1 -f /proc/nowhere",
+        "train --env CartPole-v1" if rank() == 0 else "train --env CartPole-v1 -f /proc/version",  # a file
         "train --env CartPol-v1",
         "train --env CartPole-v1 -f mine",  # where process 1 cannot write
     ):
@@ -295,13 +295,13 @@ def test_what_several_cannot_do_is_said_once(tmp_path):
         (
             "sb3-ppg train: a search for hyperparameters is for one process",
             "sb3-ppg train: ppo trains in one process; under torchrun use one of ppg",
-            "sb3-ppg train: /proc/nowhere cannot be written to: ",
+            "sb3-ppg train: [Errno 20] Not a directory: '/proc/version/ppg",
             "sb3-ppg train: `command` differs between the processes, ...",
             "sb3-ppg enjoy: enjoy is for one process: start it without torchrun",
             "sb3-ppg train: `command` differs between the processes, ['train', ",
             "sb3-ppg train: `command` differs between the processes, ['train', ",
-            "sb3-ppg train: there is no environment 'CartPol-v1'",
-            "sb3-ppg train: process 1 of 2: ArgumentError: mine cannot be written to: ",
+            "sb3-ppg train: Environment `CartPol` doesn't exist.",
+            "sb3-ppg train: process 1 of 2: NotADirectoryError: [Errno 20] Not a directory: ",
         ),
         strict=True,
     ):
