@@ -31,6 +31,7 @@ import pandas as pd
 import torch as th
 import yaml
 from matplotlib.figure import Figure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from benchmarks.machine import processor
 
@@ -79,6 +80,13 @@ def pool(n_processes: int) -> ProcessPoolExecutor:
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the new process imports torch
     spawn = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(n_processes, mp_context=spawn, initializer=end_with_parent, max_tasks_per_child=1)
+
+
+def in_processes(n_processes: int, function: Callable[..., Any], *args: Any) -> Any:
+    """Return what a function returns in the first of several processes, which are started as ``torchrun`` starts them."""
+    address = dict(rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id=function.__name__)
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=n_processes, **address)
+    return elastic_launch(config, function)(*args)[0]
 
 
 @dataclass(frozen=True)

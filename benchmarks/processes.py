@@ -5,38 +5,26 @@ Measure how fast several processes train, and where the time goes.
    each, or with all environments each; also the share of an update that averaging takes.
 2. The rollout's share of a training, and the gain from more threads for EnvPool, from SubprocVecEnv and from a second process.
 
-The settings take turns in one run. Writes results/processes.csv and processes.md in a quarter of an hour on two cores, on
-which nothing else should run.
-
-    python -m benchmarks.processes [--report]
+The settings take turns in one run: a quarter of an hour on two cores, on which nothing else should run.
 """
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
-from benchmarks.machine import processor
+from benchmarks.harness import Experiment, in_processes
+from benchmarks.tables import formatted, machines, page
 from sb3_ppg import PPG, ImpalaCNN
-from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.distributed.group import process_group
 from sb3_ppg.environments import EnvPoolVecEnv
 from sb3_ppg.optim import epoch as optimization
 
-RESULTS = Path(__file__).parent / "results"
 N_TURNS = 3
 
 
@@ -73,134 +61,99 @@ TASKS = {
 }
 
 
-class Setting(NamedTuple):
-    """The processes that train together."""
-
-    n_processes: int
-    n_threads: int  # of torch and of EnvPool, in each process
-    share: float  # of the task's environments, in each process
-
-
+# Processes, threads of torch and of EnvPool in each, share of the task's environments in each
 SETTINGS = {
-    "1 process, 1 thread": Setting(1, 1, 1),
-    "1 process, 2 threads": Setting(1, 2, 1),
-    "2 processes, half each": Setting(2, 1, 0.5),
-    "2 processes, all each": Setting(2, 1, 1),
+    "1 process, 1 thread": (1, 1, 1.0),
+    "1 process, 2 threads": (1, 2, 1.0),
+    "2 processes, half each": (2, 1, 0.5),
+    "2 processes, all each": (2, 1, 1.0),
 }
+FEW = ["1 process, 1 thread", "2 processes, half each"]  # of the tasks without EnvPool
 
 
-def train(task: Task, setting: Setting, file: str) -> None:
-    """
-    Train two phases in this process, and measure the second one.
+def wanted() -> list[dict[str, Any]]:
+    return [
+        dict(task=task, setting=setting, turn=turn)
+        for turn in range(N_TURNS)
+        for task in TASKS
+        for setting in (SETTINGS if "EnvPool" in task else FEW)
+    ]
 
-    :param file: in which process 0 writes the seconds of the phase and of its parts
-    """
-    th.set_num_threads(setting.n_threads)
-    n_envs = int(task.n_envs * setting.share)
+
+def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
+    """Train in new processes."""
+    row = in_processes(SETTINGS[training["setting"]][0], phase, training["task"], training["setting"])
+    return {name: round(value, 4) for name, value in row.items()}, None
+
+
+def phase(task_name: str, setting_name: str) -> dict[str, float]:
+    """Train two phases in this process, and return the seconds of the second one and of its parts."""
+    task, (n_processes, n_threads, share) = TASKS[task_name], SETTINGS[setting_name]
+    th.set_num_threads(n_threads)
+    n_envs = int(task.n_envs * share)
     n_samples = n_envs * task.n_steps
     arguments: dict[str, Any] = dict(n_steps=task.n_steps, batch_size=n_samples // 4, n_policy_iterations=4)
     arguments |= dict(aux_batch_size=n_samples // 4, n_aux_epochs=2, seed=0, device="cpu")
     arguments |= dict(gamma=0.999, ent_coef=0.01, learning_rate=5e-4, max_grad_norm=None, **task.arguments)
-    seconds = dict.fromkeys(("rollouts", "updates", "averaging"), 0.0)
+    seconds = dict(rollouts=0.0, updates=0.0, averaging=0.0)
 
-    def timed(function: Callable, part: str) -> Callable:
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def measure(owner: Any, name: str, part: str) -> None:
+        function = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = function(*args, **kwargs)
             seconds[part] += time.perf_counter() - start
             return result
 
-        return call
+        setattr(owner, name, timed)
 
-    class Timed(PPG):
-        collect_rollouts = timed(PPG.collect_rollouts, "rollouts")
-        train = timed(PPG.train, "updates")
-
-    optimization.average_gradients = timed(optimization.average_gradients, "averaging")
     with process_group():
-        env: Any = task.make_env(n_envs, setting.n_threads)
-        model = Timed(env=env, **arguments)
+        env: Any = task.make_env(n_envs, n_threads)
+        model = PPG(env=env, **arguments)
         model.set_logger(Logger(folder=None, output_formats=[]))
-        phase = 4 * n_samples * setting.n_processes
-        model.learn(phase)
-        seconds.update(dict.fromkeys(seconds, 0.0))
+        n_steps = 4 * n_samples * n_processes
+        model.learn(n_steps)
+        measure(model, "collect_rollouts", "rollouts")
+        measure(model, "train", "updates")
+        measure(optimization, "average_gradients", "averaging")
         start = time.perf_counter()
-        model.learn(phase, reset_num_timesteps=False)
-        row = {**seconds, "seconds": time.perf_counter() - start, "steps": phase}
-        if rank() == 0:
-            n_weights = sum(weight.numel() for weight in model.policy.parameters())
-            Path(file).write_text(json.dumps({**row, "weights": n_weights}))
+        model.learn(n_steps, reset_num_timesteps=False)
+        whole = time.perf_counter() - start
         env.close()
+    return {**seconds, "seconds": whole, "steps": n_steps, "weights": sum(one.numel() for one in model.policy.parameters())}
 
 
-def measure(task: str, setting: str) -> dict[str, float]:
-    """Train in new processes, started by ``torchrun`` if there are several."""
-    n_processes, n_threads, _ = SETTINGS[setting]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_processes)] if n_processes > 1 else []
-    with NamedTemporaryFile() as file:
-        command = [sys.executable, *launcher, "-m", "benchmarks.processes", "--measure", task, setting, file.name]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(n_threads)})
-        return json.loads(Path(file.name).read_text())
-
-
-def run() -> None:
-    """Measure all turns."""
-    few = ["1 process, 1 thread", "2 processes, half each"]
-    rows = []
-    for turn in range(N_TURNS):
-        for task in TASKS:
-            for name in SETTINGS if "EnvPool" in task else few:
-                rows.append({"task": task, "setting": name, "turn": turn, **measure(task, name), "machine": processor()})
-                print(rows[-1], flush=True)
-    pd.DataFrame(rows).round(4).to_csv(RESULTS / "processes.csv", index=False)
-
-
-def report() -> str:
+def report(experiment: Experiment) -> str:
     """Return the table of medians."""
-    rows = pd.read_csv(RESULTS / "processes.csv")
+    rows = experiment.rows()
     rows["speed"] = rows["steps"] / rows["seconds"]
-    rows["rollouts, %"] = 100 * rows["rollouts"] / rows["seconds"]
-    rows["averaging, % of updates"] = 100 * rows["averaging"] / rows["updates"]
-    numeric = ["speed", "rollouts, %", "averaging, % of updates", "weights"]
-    medians = rows.groupby(["task", "setting"], sort=False)[numeric].median()
-    lines = [
-        "# Several processes: speed",
-        "",
-        f"`python -m benchmarks.processes`. {rows['machine'][0]}; medians of {rows['turn'].nunique()} turns. Steps per second "
-        "are those of all processes together, also relative to one process with one thread. A phase has four rollouts, "
-        "minibatches of a quarter of a rollout per process, and two auxiliary epochs.",
-        "",
-        "| task | weights | setting | steps/s | relative to one thread | rollouts, % of the time | averaging, % of updates |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for (task, setting), row in medians.iterrows():
-        base = medians.loc[(task, "1 process, 1 thread"), "speed"]
-        averaging = f"{row['averaging, % of updates']:.0f}" if setting.startswith("2 processes") else ""
-        numbers = (f"{row['speed']:,.0f}", f"{row['speed'] / base:.2f}", f"{row['rollouts, %']:.0f}")
-        cells = [task, f"{row['weights']:,.0f}", setting, *numbers]
-        lines.append(f"| {' | '.join([*cells, averaging])} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Measure, unless asked only for the report, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true", help="only write the table again")
-    parser.add_argument(
-        "--measure", nargs=3, metavar=("TASK", "SETTING", "FILE"), help="what one process does; for internal use"
+    rows["collecting"], rows["averaging"] = rows["rollouts"] / rows["seconds"], rows["averaging"] / rows["updates"]
+    medians = rows.groupby(["task", "setting"], sort=False).median(numeric_only=True).reset_index()
+    medians["ratio"] = medians["speed"] / medians.groupby("task")["speed"].transform("first")
+    several = medians["setting"].str.startswith("2 processes")
+    medians["averaging"] = medians["averaging"].map("{:.0%}".format).where(several, "")
+    return page(
+        "Several processes: speed",
+        f"`python -m benchmarks.processes`. {machines(rows)} Medians of {N_TURNS} turns. Steps per second are those of all "
+        "processes together, also relative to one process with one thread. A phase has four rollouts, minibatches of a "
+        "quarter of a rollout per process, and two auxiliary epochs.",
+        formatted(
+            medians,
+            {
+                "task": "{task}",
+                "weights": "{weights:,.0f}",
+                "setting": "{setting}",
+                "steps/s": "{speed:,.0f}",
+                "relative to one thread": "{ratio:.2f}",
+                "rollouts, of the time": "{collecting:.0%}",
+                "averaging, of updates": "{averaging}",
+            },
+        ),
     )
-    args = parser.parse_args()
-    if args.measure:
-        task, setting, file = args.measure
-        train(TASKS[task], SETTINGS[setting], file)
-        return
-    if not args.report:
-        run()
-    text = report()
-    (RESULTS / "processes.md").write_text(text)
-    print(text)
 
+
+PROCESSES = Experiment("processes", wanted, train, report)
 
 if __name__ == "__main__":
-    main()
+    PROCESSES.main()

@@ -12,28 +12,32 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch as th
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, SimpleMultiObsEnv
 
-from sb3_ppg import PPG, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from benchmarks.harness import in_processes
+from sb3_ppg import PPG, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer, process_group
 from sb3_ppg.family import with_preset
 
 SMALL: dict[str, Any] = dict(n_steps=32, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=2)
 SMALL |= dict(seed=0, device="cpu")
 PUBLIC_MODULES = ["", "buffers.rollouts", "export", "family", "hub", "losses", "objectives", "policies", "zoo"]
 
+COMMANDS = ["", "train", "enjoy", "report", "record_video", "record_training", "push_to_hub", "load_from_hub", "benchmark"]
+COMMANDS += ["plot_train", "plot_from_file", "all_plots"]
 
-def cart_pole(n_envs: int = 2) -> Any:
+
+def cart_pole() -> Any:
     """Environments with discrete actions."""
-    return make_vec_env("CartPole-v1", n_envs, seed=0)
+    return make_vec_env("CartPole-v1", 2, seed=0)
 
 
 def pendulum() -> Any:
@@ -46,11 +50,9 @@ def ppg(env: Any = None, policy: str = "MlpPolicy", cls: type[PPG] = PPG, **kwar
     return cls(policy, cart_pole() if env is None else env, **{**SMALL, **kwargs})
 
 
-def member(name: str, **kwargs: Any) -> PPG:
+def member(name: str) -> PPG:
     """A small model of a member of the family, with the member's own arguments."""
-    arguments = with_preset(name, {})
-    free = {key: value for key, value in SMALL.items() if key not in arguments}
-    return PPG("MlpPolicy", cart_pole(), **{**free, **arguments, **kwargs})
+    return ppg(**with_preset(name, {}))
 
 
 def images() -> Any:
@@ -92,14 +94,6 @@ TRAININGS: dict[str, Callable[[], PPG]] = {
     "decoupled": lambda: ppg(objective="decoupled", replay_kwargs=dict(policy_rollouts=3, value_rollouts=2), n_value_epochs=1),
     **{name: lambda name=name: member(name) for name in ("ppg_ewma", "ppg_replay", "dcpg", "ddcpg", "daac", "idaac", "dna")},  # type: ignore[misc]
 }
-PROCESSES = """
-import json, sys
-from benchmarks.unchanged import numbers, ppg
-from sb3_ppg import process_group
-with process_group() as group:
-    model = ppg().learn(int(sys.argv[2]) * 128)
-    json.dump(numbers(model), open(f"{sys.argv[1]}/{__import__('os').environ['RANK']}.json", "w"))
-"""
 
 
 def numbers(model: PPG) -> list[float]:
@@ -107,42 +101,27 @@ def numbers(model: PPG) -> list[float]:
     return sorted(float(weight.detach().double().norm()) for weight in model.policy.parameters())
 
 
-def in_two_processes(n_rollouts: int) -> list[float]:
-    """Norms of the parameters that two processes train together."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "train.py")
-        script.write_text(PROCESSES)
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=2",
-            "--master-port=0",
-            "--rdzv-backend=c10d",
-        ]
-        variables = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-        command += ["--rdzv-endpoint=localhost:0", str(script), folder, str(n_rollouts)]
-        subprocess.run(command, check=True, env=variables, capture_output=True)
-        return json.loads(Path(folder, "0.json").read_text())
+def together(n_rollouts: int) -> list[float]:
+    """Norms of the parameters that this process trains with others."""
+    with process_group():
+        return numbers(ppg().learn(n_rollouts * 128))
 
 
 def trained(n_rollouts: int) -> dict[str, Any]:
     """Norms of the parameters after each training."""
     th.set_num_threads(1)
     found = {name: numbers(make().learn(n_rollouts * 64)) for name, make in TRAININGS.items()}
-    return {**found, "two processes": in_two_processes(n_rollouts)}
+    return {**found, "two processes": in_processes(2, together, n_rollouts)}
 
 
 def helps() -> dict[str, str]:
     """Return the ``--help`` of each command."""
-    commands = ["train", "enjoy", "report", "record_video", "record_training", "push_to_hub", "load_from_hub", "benchmark"]
-    commands += ["plot_train", "plot_from_file", "all_plots"]
     variables = {**os.environ, "COLUMNS": "100", "PYTHONPATH": os.getcwd()}
-    found = {}
-    for command in ["", *commands]:
-        words = [sys.executable, "-m", "sb3_ppg", *command.split(), "--help"]
-        found[command] = subprocess.run(words, capture_output=True, text=True, env=variables).stdout
-    return found
+    commands = {command: [sys.executable, "-m", "sb3_ppg", *command.split(), "--help"] for command in COMMANDS}
+    return {
+        name: subprocess.run(words, stdout=subprocess.PIPE, text=True, env=variables).stdout
+        for name, words in commands.items()
+    }
 
 
 def public_names() -> dict[str, list[str]]:
@@ -155,28 +134,16 @@ def public_names() -> dict[str, list[str]]:
     return found
 
 
-def record(n_rollouts: int) -> dict[str, Any]:
-    """All that is compared."""
-    return {"parameters": trained(n_rollouts), "help": helps(), "names": public_names()}
-
-
 def differences(before: dict[str, Any], now: dict[str, Any], tolerance: float) -> list[str]:
-    """A line for each difference."""
+    """Return a line for each difference."""
     found = []
-    for name, sums in before["parameters"].items():
-        there = now["parameters"].get(name, [])
-        if len(there) != len(sums):
-            found.append(f"parameters of {name}: {len(sums)} before, {len(there)} now")
-            continue
-        worst = max(abs(a - b) / (abs(a) + 1e-12) for a, b in zip(sums, there, strict=True))
-        if worst > tolerance:
-            found.append(f"parameters of {name}: relative difference {worst:.2g}")
-    for command, text in before["help"].items():
-        if now["help"].get(command) != text:
-            found.append(f"help of {command or 'sb3-ppg'}")
+    for name, norms in before["parameters"].items():
+        present = now["parameters"].get(name, [])
+        if len(present) != len(norms) or not np.allclose(present, norms, rtol=tolerance, atol=0):
+            found.append(f"parameters of {name}: {norms}, now {present}")
+    found += [f"help of {command or 'sb3-ppg'}" for command, text in before["help"].items() if now["help"][command] != text]
     for module, names in before["names"].items():
-        gone = sorted(set(names) - set(now["names"].get(module, [])))
-        if gone:
+        if gone := sorted(set(names) - set(now["names"][module])):
             found.append(f"names of sb3_ppg.{module} that are gone: {', '.join(gone)}")
     return found
 
@@ -189,7 +156,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=5, help="of each training; 5 are two phases and a half")
     parser.add_argument("--tolerance", type=float, default=0.0, help="of norms, relative")
     arguments = parser.parse_args()
-    now = record(arguments.rollouts)
+    now = {"parameters": trained(arguments.rollouts), "help": helps(), "names": public_names()}
     if arguments.what == "record":
         arguments.file.write_text(json.dumps(now, indent=1))
         return
