@@ -5,7 +5,7 @@ The defaults of ``PPG("MlpPolicy", env)``: searched on seven small environments,
 One setting is for all environments. Each training has one environment, as a user's first does, and one thread. A score is 0
 at the return of random actions and 1 at a high return of the task, see the tables below.
 
-    python -m benchmarks.defaults search        # may be stopped, continues, and may run twice at a time
+    python -m benchmarks.defaults search        # may be stopped, and continues
     python -m benchmarks.defaults run [--jobs 2]    # the defaults and PPO's; the best of the search with a further seed
     python -m benchmarks.defaults report
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import optuna
@@ -28,7 +28,7 @@ from optuna.trial import TrialState, create_trial
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks.harness import Experiment, Report, locked, short_hash
+from benchmarks.harness import Experiment, Report
 from benchmarks.scores import Task, improvements, interquartile_means
 from benchmarks.tables import COLORS, finish, machines, page, table
 from sb3_ppg import PPG
@@ -86,32 +86,22 @@ FIRST = as_text({**PAPERS_VALUES, "batch_size": 64})  # the paper's for Procgen,
 LIKE_PPO = as_text({**defaults_of(PPO), "n_policy_iterations": 8})  # with an auxiliary phase after each eight rollouts
 
 
-class Training(NamedTuple):
+def training(algorithm: str, arguments: str, env_id: str, seed: int) -> dict[str, Any]:
     """
-    The columns that identify a row.
+    Return the columns that identify a row.
 
     :param algorithm: "PPG" or "PPO"
     :param arguments: JSON of those that are given; the others are the algorithm's defaults
     """
-
-    algorithm: str
-    arguments: str
-    env_id: str
-    seed: int
+    return dict(algorithm=algorithm, arguments=arguments, env_id=env_id, seed=seed)
 
 
-def columns(training: Training) -> dict[str, Any]:
-    """Return the training's fields."""
-    return training._asdict()
-
-
-def train(training: Training, folder: Path) -> tuple[dict[str, float], None]:
+def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, float], None]:
     """Train an agent; the mean return of the episodes that end in the last tenth of the training."""
-    n_timesteps = TASKS[training.env_id].n_timesteps
-    env = make_vec_env(training.env_id, 1, seed=training.seed)
-    arguments = json.loads(training.arguments)
-    algorithm = {"PPG": PPG, "PPO": PPO}[training.algorithm]
-    model = algorithm("MlpPolicy", env, seed=training.seed, device="cpu", stats_window_size=10**6, **arguments)
+    n_timesteps, seed = TASKS[training["env_id"]].n_timesteps, training["seed"]
+    env = make_vec_env(training["env_id"], 1, seed=seed)
+    algorithm, arguments = {"PPG": PPG, "PPO": PPO}[training["algorithm"]], json.loads(training["arguments"])
+    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", stats_window_size=10**6, **arguments)
     start = time.process_time()
     model.learn(int(0.9 * n_timesteps))
     assert model.ep_info_buffer is not None
@@ -144,14 +134,17 @@ def next_arguments(trials: dict[str, np.ndarray]) -> str:
     """Ask Optuna, telling it the trials: those with a score on all environments are complete, the others were pruned."""
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(n_startup_trials=8))
     for arguments, own in trials.items():
-        common: dict[str, Any] = dict(params=json.loads(arguments), distributions=DISTRIBUTIONS)
         if arguments == FIRST or len(own) == 0:
             continue  # FIRST is outside of the search's space
-        if len(own) == len(SEARCHED):
-            study.add_trial(create_trial(value=own.mean(), **common))
-        else:
-            means = {n: own[: n + 1].mean() for n in range(len(own))}
-            study.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values=means, **common))
+        is_complete = len(own) == len(SEARCHED)
+        trial = create_trial(
+            state=TrialState.COMPLETE if is_complete else TrialState.PRUNED,
+            value=own.mean() if is_complete else None,
+            intermediate_values={n: own[: n + 1].mean() for n in range(len(own))},
+            params=json.loads(arguments),
+            distributions=DISTRIBUTIONS,
+        )
+        study.add_trial(trial)
     return as_text(study.ask(DISTRIBUTIONS).params)
 
 
@@ -161,27 +154,17 @@ def is_poor(own: np.ndarray, others: Iterable[np.ndarray]) -> bool:
     return len(means) >= 4 and own.mean() < np.median(means)
 
 
-def search(experiment: Experiment, _: Sequence[Training] = (), n_trials: int = N_TRIALS) -> None:
-    """Try settings until there are so many trials. Several processes may search at a time."""
+def search(experiment: Experiment, _: Sequence[Any] = (), n_trials: int = N_TRIALS) -> None:
+    """Try settings until there are so many trials; a trial ends where it is poor."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     while len(trials := tried(experiment)) < n_trials:
-        unfinished = [start for start in (FIRST, LIKE_PPO) if len(trials.get(start, ())) < len(SEARCHED)]
-        for arguments in [*unfinished, next_arguments(trials)]:
-            try:
-                with locked(experiment.folder / f"trial_{short_hash(arguments)}.lock", wait=False):
-                    carry_out(experiment, arguments)
+        unfinished = (start for start in (FIRST, LIKE_PPO) if len(trials.get(start, ())) < len(SEARCHED))
+        arguments = next(unfinished, None) or next_arguments(trials)
+        for n, task in enumerate(SEARCHED):
+            experiment.run_one(training("PPG", arguments, task.env_id, 0))
+            others = tried(experiment)
+            if is_poor(others.pop(arguments)[: n + 1], others.values()):
                 break
-            except BlockingIOError:
-                continue
-
-
-def carry_out(experiment: Experiment, arguments: str) -> None:
-    """Run a trial, which ends where it is poor."""
-    for n, task in enumerate(SEARCHED):
-        experiment.run_one(Training("PPG", arguments, task.env_id, 0))
-        trials = tried(experiment)
-        if is_poor(trials.pop(arguments)[: n + 1], trials.values()):
-            break
 
 
 def candidates(experiment: Experiment) -> list[str]:
@@ -197,15 +180,15 @@ def candidates(experiment: Experiment) -> list[str]:
 # ---- the comparison ----
 
 
-def wanted() -> Iterator[Training]:
+def wanted() -> Iterator[dict[str, Any]]:
     """Yield the trainings with the defaults of both algorithms, then those of the search's best."""
     for seed in FINAL_SEEDS:
         for algorithm, arguments in (("PPO", "{}"), ("PPG", DEFAULTS)):
-            yield from (Training(algorithm, arguments, env_id, seed) for env_id in TASKS)
+            yield from (training(algorithm, arguments, env_id, seed) for env_id in TASKS)
     compared = candidates(SEARCH)
     for seed in (0, FURTHER_SEED):
         for arguments in compared:
-            yield from (Training("PPG", arguments, task.env_id, seed) for task in SEARCHED)
+            yield from (training("PPG", arguments, task.env_id, seed) for task in SEARCHED)
 
 
 def final_scores(rows: pd.DataFrame, tasks: Sequence[Task]) -> dict[str, np.ndarray]:
@@ -217,24 +200,21 @@ def final_scores(rows: pd.DataFrame, tasks: Sequence[Task]) -> dict[str, np.ndar
 
 def comparison(rows: pd.DataFrame) -> list[str]:
     """Return the paragraphs that compare the defaults."""
-    final = final_scores(rows, list(TASKS.values()))
-    if len(final["PPG"]) == 0:
+    groups = {"all ten": list(TASKS.values()), "the seven of the search": SEARCHED, "the three others": UNSEEN}
+    n_seeds = len(final_scores(rows, groups["all ten"])["PPG"])
+    if n_seeds == 0:
         return []
     summary, lines = [], []
-    for title, tasks in {
-        "all ten": list(TASKS.values()),
-        "the seven of the search": SEARCHED,
-        "the three others": UNSEEN,
-    }.items():
+    for title, tasks in groups.items():
         own = final_scores(rows, tasks)
-        means = interquartile_means(own)
-        summary.append([title, means["PPO"], means["PPG"], improvements({"PPG": own["PPG"]}, own["PPO"])["PPG"]])
+        better = improvements({"PPG": own["PPG"]}, own["PPO"])
+        summary.append([title, *interquartile_means(own).values(), better["PPG"]])
     for task in TASKS.values():
         returns = [task.low + own[:, 0] * (task.high - task.low) for own in final_scores(rows, [task]).values()]
         cells = [f"{own.mean():.1f} ({own.min():.1f}, {own.max():.1f})" for own in returns]
         lines.append([f"{task.env_id} [{task.high:g}]", f"{task.n_timesteps:,}", *cells])
     return [
-        f'## `PPG("MlpPolicy", env)` and `PPO("MlpPolicy", env)`, {len(final["PPG"])} seeds that played no part in the search',
+        f'## `PPG("MlpPolicy", env)` and `PPO("MlpPolicy", env)`, {n_seeds} seeds that played no part in the search',
         table(["", "PPO", "PPG", "PPG better"], summary),
         table(["return, mean of the seeds (lowest, highest)", "steps", "PPO", "PPG"], lines),
     ]
@@ -267,8 +247,7 @@ def report(experiment: Experiment) -> Report:
         "Defaults",
         "`python -m benchmarks.defaults search`, `run`, `report`. One setting for all environments; one environment and one "
         "thread per training. A return is the mean of the episodes that end in the last tenth of the training; a score is 0 "
-        "at "
-        "the return of random actions and 1 at a high return of the task. The table has interquartile means, and the "
+        "at the return of random actions and 1 at a high return of the task. The table has interquartile means, and the "
         f"probability that a training of PPG is better, with 95 % stratified bootstrap intervals (rliable). {machines(rows)}",
         *compared,
         "## The search",
@@ -276,14 +255,13 @@ def report(experiment: Experiment) -> Report:
         f"which {sum(len(own) == len(SEARCHED) for own in trials.values())} went through all: the others ended where they "
         "were below the median of all trials. Scores are means. The first row is the defaults, which have PPO's "
         "`batch_size`, `max_grad_norm` and `ent_coef`; the last two are PPO's defaults with an auxiliary phase after every "
-        "eight "
-        "rollouts, and the paper's values.",
+        "eight rollouts, and the paper's values.",
         table([*SPACE, "seed 0", f"seed {FURTHER_SEED}"], lines),
     )
     return {"defaults.md": text} | ({"defaults.png": picture(rows)} if compared else {})
 
 
-SEARCH = Experiment("defaults", wanted, train, report, columns, commands={"search": search})
+SEARCH = Experiment("defaults", wanted, train, report, commands={"search": search})
 
 if __name__ == "__main__":
     SEARCH.main()

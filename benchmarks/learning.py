@@ -8,28 +8,28 @@ Learning curves and final returns of PPG and PPO with the same number of steps; 
 
 import contextlib
 import time
+from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rl_zoo3 import ALGOS
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.maskable.utils import is_masking_supported
-from stable_baselines3 import PPO
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import sync_envs_normalization
 
 from benchmarks.harness import Experiment, Report, short_hash
 from benchmarks.suites.contestants import Settings, entry, zoo_entry
 from benchmarks.suites.training import make
-from benchmarks.tables import COLORS, by_seed, draw_seeds, finish, listed, machines, mean_and_error, page, table
-from sb3_ppg import PPG
+from benchmarks.tables import draw_seeds, finish, listed, machines, mean_and_error, page, table
 
 N_EPISODES = 100
 CURVE_POINTS = 50
+COLORS = ("tab:blue", "tab:red", "tab:cyan", "tab:gray")  # of a task's contestants
 ZOO_ENVS = [
     "CartPole-v1",
     "Acrobot-v1",
@@ -38,61 +38,58 @@ ZOO_ENVS = [
     "LunarLander-v3",
     "LunarLanderContinuous-v3",
 ]
-TASKS = [("CartPole-v1", "defaults", range(5)), *((env_id, "RL Zoo", range(3)) for env_id in ZOO_ENVS)]
+DEFAULTS: Settings = dict(policy="MlpPolicy", n_timesteps=100_000)
 
 
-def wanted() -> list[dict[str, Any]]:
-    """Return all trainings; "hyperparameters" is a hash of the file's entry, or of the defaults."""
+class Task(NamedTuple):
+    """
+    An environment, and who learns it.
+
+    :param contestants: by name, an algorithm's name in RL Zoo and its entry
+    """
+
+    env_id: str
+    n_seeds: int
+    contestants: dict[str, tuple[str, Settings]]
+
+
+Tasks = dict[str, Task]  # by title
+TASKS: Tasks = {
+    "CartPole-v1, defaults": Task("CartPole-v1", 5, {"PPG": ("ppg", DEFAULTS), "PPO": ("ppo", DEFAULTS)}),
+    **{
+        f"{name}, RL Zoo": Task(name, 3, {"PPG": ("ppg", entry("ppg", name)), "PPO": ("ppo", zoo_entry("ppo", name))})
+        for name in ZOO_ENVS
+    },
+}
+
+
+def hyperparameters(algo: str, settings: Settings) -> str:
+    """Return a hash of an entry, or of the algorithm's defaults."""
+    defaults = [(name, parameter.default) for name, parameter in signature(ALGOS[algo]).parameters.items()]
+    return short_hash(repr(defaults if settings == DEFAULTS else sorted(settings.items())))
+
+
+def wanted(tasks: Tasks) -> list[dict[str, Any]]:
     return [
-        dict(
-            env=env_id,
-            setting=setting,
-            algo=algo,
-            seed=seed,
-            hyperparameters=hyperparameters(env_id, algo) if setting == "RL Zoo" else defaults(algo),
-        )
-        for env_id, setting, seeds in TASKS
-        for algo in ("ppg", "ppo")
-        for seed in seeds
+        dict(task=title, contestant=name, seed=seed, hyperparameters=hyperparameters(*contestant))
+        for title, task in tasks.items()
+        for seed in range(task.n_seeds)
+        for name, contestant in task.contestants.items()
     ]
 
 
-def settings_of(env_id: str, algo: str) -> Settings:
-    """Return an environment's entry: ours, or RL Zoo's for PPO."""
-    return entry(algo, env_id) if algo == "ppg" else zoo_entry(algo, env_id)
-
-
-def hyperparameters(env_id: str, algo: str) -> str:
-    """Return a hash of an environment's entry."""
-    return short_hash(repr(sorted(settings_of(env_id, algo).items())))
-
-
-def defaults(algo: str) -> str:
-    """Return a hash of an algorithm's defaults."""
-    parameters = signature({"ppg": PPG, "ppo": PPO}[algo]).parameters
-    return short_hash(repr([(name, parameter.default) for name, parameter in parameters.items()]))
-
-
-def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    env_id, algo = training["env"], training["algo"]
-    in_python = dict(policy="MlpPolicy", n_timesteps=100_000)
-    settings = in_python if training["setting"] == "defaults" else settings_of(env_id, algo)
-    return train_and_evaluate(algo, env_id, settings, training["seed"], folder)
-
-
-def train_and_evaluate(
-    algo: str, env_id: str, settings: Settings, seed: int, folder: Path
-) -> tuple[dict[str, Any], pd.DataFrame]:
+def train(tasks: Tasks, training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """
     Train an agent as RL Zoo does, and evaluate it.
 
-    :param algo: its name in RL Zoo
     :return: the mean return of 100 deterministic episodes; the learning curve
     """
+    task = tasks[training["task"]]
+    algo, settings = task.contestants[training["contestant"]]
     start = time.time()
     with contextlib.redirect_stdout(None):
         model: Any
-        manager, model = make(algo, env_id, settings, folder, seed)
+        manager, model = make(algo, task.env_id, settings, folder, training["seed"])
         model.learn(int(settings["n_timesteps"]))
         manager.seed += 1000
         evaluation = manager.create_envs(1, eval_env=True)
@@ -112,43 +109,43 @@ def curve(monitor: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"steps": grid.astype(int), "return": np.interp(grid, steps, smooth).round(2)})
 
 
-def draw_and_list(axes: Axes, rows: pd.DataFrame, curves: pd.DataFrame, query: str, name: str, color: str) -> list[list[str]]:
-    """
-    Draw the curves of a contestant's seeds.
-
-    :param query: the rows of the contestant
-    :return: a line of a table, if there are rows: its name, steps, returns and their mean
-    """
-    own = rows.query(query).sort_values("seed")
-    if own.empty:
-        return []
-    draw_seeds(axes, by_seed(curves.query(query)), name, color)
-    return [[name, f"{own['steps'].max() / 1000:.0f}k", listed(own["mean"]), mean_and_error(own["mean"])]]
-
-
-def report(experiment: Experiment) -> Report:
-    """Return the table, and a picture with a panel per environment and setting."""
-    rows, curves, lines = experiment.rows(), experiment.curves(), []
-    figure = Figure(figsize=(12, 6.2), dpi=130, layout="constrained")  # small, so that its letters are large enough on a page
-    panels = list(figure.subplots(2, 4).flat)
-    for axes, (env_id, setting, _) in zip(panels, TASKS, strict=False):
-        for name in ("PPG", "PPO"):
-            query = f"env == '{env_id}' and setting == '{setting}' and algo == '{name.lower()}'"
-            found = draw_and_list(axes, rows, curves, query, name, COLORS[name])
-            lines += [[env_id, setting, *line] for line in found]
-        finish(axes, f"{env_id}\n{setting}", "environment steps", "return in training", legend="lower right")
-    for axes in panels[len(TASKS) :]:
+def report(title: str, tasks: Tasks, experiment: Experiment) -> Report:
+    """Return the table, and a picture with a panel per task."""
+    rows, curves, lines = experiment.rows().sort_values("seed"), experiment.curves(), []
+    n_lines = -(-len(tasks) // 4)
+    figure = Figure(figsize=(12, 3.6 * n_lines), dpi=130, layout="constrained")  # small, so that letters are large on a page
+    panels = list(figure.subplots(n_lines, 4).flat)
+    for axes, (name, task) in zip(panels, tasks.items(), strict=False):
+        for contestant, color in zip(task.contestants, COLORS, strict=False):
+            own, points = (one[(one["task"] == name) & (one["contestant"] == contestant)] for one in (rows, curves))
+            if len(own):
+                # Each seed has as many points, at about the same steps
+                seeds = {seed: points["return"].to_numpy() for seed, points in points.groupby("seed")}
+                steps = points.loc[points["seed"] == points["seed"].iloc[0], "steps"]
+                draw_seeds(axes, pd.DataFrame(seeds, index=steps), contestant, color)
+                returns = own["mean"]
+                last = [f"{own['steps'].max() / 1000:.0f}k", listed(returns), mean_and_error(returns)]
+                lines.append([name, contestant, *last])
+        finish(axes, name.replace(", ", "\n"), "environment steps", "return in training")
+        if axes.has_data():
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), fontsize="small")
+    for axes in panels[len(tasks) :]:
         axes.set_axis_off()
     text = page(
-        "Final returns",
-        f"`python -m benchmarks.learning`, one thread per training. {machines(rows)} For each seed the mean of "
+        title,
+        f"`python -m benchmarks.{experiment.name}`, one thread per training. {machines(rows)} For each seed the mean of "
         f"{N_EPISODES} deterministic episodes after training; ± is the standard error of the mean over seeds.",
-        table(["environment", "setting", "algorithm", "steps", "return per seed", "mean"], lines),
+        table(["environment", "algorithm", "steps", "return per seed", "mean"], lines),
     )
-    return {"learning.md": text, "learning.png": figure}
+    return {f"{experiment.name}.md": text, f"{experiment.name}.png": figure}
 
 
-LEARNING = Experiment("learning", wanted, train, report)
+def comparison(name: str, title: str, tasks: Tasks) -> Experiment:
+    """Return the experiment that trains each task's contestants."""
+    return Experiment(name, partial(wanted, tasks), partial(train, tasks), partial(report, title, tasks))
+
+
+LEARNING = comparison("learning", "Final returns", TASKS)
 
 if __name__ == "__main__":
     LEARNING.main()

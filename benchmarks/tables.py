@@ -64,13 +64,3 @@ def draw_seeds(axes: Axes, values: pd.DataFrame, label: str, color: str) -> None
     """
     axes.plot(values.index, values.mean(axis=1), label=label, color=color)
     axes.fill_between(values.index, values.min(axis=1), values.max(axis=1), alpha=0.2, color=color)
-
-
-def by_seed(curves: pd.DataFrame) -> pd.DataFrame:
-    """
-    Return the returns of several seeds, (n_points, n_seeds), at the steps of the first seed.
-
-    :param curves: with columns "seed", "steps", "return"; each seed has as many points, at about the same steps
-    """
-    parts = [part for _, part in curves.groupby("seed")]
-    return pd.DataFrame({n: part["return"].to_numpy() for n, part in enumerate(parts)}, index=parts[0]["steps"])

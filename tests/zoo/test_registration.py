@@ -19,7 +19,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks import learning, variants
 from benchmarks.starts import tuned_entries
-from benchmarks.suites.contestants import TASKS, Training
+from benchmarks.suites.contestants import TASKS, Training, entry
 from sb3_ppg import MaskablePPG
 from sb3_ppg.zoo import ALGOS, patched, register
 from sb3_ppg.zoo.environments import MASKED
@@ -205,7 +205,7 @@ def test_every_environment_of_minigrid_has_an_entry(algo, tmp_path, monkeypatch,
 
 
 def test_every_variant_was_run_with_the_hyperparameters_of_our_file():
-    assert variants.VARIANTS.missing(variants.wanted()) == []
+    assert variants.VARIANTS.missing(variants.VARIANTS.wanted()) == []
     assert {task.env_id for task in variants.TASKS.values()} >= {*MASKED, "CartPoleNoVel-v1"}
 
 
@@ -215,8 +215,8 @@ def test_no_entry_claims_to_be_tuned_that_was_not_run():
     results = pd.read_csv(ROOT / "benchmarks" / "results" / "learning.csv")
     assert set(tuned) == set(learning.ZOO_ENVS)
     for env_id in tuned:
-        rows = results[(results.env == env_id) & (results.setting == "RL Zoo") & (results.algo == "ppg")]
-        assert set(rows.hyperparameters) == {learning.hyperparameters(env_id, "ppg")} and len(rows) >= 3, env_id
+        rows = results[(results.task == f"{env_id}, RL Zoo") & (results.contestant == "PPG")]
+        assert set(rows.hyperparameters) == {learning.hyperparameters("ppg", entry("ppg", env_id))} and len(rows) >= 3, env_id
 
 
 @pytest.mark.parametrize("algo", ["ppg", "ppg_lstm"])
