@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch as th
 import yaml
@@ -37,9 +36,7 @@ from benchmarks.machine import processor
 
 RESULTS = Path(__file__).parent / "results"
 Report = str | Mapping[str, str | Figure]  # the page, or pages and pictures by file name
-Outcome = tuple[
-    Any, pd.DataFrame | None
-]  # a row (a dictionary) or several (a table), and a learning curve with column "steps"
+Outcome = tuple[Any, pd.DataFrame | None]  # a row (a dictionary) or several (a table); a learning curve with column "steps"
 
 
 def short_hash(text: str) -> str:
@@ -84,8 +81,14 @@ def pool(n_processes: int) -> ProcessPoolExecutor:
 
 def in_processes(n_processes: int, function: Callable[..., Any], *args: Any) -> Any:
     """Return what a function returns in the first of several processes, which are started as ``torchrun`` starts them."""
-    address = dict(rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id=function.__name__)
-    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=n_processes, **address)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=n_processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=function.__name__,
+    )
     return elastic_launch(config, function)(*args)[0]
 
 
@@ -96,7 +99,7 @@ class Experiment:
 
     :param name: of its files
     :param wanted: all trainings, the most informative first; called with the values of ``options``
-    :param train: from a training and a folder of its own: its row or rows, and its learning curve; None: to be continued
+    :param train: from a training and a folder of its own: its row or rows, and its learning curve
     :param report: from the experiment: files to write in ``results``
     :param columns: from a training: the columns that are known before it is run
     :param identity: the columns that identify a row; empty: all of ``columns``
@@ -110,7 +113,7 @@ class Experiment:
 
     name: str
     wanted: Callable[..., Iterable[Any]]
-    train: Callable[[Any, Path], Outcome | None]
+    train: Callable[[Any, Path], Outcome]
     report: Callable[["Experiment"], Report]
     columns: Callable[[Any], dict[str, Any]] = dict
     identity: tuple[str, ...] = ()
@@ -137,8 +140,9 @@ class Experiment:
         return table
 
     def curves(self) -> pd.DataFrame:
-        """Return the points of all curves."""
-        return self._read(f"{self.name}_curves.csv", ["steps"])
+        """Return the points of all curves; the latest where a kill came between a curve and its row."""
+        table = self._read(f"{self.name}_curves.csv", ["steps"])
+        return table.drop_duplicates([*self._identity(), "steps"], keep="last")
 
     def missing(self, trainings: Sequence[Any]) -> list[Any]:
         """Return the trainings without a row, each once."""
@@ -152,10 +156,8 @@ class Experiment:
         table = table.assign(machine=table.get("machine", processor()))
         with locked(self.results / f".{self.name}.lock"):
             if curve is not None:
-                file, known = self.results / f"{self.name}_curves.csv", self.curves()
-                if (again := np.array([key == self.key(training) for key in self._keys(known)], bool)).any():
-                    known[~again].to_csv(file, index=False)  # a kill came between the curve and its row
-                _append(file, curve, dict(zip(self._identity(), self.key(training), strict=True)))
+                identity = dict(zip(self._identity(), self.key(training), strict=True))
+                _append(self.results / f"{self.name}_curves.csv", curve, identity)
             _append(self.results / f"{self.name}.csv", table, columns)
             if self.settings is not None:
                 file = self.results / f"{self.name}_settings.yml"
@@ -173,11 +175,10 @@ class Experiment:
                     if not self.resumes:
                         shutil.rmtree(folder, ignore_errors=True)
                     folder.mkdir(exist_ok=True)
-                    if (outcome := self.train(training, folder)) is not None:
-                        self.add(training, outcome)
-                        for part in folder.iterdir():
-                            if part.is_dir():
-                                shutil.rmtree(part)
+                    self.add(training, self.train(training, folder))
+                    for part in folder.iterdir():
+                        if part.is_dir():
+                            shutil.rmtree(part)
         except BlockingIOError:
             pass
 

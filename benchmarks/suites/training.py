@@ -3,6 +3,7 @@
 import contextlib
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +30,21 @@ class Episodes(BaseCallback):
     Writes each episode of the training to a file: steps and seconds until it ended, and its return. A training that is
     continued goes on with the file.
 
-    Seconds are the processor's: those of the clock where the training's one thread has a core to itself.
-
     :param file: a CSV file without head
+    :param clock: for seconds; the processor's are those of the wall where the training's one thread has a core to itself
     """
 
     COLUMNS = ("steps", "seconds", "return")
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, clock: Callable[[], float] = time.process_time) -> None:
         super().__init__()
-        self.file = file
+        self.file, self.clock = file, clock
         self.lines: list[str] = []
 
     def _on_training_start(self) -> None:
         before = self.read(self.num_timesteps)
         before.to_csv(self.file, index=False, header=False)
-        self.start = time.process_time() - (before["seconds"].iloc[-1] if len(before) else 0.0)
+        self.start = self.clock() - (before["seconds"].iloc[-1] if len(before) else 0.0)
 
     def read(self, n_timesteps: int) -> pd.DataFrame:
         """
@@ -56,14 +56,10 @@ class Episodes(BaseCallback):
         table = pd.DataFrame(columns=self.COLUMNS) if empty else pd.read_csv(self.file, names=list(self.COLUMNS)).dropna()
         return table[table["steps"] <= n_timesteps]
 
-    def seconds(self) -> float:
-        """Return the seconds that the training has taken."""
-        return time.process_time() - self.start
-
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
             if "episode" in info:
-                self.lines.append(f"{self.num_timesteps},{self.seconds():.2f},{info['episode']['r']}\n")
+                self.lines.append(f"{self.num_timesteps},{self.clock() - self.start:.2f},{info['episode']['r']}\n")
         return True
 
     def _on_rollout_end(self) -> None:
@@ -81,21 +77,9 @@ def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFram
     """
     with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
         manager, model = make_model(training, folder)
-        episodes = Episodes(folder / "episodes.csv")
-        callbacks: list[BaseCallback] = [episodes]
-        if isinstance(model, PPG):
-            model = _latest(model, folder / "checkpoints")
-            phase = model.n_steps * model.n_envs * model.n_policy_iterations
-            n_phases = max(1, round(training.n_timesteps / phase / N_CHECKPOINTS))  # when no rollouts are stored
-            callbacks.append(PhasicCheckpointCallback(n_phases * model.n_policy_iterations, folder / "checkpoints", keep=1))
-        progress = CSVOutputFormat(str(folder / f"progress_from_{model.num_timesteps}.csv"))
-        model.set_logger(Logger(str(folder), [progress]))
-        missing = training.n_timesteps - model.num_timesteps
-        if missing > 0:
-            model.learn(missing, callback=callbacks, reset_num_timesteps=False)
+        model, table = learn(model, training.n_timesteps, Episodes(folder / "episodes.csv"))
         tested = evaluate_on_all_levels(manager, model) if training.task.is_tested else None
-    table = episodes.read(model.num_timesteps)
-    seconds = episodes.seconds() if missing > 0 else table["seconds"].iloc[-1]
+    seconds = table["seconds"].iloc[-1]
     row = dict(
         train_return=round(float(table["return"].tail(LAST_EPISODES).mean()), 3),
         test_return=tested,
@@ -104,6 +88,26 @@ def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFram
         test_episodes=TEST_EPISODES if training.task.is_tested else None,
     )
     return row, curve(table, training.n_timesteps)
+
+
+def learn(model: BaseAlgorithm, n_timesteps: int, episodes: Episodes) -> tuple[BaseAlgorithm, pd.DataFrame]:
+    """
+    Train a model, or continue in the folder of its episodes.
+
+    :return: the model that has been trained; its episodes
+    """
+    folder = episodes.file.parent
+    callbacks: list[BaseCallback] = [episodes]
+    if isinstance(model, PPG):
+        model = _latest(model, folder / "checkpoints")
+        phase = model.n_steps * model.n_envs * model.n_policy_iterations
+        n_phases = max(1, round(n_timesteps / phase / N_CHECKPOINTS))  # when no rollouts are stored
+        callbacks.append(PhasicCheckpointCallback(n_phases * model.n_policy_iterations, folder / "checkpoints", keep=1))
+    progress = CSVOutputFormat(str(folder / f"progress_from_{model.num_timesteps}.csv"))
+    model.set_logger(Logger(str(folder), [progress]))
+    if model.num_timesteps < n_timesteps:
+        model.learn(n_timesteps - model.num_timesteps, callback=callbacks, reset_num_timesteps=False)
+    return model, episodes.read(model.num_timesteps)
 
 
 def make_model(training: Training, folder: Path) -> tuple[Manager, BaseAlgorithm]:
@@ -162,15 +166,17 @@ def evaluate_on_all_levels(manager: Manager, model: BaseAlgorithm) -> float:
     return round(float(mean), 3)  # type: ignore[arg-type]
 
 
-def curve(episodes: pd.DataFrame, n_timesteps: int) -> pd.DataFrame:
+def curve(
+    episodes: pd.DataFrame, n_timesteps: int, n_points: int = CURVE_POINTS, n_latest: int = LAST_EPISODES
+) -> pd.DataFrame:
     """
-    Return the mean return of the latest 100 episodes, and seconds, at evenly spaced steps.
+    Return the mean return of the latest episodes, and seconds, at evenly spaced steps.
 
     :param episodes: of a training
     :param n_timesteps: its length
     """
-    grid = np.linspace(0, n_timesteps, CURVE_POINTS + 1)[1:].astype(int)
-    smooth = episodes.assign(**{"return": episodes["return"].rolling(LAST_EPISODES, min_periods=1).mean()})
+    grid = np.linspace(0, n_timesteps, n_points + 1)[1:].astype(int)
+    smooth = episodes.assign(**{"return": episodes["return"].rolling(n_latest, min_periods=1).mean()})
     n_over = np.searchsorted(episodes["steps"], grid, side="right")  # episodes that were over then
     points = smooth.iloc[np.maximum(n_over, 1) - 1][["seconds", "return"]].round(2).reset_index(drop=True)
     return points.assign(steps=grid)[n_over > 0]
