@@ -10,14 +10,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from sb3_ppg.family import member_of
 from sb3_ppg.ppg import PPG
 
-TAGS = [
-    "deep-reinforcement-learning",
-    "reinforcement-learning",
-    "stable-baselines3",
-    "sb3-ppg",
-    "ppg",
-    "phasic-policy-gradient",
-]
+TAGS = "deep-reinforcement-learning reinforcement-learning stable-baselines3 sb3-ppg ppg phasic-policy-gradient".split()
 
 
 class Evaluation(NamedTuple):
@@ -46,29 +39,37 @@ def model_card(
     """
     description = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     algorithm = _readable(description["algorithm"])
-    settings = {"policy": _readable(description["policy"]), "environments in parallel": description["n_envs"]}
-    if description["vec_normalize"] is not None:
-        normalization = {name: value for name, value in description["vec_normalize"].items() if name != "observation_space"}
-        settings["VecNormalize"] = normalization
+    normalization = description["vec_normalize"]
+    if normalization is not None:
+        del normalization["observation_space"]
+    hyperparameters = {
+        "policy": _readable(description["policy"]),
+        "environments in parallel": description["n_envs"],
+        "VecNormalize": normalization,
+        **{name: str(_readable(value)) for name, value in description["arguments"].items()},
+    }
     options = {"environment": env_id, **{f"option {name}": value for name, value in env_kwargs.items()}}
+    actions = "deterministic" if evaluation is None or evaluation.deterministic else "stochastic"
     sections = [
         f"---\n{_metadata(algorithm, env_id, evaluation).to_yaml()}\n---",
         f"# **{algorithm}** agent" + (f" playing **{env_id}**" if env_id else ""),
         "A model of [Phasic Policy Gradient](https://arxiv.org/abs/2009.04416), trained with sb3_ppg, its plugin for "
         "[Stable-Baselines3](https://github.com/DLR-RM/stable-baselines3). It is plain data: loading it runs no code of its "
         "author's.",
-        *(_evaluation(evaluation) if evaluation else []),
-        *(["![Learning curve](learning_curve.png)"] if (folder / "learning_curve.png").exists() else []),
-        *(['<video controls src="replay.mp4"></video>'] if (folder / "replay.mp4").exists() else []),
+        evaluation
+        and f"Mean return **{evaluation.mean:.2f} ± {evaluation.std:.2f}** (standard deviation) over {evaluation.n_episodes} "
+        f"episodes with {actions} actions.",
+        (folder / "learning_curve.png").exists() and "![Learning curve](learning_curve.png)",
+        (folder / "replay.mp4").exists() and '<video controls src="replay.mp4"></video>',
         "## Usage",
         usage,
         "## Hyperparameters",
-        _table({**settings, **{name: str(_readable(value)) for name, value in description["arguments"].items()}}),
+        _table(hyperparameters),
         "## Environment and versions",
         _table({**options, **description["versions"]}),
         f"Trained for {description['counters']['num_timesteps']:,} steps.",
     ]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def python_usage(
@@ -116,33 +117,23 @@ def _import_of(env_id: str | None) -> str:
 
 
 def _metadata(algorithm: str, env_id: str | None, evaluation: Evaluation | None) -> ModelCardData:
-    results = None
-    if evaluation is not None and env_id is not None:
-        result = EvalResult(
-            task_type="reinforcement-learning",
-            task_name="reinforcement-learning",
-            dataset_type=env_id,
-            dataset_name=env_id,
-            metric_type="mean_reward",
-            metric_name="mean_reward",
-            metric_value=f"{evaluation.mean:.2f} +/- {evaluation.std:.2f}",
-        )
-        results = [result]
-    return ModelCardData(
+    metadata = ModelCardData(
         library_name="stable-baselines3",
         pipeline_tag="reinforcement-learning",
         tags=[*TAGS, *([env_id] if env_id else [])],
-        model_name=algorithm if results else None,
-        eval_results=results,
     )
-
-
-def _evaluation(evaluation: Evaluation) -> list[str]:
-    actions = "deterministic" if evaluation.deterministic else "stochastic"
-    return [
-        f"Mean return **{evaluation.mean:.2f} ± {evaluation.std:.2f}** (standard deviation) over "
-        f"{evaluation.n_episodes} episodes with {actions} actions."
-    ]
+    if evaluation is not None and env_id is not None:
+        metadata.model_name = algorithm
+        metadata.eval_results = [
+            EvalResult(
+                task_type="reinforcement-learning",
+                dataset_type=env_id,
+                dataset_name=env_id,
+                metric_type="mean_reward",
+                metric_value=f"{evaluation.mean:.2f} +/- {evaluation.std:.2f}",
+            )
+        ]
+    return metadata
 
 
 def _table(rows: dict[str, Any]) -> str:

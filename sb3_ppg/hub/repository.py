@@ -12,10 +12,10 @@ from typing import Any
 import huggingface_hub
 import torch as th
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize, VecTransposeImage
 
-from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, warn
+from sb3_ppg.errors import ArgumentError, HubError
 from sb3_ppg.hub.model_card import Evaluation, model_card, python_usage
 from sb3_ppg.hub.pretrained import (
     ARRAYS,
@@ -30,15 +30,11 @@ def push(
     model: PPG,
     repo_id: str,
     *,
-    env_id: str | None = None,
-    evaluation: Evaluation | None = None,
-    files: Mapping[str, Path] | None = None,
-    usage: str | None = None,
     private: bool = False,
     revision: str | None = None,
     token: str | bool | None = None,
     commit_message: str = "Share a model of sb3_ppg",
-    custom_objects: Mapping[str, Any] | None = None,
+    **content: Any,
 ) -> str:
     """
     Share a model on the Hugging Face Hub, with a model card. The repository is created if there is none.
@@ -52,31 +48,18 @@ def push(
 
     :param model: what to share
     :param repo_id: "user/name"
-    :param env_id: the environment, for the card. None: what the model's environment says, if it has one
-    :param evaluation: how good it is, for the card
-    :param files: further files: names there, paths here. The card shows "replay.mp4" and "learning_curve.png"
-    :param usage: Markdown that the card says about loading. None: how to do it with ``hub.load``
     :param private: whether a new repository is private
     :param revision: the branch to commit to. None: the main one
     :param token: of the Hub. None: that of ``hf auth login``
     :param commit_message: of the commit; all files come with one
-    :param custom_objects: what is not plain data, by name: readers have to give the same
+    :param content: ``env_id``, ``evaluation``, ``files``, ``usage`` and ``custom_objects``, see ``write_repository``
     :return: the address of the commit
     :raises ArgumentError: if further files have names that cannot work
     :raises ModelFormatError: if something of it is not plain data
     :raises HubError: if the Hub does not take it; nothing is changed there then
     """
     with tempfile.TemporaryDirectory() as folder:
-        write_repository(
-            model,
-            folder,
-            repo_id,
-            env_id=env_id,
-            evaluation=evaluation,
-            files=files,
-            usage=usage,
-            custom_objects=custom_objects,
-        )
+        write_repository(model, folder, repo_id, **content)
         api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))
         with _explained(f"{repo_id} could not be pushed", revision):
             api.create_repo(repo_id, private=private, exist_ok=True)
@@ -109,12 +92,12 @@ def write_repository(
 
     :param model: what to share
     :param folder: made if it is not there
-    :param repo_id: where it will be, for the card
-    :param env_id: see ``push``, as all that follow
-    :param evaluation: how good it is
-    :param files: further files
-    :param usage: Markdown that the card says about loading
-    :param custom_objects: what is not plain data
+    :param repo_id: "user/name" where it will be, for the card
+    :param env_id: the environment, for the card. None: what the model's environment says, if it has one
+    :param evaluation: how good it is, for the card
+    :param files: further files: names there, paths here. The card shows "replay.mp4" and "learning_curve.png"
+    :param usage: Markdown that the card says about loading. None: how to do it with ``hub.load``
+    :param custom_objects: objects that are not plain data, by name: readers have to give the same
     :raises ArgumentError: if further files have names that cannot work
     :raises ModelFormatError: if something of it is not plain data
     """
@@ -128,8 +111,7 @@ def write_repository(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / name)
     if usage is None:
-        loads = made_as is not None and _loads_in(folder, made_as, env_kwargs, custom_objects)
-        usage = python_usage(type(model), repo_id, made_as if loads else None, env_kwargs, list(custom_objects or {}))
+        usage = python_usage(type(model), repo_id, made_as, env_kwargs, list(custom_objects or {}))
     card = model_card(folder, env_id or made_as, env_kwargs, evaluation, usage)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -174,32 +156,21 @@ def download(repo_id: str, names: list[str], revision: str | None = None, token:
 
 
 def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
-    """Name and options with which Gymnasium makes the model's environment; None if there is more to it."""
+    """Name and options with which ``make_vec_env`` makes the model's environment; None if there is more to it."""
+    env = model.env
+    while isinstance(env, (VecNormalize, VecTransposeImage, VecMonitor)):  # which loading puts there, or which change nothing
+        env = env.venv
+    if not isinstance(env, (DummyVecEnv, SubprocVecEnv)):
+        return None, {}
     try:
-        spec = model.env.get_attr("spec")[0]  # type: ignore[union-attr]
+        spec = env.get_attr("spec")[0]
         wrappers = {wrapper.name for wrapper in spec.additional_wrappers}
         kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
         json.dumps(kwargs)
-    except (AttributeError, LookupError, NotImplementedError, TypeError):
+    except (AttributeError, TypeError):  # it has no name, or options that are not plain data
         return None, {}
     ours = str(spec.entry_point).startswith("sb3_ppg")  # known only after `sb3_ppg.zoo.register()`
     return (spec.id, kwargs) if wrappers <= {"Monitor"} and not ours else (None, {})
-
-
-def _loads_in(folder: Path, env_id: str, env_kwargs: dict[str, Any], custom_objects: Mapping[str, Any] | None) -> bool:
-    """Try the code that the card will show."""
-    try:
-        env = make_vec_env(env_id, env_kwargs=env_kwargs)
-    except Exception as error:  # the environment's own, by any name
-        warn(f"{env_id!r} could not be made again ({type(error).__name__}: {error}), so the model card does not say how to")
-        return False
-    try:
-        from_pretrained(folder, env, "cpu", custom_objects=custom_objects)
-    except ModelFormatError:  # it is not what the model was trained in: there were wrappers around it
-        return False
-    finally:
-        env.close()
-    return True
 
 
 @contextmanager

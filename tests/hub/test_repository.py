@@ -5,12 +5,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import ale_py  # noqa: F401  registers environments
-import gymnasium as gym
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import TimeAwareObservation
 from huggingface_hub import ModelCard
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
@@ -168,57 +167,18 @@ def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
     run_code(snippet.replace("1000", "3"), tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["stacked", "none", "not registered", "without specs"])
+@pytest.mark.parametrize("kind", ["stacked", "wrapped", "none", "not registered"])
 def test_the_card_does_not_promise_an_environment_that_a_name_does_not_make(hub_server, kind):
     if kind == "stacked":
         model = PPG("MlpPolicy", VecFrameStack(make_vec_env("CartPole-v1"), 2), **SMALL)
+    elif kind == "wrapped":
+        model = PPG("MlpPolicy", make_vec_env("CartPole-v1", wrapper_class=TimeAwareObservation), **SMALL)
     else:
         model = small_model()
-        if kind == "none":
-            model.env = None
-        elif kind == "without specs":
-            model.env.get_attr = lambda name, indices=None: []
+        model.env = None if kind == "none" else model.env
     hub.push(model, "me/model", env_id="Mine-v0")
     assert "env = ...  # the one that it was trained in" in snippet_of(hub_server, "me/model")
     assert "playing **Mine-v0**" in hub_server.files("me/model")["README.md"].decode()
-
-
-class CountedEnv(RandomEnv):
-    """An environment that knows how many of its kind are open, and how many may be."""
-
-    metadata: ClassVar = {"render_modes": ["rgb_array"]}
-    n_open, limit = 0, 10
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        if CountedEnv.n_open == CountedEnv.limit:
-            raise OSError("the device is in use")
-        super().__init__(BOX, spaces.Discrete(2))
-        CountedEnv.n_open += 1
-
-    def close(self) -> None:
-        CountedEnv.n_open -= 1
-
-
-@pytest.fixture
-def counted_model(monkeypatch) -> PPG:
-    gym.register("Counted-v0", CountedEnv)
-    monkeypatch.setattr(CountedEnv, "n_open", 0)
-    model = PPG("MlpPolicy", make_vec_env("Counted-v0"), **SMALL)
-    yield model
-    gym.registry.pop("Counted-v0")
-
-
-def test_push_leaves_no_environment_open(hub_server, counted_model):
-    hub.push(counted_model, "me/counted")
-    assert "make_vec_env('Counted-v0')" in snippet_of(hub_server, "me/counted")
-    assert CountedEnv.n_open == 1
-
-
-def test_push_says_why_an_environment_cannot_be_made_again(hub_server, counted_model, monkeypatch):
-    monkeypatch.setattr(CountedEnv, "limit", 1)
-    with pytest.warns(UserWarning, match="'Counted-v0' could not be made again.*the device is in use"):
-        hub.push(counted_model, "me/counted")
-    assert "env = ...  # the one that it was trained in" in snippet_of(hub_server, "me/counted")
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "logs/../../x", DESCRIPTION, "README.md"])
