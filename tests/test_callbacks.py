@@ -35,9 +35,6 @@ class Witness(PhasicCallback):
         super().__init__()
         self.events: list[tuple] = []
 
-    def _on_step(self) -> bool:
-        return True
-
     def on_aux_phase_start(self) -> None:
         stored = (self.locals["n_samples"], len(self.model.aux_buffer))
         self.events.append(("start", self.model.num_timesteps, *stored, self.model.n_aux_phases))
@@ -61,7 +58,7 @@ def evaluation(**kwargs) -> EvalCallback:
     "nest",
     [
         lambda witness: witness,
-        lambda witness: [EveryNTimesteps(16, BaseCallbackThatDoesNothing()), witness],
+        lambda witness: [EveryNTimesteps(16, PhasicCallback()), witness],
         lambda witness: CallbackList([CallbackList([witness])]),
         lambda witness: EveryNTimesteps(16, callback=witness),
         lambda witness: evaluation(callback_on_new_best=witness),
@@ -73,11 +70,6 @@ def test_callbacks_follow_the_auxiliary_phase(nest):
     witness = Witness()
     make().learn(PHASE, callback=nest(witness))
     assert witness.events == EVENTS
-
-
-class BaseCallbackThatDoesNothing(BaseCallback):
-    def _on_step(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["ProgressBarCallback", "progress_bar=True"])
@@ -117,11 +109,6 @@ def test_the_last_phase_is_logged(tmp_path):
     assert [row["train/n_updates"] for row in rows] == ["", "1", "2", "3"]
 
 
-def test_log_interval_none_writes_no_log(capsys):
-    make(verbose=1).learn(PHASE, log_interval=None)
-    assert "total_timesteps" not in capsys.readouterr().out
-
-
 def test_the_log_describes_the_policy_after_the_auxiliary_phase():
     """KL(π_old, π) and the explained variances of both heads equal ones computed after the phase."""
     model, seen = make(n_aux_epochs=4, aux_learning_rate=5e-3), {}
@@ -139,7 +126,7 @@ def test_the_log_describes_the_policy_after_the_auxiliary_phase():
 
     logged: dict = {}
 
-    class Keep(BaseCallbackThatDoesNothing):
+    class Keep(PhasicCallback):
         def _on_training_end(self) -> None:
             logged.update(self.model.logger.name_to_value)
 
@@ -201,7 +188,7 @@ def test_a_rollout_asks_the_workers_for_nothing_but_steps():
     model = make(make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv))
     asked: list[str] = []
 
-    class Ask(BaseCallbackThatDoesNothing):
+    class Ask(PhasicCallback):
         def _on_rollout_start(self) -> None:
             workers = self.model.env.unwrapped
             if not asked:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb3_ppg import RecurrentPPG, hub
-from tests.helpers import ROOT, learn_and_log
+from sb3_ppg import PPG, RecurrentPPG, hub
+from sb3_ppg.objectives import PaperObjective
+from tests.helpers import ROOT, SMALL, learn_and_log, random_envs
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "results" not in path.parts)]
@@ -151,19 +152,12 @@ def test_the_example_of_a_docstring_runs(module, name, hub_server, tmp_path, mon
 
 def test_what_an_objective_keeps_belongs_to_its_observations():
     """RandomEnv's reward is the first number of the observation that follows: kept rewards and observations agree."""
-    from gymnasium import spaces
-    from stable_baselines3.common.env_util import make_vec_env
-
-    from sb3_ppg import PPG
-    from sb3_ppg.objectives import PaperObjective
-    from tests.helpers import VECTOR, RandomEnv
 
     class KeepsRewards(PaperObjective):
         aux_keys = ("rewards", "actions", "episode_starts")
 
-    env = make_vec_env(lambda: RandomEnv(VECTOR, spaces.Discrete(3), episode_length=100), 3, seed=0)
-    model = PPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=3, objective=KeepsRewards, device="cpu")
-    model.learn(2 * 24)
+    env = random_envs(n_envs=3, episode_length=100)
+    model = PPG("MlpPolicy", env, **{**SMALL, "n_policy_iterations": 3}, objective=KeepsRewards).learn(2 * 24)
     for observations, context in zip(model.aux_buffer.observations, model.aux_buffer.context, strict=True):
         np.testing.assert_allclose(context["rewards"][:, :-1, 0], observations[:, 1:, 0], rtol=1e-6)
         assert context["actions"].shape == context["episode_starts"].shape == (3, 8, 1)

@@ -257,9 +257,3 @@ def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
 def test_what_cannot_work_is_refused_by_name(kwargs, error, message):
     with pytest.raises(error, match=message):
         MaskablePPG(**{**dict(policy="MlpPolicy", env=DummyVecEnv([MaskedEnv]), n_steps=8, batch_size=8), **kwargs})
-
-
-def test_rollouts_are_kept_without_a_copy():
-    model = make(n_policy_iterations=5)
-    model.learn(16)
-    assert np.shares_memory(model.aux_buffer.observations[0], model.rollout_buffer.observations)

@@ -10,9 +10,6 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from stable_baselines3.common.callbacks import EvalCallback
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from torch import nn
 
 from sb3_ppg import (
@@ -87,14 +84,6 @@ def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate,
     weight, inputs = th.randn_like(ours), [features, *states, *lstm.parameters()]
     gradients = [th.autograd.grad((outputs * weight).sum(), inputs) for outputs in (ours, expected)]
     th.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
-
-
-def test_states_are_packed_and_unpacked():
-    packed = th.randn(7, 4, 2, 3)
-    states = unpack_states(packed)
-    assert states.pi[0].shape == (2, 7, 3)
-    assert th.equal(pack_states(states), packed)
-    assert th.equal(states.vf[1][1, 5], packed[5, 3, 1])
 
 
 # ---- the policy phase ----
@@ -392,14 +381,6 @@ def test_images_in_bfloat16_in_micro_batches():
 # ---- as SB3 has it ----
 
 
-def test_evaluation_and_callbacks(tmp_path):
-    model = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_policy_iterations=2, seed=0)
-    model.learn(128, callback=EvalCallback(make_vec_env("CartPole-v1"), eval_freq=64, log_path=str(tmp_path), verbose=0))
-    assert (tmp_path / "evaluations.npz").exists()
-    mean, _ = evaluate_policy(model, model.get_env(), 2)
-    assert mean > 0
-
-
 def test_the_policy_alone_is_saved_and_loaded(tmp_path):
     policy = make(policy_kwargs=dict(architecture="shared", n_lstm_layers=2, lstm_kwargs=dict(bias=False))).policy
     policy.save(tmp_path / "policy.pt")
@@ -436,31 +417,6 @@ def test_what_cannot_work_is_refused_by_name(kwargs, message):
     arguments = dict(policy="MlpLstmPolicy", env=make_env(), n_steps=8, batch_size=8)
     with pytest.raises((ArgumentError, TypeError), match=message):
         RecurrentPPG(**{**arguments, **kwargs})
-
-
-class OnceAllocated(SequenceRolloutBuffer):
-    """Rollout buffer that reuses its arrays."""
-
-    def reset(self):
-        fresh = not hasattr(self, "mine") or self.mine[0].shape != (self.buffer_size, self.n_envs, *self.states_shape)
-        super().reset()
-        names = ("lstm_states", "observations", "episode_starts")
-        if fresh:
-            self.mine = [getattr(self, name) for name in names]
-        for name, array in zip(names, self.mine, strict=True):
-            setattr(self, name, array)
-
-
-def test_what_a_buffer_uses_again_is_copied():
-    models = [make(rollout_buffer_class=cls, n_policy_iterations=5) for cls in (SequenceRolloutBuffer, OnceAllocated)]
-    for model in models:
-        model.set_random_seed(1)
-        model.env.seed(1)
-        model.learn(4 * 16)
-    ours, theirs = (model.aux_buffer.context for model in models)
-    assert any(not np.array_equal(context["episode_starts"], ours[0]["episode_starts"]) for context in ours)
-    for one, other in zip(ours, theirs, strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg import PPG
 from tests.helpers import ARCHITECTURES, BOX, SMALL, VECTOR, assert_both_phases_train, image_space, random_envs
 
 ACTIONS = {
@@ -57,21 +57,3 @@ def test_action_spaces(action, architecture, tmp_path):
 def test_observation_spaces(observation, architecture, tmp_path):
     policy, space = OBSERVATIONS[observation]
     check(policy, space, spaces.Discrete(3), tmp_path, policy_kwargs=dict(architecture=architecture))
-
-
-def test_one_environment(tmp_path):
-    check("MlpPolicy", VECTOR, spaces.Discrete(3), tmp_path, n_envs=1)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_impala_on_images(architecture, tmp_path):
-    kwargs = dict(architecture=architecture, features_extractor_class=ImpalaCNN)
-    check("CnnPolicy", image_space(16, 16, 3), spaces.Discrete(15), tmp_path, policy_kwargs=kwargs)
-
-
-@pytest.mark.parametrize("shape", [(36, 36, 3), (3, 36, 36)], ids=["HWC", "CHW"])
-def test_images_stay_uint8_until_the_network(shape):
-    model = PPG("CnnPolicy", random_envs(image_space(*shape)), **SMALL).learn(16)
-    (kept,) = model.aux_buffer.observations
-    assert kept.dtype == np.uint8 and kept.shape == (2, 8, 3, 36, 36)
-    assert np.shares_memory(kept, model.rollout_buffer.observations)

@@ -138,13 +138,13 @@ def test_a_queue_that_is_killed_leaves_no_training_behind(tmp_path):
     wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_the_commands_list_and_report(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.suites"]
-    folder = ["--results", str(tmp_path)]
+def test_the_commands_list_and_report(tmp_path, monkeypatch, capsys):
     chosen = ["--suite", "procgen", "--contestant", "PPG", "--seed", "1", "--steps", "5"]
-    listed = subprocess.check_output([*command, "list", *chosen, *folder], text=True, cwd=ROOT)
-    assert "'StarpilotEasy-v0', 'PPG', 5, 1" in listed and listed.count("\n") == 1
-    assert subprocess.check_output([*command, "report", *folder], text=True, cwd=ROOT).startswith("# PPG beside PPO")
+    for arguments in (["list", *chosen], ["report"]):
+        monkeypatch.setattr(sys, "argv", ["suites", *arguments, "--results", str(tmp_path)])
+        SUITES.main()
+    listed, report = capsys.readouterr().out.split("\n", 1)
+    assert "'StarpilotEasy-v0', 'PPG', 5, 1" in listed and report.startswith("# PPG beside PPO")
     assert [file.name for file in tmp_path.iterdir()] == ["suites.md"]
 
 

@@ -145,9 +145,11 @@ class ReusingRolloutBuffer(RolloutBuffer):
 
 
 def test_a_rollout_buffer_that_reuses_its_memory_is_copied():
-    aux_buffer = make_aux_buffer(cls=ReusingRolloutBuffer)
-    assert [observations[0, 0, 0, 0, 0] for observations in aux_buffer.observations] == [0, 100, 200, 300 % 256]
-    assert [targets[2, 4] for targets in aux_buffer.value_targets] == [24, 124, 224, 324]
+    aux_buffer, more = make_aux_buffer(cls=ReusingRolloutBuffer), np.zeros((N_ENVS, N_STEPS))
+    aux_buffer.add(fill(make_rollout_buffer(cls=ReusingRolloutBuffer), 4), dict(more=more))
+    assert not np.shares_memory(aux_buffer.context[-1]["more"], more)
+    assert [observations[0, 0, 0, 0, 0] for observations in aux_buffer.observations] == [0, 100, 200, 300 % 256, 400 % 256]
+    assert [targets[2, 4] for targets in aux_buffer.value_targets] == [24, 124, 224, 324, 424]
 
 
 def test_a_buffer_forgets_its_rollouts_after_a_phase_unless_it_has_a_capacity():

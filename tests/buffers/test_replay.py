@@ -201,6 +201,7 @@ def test_clipping_against_old_policies_is_warned_about():
         (dict(replay_kwargs=dict(policy_uses=1.5)), "`policy_uses`=1.5 cannot work: use an integer of at least"),
         (dict(replay_kwargs=dict(staleness=-1)), "`staleness`=-1 cannot work: use an integer of at least"),
         (dict(replay_kwargs=dict(value_rollouts=2)), "without `n_value_epochs`"),
+        (dict(kind="LSTM", n_steps=31, batch_size=31, replay_kwargs=dict(policy_rollouts=2)), "sequences are equal parts"),
         (dict(replay_kwargs=dict(policy_rollouts=9)), "`batch_size`=8 cannot work.*last 9 rollouts"),
         (
             dict(replay_kwargs=dict(policy_rollouts=2), objective="ewma", objective_kwargs=dict(advantage_decay=0.5)),
@@ -330,8 +331,3 @@ def test_there_has_to_be_room(monkeypatch):
     monkeypatch.setattr("sb3_ppg.buffers.checks.available_memory", lambda: 10)
     with pytest.raises(ArgumentError, match=r"`replay_kwargs`=.*observations of 2 rollouts take .* only 10 are available"):
         make(n_aux_epochs=0, replay_kwargs=dict(policy_rollouts=2)).learn(16)
-
-
-def test_sequences_of_single_steps_are_refused():
-    with pytest.raises(ArgumentError, match="`batch_size`=31 cannot work: sequences are equal parts"):
-        make("LSTM", n_steps=31, batch_size=31, replay_kwargs=dict(policy_rollouts=2))

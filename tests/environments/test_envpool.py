@@ -196,24 +196,23 @@ def test_bad_input(env_id, options, complaint):
         EnvPoolVecEnv(env_id, **{"num_envs": 2, **options})
 
 
-def test_without_the_extra(tmp_path):
-    code = (
-        "import sys; sys.modules['envpool'] = None\n"
-        "from sb3_ppg.environments import EnvPoolVecEnv; EnvPoolVecEnv('CartPole-v1', 2)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0 and 'pip install "sb3-ppg[envpool]"' in done.stderr
+NO_ENVPOOL = "import sys; sys.modules['envpool'] = None"
+WITHOUT_EXTRAS = {
+    "envpool": f"{NO_ENVPOOL}; from sb3_ppg.environments import EnvPoolVecEnv; EnvPoolVecEnv('CartPole-v1', 2)",
+    "envpool in RL Zoo": f"{NO_ENVPOOL}; sys.argv = 'sb3-ppg train --env CoinrunEasy-v0'.split(); import sb3_ppg.__main__",
+    "procgen": "from sb3_ppg.environments import envpool_vec_env as e; e.QT_LIBRARIES.clear()\n"
+    "e.EnvPoolVecEnv('CartPole-v1', 2).reset()\n"
+    "e.EnvPoolVecEnv('CoinrunEasy-v0', 2)",
+}
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12) or sys.platform != "linux", reason="EnvPool's wheels carry Qt there")
-def test_procgen_without_qt(tmp_path):
-    code = (
-        "from sb3_ppg.environments import envpool_vec_env as e; e.QT_LIBRARIES.clear()\n"
-        "e.EnvPoolVecEnv('CartPole-v1', 2).reset()\n"
-        "e.EnvPoolVecEnv('CoinrunEasy-v0', 2)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0 and 'pip install "sb3-ppg[procgen]"' in done.stderr
+@pytest.mark.parametrize("name", WITHOUT_EXTRAS)
+def test_without_the_extra(name, tmp_path):
+    if name == "procgen" and (sys.version_info >= (3, 12) or sys.platform != "linux"):
+        pytest.skip("EnvPool's wheels carry Qt there")
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS[name]], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode != 0 and f'pip install "sb3-ppg[{name.split()[0]}]"' in done.stderr
+    assert ("Traceback" in done.stderr) == ("Zoo" not in name)
 
 
 def test_a_single_environment():
@@ -291,10 +290,3 @@ def test_zoo_trains_in_envpool_on_the_levels_that_were_asked_for(tmp_path, monke
     assert manager.create_envs(1, eval_env=True).unwrapped.options == {"num_levels": 0, "start_level": 0}
     assert arguments.eval_env_kwargs == {"num_levels": 0, "start_level": 0} and not manager.deterministic_eval
     model.env.close()
-
-
-def test_zoo_without_the_extra(tmp_path):
-    command = "sys.argv = ['sb3-ppg', 'train', '--env', 'CoinrunEasy-v0']"
-    code = f"import sys; sys.modules['envpool'] = None; {command}; import sb3_ppg.__main__"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0 and 'pip install "sb3-ppg[envpool]"' in done.stderr and "Traceback" not in done.stderr

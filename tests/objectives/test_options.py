@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
-from sb3_ppg import PPG, ArgumentError
+from sb3_ppg import PPG, ArgumentError, PhasicCallback
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import by_environment
 from sb3_ppg.objectives import Coefficients, DecoupledObjective, PaperObjective
@@ -134,20 +133,6 @@ def test_what_cannot_work_is_refused(kwargs, message):
 # ---- running statistics ----
 
 
-class Returns(BaseCallback):
-    """Value targets of all rollouts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rollouts: list[np.ndarray] = []
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        self.rollouts.append(self.model.rollout_buffer.returns.copy())
-
-
 @pytest.mark.parametrize("others", [{}, dict(target_kl=1e-9, n_epochs=4), dict(replay_kwargs=dict(staleness=2))])
 @pytest.mark.parametrize("kind", ["running", True])
 @pytest.mark.filterwarnings("ignore:.*does not correct")
@@ -157,14 +142,19 @@ def test_the_value_unit_is_the_standard_deviation_of_all_value_targets_so_far(ki
     model = PPG(
         "MlpPolicy", env, n_steps=32, n_policy_iterations=2, seed=0, device="cpu", normalize_value_targets=kind, **others
     )
-    seen = Returns()
-    model.learn(5 * 128, callback=seen)
-    unit, expected = model.policy.value_unit, np.std(seen.rollouts)
+    rollouts: list[np.ndarray] = []
+
+    class Returns(PhasicCallback):
+        def _on_rollout_end(self) -> None:
+            rollouts.append(self.model.rollout_buffer.returns.copy())
+
+    model.learn(5 * 128, callback=Returns())
+    unit, expected = model.policy.value_unit, np.std(rollouts)
     assert unit > 1
     assert unit == pytest.approx(expected, rel=1e-4) if kind == "running" else abs(unit / expected - 1) > 0.001
-    model.learn(128, callback=seen, reset_num_timesteps=True)
+    model.learn(128, callback=Returns(), reset_num_timesteps=True)
     if kind == "running":
-        assert model.policy.value_unit == pytest.approx(np.std(seen.rollouts), rel=1e-4)
+        assert model.policy.value_unit == pytest.approx(np.std(rollouts), rel=1e-4)
 
 
 def test_rollouts_are_counted_on_with_fewer_epochs(tmp_path):

@@ -3,7 +3,6 @@
 import math
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -114,14 +113,6 @@ def test_the_ways_to_ask_agree(policy_class, observation_space, architecture):
     th.testing.assert_close(policy(obs, deterministic=True)[1], values)
     assert aux_values.shape == true_values.shape == (6,)
     assert not th.allclose(aux_values, true_values)
-
-
-def test_one_network_shares_its_trunk_not_only_the_features_extractor():
-    dual, shared = make(MlpPolicy, VECTOR), make(MlpPolicy, VECTOR, architecture="shared")
-    trunk = 4 * 64 + 64 + 64 * 64 + 64
-    heads = (64 * 3 + 3) + 2 * (64 + 1)
-    assert sum(p.numel() for p in dual.parameters()) == 2 * trunk + heads
-    assert sum(p.numel() for p in shared.parameters()) == trunk + heads
 
 
 def count_forwards(policy, call) -> dict[str, int]:
@@ -323,16 +314,6 @@ def test_a_saved_ppo_is_refused(tmp_path):
 def test_equal_layers_may_be_given_as_a_dictionary():
     policy = make(MlpPolicy, VECTOR, architecture="shared", net_arch=dict(pi=[8], vf=[8]))
     assert [m.out_features for m in policy.mlp_extractor.policy_net if isinstance(m, nn.Linear)] == [8]
-
-
-def test_a_custom_policy_is_welcome():
-    class Wider(MlpPolicy):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs, net_arch=[32])
-
-    env = gym.make("CartPole-v1")
-    model = PPG(Wider, env, n_steps=32, n_policy_iterations=2).learn(64)
-    assert model.n_aux_phases == 1 and model.policy.value_net.in_features == 32
 
 
 def test_minatars_network_reads_grids_with_channels_last():
