@@ -16,12 +16,10 @@ from typing import NamedTuple
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that are started
 
 from huggingface_sb3 import EnvironmentName
-from rl_zoo3 import utils
 
 from sb3_ppg import hub
-from sb3_ppg.zoo import patched
+from sb3_ppg.zoo import patched, push
 from sb3_ppg.zoo.environment_file import ZOO
-from sb3_ppg.zoo.push import evaluated_run
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "pretrained"
@@ -97,14 +95,9 @@ def make(agent: Agent) -> hub.Evaluation:
     """Train, evaluate, write."""
     with TemporaryDirectory() as temporary:
         subprocess.run([sys.executable, "-m", "sb3_ppg", *agent.command, "-f", temporary], check=True, capture_output=True)
-        env_name = EnvironmentName(agent.env_id)
-        _, model_path, log_path = utils.get_model_path(0, temporary, agent.algo, env_name)
-        args = argparse.Namespace(
-            algo=agent.algo, env=env_name, env_kwargs=None, no_render=True, seed=0, n_envs=1, device="cpu"
-        )
-        vars(args).update(stochastic=False, deterministic=False, eval_episodes=100)  # as `enjoy` acts
-        run = evaluated_run(args, model_path, Path(log_path), Path(temporary))
-        files = {ZOO: run.files[ZOO], "logs/evaluations.npz": Path(log_path) / "evaluations.npz"}
+        which = ["--algo", agent.algo, "--env", agent.env_id, "-f", temporary, "-orga", "", "--device", "cpu"]
+        run = push.evaluated_run(push.parser().parse_args([*which, "--no-render", "--episodes", "100"]), Path(temporary))
+        files = {ZOO: run.files[ZOO], "logs/evaluations.npz": run.log_path / "evaluations.npz"}
         hub.write_repository(
             run.model,
             FOLDER / agent.name,

@@ -72,12 +72,6 @@ def environment_of(env_id: str, hyperparams: dict[str, Any], env_kwargs: dict[st
         raise ModelFormatError(f"the environment cannot be shared: {error} (of {config} and {env_kwargs})") from error
 
 
-def write_environment(environment: Environment, file: Path) -> Path:
-    """Write a description, and return the file."""
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(environment), indent=1))
-    return file
-
-
 def read_environment(file: Path) -> Environment:
     """
     Read a stranger's file.

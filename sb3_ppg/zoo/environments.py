@@ -7,11 +7,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from sb3_contrib.common import envs
-from sb3_contrib.common.maskable.utils import is_masking_supported
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
-from sb3_ppg import ArgumentError, MaskablePPG
+from sb3_ppg import ArgumentError
 
 PROCGEN_GAMES = """
     Bigfish Bossfight Caveflyer Chaser Climber Coinrun Dodgeball Fruitbot Heist Jumper Leaper Maze Miner Ninja Plunder
@@ -93,8 +91,3 @@ def _make_masked(name: str, render_mode: str | None = None, **kwargs: Any) -> gy
     if render_mode is not None:
         raise NoPicturesError(f"{name} of sb3-contrib has no pictures: use --no-render")
     return getattr(envs, name)(**kwargs)
-
-
-def needs_masks(model: BaseAlgorithm, env: VecEnv) -> bool:
-    """Return whether the model's ``predict`` takes the environment's action masks."""
-    return isinstance(model, MaskablePPG) and is_masking_supported(env)

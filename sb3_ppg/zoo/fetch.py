@@ -4,17 +4,15 @@ repository's files, with an SB3 zip file that is written here, for all other scr
 """
 
 import argparse
+import importlib
 import json
 import os
-import re
 import shutil
 import tempfile
-from contextlib import nullcontext
+from collections.abc import Iterable
 from pathlib import Path
-from unittest.mock import patch
 
 import msgspec
-import rl_zoo3.import_envs  # noqa: F401  registers environments
 import yaml
 from huggingface_sb3 import EnvironmentName, ModelName
 from rl_zoo3 import ALGOS, get_latest_run_id
@@ -26,10 +24,6 @@ from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.zoo.environment_file import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings, read_environment
-from sb3_ppg.zoo.report import add_gym_packages
-
-# Files in the folder of a training that belong to its agent, and must not be left when another one takes its place
-OF_ONE_AGENT = re.compile(r"evaluations\.npz|\d+\.monitor\.csv|vecnormalize\.pkl|learning_curve\.png")
 
 
 def main() -> None:
@@ -44,40 +38,24 @@ def main() -> None:
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID to give it (0: the next, -1: no such folder)")
     parser.add_argument("--force", action="store_true", help="overwrite the experiment if it exists")
     parser.add_argument("--allow", nargs="+", default=[], help="further wrappers that its environment may have")
-    parser.add_argument("--trust-pickle", action="store_true", help="let the Zoo load a pickled model of its own algorithms")
     parser.add_argument("--verbose", default=1, type=int, help="not used")
-    add_gym_packages(parser)
+    parser.add_argument(
+        "--gym-packages", nargs="+", type=importlib.import_module, help="modules that register further environments"
+    )
     args = parser.parse_args()
-    # The trust ends with the command
-    with patch.dict(os.environ, {"TRUST_REMOTE_CODE": "True"}) if args.trust_pickle else nullcontext():
-        if args.algo in FAMILY:
-            fetch(args)
-        else:
-            _fetch_pickle(args)
-
-
-def fetch(args: argparse.Namespace) -> None:
-    """
-    Fetch a model that ``push_to_hub`` has shared, and make the folder of a training from it.
-
-    :param args: options of ``load_from_hub``
-    :raises ArgumentError: if the experiment exists
-    :raises HubError: if the repository cannot be read
-    :raises ModelFormatError: if it is damaged or cannot be trusted
-    """
-    repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
-    print(f"Downloading {repo_id}")
-    source = hub.download(repo_id, [DESCRIPTION, ARRAYS, ZOO], args.revision)
+    if args.algo not in FAMILY:
+        download_from_hub(args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)
+        return
     runs = Path(args.folder) / args.algo
     number = args.exp_id or get_latest_run_id(str(runs), args.env) + 1
     log_path = runs if number < 0 else runs / f"{args.env}_{number}"
-    unpack(source, args.algo, args.env, log_path, args.force, numbered=number > 0, allowed=args.allow)
+    if log_path.exists() and not args.force:
+        raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
+    repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
+    print(f"Downloading {repo_id}")
+    source = hub.download(repo_id, [DESCRIPTION, ARRAYS, ZOO], args.revision)
+    unpack(source, args.algo, args.env, log_path, args.allow, is_emptied=number > 0)
     print(f"Saved to {log_path}")
-
-
-def _fetch_pickle(args: argparse.Namespace) -> None:
-    """Let the Zoo fetch SB3's zip file, with whatever code is in it."""
-    download_from_hub(args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)
 
 
 def unpack(
@@ -85,43 +63,21 @@ def unpack(
     algo: str,
     env_name: EnvironmentName,
     log_path: Path,
-    force: bool,
+    allowed: Iterable[str] = (),
     *,
-    numbered: bool,
-    allowed: list[str] | None = None,
+    is_emptied: bool = False,
 ) -> None:
     """
-    Make the folder of a training from a repository's files.
+    Write the files that training would have written. The Zoo unpickles, evaluates or imports nothing of a stranger's.
 
-    :param source: folder with these files
+    :param source: folder with a repository's files
     :param algo: one of ours
     :param env_name: environment
-    :param log_path: folder to make
-    :param force: whether to overwrite files that are there
-    :param numbered: whether the folder belongs to this training alone, so that nothing else in it is kept
+    :param log_path: folder of the training; files that are there are overwritten when the new ones are complete
     :param allowed: wrappers that the environment may have in addition to ``WRAPPERS``
-    :raises ArgumentError: if the folder, or files in it, exist
+    :param is_emptied: whether other files in the folder are removed
     :raises ModelFormatError: if the files are damaged or cannot be trusted
     """
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=log_path.parent) as temporary:
-        made = Path(temporary) / "run"
-        _make_run(source, env_name, algo, {*WRAPPERS, *(allowed or [])}, made)
-        new = {log_path / file.relative_to(made) for file in made.rglob("*") if file.is_file()}
-        folders = {file.parent for file in new}
-        left = {file for folder in folders for file in folder.glob("*") if OF_ONE_AGENT.fullmatch(file.name)}
-        if not force and (left or any(file.exists() for file in new) or (numbered and log_path.exists())):
-            raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
-        if numbered:
-            shutil.rmtree(log_path, ignore_errors=True)
-        for file in left - new:
-            file.unlink(missing_ok=True)
-        # Each file takes its place in one step: others may be reading it
-        shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
-
-
-def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[str], log_path: Path) -> None:
-    """Write the files that training would have written. The Zoo unpickles, evaluates or imports nothing of a stranger's."""
     model, vec_normalize = read_model(source)
     objective = objective_name(model.objective_class)
     if type(model) is not FAMILY[algo].algorithm or FAMILY[algo].preset.get("objective", objective) != objective:
@@ -129,19 +85,27 @@ def _make_run(source: Path, env_name: EnvironmentName, algo: str, allowed: set[s
             f"this is a model of {type(model).__name__} with objective={objective!r}: use --algo {zoo_name_of(model)}"
         )
     environment = _allowed_environment(source / ZOO, env_name, allowed)
-    (log_path / env_name).mkdir(parents=True)
     config = {**msgspec.to_builtins(environment.config), "normalize": False}
-    if vec_normalize is not None:
-        vec_normalize.save(str(log_path / env_name / "vecnormalize.pkl"))
-        config["normalize"] = {"norm_obs": vec_normalize.norm_obs, "norm_reward": vec_normalize.norm_reward}
     arguments = {"algo": algo, "env": env_name.gym_id, "env_kwargs": environment.env_kwargs, "eval_env_kwargs": None}
-    (log_path / env_name / "config.yml").write_text(yaml.safe_dump(config))
-    (log_path / env_name / "args.yml").write_text(yaml.safe_dump(arguments))
     model._n_stored_rollouts = model._n_replayed_rollouts = 0  # no shared model has them: nobody is to be told
-    model.save(log_path / f"{env_name}.zip")
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=log_path.parent) as temporary:
+        made = Path(temporary) / "run"
+        stats_path = made / env_name
+        stats_path.mkdir(parents=True)
+        if vec_normalize is not None:
+            vec_normalize.save(str(stats_path / "vecnormalize.pkl"))
+            config["normalize"] = {"norm_obs": vec_normalize.norm_obs, "norm_reward": vec_normalize.norm_reward}
+        (stats_path / "config.yml").write_text(yaml.safe_dump(config))
+        (stats_path / "args.yml").write_text(yaml.safe_dump(arguments))
+        model.save(made / f"{env_name}.zip")
+        if is_emptied:
+            shutil.rmtree(log_path, ignore_errors=True)
+        # Each file takes its place in one step: others may be reading it
+        shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
 
 
-def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: set[str]) -> Environment:
+def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: Iterable[str]) -> Environment:
     """
     Read the environment of a model, and show what it hands to constructors.
 
@@ -153,7 +117,7 @@ def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: set[str
     if environment.env_id != env_name.gym_id:
         raise ModelFormatError(f"this model was trained on {environment.env_id!r}, not on {env_name.gym_id!r}")
     for name in environment.wrappers:
-        if name not in allowed:
+        if name not in {*WRAPPERS, *allowed}:
             raise ModelFormatError(
                 f"the model's environment has the wrapper {name!r}, which is not one of the well-known ones: if you trust the "
                 f"module of that name that you have installed, load it with --allow {name}"

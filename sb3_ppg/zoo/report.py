@@ -1,111 +1,107 @@
 """Evaluate the latest agent of an environment, draw its learning curve, and say where its files are."""
 
 import argparse
+import importlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rl_zoo3.import_envs  # noqa: F401  registers environments
+import torch as th
 import yaml
 from huggingface_sb3 import EnvironmentName
 from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS, get_saved_hyperparams, utils
 from rl_zoo3.exp_manager import ExperimentManager
-from sb3_contrib.common.maskable import evaluation as maskable
+from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
+from stable_baselines3.common.utils import set_random_seed
 
-from sb3_ppg.zoo.environments import needs_masks
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.hub import Evaluation
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
-    parser.add_argument("--env", default="CartPole-v1", help="environment ID")
-    parser.add_argument("-f", "--folder", default="logs", help="log folder of the training")
-    parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest)")
-    parser.add_argument("--episodes", default=100, type=int, help="how many episodes to evaluate")
-    add_ways_to_act(parser)
-    parser.add_argument("--seed", default=0, type=int, help="seed of the evaluation's environment")
-    add_gym_packages(parser)
+    parser = agent_parser(__doc__)
+    parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
     args = parser.parse_args()
-
-    if args.episodes < 1:
-        parser.error(f"--episodes {args.episodes} cannot work: use at least 1")
-
-    env_name = EnvironmentName(args.env)
-    _, model_path, log_path = utils.get_model_path(args.exp_id, args.folder, args.algo, env_name)
-    model = load_agent(args.algo, args.env, model_path, Path(log_path) / env_name, seed=args.seed)
-    deterministic = is_deterministic(args, args.env)
-    returns = evaluate(model, args.episodes, deterministic)
-    summary = f"Mean return over {args.episodes} episodes: {np.mean(returns):.2f} +/- {np.std(returns):.2f}"
-    print(f"{summary}, with {'deterministic' if deterministic else 'stochastic'} actions")
+    model, model_path, log_path = load_agent(args)
+    evaluate(model, args)
     print(f"Model:          {model_path}")
     print(f"Logs:           {log_path}")
-    picture = Path(log_path) / "learning_curve.png"
+    picture = log_path / "learning_curve.png"
     try:
-        plot_learning_curve(Path(log_path), f"{args.algo.upper()} on {args.env}", picture)
+        plot_learning_curve(log_path, f"{args.algo.upper()} on {args.env.gym_id}", picture)
         print(f"Learning curve: {picture}")
     except Exception as error:  # the files may be damaged
         print(f"Learning curve: none, {error}")
 
 
-def add_gym_packages(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--gym-packages`` of the Zoo's ``train``. The launcher imports the packages."""
-    parser.add_argument("--gym-packages", nargs="+", default=[], help="modules that register further environments")
+def agent_parser(description: str | None, n_episodes: int = 100) -> argparse.ArgumentParser:
+    """
+    Return a parser for the options that name an agent, but for its environment, and say how it acts, as ``enjoy`` has them.
 
-
-def add_ways_to_act(parser: argparse.ArgumentParser) -> None:
-    """Add ``--deterministic`` and ``--stochastic``, as the Zoo's ``enjoy`` has them."""
+    :param description: of the command
+    :param n_episodes: how many episodes to evaluate by default
+    """
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
+    parser.add_argument("-f", "--folder", default="logs", help="log folder of the training")
+    parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest, -1: no such folder)")
+    parser.add_argument("--load-best", action="store_true", help="the best model instead of the last")
+    parser.add_argument("--load-checkpoint", type=int, help="the checkpoint with this number of steps instead")
+    parser.add_argument("--load-last-checkpoint", action="store_true", help="the last checkpoint instead")
+    parser.add_argument("--episodes", default=n_episodes, type=int, help="how many episodes to evaluate")
+    parser.add_argument("--n-envs", default=1, type=int, help="number of environments")
     parser.add_argument("--deterministic", action="store_true", help="deterministic actions (default but for Atari, MiniGrid)")
     parser.add_argument("--stochastic", action="store_true", help="stochastic actions")
+    parser.add_argument("--seed", default=0, type=int, help="random seed")
+    parser.add_argument("--num-threads", default=-1, type=int, help="threads of PyTorch (-1: its own choice)")
+    parser.add_argument("--device", default="auto", help="PyTorch device")
+    parser.add_argument("--env-kwargs", nargs="+", action=StoreDict, default={}, help="further options of the environment")
+    parser.add_argument(
+        "--gym-packages", nargs="+", type=importlib.import_module, help="modules that register further environments"
+    )
+    return parser
 
 
-def is_deterministic(args: argparse.Namespace, env_id: str) -> bool:
-    """Return whether to take the most likely actions, as ``enjoy`` decides it from these options."""
+def is_deterministic(args: argparse.Namespace) -> bool:
+    """Return whether to take the most likely actions, as ``enjoy`` decides it."""
+    env_id = args.env.gym_id
     images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
     return not (args.stochastic or (images and not args.deterministic))
 
 
-def load_agent(
-    algo: str,
-    env_id: str,
-    model_path: str | Path,
-    stats_path: Path,
-    *,
-    seed: int = 0,
-    n_envs: int = 1,
-    env_kwargs: dict[str, Any] | None = None,
-    device: str = "auto",
-) -> BaseAlgorithm:
+def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorithm, Path, Path]:
     """
     Load a trained agent with the environment that it was trained in, whose rewards are not normalized.
 
-    :param algo: RL Zoo's name of the algorithm
-    :param env_id: environment
-    :param model_path: the agent's zip file
-    :param stats_path: where the Zoo saved its hyperparameters and normalization
-    :param seed: seed of the environment
-    :param n_envs: number of environments
+    :param args: options of ``agent_parser`` and the environment
     :param env_kwargs: further options of the environment
-    :param device: device of the model
-    :return: the agent
+    :return: the agent, its file, and the folder of its training
     """
+    set_random_seed(args.seed)
+    if args.num_threads > 0:
+        th.set_num_threads(args.num_threads)
+    which = (args.load_best, args.load_checkpoint, args.load_last_checkpoint)
+    _, model_path, log_path = utils.get_model_path(args.exp_id, args.folder, args.algo, args.env, *which)
+    print(f"Loading {model_path}")
+    stats_path = Path(log_path) / args.env
     hyperparams, maybe_stats_path = get_saved_hyperparams(str(stats_path), norm_reward=False, test_mode=True)
     hyperparams.pop("env_kwargs", None)
     env = utils.create_test_env(
-        env_id,
-        n_envs=n_envs,
+        args.env.gym_id,
+        n_envs=args.n_envs,
         stats_path=maybe_stats_path,
-        seed=seed,
+        seed=args.seed,
         should_render=False,
         hyperparams=hyperparams,
-        env_kwargs={**saved_env_kwargs(stats_path), **(env_kwargs or {})},
+        env_kwargs={**saved_env_kwargs(stats_path), **args.env_kwargs, **env_kwargs},
     )
-    return ALGOS[algo].load(model_path, env=env, device=device)
+    return ALGOS[args.algo].load(model_path, env=env, device=args.device), Path(model_path), Path(log_path)
 
 
 def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
@@ -116,24 +112,26 @@ def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
     return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
 
 
-def evaluate(model: BaseAlgorithm, n_episodes: int, deterministic: bool = True) -> list[float]:
-    """Return the returns of an agent's episodes in its environment."""
-    env = model.get_env()
+def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> Evaluation:
+    """Play episodes in the agent's environment; print and return what it reached."""
+    if args.episodes < 1:
+        raise ArgumentError(f"--episodes {args.episodes} cannot work: use at least 1")
+    env, deterministic = model.get_env(), is_deterministic(args)
     assert env is not None
-    play: Any = maskable.evaluate_policy if needs_masks(model, env) else evaluate_policy
-    returns, _ = play(model, env, n_episodes, deterministic=deterministic, return_episode_rewards=True)
-    assert isinstance(returns, list)
-    return returns
+    mean, std = evaluate_policy(model, env, args.episodes, deterministic=deterministic)
+    assert isinstance(mean, float) and isinstance(std, float)
+    summary = f"Mean return over {args.episodes} episodes: {mean:.2f} +/- {std:.2f}"
+    print(f"{summary}, with {'deterministic' if deterministic else 'stochastic'} actions")
+    return Evaluation(mean, std, args.episodes, deterministic)
 
 
-def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int = 20) -> None:
+def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
     """
     Draw episode returns of the training against environment steps, with their moving average, and the evaluations.
 
     :param log_path: folder with the Zoo's monitor files and, if there were evaluations, ``evaluations.npz``
     :param title: title of the picture
     :param picture: the PNG file to write
-    :param window: window of the moving average, in episodes
     :raises FileNotFoundError: if there is nothing to draw
     """
     figure = Figure(figsize=(8, 5))  # without pyplot, which would show it, or draw into a figure of the caller's
@@ -142,7 +140,7 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path, window: int =
         episodes = load_results(str(log_path))
         steps, returns = episodes["l"].cumsum(), episodes["r"]
         axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
-        axes.plot(steps, returns.rolling(window, min_periods=1).mean(), label=f"mean of {window} episodes")
+        axes.plot(steps, returns.rolling(20, min_periods=1).mean(), label="mean of 20 episodes")
     if (log_path / "evaluations.npz").exists():
         with np.load(log_path / "evaluations.npz") as evaluations:
             steps, returns = evaluations["timesteps"], evaluations["results"].mean(axis=1)

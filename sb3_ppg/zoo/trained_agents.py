@@ -7,10 +7,7 @@ from pathlib import Path
 from huggingface_sb3 import EnvironmentName
 
 import sb3_ppg
-from sb3_ppg.distributed.agreement import agreed
-from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.family import FAMILY
 from sb3_ppg.zoo.fetch import unpack
 from sb3_ppg.zoo.launcher import PRETRAINED
 
@@ -35,12 +32,10 @@ def with_pretrained(option: str, arguments: list[str]) -> list[str]:
     if args.other is not None:
         raise ArgumentError(f"{option} and {PRETRAINED} name an agent each: use one of them")
     run = UNPACKED / args.algo / f"{args.env}_1"
-    with agreed():
-        if rank() == 0:
-            agent = agent_folder(args.algo, args.env)
-            unpack(agent, args.algo, args.env, run, force=True, numbered=False)
-            if (agent / "logs").is_dir():  # the evaluations of its training
-                shutil.copytree(agent / "logs", run, dirs_exist_ok=True)
+    agent = agent_folder(args.algo, args.env)
+    unpack(agent, args.algo, args.env, run)
+    if (agent / "logs").is_dir():  # the evaluations of its training
+        shutil.copytree(agent / "logs", run, dirs_exist_ok=True)
     place = run / f"{args.env}.zip" if option == "-i" else UNPACKED
     return [*(argument for argument in arguments if argument != PRETRAINED), option, str(place)]
 
@@ -51,12 +46,9 @@ def agent_folder(algo: str, env_name: str) -> Path:
 
     :raises ArgumentError: if there is none, with those that there are
     """
-    folders = [path for folder in reversed(FOLDERS) for path in folder.glob("*/*") if path.is_dir()]
-    agents = {f"{path.parent.name}/{path.name}": path for path in folders if path.parent.name in FAMILY}
-    if f"{algo}/{env_name}" in agents:
-        return agents[f"{algo}/{env_name}"]
-    if not agents:
-        raise ArgumentError(
-            f"{PRETRAINED}: the agents are in the repository, not in the installed package: clone it, and start in its folder"
-        )
-    raise ArgumentError(f"there is no trained agent {algo}/{env_name}{nearest(f'{algo}/{env_name}', agents)}")
+    name = f"{algo}/{env_name}"
+    for folder in FOLDERS:
+        if (folder / name).is_dir():
+            return folder / name
+    there = [f"{path.parent.name}/{path.name}" for folder in FOLDERS for path in folder.glob("*/*")]
+    raise ArgumentError(f"there is no trained agent {name} in {' or '.join(map(str, FOLDERS))}{nearest(name, there)}")

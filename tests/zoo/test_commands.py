@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import pytest
 import torch as th
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
+from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -31,7 +31,7 @@ from sb3_ppg import PPG
 from sb3_ppg.zoo import ALGOS, launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from sb3_ppg.zoo.interrupted import make_run_folder
-from sb3_ppg.zoo.report import add_ways_to_act, is_deterministic
+from sb3_ppg.zoo.report import agent_parser, is_deterministic
 from tests.helpers import ROOT, run
 
 pytestmark = pytest.mark.slow
@@ -95,9 +95,9 @@ def test_report(trained):
     ],
 )
 def test_report_acts_as_enjoy_does(env_id, options, deterministic):
-    parser = ArgumentParser()
-    add_ways_to_act(parser)
-    assert is_deterministic(parser.parse_args(options), env_id) is deterministic
+    args = agent_parser("").parse_args(options)
+    args.env = EnvironmentName(env_id)
+    assert is_deterministic(args) is deterministic
 
 
 def test_report_says_the_return_also_where_it_cannot_draw(run_folder, tmp_path):
@@ -391,7 +391,7 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("report --exp-id 7", "CartPole-v1_7 folder was not found; there are logs/ppg/CartPole-v1_1/"),
         ("report --episodes 0", "--episodes 0"),
         ("push_to_hub --env Pendulum-v1 -orga me", "No model found for ppg on Pendulum-v1"),
-        ("push_to_hub -orga me --env CartPole-v1 --eval-episodes 0", "--eval-episodes 0"),
+        ("push_to_hub -orga me --env CartPole-v1 --episodes 0", "--episodes 0"),
         ("train -params n_polcy_iterations:4", "PPG has no hyperparameter 'n_polcy_iterations'"),
         ("train -i logs/ppg/CartPole-v1_1/CartPole-v1.zip -params gama:0.9", "nearest: gamma"),
         ("train -params clip_range:-1.0", "`clip_range`"),

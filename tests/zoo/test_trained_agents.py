@@ -5,25 +5,21 @@ import os
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from huggingface_sb3 import EnvironmentName
-from stable_baselines3.common.utils import set_random_seed
 
 from benchmarks import pretrained
 from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS
-from sb3_ppg import PPG, ArgumentError
-from sb3_ppg.hub import save_pretrained
+from sb3_ppg import ArgumentError
 from sb3_ppg.zoo import ALGOS, patched, trained_agents
 from sb3_ppg.zoo.fetch import unpack
-from sb3_ppg.zoo.report import evaluate, load_agent
+from sb3_ppg.zoo.report import agent_parser, evaluate, load_agent
 from tests.helpers import ROOT, run
 
 pytestmark = pytest.mark.slow
 FOLDER = ROOT / "pretrained"
 AGENTS = sorted(path for path in FOLDER.glob("*/*"))
-N_EPISODES = 5
 
 
 def test_they_are_small():
@@ -36,15 +32,14 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
     ((mean, std, how),) = re.findall(r"Mean return \*\*(-?[\d.]+) ± ([\d.]+)\*\* .* with (\w+) actions", card)
     mean, std, deterministic = float(mean), float(std), {"deterministic": True, "stochastic": False}[how]
     agent = next(agent for agent in pretrained.AGENTS if agent.name == str(folder.relative_to(FOLDER)))
-    env_name = EnvironmentName(agent.env_id)
-    unpack(folder, agent.algo, env_name, tmp_path / "run", force=False, numbered=True)
+    env_name, options = EnvironmentName(agent.env_id), ["--algo", agent.algo, "-f", str(tmp_path), "--device", "cpu"]
+    unpack(folder, agent.algo, env_name, tmp_path / agent.algo / f"{env_name}_1")
+    args = agent_parser("", n_episodes=5).parse_args(options)
+    args.env = env_name
     with patched():
-        model = load_agent(
-            agent.algo, agent.env_id, tmp_path / "run" / f"{env_name}.zip", tmp_path / "run" / env_name, device="cpu"
-        )
-        set_random_seed(0)
-        returns = evaluate(model, N_EPISODES, deterministic)
-    assert abs(np.mean(returns) - mean) <= 4 * std / N_EPISODES**0.5 + 1e-2, returns
+        evaluation = evaluate(load_agent(args)[0], args)
+    assert evaluation.deterministic == deterministic
+    assert abs(evaluation.mean - mean) <= 4 * std / 5**0.5 + 1e-2
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -60,28 +55,12 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_whole(tmp_path):
     """Another command may read it: files are not written in place."""
     folder = AGENTS[0]
     place = (folder.parent.name, EnvironmentName(folder.name), tmp_path / "run")
-    unpack(folder, *place, force=True, numbered=False)
+    unpack(folder, *place)
     (model,) = (tmp_path / "run").glob("*.zip")
     whole = model.read_bytes()
     with model.open("rb") as reader:
-        unpack(folder, *place, force=True, numbered=False)
+        unpack(folder, *place)
         assert reader.read() == whole and os.fstat(reader.fileno()).st_nlink == 0
-
-
-def test_nothing_is_left_of_another_agent_in_its_place(tmp_path):
-    """Here one without normalization and evaluations; what a user made there stays."""
-    name, run_folder = EnvironmentName("MountainCarContinuous-v0"), tmp_path / "run"
-    unpack(FOLDER / "ppg" / name, "ppg", name, run_folder, force=True, numbered=False)
-    (run_folder / "videos").mkdir()
-    of_agent = [run_folder / name / "vecnormalize.pkl", run_folder / "evaluations.npz", run_folder / "learning_curve.png"]
-    of_user = run_folder / "videos" / "learning_curve.png"
-    assert of_agent[0].exists()
-    for file in (*of_agent[1:], of_user):
-        file.write_bytes(b"data")
-    save_pretrained(PPG("MlpPolicy", name.gym_id, n_steps=64, device="cpu"), tmp_path / "other")
-    unpack(tmp_path / "other", "ppg", name, run_folder, force=True, numbered=False)
-    assert not any(file.exists() for file in of_agent) and of_user.exists()
-    assert (run_folder / f"{name}.zip").exists() and "normalize: false" in (run_folder / name / "config.yml").read_text()
 
 
 def test_the_commands(tmp_path):
@@ -105,7 +84,7 @@ def test_the_commands(tmp_path):
         ("train --pretrained --trained-agent=mine.zip", "-i and --pretrained name an agent each"),
         ("enjoy --pretrained --folder mine", "-f and --pretrained name an agent each"),
         ("report --pretrained -fmine", "-f and --pretrained name an agent each"),
-        ("enjoy --env CartPole-v0 --pretrained", "there is no trained agent ppg/CartPole-v0; nearest: ppg/CartPole-v1"),
+        ("enjoy --env CartPole-v0 --pretrained", "nearest: ppg/CartPole-v1"),
     ],
 )
 def test_an_agent_that_cannot_be_taken_is_named(command, message, tmp_path):
@@ -113,12 +92,10 @@ def test_an_agent_that_cannot_be_taken_is_named(command, message, tmp_path):
 
 
 def test_agents_of_the_working_folder_come_first(monkeypatch, tmp_path):
-    for folder in ("mine/ppg/CartPole-v1", "package/ppg/CartPole-v1", "mine/ppo/CartPole-v1"):
+    for folder in ("mine/ppg/CartPole-v1", "package/ppg/CartPole-v1"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setattr(trained_agents, "FOLDERS", [tmp_path / "mine", tmp_path / "package"])
     assert trained_agents.agent_folder("ppg", "CartPole-v1") == tmp_path / "mine/ppg/CartPole-v1"
-    with pytest.raises(ArgumentError, match="there is no trained agent ppo/CartPole-v1"):
-        trained_agents.agent_folder("ppo", "CartPole-v1")
     monkeypatch.setattr(trained_agents, "FOLDERS", [Path("nowhere")])
-    with pytest.raises(ArgumentError, match="the agents are in the repository, not in the installed package"):
+    with pytest.raises(ArgumentError, match="there is no trained agent ppg/CartPole-v1 in nowhere; there is none"):
         trained_agents.agent_folder("ppg", "CartPole-v1")
