@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import sys
 import zipfile
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from stable_baselines3.common.callbacks import EvalCallback
@@ -106,11 +105,9 @@ class Marker:
 
     def remove(self) -> None:
         """Mark the training as finished."""
-        if self._file is not None and fcntl is None:
-            self._file.close()  # Windows removes no open file. Elsewhere the lock is held until the file is gone
-        self.path.unlink(missing_ok=True)
         if self._file is not None:
             self._file.close()
+        self.path.unlink(missing_ok=True)
 
 
 def _lock(file: TextIO) -> bool:
@@ -122,47 +119,29 @@ def _lock(file: TextIO) -> bool:
     return True
 
 
-class Interrupted(NamedTuple):
-    """
-    A training that did not come to its end, and is now this process's.
-
-    :param marker: in the folder of the training
-    :param seed: seed with which it began
-    :param checkpoint: the latest one; None if there is none yet
-    """
-
-    marker: Marker
-    seed: int
-    checkpoint: Path | None
-
-
-def interrupted_run(runs: Path, env_name: str, command: dict[str, Any]) -> Interrupted | None:
+def interrupted_run(runs: Path, command: dict[str, Any]) -> tuple[Marker, int, Path | None] | None:
     """
     :param runs: folder of an algorithm's trainings
-    :param env_name: environment, as folders are named
     :param command: description of the training that is to go on
-    :return: the latest such training that has not come to its end and whose process has ended
+    :return: of such a training that has not come to its end and whose process has ended: its marker, its seed, and its latest
+        checkpoint if there is one
     """
-    name = re.compile(rf"{re.escape(env_name)}_(\d+)(_.*)?")
-    there = runs.iterdir() if runs.is_dir() else ()
-    numbers = {path: int(match[1]) for path in there if (match := name.fullmatch(path.name))}
-    for folder in sorted(numbers, key=numbers.__getitem__, reverse=True):
-        marker = Marker(folder)
+    for path in sorted(runs.glob(f"*/{MARKER}"), reverse=True):
+        marker = Marker(path.parent)
         seed = marker.claim(command)
         if seed is not None:
             try:
-                return Interrupted(marker, seed, latest_checkpoint(folder, PREFIX))
+                return marker, seed, latest_checkpoint(path.parent, PREFIX)
             except FileNotFoundError:
-                return Interrupted(marker, seed, None)
+                return marker, seed, None
     return None
 
 
-def make_run_folder(wanted: str, env_name: str) -> str:
+def make_run_folder(wanted: str) -> str:
     """
     Make the folder of a new training. Where another command has made it in the meantime, take the next number.
 
-    :param wanted: path that the Zoo chose: the environment's name, a number and perhaps more
-    :param env_name: environment, as folders are named
+    :param wanted: path that the Zoo chose, which ends in a number
     :return: path of the new folder
     """
     while True:
@@ -170,9 +149,8 @@ def make_run_folder(wanted: str, env_name: str) -> str:
             Path(wanted).mkdir(parents=True)
             return wanted
         except FileExistsError:
-            folder, name = os.path.split(wanted)
-            number, suffix = re.fullmatch(rf"{re.escape(env_name)}_(\d+)(.*)", name).groups()  # type: ignore[union-attr]
-            wanted = os.path.join(folder, f"{env_name}_{int(number) + 1}{suffix}")
+            name, _, number = wanted.rpartition("_")
+            wanted = f"{name}_{int(number) + 1}"
 
 
 # ---- files in the folder of an interrupted training ----
@@ -189,30 +167,28 @@ def remove_if_damaged(path: Path) -> None:
 
 def forget_later_episodes(folder: Path, checkpoint: Path) -> None:
     """Remove the episodes after the checkpoint from the monitor files: in learning curves their steps would count twice."""
-    match checkpoint_of(checkpoint):
-        case _, int(nanoseconds):
-            for path in folder.glob("*.monitor.csv"):
-                with suppress(ValueError, KeyError):  # a file that was cut before its first episode
-                    header, names, *episodes = path.read_text().splitlines(keepends=True)
-                    start, column = json.loads(header[1:])["t_start"], names.strip().split(",").index("t")
-                    ends = [start + float(episode.split(",")[column]) for episode in episodes]
-                    kept = [one for one, end in zip(episodes, ends, strict=True) if end <= nanoseconds / 1e9]
-                    with atomic_write(path) as temporary:
-                        temporary.write_text("".join([header, names, *kept]))
+    saved = checkpoint_of(checkpoint)
+    assert saved is not None
+    for path in folder.glob("*.monitor.csv"):
+        with suppress(ValueError, KeyError):  # a file that was cut before its first episode
+            header, names, *episodes = path.read_text().splitlines(keepends=True)
+            start, column = json.loads(header[1:])["t_start"], names.strip().split(",").index("t")
+            kept = [episode for episode in episodes if start + float(episode.split(",")[column]) <= saved[1] / 1e9]
+            with atomic_write(path) as temporary:
+                temporary.write_text("".join([header, names, *kept]))
 
 
 def restore_evaluations(callback: EvalCallback, n_steps: int) -> None:
     """Give a callback the evaluations until the checkpoint, which it would overwrite."""
+    names = {"timesteps": "timesteps", "results": "results", "length": "ep_lengths", "successes": "successes"}
     with (
         suppress(OSError, EOFError, ValueError, zipfile.BadZipFile),  # it is written in place, and may be cut
         np.load(f"{callback.log_path}.npz") as kept,
     ):
         n = int((kept["timesteps"] <= n_steps).sum())
-        callback.evaluations_timesteps = kept["timesteps"][:n].tolist()
-        callback.evaluations_results = kept["results"][:n].tolist()
-        callback.evaluations_length = kept["ep_lengths"][:n].tolist()
-        if "successes" in kept:
-            callback.evaluations_successes = kept["successes"][:n].tolist()
+        for name, saved in names.items():
+            if saved in kept:
+                setattr(callback, f"evaluations_{name}", kept[saved][:n].tolist())
     callback.best_mean_reward = max((float(np.mean(one)) for one in callback.evaluations_results), default=-np.inf)
 
 

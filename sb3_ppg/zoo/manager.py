@@ -18,7 +18,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import SimpleLinearSchedule
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback, ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
@@ -207,10 +207,10 @@ class Manager(ExperimentManager):
     def _take_up_or_make_folder(self) -> Path | None:
         """Set the folder, and return the checkpoint from which to go on, if there is one."""
         is_resumable = self.save_freq > 0 and not self.optimize_hyperparameters
-        found = interrupted_run(Path(self.log_path), self.env_name, self.command) if is_resumable else None
+        found = interrupted_run(Path(self.log_path), self.command) if is_resumable else None
         checkpoint = None
         if found is None:
-            self.save_path = make_run_folder(self.save_path, self.env_name)
+            self.save_path = make_run_folder(self.save_path)
             self.marker = Marker(Path(self.save_path)) if is_resumable else None
         else:
             self.marker, self.seed, checkpoint = found
@@ -301,45 +301,38 @@ class Manager(ExperimentManager):
         if not isinstance(model, PPG):
             super().learn(model)
             return
-        self.callbacks = [self._phasic(callback, model.n_steps) for callback in self.callbacks]
+        for place, callback in enumerate(self.callbacks):
+            if isinstance(callback, CheckpointCallback):  # which saves in the middle of rollouts
+                self.callbacks[place] = PhasicCheckpointCallback(
+                    max(1, round(callback.save_freq / model.n_steps)),
+                    callback.save_path,
+                    callback.name_prefix,
+                    keep_buffers=None if self.save_replay_buffer else 1,
+                    verbose=2,
+                )
         if n_processes() > 1 and not self.show_progress:
             self.callbacks.insert(0, PhasicCallback())  # rl_zoo3 2.9.2 ends the first callback a second time
-        counting: AbstractContextManager = nullcontext()
+        continued: AbstractContextManager = nullcontext()
         if self.n_steps_before > 0 or self.asked_to_continue:
-            if self.n_steps_before >= self.n_timesteps:
+            self.n_timesteps = int(self.n_timesteps) - model.num_timesteps
+            if self.n_timesteps <= 0 and self.n_steps_before > 0:
                 print("All its steps are taken: its model is saved")
                 return
-            counting = self._count_on(model)
+            if self.n_timesteps <= 0:
+                raise ArgumentError(
+                    f"the model has trained for {model.num_timesteps} steps already: with --continue, -n counts from the "
+                    f"beginning, so use more than that"
+                )
+            print(f"Going on after {model.num_timesteps} steps")
+            # The class's method, as the model's would be saved with it
+            continued = patch.object(type(model), "learn", partialmethod(type(model).learn, reset_num_timesteps=False))
         try:
-            with counting:
+            with continued:
                 super().learn(model)
         except SystemExit:
             continues = "continues" if self.save_freq > 0 else "with --save-freq would have continued"
             print(f"A signal has ended the training after {model.num_timesteps} steps; the same command {continues} it")
             raise
-
-    def _phasic(self, callback: BaseCallback, n_steps: int) -> BaseCallback:
-        """Replace SB3's checkpoints, which come in the middle of rollouts, by ours between them, as often."""
-        if not isinstance(callback, CheckpointCallback):
-            return callback
-        iterations = max(1, round(callback.save_freq / n_steps))
-        n_buffers = None if self.save_replay_buffer else 1
-        return PhasicCheckpointCallback(
-            iterations, callback.save_path, callback.name_prefix, keep_buffers=n_buffers, verbose=2
-        )
-
-    def _count_on(self, model: PPG) -> AbstractContextManager:
-        """Take the steps that are left, within a block in which the model's counters are not reset."""
-        remaining = int(self.n_timesteps) - model.num_timesteps
-        if remaining <= 0:
-            raise ArgumentError(
-                f"the model has trained for {model.num_timesteps} steps already: with --continue, -n counts from the "
-                f"beginning, so use more than that"
-            )
-        print(f"Going on after {model.num_timesteps} steps")
-        self.n_timesteps = remaining
-        # The class's attribute, as the model's would be saved with it
-        return patch.object(type(model), "learn", partialmethod(type(model).learn, reset_num_timesteps=False))
 
     @overrides
     def save_trained_model(self, model: BaseAlgorithm) -> None:

@@ -357,9 +357,9 @@ def test_an_error_ends_the_workers(tmp_path):
 def test_two_commands_at_once_have_folders_of_their_own(tmp_path):
     """The Zoo looks for the next number when it starts; another command may have taken it before the folder is made."""
     for number in (1, 2):
-        (tmp_path / f"Mine-v1_{number}_abc").mkdir()
-    made = make_run_folder(str(tmp_path / "Mine-v1_1_abc"), "Mine-v1")
-    assert made == str(tmp_path / "Mine-v1_3_abc") and Path(made).is_dir()
+        (tmp_path / f"Mine-v1_{number}").mkdir()
+    made = make_run_folder(str(tmp_path / "Mine-v1_1"))
+    assert made == str(tmp_path / "Mine-v1_3") and Path(made).is_dir()
 
 
 def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):

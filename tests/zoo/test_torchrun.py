@@ -115,51 +115,41 @@ def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
     assert len(list(run.glob("*.monitor.csv"))) == 8 and not (run / "unfinished.json").exists()
 
 
-def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_path):
-    runs, command = tmp_path / "logs" / "ppg", {"arguments": ["-n", "100"], "hyperparameters": {"gamma": 0.9}}
-    for number in (1, 2, 10):
-        (runs / f"CartPole-v1_{number}").mkdir(parents=True)
+def test_only_the_same_command_goes_on_and_only_when_its_process_has_ended(tmp_path, monkeypatch):
+    command = {"arguments": ["-n", "100"], "hyperparameters": {"gamma": 0.9}}
+    folder, broken = tmp_path / "CartPole-v1_2", tmp_path / "CartPole-v1_10"
+    for run in (folder, broken):
+        run.mkdir()
 
     def claimed(command):
-        found = interrupted_run(runs, "CartPole-v1", command)
-        return found and (found.marker.path.parent.name, found.seed, found.checkpoint and found.checkpoint.name)
+        """Not for long: the marker is gone when it is no longer held, as when its process ends."""
+        found = interrupted_run(tmp_path, command)
+        return found and (found[0].path.parent, *found[1:])
 
     assert claimed(command) is None
-    marker = Marker(runs / "CartPole-v1_2")
+    marker = Marker(folder)
     marker.write(command, seed=5)
     assert claimed(command) is None  # it is at work
     with pytest.raises(ArgumentError, match="another training has just begun"):
-        Marker(runs / "CartPole-v1_2").write(command, seed=6)
-    del marker  # as when its process ends
-    assert claimed(command) == ("CartPole-v1_2", 5, None)
-    (runs / "CartPole-v1_2" / "rl_model_64_steps.zip").write_bytes(b"")
-    first = interrupted_run(runs, "CartPole-v1", command)
-    assert first.checkpoint.name == "rl_model_64_steps.zip" and claimed(command) is None  # it is taken up once
-    del first
+        Marker(folder).write(command, seed=6)
+    del marker
+    assert claimed(command) == (folder, 5, None)
+    checkpoint = folder / "rl_model_64_steps.zip"
+    checkpoint.write_bytes(b"")
+    taken_up = interrupted_run(tmp_path, command)
+    assert taken_up[2] == checkpoint and claimed(command) is None  # it is taken up once
+    del taken_up
     for other in ({**command, "arguments": ["-n", "200"]}, {**command, "hyperparameters": {"gamma": 0.99}}):
         assert claimed(other) is None
     for bad in ("", "[]", "{", '{"command": 1, "seed": "x"}'):
-        (runs / "CartPole-v1_10" / MARKER).write_text(bad)
-        assert claimed(command)[0] == "CartPole-v1_2"
-    interrupted_run(runs, "CartPole-v1", command).marker.remove()
+        (broken / MARKER).write_text(bad)
+        assert claimed(command) == (folder, 5, checkpoint)
+    monkeypatch.setattr("sb3_ppg.zoo.interrupted.fcntl", None)  # without locks nobody knows who is at work
     assert claimed(command) is None
-
-
-def test_without_locks_a_run_ends_as_well(tmp_path, monkeypatch):
-    """Windows removes no open file."""
-    marker, unlink = Marker(tmp_path), Path.unlink
-
-    def refuse_open_files(self, missing_ok=False):
-        if any(os.path.realpath(open_file) == str(self) for open_file in Path("/proc/self/fd").iterdir()):
-            raise PermissionError
-        unlink(self, missing_ok)
-
-    monkeypatch.setattr("sb3_ppg.zoo.interrupted.fcntl", None)
-    monkeypatch.setattr(Path, "unlink", refuse_open_files)
-    marker.write({}, seed=5)
-    assert (tmp_path / MARKER).exists()
+    marker = Marker(folder)
+    marker.write(command, seed=5)
     marker.remove()
-    assert not (tmp_path / MARKER).exists()
+    assert not (folder / MARKER).exists()
 
 
 def test_a_run_goes_on_whatever_the_kill_has_left(tmp_path, monkeypatch, capsys):
