@@ -1,5 +1,6 @@
 """Replay of the authors' trainings from recorded rollouts, orders and draws: see data/README.md."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,11 @@ class DoubleNormalizedRewardRolloutBuffer(DoubleRolloutBuffer, NormalizedRewardR
 def channels_first(images: np.ndarray) -> np.ndarray:
     """(..., H, W, C) to (..., C, H, W)."""
     return np.moveaxis(images, -1, -3).copy()
+
+
+def settings(file: str) -> dict[str, Any]:
+    with np.load(DATA / f"{file}.npz") as archive:
+        return {key.removeprefix("settings/"): archive[key].tolist() for key in archive if key.startswith("settings/")}
 
 
 class Numbers(dict[str, np.ndarray]):
@@ -206,9 +212,11 @@ class GoldenTraining:
 
         :param phase: of the steps
         :param prefix: of the keys
-        :param names: their names of losses; ours, and the factor that ours lacks
+        :param names: their names of losses, apart from "loss"; ours, and the factor that ours lacks
         """
         steps = self.steps_of(phase)
+        if f"{prefix}/loss" in self.golden:
+            names = {**names, "loss": ("loss", 1)}
         for theirs, (ours, scale) in names.items():
             self.check([step.losses[ours] for step in steps], f"{prefix}/{theirs}", scale)
         if f"{prefix}/grad_norm_total" in self.golden:
@@ -226,6 +234,30 @@ class GoldenTraining:
         assert keys and keys.keys() == steps[0].gradient_norms.keys(), prefix
         for name, key in keys.items():
             self.check([step.gradient_norms[name] for step in steps], key)
+
+    def check_openais_policy_phase(self, phase: str, kind: str = "joint", **names: tuple[str, float]) -> None:
+        """Compare what OpenAI's codes report of a policy phase; their approximate KL is the KL penalty's expression, not SB3's."""
+        model, of_values = self.model, {"vf": ("value_loss", self.model.vf_coef)} if kind == "joint" else {}
+        names |= {
+            "pg": ("policy_gradient_loss", 1),
+            "entropy": ("entropy_loss", -1),
+            "negent": ("entropy_loss", model.ent_coef),
+        }
+        if model.kl_coef > 0:
+            names["pi_kl"] = ("kl_penalty", 1)
+        else:
+            assert not self.golden[f"{phase}/pi_kl"].any()
+        self.check_steps(kind, phase, names | of_values)
+        losses = [step.losses for step in self.steps_of(kind)]
+        self.check(
+            [one["loss"] - model.vf_coef * one["value_loss"] if of_values else one["loss"] for one in losses], f"{phase}/pi"
+        )
+        log_ratios = np.stack([step.log_ratio for step in self.steps_of(kind)])
+        self.check((log_ratios**2).mean(axis=1) / 2, f"{phase}/approxkl")
+        if f"{phase}/clipfrac" in self.golden:
+            clip = 0.0 if model.clip_range is None else model.clip_range(1)
+            outside = (log_ratios > math.log1p(clip)) | (log_ratios < math.log1p(-clip))
+            self.check(outside.mean(axis=1), f"{phase}/clipfrac")
 
     def check_auxiliary_phase(self) -> None:
         """Compare the steps of an auxiliary phase, and the weights after it, with those of the authors' code."""
@@ -279,10 +311,11 @@ class GoldenTraining:
         buffer.compute_returns_and_advantage(last_values, dones)
         self.model.rollout_end = RolloutEnd(channels_first(final_obs), last_values.flatten().numpy(), dones)
 
-    def impose_order(self, key: str, n_epochs: int) -> None:
-        """Deal the minibatches of the next epochs by (env, step) of each sample."""
-        order = self.golden[key].reshape(n_epochs, -1, 2)
-        self.orders += [epoch[:, 0] * self.n_steps + epoch[:, 1] for epoch in order]
+    def impose_order(self, *phases: str) -> None:
+        """Deal the minibatches of the next epochs by (env, step) of each sample, in those phases that the file has."""
+        for key in [f"{phase}/minibatch_order" for phase in phases if f"{phase}/minibatch_order" in self.golden]:
+            order = self.golden[key].reshape(-1, self.n_envs * self.n_steps, 2)
+            self.orders += [epoch[:, 0] * self.n_steps + epoch[:, 1] for epoch in order]
 
     def impose_order_of_sequences(self, key: str, n_epochs: int, first_rollout: int = 0) -> None:
         """Deal the minibatches of the next epochs by (env, rollout) of each sequence."""

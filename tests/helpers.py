@@ -3,6 +3,7 @@
 import io
 import multiprocessing
 import os
+import re
 import sys
 import time
 import traceback
@@ -53,8 +54,9 @@ class BatchNormExtractor(BaseFeaturesExtractor):
     """Layers that behave differently in training mode."""
 
     def __init__(self, observation_space: spaces.Box):
-        super().__init__(observation_space, 4)
-        self.layers = th.nn.Sequential(th.nn.BatchNorm1d(4), th.nn.Dropout(0.5))
+        (n,) = observation_space.shape
+        super().__init__(observation_space, n)
+        self.layers = th.nn.Sequential(th.nn.BatchNorm1d(n), th.nn.Dropout(0.5))
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         return self.layers(observations)
@@ -185,6 +187,10 @@ def weights(model: BaseAlgorithm) -> dict[str, th.Tensor]:
 def changed(before: dict[str, th.Tensor], after: dict[str, th.Tensor]) -> set[str]:
     """Return the names of tensors that differ."""
     return {name for name in before if not th.equal(before[name], after[name])}
+
+
+def code_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 def calls_of(owner: Any, name: str) -> list[tuple[tuple, Any]]:

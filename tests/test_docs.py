@@ -6,7 +6,6 @@ import pydoc
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,17 +13,13 @@ import torch as th
 
 from sb3_ppg import PPG, RecurrentPPG, hub
 from sb3_ppg.objectives import PaperObjective
-from tests.helpers import ROOT, SMALL, learn_and_log, random_envs
+from tests.helpers import ROOT, SMALL, code_blocks, learn_and_log, random_envs
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "results" not in path.parts)]
 # tests/zoo runs the code of these
 IN_OTHER_TESTS = {DOCS / "guides" / "zoo.md", DOCS / "distributed.md"}
 PUBLIC = ("sb3_ppg", "sb3_ppg.objectives", "sb3_ppg.hub", "sb3_ppg.environments", "sb3_ppg.zoo", "sb3_ppg.export")
-
-
-def code_blocks(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
 def run(code: str, n_timesteps: int) -> dict:
@@ -52,7 +47,7 @@ def test_code_of_a_page_runs(code, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_objective_that_a_page_shows_learns_and_is_shared(tmp_path):
-    code = code_blocks(DOCS / "extending.md")[0]
+    code = code_blocks("docs/extending.md")[0]
     names: dict = {}
     exec(code, names)
     model, cls = names["model"], names["RewardPrediction"]

@@ -400,7 +400,19 @@ BAD_VALUES = dict(
     policy=[None, 3],
     aux_buffer_kwargs=["mmap", dict(size=3)],
 )
+CONTRADICTORY_NETWORKS = [
+    (dict(architecture="triple"), "architecture`='triple'.*dual.*detached.*shared"),
+    (dict(detach_value_in_aux_phase=True), "detach_value_in_aux_phase.*'dual'.*detached"),
+    (dict(architecture="shared", share_features_extractor=False), "share_features_extractor.*'shared'.*dual"),
+    (dict(architecture="detached", net_arch=dict(pi=[8], vf=[9])), "net_arch.*'detached'.*dual"),
+    (dict(squash_output=True), "squash_output.*use_sde"),
+    (dict(detach_value_in_aux_phase="False"), "detach_value_in_aux_phase"),
+    (dict(share_features_extractor="no"), "share_features_extractor"),
+    *((dict(net_arch=net_arch), "net_arch") for net_arch in ([0], "64", [True], dict(pi=[8], vf=8))),
+    (dict(net_arch=dict(foo=[8])), "net_arch.*foo.*pi"),
+]
 BAD_ARGUMENTS = [({name: value}, name) for name, values in BAD_VALUES.items() for value in values]
+BAD_ARGUMENTS += [(dict(policy_kwargs=kwargs), message) for kwargs, message in CONTRADICTORY_NETWORKS]
 BAD_ARGUMENTS += [
     (dict(aux_batch_size=24), "aux_batch_size.*24.*n_steps.*16.*use a multiple of it, or less, for minibatches of single"),
     (dict(aux_batch_size=64), "aux_batch_size.*64.*48"),

@@ -9,7 +9,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
-from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
 from sb3_ppg import (
@@ -21,7 +21,6 @@ from sb3_ppg import (
     PhasicCallback,
     RecurrentPPG,
 )
-from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy, last_states, pack_states, run_lstm, unpack_states
 from tests.helpers import (
@@ -30,6 +29,7 @@ from tests.helpers import (
     DICT,
     SMALL,
     VECTOR,
+    Clock,
     assert_both_phases_train,
     assert_trains_like,
     auxiliary_batch_sizes,
@@ -137,36 +137,18 @@ def test_sequences_start_from_what_was_remembered(mode, batch_size):
 
 
 def test_an_epoch_is_every_sample_once_in_sequences():
-    buffer = SequenceRolloutBuffer(6, VECTOR, spaces.Discrete(2), n_envs=3, device="cpu")
-    buffer.states_shape = (4, 1, 2)
-    buffer.reset()
-    for step in range(6):
-        place = 10 * np.arange(3) + step
-        states = th.as_tensor(place, dtype=th.float32).expand(1, 2, 3).transpose(1, 2).contiguous()
-        buffer.add(
-            np.stack([place] * 3, axis=1),
-            np.zeros((3, 1)),
-            place,
-            step == 0 or np.zeros(3),
-            th.zeros(3),
-            th.as_tensor(place, dtype=th.float32),
-            lstm_states=RNNStates((states, states), (states, states)),
-        )
-    buffer.compute_returns_and_advantage(th.zeros(3), np.ones(3))
+    model = make(env=make_vec_env(Clock, 3), n_steps=6, batch_size=3)
+    for index, env in enumerate(model.env.envs):
+        env.unwrapped.n_steps = 10 * index
+    collect(model)
     orders = set()
     for _ in range(20):
-        seen = []
-        for batch in buffer.get(3):
-            places = batch.old_log_prob
-            assert th.equal(batch.observations[:, 0], places)
-            assert (batch.lstm_states == places[0]).all() and batch.lstm_states.shape == (1, 4, 1, 2)
-            assert th.equal(batch.episode_starts, (places % 10 == 0).float())
-            assert th.equal(places, places[0] + th.arange(3))
-            seen += places.tolist()
-        assert sorted(seen) == sorted(10.0 * env + step for env in range(3) for step in range(6))
-        orders.add(tuple(seen))
+        sequences = [batch.observations.flatten() for batch in model.rollout_buffer.get(3)]
+        assert all(th.equal(places, places[0] + th.arange(3)) for places in sequences)
+        orders.add(tuple(th.cat(sequences).tolist()))
+        assert sorted(th.cat(sequences).tolist()) == [*range(6), *range(10, 16), *range(20, 26)]
     assert len(orders) > 10  # shuffled
-    (everything,) = buffer.get()
+    (everything,) = model.rollout_buffer.get()
     assert len(everything.actions) == 18 and len(everything.lstm_states) == 3
 
 

@@ -1,7 +1,5 @@
 """A class of rollout buffers says what it can do."""
 
-import re
-
 import numpy as np
 import pytest
 import torch as th
@@ -15,15 +13,14 @@ from sb3_ppg.buffers.protocol import has_new_arrays, is_recomputable
 from sb3_ppg.buffers.rollouts import by_step
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
 from sb3_ppg.training.collecting import recompute_advantages
-from tests.helpers import ROOT, random_envs
+from tests.helpers import code_blocks, random_envs
 
 SMALL = dict(n_steps=16, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=1, gamma=0.9, seed=0, device="cpu")
 REPLAY = dict(recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2), objective="decoupled")
 
 
 def buffer_of_the_page() -> type[RolloutBuffer]:
-    page = (ROOT / "docs" / "extending.md").read_text()
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "(RolloutBuffer)" in block)
+    (code,) = (block for block in code_blocks("docs/extending.md") if "(RolloutBuffer)" in block)
     names: dict = {}
     exec(code.split("model = PPG(")[0], names)
     return names["CompressedRewards"]

@@ -24,6 +24,7 @@ from tests.helpers import (
     MASKED_ACTIONS,
     MIXED,
     VECTOR,
+    BatchNormExtractor,
     Clock,
     RandomEnv,
     collect,
@@ -212,14 +213,6 @@ class OldWeightNorm(FlattenExtractor):
         return self.layer(super().forward(observations))
 
 
-class Normalized(FlattenExtractor):
-    """With batch normalisation."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
-        self.flatten = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(self.features_dim))
-
-
 REFUSED = [
     ("ddcpg", dict(n_steps=16, batch_size=16, aux_batch_size=8), "whole sequences of `n_steps`=16 samples; use a multiple"),
     (
@@ -232,7 +225,7 @@ REFUSED = [
     ("dcpg", dict(n_aux_epochs=0), "`n_aux_epochs`=0 cannot work"),
     ("dcpg", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: DelayedCriticObjective"),
     ("ddcpg", dict(micro_batch_size=4), "`micro_batch_size`=4 cannot work"),
-    ("ddcpg", dict(policy_kwargs=dict(features_extractor_class=Normalized)), "cannot work with batch normalisation"),
+    ("ddcpg", dict(policy_kwargs=dict(features_extractor_class=BatchNormExtractor)), "cannot work with batch normalisation"),
     ("daac", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: AdvantageHeadObjective"),
     ("daac", dict(n_value_epochs=None), "`n_value_epochs`=None cannot work"),
     ("daac", dict(n_aux_epochs=1), "`n_aux_epochs`=1 cannot work"),

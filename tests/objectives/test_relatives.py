@@ -7,22 +7,12 @@ import numpy as np
 import pytest
 import torch as th
 
-from tests.golden import DATA, DoubleRolloutBuffer, GoldenTraining
+from tests.golden import DoubleRolloutBuffer, GoldenTraining, settings
 
 # What they only report; logits of which the files have the probabilities too; their network, with ReLUs that work in place
 NOT_COMPARED = {"kl_new_old", "order_accuracy_theirs", "logits_old", "raw_logits_target", "inplace_relu"}
 # Their names of losses, ours, and the factor that ours lacks
 OF_POLICY = {"action_loss": ("policy_gradient_loss", 1), "entropy": ("entropy_loss", -1)}
-
-
-def settings(file: str) -> dict[str, Any]:
-    with np.load(DATA / f"{file}.npz") as archive:
-        return {key.removeprefix("settings/"): archive[key].tolist() for key in archive if key.startswith("settings/")}
-
-
-def with_total(training: GoldenTraining, prefix: str) -> dict[str, tuple[str, float]]:
-    """Return the name of the total loss, where a file has it."""
-    return {"loss": ("loss", 1)} if f"{prefix}/loss" in training.golden else {}
 
 
 class RelativesTraining(GoldenTraining):
@@ -102,11 +92,10 @@ def test_delayed_critic(file, monkeypatch):
         if file == "ddcpg" and is_last:
             impose_transitions(training, aux, monkeypatch)
         training.start(rollout, "value", held_values="value_held_to")
-        training.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
+        training.impose_order(f"{key}/policy_phase")
         model.train()
         training.check_advantages(rollout)
-        names = {**OF_POLICY, "value_dist": ("value_distance", 1)}
-        training.check_steps("joint", f"{key}/policy_phase", names | with_total(training, f"{key}/policy_phase"))
+        training.check_steps("joint", f"{key}/policy_phase", {**OF_POLICY, "value_dist": ("value_distance", 1)})
         if is_last:
             n_phases += 1
             names = {"value_loss": ("value_loss", 1), "kl": ("kl", 1)}
@@ -117,7 +106,7 @@ def test_delayed_critic(file, monkeypatch):
                 for place, kind in enumerate(kinds):
                     by_sequence = th.stack(logits[place :: len(kinds)]).unflatten(1, (-1, training.n_steps))
                     training.check(by_sequence.squeeze(-1), f"{aux}/dyna_logits_{kind}")
-            training.check_steps("auxiliary", aux, names | {"loss": ("loss", 1)})
+            training.check_steps("auxiliary", aux, names)
             training.check_weights(f"{key}/weights_after_aux_phase")
         else:
             training.check_weights(f"{key}/weights_after_policy_phase")
@@ -160,19 +149,16 @@ def test_advantage_head(file, monkeypatch):
         objective="idaac" if order else "daac",
         objective_kwargs=dict(advantage_coef=setting["adv_loss_coef"], value_frequency=setting["value_freq"], **order),
     )
-    model, golden = training.model, training.golden
+    model = training.model
     answers = training.outputs_of(model.objective.classifier) if order else []
     for rollout in range(training.n_rollouts):
         key = f"roll{rollout}"
         training.start(rollout, "value_recorded")
-        training.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
-        if has_values := f"{key}/value_phase/value_loss" in golden:
-            training.impose_order(f"{key}/value_phase/minibatch_order", model.n_value_epochs)
+        training.impose_order(f"{key}/policy_phase", f"{key}/value_phase")
         if order:
             impose_pairs(training, rollout, monkeypatch)
         model.train()
         training.check_advantages(rollout)
-        assert has_values == (rollout % setting["value_freq"] == 0)
         names = {**OF_POLICY, "adv_loss": ("advantage_loss", 1)}
         phase = f"{key}/policy_phase"
         if order:
@@ -183,11 +169,10 @@ def test_advantage_head(file, monkeypatch):
                 probabilities = th.stack(answers[place::2]).softmax(dim=-1)[..., 0]
                 training.check(probabilities, f"{key}/policy_phase/clf_probability_{moment}")
             answers.clear()
-        training.check_steps("policy", phase, names | with_total(training, phase))
+        training.check_steps("policy", phase, names)
         training.check_weights(f"{key}/weights_after_policy_phase")
-        if has_values:
-            phase = f"{key}/value_phase"
-            training.check_steps("value", phase, {"value_loss": ("value_loss", model.vf_coef)} | with_total(training, phase))
+        if rollout % setting["value_freq"] == 0:
+            training.check_steps("value", f"{key}/value_phase", {"value_loss": ("value_loss", model.vf_coef)})
             training.check_weights(f"{key}/weights_after_value_phase")
     not_stored = {"level", "episode_step"} if file == "idaac_misaligned" else set()
     training.check_that_all_are_used(NOT_COMPARED | not_stored)
@@ -269,29 +254,26 @@ def test_distillation(file, monkeypatch):
             target = f"{distil}/{'raw_logits_target' if constraint == 'logits' else 'logits_target'}"
             recorded[..., 1:6] = th.as_tensor(golden[target])
             buffer.recorded = recorded.reshape(-1, 1, recorded.shape[-1])
-            training.impose_order(f"{distil}/minibatch_order", model.n_aux_epochs)
+            training.impose_order(distil)
 
         monkeypatch.setattr(buffer, "record", record_golden_targets)
         training.start(rollout, "value")
-        training.impose_order(f"{key}/policy_phase/minibatch_order", model.n_epochs)
-        training.impose_order(f"{key}/value_phase/minibatch_order", model.n_value_epochs)
+        training.impose_order(f"{key}/policy_phase", f"{key}/value_phase")
         model.num_timesteps += training.n_envs * training.n_steps
         model.train()
         training.check_advantages(rollout)
         names = {"pg": ("policy_gradient_loss", 1), "entropy": ("entropy_loss", -1)}
-        phase = f"{key}/policy_phase"
-        training.check_steps("policy", phase, names | with_total(training, phase))
+        training.check_steps("policy", f"{key}/policy_phase", names)
         log_ratios = th.stack([step.log_ratio for step in training.steps_of("policy")])
         training.check(-log_ratios.mean(dim=1), f"{key}/policy_phase/kl_approx")
         is_clipped = (log_ratios.exp() - 1).abs() > setting["ppo_epsilon"]
         training.check(is_clipped.double().mean(dim=1), f"{key}/policy_phase/clipfrac")
-        phase = f"{key}/value_phase"
-        training.check_steps("value", phase, {"value_loss": ("value_loss", model.vf_coef)} | with_total(training, phase))
+        training.check_steps("value", f"{key}/value_phase", {"value_loss": ("value_loss", model.vf_coef)})
         assert has_distillation == (rollout > 0)
         if has_distillation:
             distance = "logits_distance" if constraint == "logits" else "kl"
             names = {"distil_value_loss": ("aux_value_loss", 1), "distil_policy_loss": (distance, 1)}
-            training.check_steps("auxiliary", distil, names | {"loss": ("loss", 1)})
+            training.check_steps("auxiliary", distil, names)
             training.check_weights(f"{key}/weights_after_distil_phase")
         else:
             check_undistilled_weights()

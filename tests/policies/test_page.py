@@ -9,7 +9,7 @@ from gymnasium import spaces
 from stable_baselines3.common.distributions import CategoricalDistribution
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
-from tests.helpers import KINDS, ROOT, VECTOR, WITH_CONTEXT, learn_and_log, masked_envs, random_envs, untrained
+from tests.helpers import KINDS, VECTOR, WITH_CONTEXT, code_blocks, learn_and_log, masked_envs, random_envs, untrained
 
 pytestmark = pytest.mark.slow
 
@@ -18,8 +18,7 @@ SMALL = dict(n_steps=16, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux
 
 def names_of(word: str) -> tuple[dict, int]:
     """The names that the page's block with this word defines, and the lines of its classes and functions."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "own_networks.md").read_text(), flags=re.DOTALL)
-    (code,) = (block for block in blocks if f"class {word}" in block)
+    (code,) = (block for block in code_blocks("docs/guides/own_networks.md") if f"class {word}" in block)
     code = code[: code.index("model = PPG")]
     names: dict = {}
     exec(code, names)

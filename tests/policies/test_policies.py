@@ -204,28 +204,6 @@ def test_impala_takes_any_image(size):
 # ---- refusals ----
 
 
-@pytest.mark.parametrize(
-    "kwargs, message",
-    [
-        (dict(architecture="triple"), "architecture.*'triple'.*dual.*detached.*shared"),
-        (dict(detach_value_in_aux_phase=True), "detach_value_in_aux_phase.*'dual'.*detached"),
-        (dict(architecture="shared", share_features_extractor=False), "share_features_extractor.*'shared'.*dual"),
-        (dict(architecture="detached", net_arch=dict(pi=[8], vf=[9])), "net_arch.*'detached'.*dual"),
-        (dict(squash_output=True), "squash_output.*use_sde"),
-        (dict(detach_value_in_aux_phase="False"), "detach_value_in_aux_phase"),
-        (dict(share_features_extractor="no"), "share_features_extractor"),
-        (dict(net_arch=[0]), "net_arch"),
-        (dict(net_arch="64"), "net_arch"),
-        (dict(net_arch=[True]), "net_arch"),
-        (dict(net_arch=dict(foo=[8])), "net_arch.*foo.*pi"),
-        (dict(net_arch=dict(pi=[8], vf=8)), "net_arch"),
-    ],
-)
-def test_contradictions_are_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        PPG("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs)
-
-
 class OwnTrunk(MlpPolicy):
     def _build_mlp_extractor(self):
         self.mlp_extractor = MlpExtractor(self.features_dim, [8], nn.Tanh)
