@@ -236,22 +236,19 @@ class GoldenTraining:
             self.check([step.gradient_norms[name] for step in steps], key)
 
     def check_openais_policy_phase(self, phase: str, kind: str = "joint", **names: tuple[str, float]) -> None:
-        """Compare what OpenAI's codes report of a policy phase; their approximate KL is the KL penalty's expression, not SB3's."""
-        model, of_values = self.model, {"vf": ("value_loss", self.model.vf_coef)} if kind == "joint" else {}
-        names |= {
-            "pg": ("policy_gradient_loss", 1),
-            "entropy": ("entropy_loss", -1),
-            "negent": ("entropy_loss", model.ent_coef),
-        }
+        """Compare what OpenAI's codes report. Their approximate KL is the KL penalty's expression, not SB3's."""
+        model = self.model
+        names |= {"pg": ("policy_gradient_loss", 1), "entropy": ("entropy_loss", -1)}
+        names["negent"] = ("entropy_loss", model.ent_coef)
         if model.kl_coef > 0:
             names["pi_kl"] = ("kl_penalty", 1)
         else:
             assert not self.golden[f"{phase}/pi_kl"].any()
-        self.check_steps(kind, phase, names | of_values)
+        if kind == "joint":
+            names["vf"] = ("value_loss", model.vf_coef)
+        self.check_steps(kind, phase, names)
         losses = [step.losses for step in self.steps_of(kind)]
-        self.check(
-            [one["loss"] - model.vf_coef * one["value_loss"] if of_values else one["loss"] for one in losses], f"{phase}/pi"
-        )
+        self.check([one["loss"] - model.vf_coef * one.get("value_loss", 0.0) for one in losses], f"{phase}/pi")
         log_ratios = np.stack([step.log_ratio for step in self.steps_of(kind)])
         self.check((log_ratios**2).mean(axis=1) / 2, f"{phase}/approxkl")
         if f"{phase}/clipfrac" in self.golden:

@@ -14,11 +14,10 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, RecurrentPPG, export
-from tests.helpers import MASKED_ACTIONS, VECTOR, MaskedEnv, RandomEnv, image_space
+from tests.helpers import DICT, MASKED_ACTIONS, SMALL, VECTOR, MaskedEnv, image_space, masked_envs, random_envs
 
 BOX = spaces.Box(np.float32([-2, 0]), np.float32([1, 0.1]))
-DICT = spaces.Dict({"vector": VECTOR, "image": image_space(3, 36, 36)})
-SMALL = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, device="cpu")
+IMPALA = dict(features_extractor_class=ImpalaCNN, architecture="detached")
 MODELS = {
     "Discrete": (PPG, "MlpPolicy", VECTOR, spaces.Discrete(3), {}),
     "Box": (PPG, "MlpPolicy", VECTOR, BOX, {}),
@@ -26,13 +25,7 @@ MODELS = {
     "MultiDiscrete": (PPG, "MlpPolicy", spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([3, 2]), {}),
     "MultiBinary": (PPG, "MlpPolicy", spaces.Discrete(5), spaces.MultiBinary(3), {}),
     "images": (PPG, "CnnPolicy", image_space(3, 36, 36), spaces.Discrete(3), dict(mixed_precision="bf16")),
-    "ImpalaCNN": (
-        PPG,
-        "CnnPolicy",
-        image_space(3, 64, 64),
-        spaces.Discrete(3),
-        dict(policy_kwargs=dict(features_extractor_class=ImpalaCNN, architecture="detached")),
-    ),
+    "ImpalaCNN": (PPG, "CnnPolicy", image_space(3, 64, 64), spaces.Discrete(3), dict(policy_kwargs=IMPALA)),
     "Dict": (PPG, "MultiInputPolicy", DICT, spaces.Discrete(3), {}),
     "LSTM": (RecurrentPPG, "MlpLstmPolicy", VECTOR, BOX, dict(policy_kwargs=dict(n_lstm_layers=2))),
     "LSTM, Dict": (RecurrentPPG, "MultiInputLstmPolicy", DICT, spaces.Discrete(4), {}),
@@ -44,17 +37,14 @@ MASKED = [f"masked {actions}" for actions in MASKED_ACTIONS]
 def trained(name: str) -> PPG:
     """For a phase, and one more rollout: its latest tensors have gradients. Its statistics are not those of a beginning."""
     if name in MASKED:
-        actions = name.removeprefix("masked ")
-        model = MaskablePPG("MlpPolicy", make_vec_env(lambda: MaskedEnv(VECTOR, actions), 2, seed=0), seed=0, **SMALL)
-    else:
-        cls, policy, observation_space, action_space, arguments = copy.deepcopy(MODELS[name])
-        env = make_vec_env(lambda: RandomEnv(observation_space, action_space), 2, seed=0)
-        if isinstance(observation_space, spaces.Dict):
-            env = VecNormalize(env, norm_obs_keys=["vector"])
-        elif observation_space == VECTOR:
-            env = VecNormalize(env)
-        model = cls(policy, env, seed=0, **SMALL, **arguments)
-    return model.learn(48)
+        return MaskablePPG("MlpPolicy", masked_envs(VECTOR, name.removeprefix("masked ")), **SMALL).learn(48)
+    cls, policy, observation_space, action_space, arguments = copy.deepcopy(MODELS[name])
+    env = random_envs(observation_space, action_space)
+    if isinstance(observation_space, spaces.Dict):
+        env = VecNormalize(env, norm_obs_keys=["vector"])
+    elif observation_space == VECTOR:
+        env = VecNormalize(env)
+    return cls(policy, env, **SMALL, **arguments).learn(48)
 
 
 class Program:
@@ -152,7 +142,7 @@ def test_an_exported_policy_is_a_copy():
 @pytest.mark.parametrize(("policy", "key"), [("MlpPolicy", "action"), ("MlpLstmPolicy", "hidden")])
 def test_keys_that_are_names_already_are_refused(policy, key):
     """They would make a file that cannot be read."""
-    env = make_vec_env(lambda: RandomEnv(spaces.Dict({key: VECTOR, "other": VECTOR}), BOX), 2)
+    env = random_envs(spaces.Dict({key: VECTOR, "other": VECTOR}), BOX)
     cls = RecurrentPPG if "Lstm" in policy else PPG
     with pytest.raises(ArgumentError, match=rf"the observation's keys \['{key}'\] are names of other inputs or outputs"):
         export.DeterministicPolicy(cls(policy.replace("Mlp", "MultiInput"), env, **SMALL))
@@ -172,7 +162,7 @@ def test_what_is_not_ours_is_refused():
 def test_numbers_that_predict_does_not_round_are_not_rounded():
     """The mean of a normal distribution, also where the environment would like integers."""
     space = spaces.Box(-2, 2, (2,), np.int64)
-    model = PPG("MlpPolicy", RandomEnv(VECTOR, space), seed=0, **SMALL)
+    model = PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL)
     observation = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
     expected = model.predict(observation, deterministic=True)[0]
     assert np.abs(expected).max() > 1e-4

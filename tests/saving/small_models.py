@@ -65,7 +65,9 @@ def saved(folder: Path, n_rollouts: int = 2, **kwargs) -> tuple[PPG, Path]:
     return model, folder / "buffer.npz"
 
 
-def numbers_of(normalizer: VecNormalize) -> list[np.ndarray]:
+def numbers_of(normalizer: VecNormalize | None) -> list[np.ndarray]:
+    if normalizer is None:
+        return []
     return [np.array(part) for rms in statistics(normalizer).values() for part in (rms.mean, rms.var, rms.count)]
 
 
