@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.harness import Experiment, Report
@@ -135,8 +134,11 @@ def family_scores(returns: Returns) -> Scores:
 def section(comparison: Comparison, rows: pd.DataFrame, times: dict[str, str]) -> list[str]:
     """Return the paragraphs of a comparison."""
     returns, first = comparison.returns(rows), comparison.contestants[0]
-    shown = [env_id for env_id in comparison.tasks if any(len(own[env_id]) for own in returns.values())]
-    tasks = {f"{env_id}, {comparison.tasks[env_id]:,} steps [{BY_NAME[env_id].high:g}]": BY_NAME[env_id] for env_id in shown}
+    tasks = {
+        f"{env_id}, {n_timesteps:,} steps [{BY_NAME[env_id].high:g}]": BY_NAME[env_id]
+        for env_id, n_timesteps in comparison.tasks.items()
+        if any(len(own[env_id]) for own in returns.values())
+    }
     is_timed = any(name in times for name in returns if name != first)
     further = {"time": lambda name: times.get(name, "")} if is_timed else {}
     return [
@@ -146,26 +148,21 @@ def section(comparison: Comparison, rows: pd.DataFrame, times: dict[str, str]) -
     ]
 
 
-def draw_lateness(axes: Axes, rows: pd.DataFrame, env_id: str, n_timesteps: int) -> None:
-    """Draw returns against how late data are, with the decoupled objective and without."""
-    for color, label, name in (("tab:blue", "decoupled", "PPG, decoupled"), ("tab:orange", "as it is", "PPG")):
-        names = {late: f"{name}, {late} late" if late else name for late in LATENESS}
-        found = {late: returns_of(rows, name, env_id, n_timesteps) for late, name in names.items()}
-        found = {late: values for late, values in found.items() if len(values)}
-        axes.plot(list(found), [values.mean() for values in found.values()], color=color, label=label)
-        for late, values in found.items():
-            axes.plot([late] * len(values), values, "o", color=color, alpha=0.4)
-    axes.set_xticks(LATENESS)
-    finish(axes, f"{env_id}: late data", "rollouts late", legend="best")
-
-
 def picture(rows: pd.DataFrame) -> Figure:
-    """Draw the scores of the family, and late data on its tasks."""
+    """Draw the scores of the family; returns against how late data are, with the decoupled objective and without."""
     figure = Figure(figsize=(4.5 + 3.8 * len(LATE.tasks), 4), dpi=120, layout="constrained")
     scores, *others = figure.subplots(1, 1 + len(LATE.tasks), squeeze=False)[0]
     draw_scores(scores, family_scores(THE_FAMILY.returns(rows)))
-    for axes, (env_id, n_timesteps) in zip(others, LATE.tasks.items(), strict=True):
-        draw_lateness(axes, rows, env_id, n_timesteps)
+    returns = LATE.returns(rows)
+    for axes, env_id in zip(others, LATE.tasks, strict=True):
+        for color, label, name in (("tab:blue", "decoupled", "PPG, decoupled"), ("tab:orange", "as it is", "PPG")):
+            found = {late: returns[f"{name}, {late} late" if late else name][env_id] for late in LATENESS}
+            found = {late: values for late, values in found.items() if len(values)}
+            axes.plot(list(found), [values.mean() for values in found.values()], color=color, label=label)
+            for late, values in found.items():
+                axes.plot([late] * len(values), values, "o", color=color, alpha=0.4)
+        axes.set_xticks(LATENESS)
+        finish(axes, f"{env_id}: late data", "rollouts late", legend="best")
     return figure
 
 
@@ -176,11 +173,11 @@ def report(experiment: Experiment) -> Report:
     text = page(
         "The family, measured",
         "`python -m benchmarks.family run`, `speed`, `report`. Returns are, for each seed, the mean of the last 100 episodes "
-        "of "
-        "the training (StarPilot: of 200 episodes on all levels, after training on 200 levels). A score is 0 at the return of "
-        "random actions and 1 at the return in brackets. The tables have the interquartile mean over seeds and tasks, and the "
-        "probability that a training is better than one of the first row, with 95 % stratified bootstrap intervals (rliable) "
-        f"from three seeds on. Time is that of rollouts and updates in Breakout, divided by PPG's. {machines(rows)}",
+        "of the training (StarPilot: of 200 episodes on all levels, after training on 200 levels). A score is 0 at the "
+        "return of random actions and 1 at the return in brackets. The tables have the interquartile mean over seeds and "
+        "tasks, and the probability that a training is better than one of the first row, with 95 % stratified bootstrap "
+        "intervals (rliable) from three seeds on. Time is that of rollouts and updates in Breakout, divided by PPG's. "
+        f"{machines(rows)}",
         *(paragraph for comparison in COMPARISONS for paragraph in section(comparison, rows, times)),
     )
     return {"family.md": text, "family.png": picture(rows)}

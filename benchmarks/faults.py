@@ -8,10 +8,9 @@ that each kill costs, and compared are the steps, evaluations and returns at the
 
 Writes results/faults.csv and faults.md in a quarter of an hour on two cores.
 
-    python -m benchmarks.faults [--kills 30] [--steps 1000000]
+    python -m benchmarks.faults
 """
 
-import argparse
 import os
 import random
 import re
@@ -28,14 +27,16 @@ import numpy as np
 import pandas as pd
 import psutil
 
+from benchmarks.harness import RESULTS
 from benchmarks.machine import processor
+from benchmarks.tables import page
 from sb3_ppg import PPG
 
-RESULTS = Path(__file__).parent / "results"
+N_KILLS, N_STEPS = 30, 1_000_000
 KINDS = ("one process", "all processes", "the agent")
 LAUNCHER = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 100"
 TRAINING = "-m sb3_ppg train --env CartPole-v1 --seed 1 --save-freq 4000 --eval-freq 50000 --eval-episodes 20 -n"
-COMMAND = [sys.executable, *f"{LAUNCHER} {TRAINING}".split()]  # without the number of steps
+COMMAND = [sys.executable, *f"{LAUNCHER} {TRAINING} {N_STEPS}".split()]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -44,11 +45,10 @@ class Training:
     The command, and its progress according to its output.
 
     :param folder: in which it runs
-    :param n_steps: its budget
     """
 
-    def __init__(self, folder: Path, n_steps: int):
-        self.folder, self.command = folder, [*COMMAND, str(n_steps)]
+    def __init__(self, folder: Path):
+        self.folder = folder
         self.n_steps = self.n_starts = self.n_logs = 0
         self.resumed: list[int] = []
         self.start()
@@ -56,7 +56,7 @@ class Training:
     def start(self) -> None:
         """Give the command, for the first time or again."""
         pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.agent = subprocess.Popen(self.command, cwd=self.folder, env=ENVIRONMENT, **pipes)
+        self.agent = subprocess.Popen(COMMAND, cwd=self.folder, env=ENVIRONMENT, **pipes)
         self.n_starts += 1
         threading.Thread(target=self._read, args=(self.agent.stdout,), daemon=True).start()
 
@@ -84,16 +84,16 @@ class Training:
             self.start()
 
 
-def disturb(folder: Path, n_steps: int, n_kills: int) -> tuple[pd.DataFrame, int]:
+def disturb(folder: Path) -> tuple[pd.DataFrame, int]:
     """
     Kill a training at random moments, and wait for its end.
 
     :return: for each kill its kind, the steps logged before it, the steps from which the training went on; the number of
         times that the command was given
     """
-    choice, training = random.Random(0), Training(folder, n_steps)
+    choice, training = random.Random(0), Training(folder)
     rows: list[dict[str, Any]] = []
-    for kill in range(n_kills):
+    for kill in range(N_KILLS):
         n_logs = training.n_logs
         while kill % 2 == 1 and training.n_logs == n_logs:
             time.sleep(0.1)
@@ -119,25 +119,21 @@ def ending(folder: Path) -> tuple[str, np.ndarray]:
 
 def main() -> None:
     """Run both trainings and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", default=30, type=int)
-    parser.add_argument("--steps", default=1_000_000, type=int)
-    args = parser.parse_args()
     with TemporaryDirectory() as disturbed, TemporaryDirectory() as calm:
-        rows, n_starts = disturb(Path(disturbed), args.steps, args.kills)
-        subprocess.run([*COMMAND, str(args.steps)], cwd=calm, env=ENVIRONMENT, check=True, capture_output=True)
+        rows, n_starts = disturb(Path(disturbed))
+        subprocess.run(COMMAND, cwd=calm, env=ENVIRONMENT, check=True, capture_output=True)
         (end, evaluated), (calm_end, calm_evaluated) = ending(Path(disturbed)), ending(Path(calm))
+    same = "the same" if np.array_equal(evaluated, calm_evaluated) else "other"
     lost = (rows["steps"] - rows["resumed"]).clip(lower=0)
-    text = f"""# Kills
-
-`python -m benchmarks.faults`: CartPole-v1, {args.steps:,} steps in two processes, {len(rows)} times SIGKILL at random moments,
-in turn to {", ".join(KINDS)}; a checkpoint every 4,096 steps. {processor()}.
-
-- Steps lost at a kill, according to the log: {lost.median():,.0f} in the median, {lost.max():,.0f} at most.
-- The command was given {n_starts} times; all of them trained in one folder.
-- With kills: {end}.
-- Without kills: {calm_end}, evaluated at {"the same" if np.array_equal(evaluated, calm_evaluated) else "other"} steps.
-"""
+    text = page(
+        "Kills",
+        f"`python -m benchmarks.faults`: CartPole-v1, {N_STEPS:,} steps in two processes, {N_KILLS} times SIGKILL at random "
+        f"moments, in turn to {', '.join(KINDS)}; a checkpoint every 4,096 steps. {processor()}.",
+        f"- Steps lost at a kill, according to the log: {lost.median():,.0f} in the median, {lost.max():,.0f} at most.\n"
+        f"- The command was given {n_starts} times; all of them trained in one folder.\n"
+        f"- With kills: {end}.\n"
+        f"- Without kills: {calm_end}, evaluated at {same} steps.",
+    )
     rows.to_csv(RESULTS / "faults.csv", index=False)
     (RESULTS / "faults.md").write_text(text)
     print(text)

@@ -69,20 +69,18 @@ def measure(steps: dict[str, Any], folder: Path) -> tuple[dict[str, float], None
 
 def report(experiment: Experiment) -> str:
     rows = experiment.rows()
+    columns = {
+        "precision": "{precision}",
+        "Adam's eps": "{eps:g}",
+        "steps": "{steps}",
+        "KL(pi_old, pi), nats": "{kl:.1e}",
+        "largest movement of a head weight, in learning rates": "{movement:.1e}",
+    }
     return page(
         "Rounding noise of the first auxiliary steps",
         "`python -m benchmarks.first_aux_step`: CartPole-v1, MlpPolicy, 256 samples, KL term alone, learning rate 5e-4. "
         f"{machines(rows)}",
-        formatted(
-            rows,
-            {
-                "precision": "{precision}",
-                "Adam's eps": "{eps:g}",
-                "steps": "{steps}",
-                "KL(pi_old, pi), nats": "{kl:.1e}",
-                "largest movement of a head weight, in learning rates": "{movement:.1e}",
-            },
-        ),
+        formatted(rows, columns),
     )
 
 

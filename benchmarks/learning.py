@@ -19,16 +19,14 @@ from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.maskable.utils import is_masking_supported
-from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import sync_envs_normalization
 
 from benchmarks.harness import Experiment, Report, short_hash
 from benchmarks.suites.contestants import Settings, entry, zoo_entry
-from benchmarks.suites.training import make
+from benchmarks.suites.training import Episodes, curve, learn, make
 from benchmarks.tables import draw_seeds, finish, listed, machines, mean_and_error, page, table
 
 N_EPISODES = 100
-CURVE_POINTS = 50
 COLORS = ("tab:blue", "tab:red", "tab:cyan", "tab:gray")  # of a task's contestants
 ZOO_ENVS = [
     "CartPole-v1",
@@ -82,31 +80,23 @@ def train(tasks: Tasks, training: dict[str, Any], folder: Path) -> tuple[dict[st
     """
     Train an agent as RL Zoo does, and evaluate it.
 
-    :return: the mean return of 100 deterministic episodes; the learning curve
+    :return: the mean return of 100 deterministic episodes; the mean return of the latest 20 episodes at evenly spaced steps
     """
     task = tasks[training["task"]]
     algo, settings = task.contestants[training["contestant"]]
-    start = time.time()
+    n_timesteps, start = int(settings["n_timesteps"]), time.time()
     with contextlib.redirect_stdout(None):
         model: Any
         manager, model = make(algo, task.env_id, settings, folder, training["seed"])
-        model.learn(int(settings["n_timesteps"]))
+        model, episodes = learn(model, n_timesteps, Episodes(folder / "episodes.csv"))
         manager.seed += 1000
         evaluation = manager.create_envs(1, eval_env=True)
     sync_envs_normalization(model.get_env(), evaluation)
     returns, _ = evaluate_policy(
         model, evaluation, N_EPISODES, return_episode_rewards=True, warn=False, use_masking=is_masking_supported(evaluation)
     )
-    monitor = load_results(manager.save_path)
-    row = dict(steps=int(monitor["l"].sum()), mean=round(np.mean(returns), 2), std=round(np.std(returns), 2))
-    return {**row, "seconds": round(time.time() - start)}, curve(monitor)
-
-
-def curve(monitor: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean return of the last 20 episodes, at evenly spaced steps."""
-    steps, smooth = monitor["l"].cumsum(), monitor["r"].rolling(20, min_periods=1).mean()
-    grid = np.linspace(0, steps.iloc[-1], CURVE_POINTS + 1)[1:]
-    return pd.DataFrame({"steps": grid.astype(int), "return": np.interp(grid, steps, smooth).round(2)})
+    row = dict(steps=model.num_timesteps, mean=round(np.mean(returns), 2), std=round(np.std(returns), 2))
+    return {**row, "seconds": round(time.time() - start)}, curve(episodes, n_timesteps, n_latest=20)
 
 
 def report(title: str, tasks: Tasks, experiment: Experiment) -> Report:

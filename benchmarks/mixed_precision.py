@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
-from benchmarks.callbacks import MeanReturns
 from benchmarks.harness import Experiment, Report
+from benchmarks.suites.training import Episodes, curve, learn
 from benchmarks.tables import listed, machines, page, table
 from sb3_ppg import PPG
 from sb3_ppg.environments import EnvPoolVecEnv
@@ -52,14 +52,13 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.Da
         seed=training["seed"],
         device="cpu",
     )
-    curve = MeanReturns()
     start = time.perf_counter()
-    model.learn(N_STEPS, callback=curve)
+    _, episodes = learn(model, N_STEPS, Episodes(folder / "episodes.csv"))
     seconds = time.perf_counter() - start
     test_env = VecMonitor(EnvPoolVecEnv(GAME, num_envs=20, seed=1000 + training["seed"]))
     returns, _ = evaluate_policy(model, test_env, N_EPISODES, deterministic=False, return_episode_rewards=True)
     row = dict(steps=model.num_timesteps, mean=round(float(np.mean(returns)), 2), std=round(float(np.std(returns)), 2))
-    return row | dict(seconds=round(seconds)), curve.curve().drop(columns="seconds").round(3)
+    return row | dict(seconds=round(seconds)), curve(episodes, N_STEPS)
 
 
 def report(experiment: Experiment) -> Report:
@@ -69,8 +68,8 @@ def report(experiment: Experiment) -> Report:
     for precision, color in PRECISIONS.items():
         own = rows[rows["precision"] == precision]
         lines.append([precision, listed(own["seed"], 0), listed(own["mean"], 2), f"{own['mean'].mean():.2f}"])
-        for seed, curve in curves[curves["precision"] == precision].groupby("seed"):
-            axes.plot(curve["steps"], curve["return"], color=color, alpha=0.8, label=precision if seed == 0 else None)
+        for seed, own in curves[curves["precision"] == precision].groupby("seed"):
+            axes.plot(own["steps"], own["return"], color=color, alpha=0.8, label=precision if seed == 0 else None)
     axes.set(xlabel="environment steps", ylabel="return of the latest 100 episodes", title=f"{GAME}, 3 seeds each")
     axes.legend()
     text = page(

@@ -2,10 +2,9 @@
 The trained agents under ``pretrained``, from the tuned entries of ``hyperparams``: trained by RL Zoo's command, evaluated over
 100 episodes, written as plain data with a model card. What is there is left as it is. Three hours on one core.
 
-    python -m benchmarks.pretrained [--only ppg/LunarLander-v3]
+    python -m benchmarks.pretrained [ppg/LunarLander-v3 ...]
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -45,10 +44,10 @@ class Agent(NamedTuple):
         return f"{self.algo}/{EnvironmentName(self.env_id)}"
 
     @property
-    def command(self) -> list[str]:
-        """Arguments of ``sb3-ppg`` that train the agent."""
-        options = ["--env", self.env_id, "--seed", str(self.seed), "--eval-freq", str(self.eval_freq), "--eval-episodes", "20"]
-        return ["train", "--algo", self.algo, *options]
+    def command(self) -> str:
+        """The command that trains the agent, without ``sb3-ppg``."""
+        evaluation = f"--eval-freq {self.eval_freq} --eval-episodes 20"
+        return f"train --algo {self.algo} --env {self.env_id} --seed {self.seed} {evaluation}"
 
 
 # These would take 11 and 4 of the 20 MB that all agents may take, with their optimizers
@@ -87,14 +86,15 @@ sb3-ppg enjoy{algo} --env {agent.env_id} --pretrained
 In Python `hub.from_pretrained("pretrained/{agent.name}", env=...)`{within}. Trained with commit {commit} by
 
 ```bash
-sb3-ppg {" ".join(agent.command)}
+sb3-ppg {agent.command}
 ```"""
 
 
 def make(agent: Agent) -> hub.Evaluation:
     """Train, evaluate, write."""
     with TemporaryDirectory() as temporary:
-        subprocess.run([sys.executable, "-m", "sb3_ppg", *agent.command, "-f", temporary], check=True, capture_output=True)
+        command = [sys.executable, "-m", "sb3_ppg", *agent.command.split(), "-f", temporary]
+        subprocess.run(command, check=True, capture_output=True)
         which = ["--algo", agent.algo, "--env", agent.env_id, "-f", temporary, "-orga", "", "--device", "cpu"]
         run = push.evaluated_run(push.parser().parse_args([*which, "--no-render", "--episodes", "100"]), Path(temporary))
         files = {ZOO: run.files[ZOO], "logs/evaluations.npz": run.log_path / "evaluations.npz"}
@@ -110,16 +110,8 @@ def make(agent: Agent) -> hub.Evaluation:
     return run.evaluation
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=[agent.name for agent in AGENTS])
-    args = parser.parse_args()
+if __name__ == "__main__":
     with patched():
         for agent in AGENTS:
-            if args.only in (None, agent.name) and not (FOLDER / agent.name).exists():
+            if agent.name in (sys.argv[1:] or [agent.name]) and not (FOLDER / agent.name).exists():
                 print(agent.name, make(agent), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -104,36 +104,20 @@ def train(start: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
 
 
 def report(experiment: Experiment) -> str:
-    rows = experiment.rows().sort_values(["algorithm", "entry"])
-    lines = []
+    rows, lines = experiment.rows().sort_values(["algorithm", "entry"]), []
     for row in rows.itertuples():
         smaller = ", ".join(f"{name}={n}" for name, n in json.loads(row.changes).items())
         returns = f"{row.first} to {row.last} ({row.episodes})" if row.episodes else "none ended"
         of_phase = ["", ""] if pd.isna(row.aux_kl) else [f"{row.aux_kl:.1e}", row.aux_explained_variance]
         speed = f"{row.steps / max(row.seconds, 1):,.0f}"
         lines.append([row.algorithm, row.entry, row.env_id, smaller, f"{row.steps:,}", row.phases, returns, *of_phase, speed])
+    head = ["algorithm", "entry", "environment", "smaller", "steps", "phases", "return (episodes)", "KL", "explained var."]
     return page(
         "Entries that are not tuned, started",
         "`python -m benchmarks.starts run`, `report`: RL Zoo trains each with seed 0 and one thread for whole phases, the "
-        "first "
-        "half of a training. Returns are the means of the first and of the last fifth of the episodes; KL and explained "
-        "variance "
-        f"are those of the last auxiliary phase. {machines(experiment.rows())}",
-        table(
-            [
-                "algorithm",
-                "entry",
-                "environment",
-                "smaller",
-                "steps",
-                "phases",
-                "return (episodes)",
-                "KL",
-                "explained var.",
-                "steps/s",
-            ],
-            lines,
-        ),
+        "first half of a training. Returns are the means of the first and of the last fifth of the episodes; KL and explained "
+        f"variance are those of the last auxiliary phase. {machines(experiment.rows())}",
+        table([*head, "steps/s"], lines),
     )
 
 

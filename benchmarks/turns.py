@@ -64,6 +64,11 @@ def take_turns(
     return pd.DataFrame(rows)
 
 
+def medians(contestants: dict[str, tuple[Callable[..., Measure], tuple]], **options: Any) -> pd.DataFrame:
+    """Return the medians over all turns, a row per contestant; the options are those of ``take_turns``."""
+    return take_turns(contestants, **options).drop(columns="turn").groupby("contestant", sort=False).median()
+
+
 def seconds(function: Callable[[], Any], times: int = 1) -> float:
     """Return the median time that a call takes, until a GPU has done its part."""
     taken = []

@@ -3,7 +3,8 @@ The gain from measuring the value losses of both phases in one unit, the standar
 
 PPG with raw rewards, five seeds, with and without clipping of the gradient, as it is ("both phases"), and as it was before
 ("auxiliary phase"): the unit changes at each auxiliary phase, and the policy phase measures its value loss in the units of the
-rewards. A row has the mean over all rollouts of the mean return of the latest 20 episodes, and that of the last tenth.
+rewards. A row has the mean of the learning curve, each of whose points is the mean return of the latest 20 episodes, and the
+mean of its last tenth.
 """
 
 from pathlib import Path
@@ -13,9 +14,9 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks.callbacks import MeanReturns
 from benchmarks.harness import Experiment
 from benchmarks.suites.contestants import constructor_arguments, entry
+from benchmarks.suites.training import Episodes, curve
 from benchmarks.tables import listed, machines, mean_and_error, page, table
 from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.distributed.collectives import moments
@@ -62,15 +63,16 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]
     settings, seed = SETTINGS[training["env"]], training["seed"]
     arguments = constructor_arguments(settings)
     arguments["max_grad_norm"] = None if training["max_grad_norm"] == "none" else float(training["max_grad_norm"])
-    callbacks: list[Any] = [MeanReturns()]
+    n_timesteps, episodes = int(settings["n_timesteps"]), Episodes(folder / "episodes.csv")
+    callbacks: list[Any] = [episodes]
     if training["unit_in"] == "auxiliary phase":
         arguments |= dict(normalize_value_targets=False, objective=RawValueErrors)
         callbacks.append(ChangeUnits())
     env = make_vec_env(training["env"], settings["n_envs"], seed=seed)
-    model = PPG("MlpPolicy", env, stats_window_size=20, seed=seed, device="cpu", **arguments)
-    model.learn(int(settings["n_timesteps"]), callback=callbacks)
-    returns = callbacks[0].curve()["return"]
-    return dict(mean=round(returns.mean(), 1), last=round(returns.tail(max(1, len(returns) // 10)).mean(), 1)), None
+    model = PPG("MlpPolicy", env, seed=seed, device="cpu", **arguments)
+    model.learn(n_timesteps, callback=callbacks)
+    returns = curve(episodes.read(n_timesteps), n_timesteps, n_latest=20)["return"]
+    return dict(mean=round(returns.mean(), 1), last=round(returns.tail(5).mean(), 1)), None
 
 
 def report(experiment: Experiment) -> str:

@@ -6,12 +6,11 @@ and PPO, memory, scaling, and the cost of options.
 Each contestant runs in a process of its own. Writes results/speed_<section>.csv, speed.md and speed.png. It takes about half
 an hour on two cores; let nothing else run at the same time.
 
-    python -m benchmarks.speed [run] [--section impala micro_batches mlp memory scaling options impala_cuda]
+    python -m benchmarks.speed [impala micro_batches mlp memory scaling options impala_cuda]
     python -m benchmarks.speed report
 """
 
-import argparse
-from pathlib import Path
+import sys
 
 import pandas as pd
 import torch as th
@@ -22,6 +21,7 @@ from benchmarks.machine import processor
 from benchmarks.speed import beside_ppo, impala, memory, micro_batches, options, scaling
 from benchmarks.tables import formatted, page
 
+MACHINE = RESULTS / "speed_machine.txt"
 SECTIONS = {
     "impala": impala.CPU,
     "micro_batches": micro_batches.MICRO_BATCHES,
@@ -33,9 +33,9 @@ SECTIONS = {
 }
 
 
-def report(results: Path) -> str:
+def report() -> str:
     """Write the page and, where all of its panels were measured, the picture."""
-    files = {name: results / f"speed_{name}.csv" for name in SECTIONS}
+    files = {name: RESULTS / f"speed_{name}.csv" for name in SECTIONS}
     tables = {name: pd.read_csv(file, dtype={"channels": str}) for name, file in files.items() if file.exists()}
     sections = []
     for name, rows in tables.items():
@@ -44,31 +44,26 @@ def report(results: Path) -> str:
     text = page(
         "Speed",
         "Written by `python -m benchmarks.speed`. Medians of at least 5 turns, taken alternately.",
-        f"Machine: {(results / 'speed_machine.txt').read_text().strip()}.",
+        f"Machine: {MACHINE.read_text().strip()}.",
         *sections,
     )
-    (results / "speed.md").write_text(text)
-    panels = {name: draw for name, (_, _, _, draw) in SECTIONS.items() if draw is not None}
+    (RESULTS / "speed.md").write_text(text)
+    panels = {name: section.draw for name, section in SECTIONS.items() if section.draw is not None}
     if panels.keys() <= tables.keys():
         figure = Figure(figsize=(13, 8), dpi=110, layout="constrained")
         for axes, (name, draw) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
             draw(axes, tables[name])
-        figure.savefig(results / "speed.png")
+        figure.savefig(RESULTS / "speed.png")
     return text
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", nargs="?", default="run", choices=["run", "report"])
-    parser.add_argument("--section", nargs="*", choices=SECTIONS, help="only these")
-    parser.add_argument("--results", default=RESULTS, type=Path, help="folder of rows, tables and the picture")
-    args = parser.parse_args()
-    everything = [name for name in SECTIONS if name != "impala_cuda" or th.cuda.is_available()]
-    for name in (args.section or everything) if args.command == "run" else []:
+    names = sys.argv[1:] or [name for name in SECTIONS if name != "impala_cuda" or th.cuda.is_available()]
+    for name in names if names != ["report"] else []:
         print(f"--- {name}", flush=True)
-        SECTIONS[name].run().to_csv(args.results / f"speed_{name}.csv", index=False)
-        (args.results / "speed_machine.txt").write_text(f"{processor()}, torch {th.__version__}\n")
-    print(report(args.results))
+        SECTIONS[name].run().to_csv(RESULTS / f"speed_{name}.csv", index=False)
+        MACHINE.write_text(f"{processor()}, torch {th.__version__}\n")
+    print(report())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from benchmarks.speed.phases import Section
-from benchmarks.turns import Measure, collect, ready, seconds, take_turns
+from benchmarks.turns import Measure, collect, medians, ready, seconds
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 
 HUNDRED_ACTIONS = partial(InvalidActionEnvDiscrete, dim=100, n_invalid_actions=80)
@@ -47,12 +47,11 @@ def rollouts_and_updates(algorithm: str, contest: str) -> Measure:
 def run() -> pd.DataFrame:
     rows = []
     for contest in CONTESTS:
-        turns = take_turns({algorithm: (rollouts_and_updates, (algorithm, contest)) for algorithm in ("PPO", "PPG")})
-        medians = turns.groupby("contestant")[["rollout", "update"]].median()
+        found = medians({algorithm: (rollouts_and_updates, (algorithm, contest)) for algorithm in ("PPO", "PPG")})
         row: dict[str, Any] = dict(env=contest)
         for part, n_samples in (("update", 8192), ("rollout", 2048)):
-            row |= {f"{part}_{name.lower()}": n_samples / medians.loc[name, part] for name in ("PPO", "PPG")}
-            row[f"{part}_over_ppo"] = medians.loc["PPO", part] / medians.loc["PPG", part]
+            row |= {f"{part}_{name.lower()}": n_samples / found.loc[name, part] for name in ("PPO", "PPG")}
+            row[f"{part}_over_ppo"] = found.loc["PPO", part] / found.loc["PPG", part]
         rows.append(row)
     return pd.DataFrame(rows).round(3)
 

@@ -24,8 +24,7 @@ from benchmarks.speed.phases import (
     image_model,
     policy_minibatch,
 )
-from benchmarks.tables import formatted
-from benchmarks.turns import Measure, collect, ready, seconds, take_turns
+from benchmarks.turns import Measure, collect, medians, ready, seconds
 from sb3_ppg import PPG, ImpalaCNN
 from sb3_ppg.environments import EnvPoolVecEnv
 from sb3_ppg.optim.micro_batches import keep_freed_memory
@@ -146,34 +145,31 @@ def run(device: str = "cpu") -> pd.DataFrame:
     """Measure all paths, and the machine's peak."""
     setting = SETTINGS[device]
     contestants = [(device, architecture, path) for architecture in setting.architectures for path in setting.paths]
-    rows = take_turns(
+    found = medians(
         {" ".join(one[1:]): (parts, one) for one in contestants} | {"peak": (peak_gigaflops, (device,))},
         n_threads=N_THREADS,
         warm_up=device == "cuda",  # compilation; on a CPU a turn takes a minute
     )
-    times = rows[rows["contestant"] != "peak"].groupby("contestant", sort=False)[["rollout", "policy", "record", "auxiliary"]]
-    table = times.median().reset_index()
-    table[["architecture", "path"]] = table["contestant"].str.split(" ", n=1, expand=True)
+    peaks = found.loc["peak"]
+    table = found.drop(index="peak", columns=["float32", "bf16"]).reset_index(drop=True)
+    table["architecture"], table["path"] = zip(*(one[1:] for one in contestants), strict=True)
     table["steps_per_second"] = 1 / table.apply(seconds_per_step, axis=1, setting=setting)
     plain = table[table["path"] == "plain"].set_index("architecture")["steps_per_second"]
     table["over_plain"] = table["steps_per_second"] / table["architecture"].map(plain)
     flops = {architecture: gigaflops_per_sample(architecture) for architecture in setting.architectures}
     table["gflops"] = table["architecture"].map(flops) * setting.aux_batch_size / table["auxiliary"]
-    peaks = rows[rows["contestant"] == "peak"][["float32", "bf16"]].median()
     table["peak_gflops"] = [peaks["bf16" if path.startswith("bf16") else "float32"] for path in table["path"]]
-    return table.drop(columns="contestant").round(4)
+    return table.assign(share=table["gflops"] / table["peak_gflops"]).round(4)
 
 
-def table(rows: pd.DataFrame) -> str:
-    columns = {
-        "architecture": "{architecture}",
-        "path": "{path}",
-        "steps/s": "{steps_per_second:.1f}",
-        "over plain": "{over_plain:.2f}",
-        "GFLOP/s training": "{gflops:.0f}",
-        "of the peak": "{share:.0%} of {peak_gflops:.0f}",
-    }
-    return formatted(rows.assign(share=rows["gflops"] / rows["peak_gflops"]), columns)
+TABLE = {
+    "architecture": "{architecture}",
+    "path": "{path}",
+    "steps/s": "{steps_per_second:.1f}",
+    "over plain": "{over_plain:.2f}",
+    "GFLOP/s training": "{gflops:.0f}",
+    "of the peak": "{share:.0%} of {peak_gflops:.0f}",
+}
 
 
 def draw(axes: Axes, rows: pd.DataFrame) -> None:
@@ -186,5 +182,5 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set(ylabel="environment steps per second", title="IMPALA on Procgen")
 
 
-CPU = Section("IMPALA on Procgen (CoinrunEasy, 64 environments x 256 steps)", run, table, draw)
-CUDA = Section("IMPALA on Procgen, on a GPU (CoinrunHard, 256 environments x 256 steps)", partial(run, "cuda"), table)
+CPU = Section("IMPALA on Procgen (CoinrunEasy, 64 environments x 256 steps)", run, TABLE, draw)
+CUDA = Section("IMPALA on Procgen, on a GPU (CoinrunHard, 256 environments x 256 steps)", partial(run, "cuda"), TABLE)

@@ -21,7 +21,7 @@ from benchmarks.speed.phases import (
     images,
     iterations,
 )
-from benchmarks.turns import Measure, collect, ready, seconds, take_turns
+from benchmarks.turns import Measure, collect, medians, ready, seconds
 from sb3_ppg import RecurrentPPG
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
@@ -75,17 +75,15 @@ def run() -> pd.DataFrame:
     contestants = {"memory": (stored, ("memory", False)), "mmap": (stored, ("mmap", False))}
     if os.access(DROP_CACHES, os.W_OK):
         contestants["mmap, cold"] = (stored, ("mmap", True))
-    turns = take_turns(contestants, n_threads=N_THREADS)
-    medians = turns.groupby("contestant", sort=False)[["store", "read", "train"]].median()
-    whole = medians["store"] + N_AUX_EPOCHS * (medians["read"] + medians.loc["memory", "train"])  # the same code
-    parts = {f"storing and {N_AUX_EPOCHS} auxiliary epochs, ImpalaCNN": whole, "reading alone": medians["read"]}
+    found = medians(contestants, n_threads=N_THREADS)
+    whole = found["store"] + N_AUX_EPOCHS * (found["read"] + found.loc["memory", "train"])  # the same code
+    parts = {f"storing and {N_AUX_EPOCHS} auxiliary epochs, ImpalaCNN": whole, "reading alone": found["read"]}
     rows = [
         dict(option=f"{name}: {part}", without=times["memory"], ratio=times[name] / times["memory"])
-        for name in medians.index.drop("memory")
+        for name in found.index.drop("memory")
         for part, times in parts.items()
     ]
-    phases = take_turns({name: (recurrent, (name == "recomputed",)) for name in ("stored", "recomputed")})
-    times = phases.groupby("contestant")["seconds"].median()
+    times = medians({name: (recurrent, (name == "recomputed",)) for name in ("stored", "recomputed")})["seconds"]
     ratio = times["recomputed"] / times["stored"]
     rows.append(dict(option="recomputed LSTM states: a phase", without=times["stored"], ratio=ratio))
     return pd.DataFrame(rows).round(4)

@@ -9,7 +9,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from benchmarks.speed.phases import Section, iterations
 from benchmarks.tables import listed
 from benchmarks.tables import table as markdown_table
-from benchmarks.turns import Measure, ready, seconds, take_turns
+from benchmarks.turns import Measure, medians, ready, seconds
 from sb3_ppg import PPG
 
 SCALES = dict(n_envs=(4, 8, 16, 32), n_policy_iterations=(4, 8, 16, 32), n_aux_epochs=(1, 2, 4, 8))
@@ -29,10 +29,9 @@ def phase(quantity: str, value: int) -> Measure:
 def run() -> pd.DataFrame:
     rows = []
     for quantity, values in SCALES.items():
-        turns = take_turns({str(value): (phase, (quantity, value)) for value in values})
-        medians = turns.groupby("contestant", sort=False)["seconds"].median()
-        for value, median in medians.items():
-            rows.append(dict(quantity=quantity, value=int(str(value)), microseconds_per_step=1e6 * median))
+        found = medians({str(value): (phase, (quantity, value)) for value in values})["seconds"]
+        for value in values:
+            rows.append(dict(quantity=quantity, value=value, microseconds_per_step=1e6 * found[str(value)]))
     return pd.DataFrame(rows).round(2)
 
 

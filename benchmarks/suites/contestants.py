@@ -260,6 +260,11 @@ class Training(NamedTuple):
         """Its name in RL Zoo."""
         return CONTESTANTS[self.contestant].algorithm + ("_lstm" if self.task.recurrent else "")
 
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of its row that are known before it is run."""
+        names = dict(suite=self.task.suite, task=self.task.env_id, contestant=self.contestant)
+        return dict(**names, steps=self.n_timesteps, seed=self.seed, settings=self.hash())
+
     def settings(self) -> Settings:
         """Return all hyperparameters, in the form of RL Zoo's files."""
         is_ppg = self.algorithm.startswith("ppg")
@@ -269,7 +274,9 @@ class Training(NamedTuple):
         settings = entry(self.algorithm, self.task.env_id) | {"n_timesteps": self.n_timesteps}
         text = settings.get("policy_kwargs", "dict()")
         if networks := _differing(networks, evaluated(text)):
-            changes["policy_kwargs"] = f"{{**{text}, **{_text(networks)}}}"
+            # As RL Zoo's files do
+            values = (f"{key!r}: {one.__name__ if isinstance(one, type) else repr(one)}" for key, one in networks.items())
+            changes["policy_kwargs"] = f"{{**{text}, **{{{', '.join(values)}}}}}"
         defaults = {name: parameter.default for name, parameter in signature(ALGOS[self.algorithm]).parameters.items()}
         return settings | _differing(changes, defaults | settings)
 
@@ -279,12 +286,6 @@ class Training(NamedTuple):
         settings["policy_kwargs"] = evaluated(settings.get("policy_kwargs", "dict()"))
         decisive = [self.algorithm, self.task.env_id, self.task.env_kwargs, settings]
         return short_hash(json.dumps(decisive, sort_keys=True, default=lambda cls: cls.__name__))
-
-
-def _text(policy_kwargs: Settings) -> str:
-    """Write them as RL Zoo's files do."""
-    values = {name: value.__name__ if isinstance(value, type) else repr(value) for name, value in policy_kwargs.items()}
-    return f"{{{', '.join(f'{name!r}: {value}' for name, value in values.items())}}}"
 
 
 def _differing(changes: Settings, present: Settings) -> Settings:

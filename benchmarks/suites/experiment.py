@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pandas as pd
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -32,18 +31,6 @@ def wanted(steps: int | None = None) -> list[Training]:
         if name in contestants_on(task)
     ]
     return sorted(trainings, key=lambda training: (training.contestant not in LEADING, training.seed))
-
-
-def columns(training: Training) -> dict[str, Any]:
-    """Return the columns of its row that are known before it is run."""
-    return dict(
-        suite=training.task.suite,
-        task=training.task.env_id,
-        contestant=training.contestant,
-        steps=training.n_timesteps,
-        seed=training.seed,
-        settings=training.hash(),
-    )
 
 
 def whole_phases(task: Task, name: str) -> Measure:
@@ -80,7 +67,7 @@ SUITES = Experiment(
     wanted,
     train,
     report,
-    columns=columns,
+    columns=Training.columns,
     identity=("settings", "seed"),
     settings=Training.settings,
     options={"steps": dict(type=int, help="per training, in place of the task's")},

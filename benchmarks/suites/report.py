@@ -51,40 +51,36 @@ class Comparison(NamedTuple):
 
     def returns(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the returns of all contestants, on the test levels where there are any."""
-        found = {}
-        for name in self.rows["contestant"].unique():
-            own = self.rows[self.rows["contestant"] == name].sort_values("seed")
+        rows, found = self.rows.sort_values("seed"), {}
+        for name in rows["contestant"].unique():
+            own = rows[rows["contestant"] == name].set_index("task")
             columns = {task.env_id: "test_return" if task.is_tested else "train_return" for task in self.tasks}
-            found[name] = {
-                env_id: own.loc[own["task"] == env_id, column].to_numpy(float) for env_id, column in columns.items()
-            }
+            found[name] = {env_id: own.loc[own.index == env_id, column].to_numpy(float) for env_id, column in columns.items()}
         return found
 
     def scores(self) -> Scores:
         """Return the scores of those who were trained on all tasks of the suite."""
         return scores_of(self.returns(), self.tasks)
 
-    def curves_of(self, name: str, task: Task) -> pd.DataFrame:
+    def curves_of(self, name: str, task: Task, values: str = "return") -> pd.DataFrame:
         """Return the curves of all seeds, (n_points, n_seeds), by steps."""
         own = self.curves[(self.curves["task"] == task.env_id) & (self.curves["contestant"] == name)]
-        return own.pivot(index="steps", columns="seed", values="return")
+        return own.pivot(index="steps", columns="seed", values=values)
 
     def seconds(self, name: str, task: Task) -> "pd.Series[float]":
         """Return the seconds at each point of a curve: measured in turns, or else the mean of the trainings."""
-        own = self.curves[(self.curves["task"] == task.env_id) & (self.curves["contestant"] == name)]
-        taken = own.groupby("steps")["seconds"].mean()
+        taken = self.curves_of(name, task, "seconds").mean(axis=1)
         in_turns = self.speed[(self.speed["task"] == task.env_id) & (self.speed["contestant"] == name)]["seconds"]
         return taken if in_turns.empty else pd.Series(taken.index * in_turns.median() / 1e6, taken.index)
 
     def in_time_of_baseline(self) -> Scores:
         """Return the scores of the leading contestants when the baseline's trainings end, by their curves."""
-        returns: dict[str, dict[str, np.ndarray]] = {name: {} for name in LEADING}
-        for name in LEADING:
-            for task in self.tasks:
-                end, seconds = self.seconds(BASELINE, task).iloc[-1], self.seconds(name, task)
-                curves = self.curves_of(name, task).T.to_numpy()
-                returns[name][task.env_id] = np.array([np.interp(end, seconds, curve) for curve in curves])
-        return scores_of(returns, self.tasks)
+
+        def at_the_end(name: str, task: Task) -> np.ndarray:
+            end, seconds = self.seconds(BASELINE, task).iloc[-1], self.seconds(name, task)
+            return np.array([np.interp(end, seconds, curve) for curve in self.curves_of(name, task).T.to_numpy()])
+
+        return scores_of({name: {task.env_id: at_the_end(name, task) for task in self.tasks} for name in LEADING}, self.tasks)
 
     def times(self) -> str:
         """Compare PPG's time and the baseline's, where both were trained and measured on all tasks."""
@@ -172,14 +168,14 @@ def late_returns(found: list[Comparison]) -> pd.DataFrame:
 
     :param found: of all suites
     """
-    parts = []
+    columns = ["contestant", "task", "seed"]
+    parts = [pd.DataFrame(columns=[*columns, "length", "steps", "return"])]
     for comparison in found:
         names = [*LEADING, *ABLATIONS] if comparison.n_timesteps == END else PASSING
         if comparison.n_timesteps >= END:
             own = comparison.curves[comparison.curves["contestant"].isin(names)]
             parts.append(own.assign(length=comparison.n_timesteps))
-    columns = ["contestant", "task", "seed"]
-    curves = pd.concat(parts) if parts else pd.DataFrame(columns=[*columns, "length", "steps", "return"])
+    curves = pd.concat(parts[1:] or parts)
     late = curves[(curves["steps"] > LATE) & (curves["steps"] <= END) & curves["task"].isin(ABLATED_IDS)]
     means = late.groupby([*columns, "length"], as_index=False)["return"].mean()  # by length, too: the shortest comes first
     return means.drop_duplicates(columns).drop(columns="length")
@@ -216,9 +212,8 @@ def report(experiment: Experiment) -> Report:
     text = page(
         "PPG beside PPO",
         "`python -m benchmarks.suites run`, then `report`. One thread per training; seconds are those of the processor. Where "
-        "a "
-        "suite was trained on several machines, compare its times only as measured in turns (`speed`). Returns are, for each "
-        "seed, the mean of the last 100 episodes of the training or, where it had some levels only, of episodes on all "
+        "a suite was trained on several machines, compare its times only as measured in turns (`speed`). Returns are, for "
+        "each seed, the mean of the last 100 episodes of the training or, where it had some levels only, of episodes on all "
         "levels. A score is 0 at the return of random actions and 1 at the return in brackets. The table has the "
         "interquartile mean over the seeds that all tasks have and over tasks, and the probability that a training is "
         f"better than one of {BASELINE}, with 95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. "
