@@ -15,7 +15,6 @@ Rows of all trainings: results/defaults.csv. Writes results/defaults.md and defa
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from optuna.trial import TrialState, create_trial
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks.harness import Experiment, Report
+from benchmarks.harness import Experiment, Report, defaults_of
 from benchmarks.scores import Task, improvements, interquartile_means
 from benchmarks.tables import COLORS, finish, machines, page, table
 from sb3_ppg import PPG
@@ -73,12 +72,6 @@ FINAL_SEEDS = range(10, 15)  # played no part in the search
 def as_text(arguments: Arguments) -> str:
     """Return the searched arguments as JSON, in the order of the table."""
     return json.dumps({name: arguments[name] for name in SPACE})
-
-
-def defaults_of(algorithm: type[PPO] | type[PPG]) -> Arguments:
-    """Return the algorithm's defaults of the searched arguments."""
-    parameters = signature(algorithm).parameters
-    return {name: parameters[name].default for name in SPACE if name in parameters}
 
 
 DEFAULTS = as_text(defaults_of(PPG))

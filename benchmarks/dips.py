@@ -5,7 +5,6 @@ and with these and the paper's losses as they are, without value units.
 """
 
 import json
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pandas as pd
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from benchmarks.harness import Experiment, short_hash
+from benchmarks.harness import Experiment, defaults_of, short_hash
 from benchmarks.suites.contestants import constructor_arguments, entry
 from benchmarks.tables import listed, machines, page, table
 from sb3_ppg import PPG, PhasicCallback
@@ -56,8 +55,7 @@ class PlayAroundPhases(PhasicCallback):
 
 def hash_of(setting: str) -> str:
     """Return a hash of all arguments of a setting."""
-    defaults = {name: parameter.default for name, parameter in signature(PPG).parameters.items()}
-    return short_hash(json.dumps(defaults | SETTINGS[setting], sort_keys=True, default=repr))
+    return short_hash(json.dumps(defaults_of(PPG) | SETTINGS[setting], sort_keys=True, default=repr))
 
 
 def wanted() -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ Outcome = tuple[Any, pd.DataFrame | None]  # a row (a dictionary) or several (a 
 def short_hash(text: str) -> str:
     """Return eight hexadecimal digits that change with the text."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of all parameters."""
+    return {name: parameter.default for name, parameter in signature(function).parameters.items()}
 
 
 @contextmanager

@@ -9,7 +9,6 @@ Learning curves and final returns of PPG and PPO with the same number of steps; 
 import contextlib
 import time
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common.vec_env import sync_envs_normalization
 
-from benchmarks.harness import Experiment, Report, short_hash
+from benchmarks.harness import Experiment, Report, defaults_of, short_hash
 from benchmarks.suites.contestants import Settings, entry, zoo_entry
 from benchmarks.suites.training import Episodes, curve, learn, make
 from benchmarks.tables import draw_seeds, finish, listed, machines, mean_and_error, page, table
@@ -63,8 +62,7 @@ TASKS: Tasks = {
 
 def hyperparameters(algo: str, settings: Settings) -> str:
     """Return a hash of an entry, or of the algorithm's defaults."""
-    defaults = [(name, parameter.default) for name, parameter in signature(ALGOS[algo]).parameters.items()]
-    return short_hash(repr(defaults if settings == DEFAULTS else sorted(settings.items())))
+    return short_hash(repr(list(defaults_of(ALGOS[algo]).items()) if settings == DEFAULTS else sorted(settings.items())))
 
 
 def wanted(tasks: Tasks) -> list[dict[str, Any]]:

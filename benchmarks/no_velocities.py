@@ -4,7 +4,6 @@ otherwise all defaults. Its agents have to return 450; without memory they retur
 """
 
 import time
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from benchmarks.harness import Experiment, short_hash
+from benchmarks.harness import Experiment, defaults_of, short_hash
 from benchmarks.tables import listed, machines, page, table
 from sb3_ppg import PPG, RecurrentPPG
 
@@ -53,7 +52,7 @@ class WithoutVelocities(ObservationWrapper):
 def defaults(algorithm: str) -> str:
     """Return a hash of the algorithm's arguments."""
     classes = [one for one in reversed(ALGORITHMS[algorithm].__mro__) if one in (PPG, *ALGORITHMS.values())]
-    values = {name: one.default for base in classes for name, one in signature(base).parameters.items()}
+    values = {name: default for base in classes for name, default in defaults_of(base).items()}
     return short_hash(repr(sorted((values | SETTINGS).items())))
 
 

@@ -18,7 +18,6 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks.harness import Experiment
@@ -64,25 +63,6 @@ class RandomEnv(gym.Env):
         return np.arange(4) % 2 == self.n_steps % 2
 
 
-class Memory(BaseCallback):
-    """Notes the resident memory at the beginning of each phase, in MB."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.resident: list[float] = []
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_start(self) -> None:
-        if self.num_timesteps % PHASE == 0:
-            gc.collect()
-            self.resident.append(psutil.Process().memory_info().rss / 2**20)
-
-    def _on_training_end(self) -> None:
-        self._on_rollout_start()
-
-
 def resident_memory(case: str, n_phases: int, algorithm: str = "PPG") -> list[float]:
     """
     Return the resident memory after each phase of a training, in MB. In a process of its own, or memory that others have freed
@@ -93,18 +73,18 @@ def resident_memory(case: str, n_phases: int, algorithm: str = "PPG") -> list[fl
     """
     th.set_num_threads(1)
     cls, policy, space, policy_kwargs = CASES[case]
-    env = make_vec_env(lambda: RandomEnv(space), N_ENVS)
-    common: dict[str, Any] = dict(n_steps=N_STEPS, n_epochs=1, batch_size=N_ENVS * N_STEPS, seed=0, device="cpu")
-    phases: dict[str, Any] = dict(n_policy_iterations=N_POLICY_ITERATIONS, n_aux_epochs=1, aux_batch_size=16)
-    model: BaseAlgorithm
-    if algorithm == "PPO":
-        model = PPO(policy, env, policy_kwargs=policy_kwargs, **common)
-    else:
-        model = cls(policy, env, policy_kwargs=policy_kwargs, **common, **phases)
+    arguments: dict[str, Any] = dict(n_steps=N_STEPS, n_epochs=1, batch_size=N_ENVS * N_STEPS, seed=0, device="cpu")
+    if algorithm != "PPO":
+        arguments |= dict(n_policy_iterations=N_POLICY_ITERATIONS, n_aux_epochs=1, aux_batch_size=16)
+    made: type[BaseAlgorithm] = PPO if algorithm == "PPO" else cls
+    model = made(policy, make_vec_env(lambda: RandomEnv(space), N_ENVS), policy_kwargs=policy_kwargs, **arguments)
     gc.freeze()  # objects that are there are not gone through each time
-    memory = Memory()
-    model.learn(n_phases * PHASE, callback=memory)
-    return memory.resident[1:]
+    resident = []
+    for _ in range(n_phases):
+        model.learn(PHASE, reset_num_timesteps=False)
+        gc.collect()
+        resident.append(psutil.Process().memory_info().rss / 2**20)
+    return resident
 
 
 def in_a_new_process(function: Callable[..., Any], *args: Any) -> Any:
@@ -116,11 +96,8 @@ def in_a_new_process(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def wanted() -> list[dict[str, Any]]:
-    return [
-        dict(case=case, algorithm=name)
-        for case, (cls, *_) in CASES.items()
-        for name in ([cls.__name__, "PPO"] if cls is PPG else [cls.__name__])
-    ]
+    names = {case: [cls.__name__, "PPO"] if cls is PPG else [cls.__name__] for case, (cls, *_) in CASES.items()}
+    return [dict(case=case, algorithm=name) for case, algorithms in names.items() for name in algorithms]
 
 
 def train(training: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, None]:

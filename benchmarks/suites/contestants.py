@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from functools import cache
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from rl_zoo3 import ALGOS, exp_manager
 from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import LinearSchedule
 
-from benchmarks.harness import short_hash
+from benchmarks.harness import defaults_of, short_hash
 from benchmarks.scores import Task
 from sb3_ppg import PPG
 from sb3_ppg.family import FAMILY
@@ -235,7 +234,7 @@ def entry(algorithm: str, env_id: str) -> Settings:
 
 def constructor_arguments(settings: Settings) -> dict[str, Any]:
     """Return the arguments of PPG in an entry, except the policy, as Python's."""
-    arguments = {name: value for name, value in settings.items() if name in signature(PPG).parameters and name != "policy"}
+    arguments = {name: value for name, value in settings.items() if name in defaults_of(PPG) and name != "policy"}
     rate = arguments.get("learning_rate")
     if isinstance(rate, str):
         arguments["learning_rate"] = LinearSchedule(float(rate.removeprefix("lin_")), 0.0, 1.0)
@@ -277,8 +276,7 @@ class Training(NamedTuple):
             # As RL Zoo's files do
             values = (f"{key!r}: {one.__name__ if isinstance(one, type) else repr(one)}" for key, one in networks.items())
             changes["policy_kwargs"] = f"{{**{text}, **{{{', '.join(values)}}}}}"
-        defaults = {name: parameter.default for name, parameter in signature(ALGOS[self.algorithm]).parameters.items()}
-        return settings | _differing(changes, defaults | settings)
+        return settings | _differing(changes, defaults_of(ALGOS[self.algorithm]) | settings)
 
     def hash(self) -> str:
         """Return a hash of everything that decides what is learned except the seed, however it is written."""
