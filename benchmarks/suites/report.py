@@ -168,14 +168,14 @@ def late_returns(found: list[Comparison]) -> pd.DataFrame:
 
     :param found: of all suites
     """
-    columns = ["contestant", "task", "seed"]
-    parts = [pd.DataFrame(columns=[*columns, "length", "steps", "return"])]
+    parts = []
     for comparison in found:
         names = [*LEADING, *ABLATIONS] if comparison.n_timesteps == END else PASSING
         if comparison.n_timesteps >= END:
             own = comparison.curves[comparison.curves["contestant"].isin(names)]
             parts.append(own.assign(length=comparison.n_timesteps))
-    curves = pd.concat(parts[1:] or parts)
+    columns = ["contestant", "task", "seed"]
+    curves = pd.concat(parts) if parts else pd.DataFrame(columns=[*columns, "length", "steps", "return"])
     late = curves[(curves["steps"] > LATE) & (curves["steps"] <= END) & curves["task"].isin(ABLATED_IDS)]
     means = late.groupby([*columns, "length"], as_index=False)["return"].mean()  # by length, too: the shortest comes first
     return means.drop_duplicates(columns).drop(columns="length")
