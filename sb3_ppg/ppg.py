@@ -634,10 +634,11 @@ class PPG(OnPolicyAlgorithm):
             return False
         start = time.perf_counter()
         session.callback = callback
-        with session.exchange.rollout() as outcome:
+        exchange = session.exchange
+        with exchange.rollout():
             end = take_steps(self, env, callback, rollout_buffer, n_rollout_steps)
-            outcome.continues = end is not None
-        if not outcome.continues or end is None:
+            exchange.continues = end is not None
+        if not exchange.continues or end is None:
             return False
         self.rollout_end = finish_rollout(self, rollout_buffer, *end)
         callback.on_rollout_end()

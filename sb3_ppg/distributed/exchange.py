@@ -1,7 +1,7 @@
 """Everything that processes exchange about their models: settings and state before the first rollout, results after each."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -77,16 +77,6 @@ def _running_statistics(model: PhasicModel) -> list[RunningMeanStd]:
     return [rms for normalizer in normalizers(model.get_env()) for rms in statistics(normalizer).values()]
 
 
-class Outcome:
-    """
-    The outcome of a rollout.
-
-    :ivar continues: in the block, whether this process wants to continue; after it, whether all processes want to
-    """
-
-    continues = False
-
-
 class _Report(NamedTuple):
     """One process's part of a rollout: new episodes as ``Monitor`` describes them, moments of new samples."""
 
@@ -104,21 +94,23 @@ class RolloutExchange:
     :param model: before its environments are reset, with the same statistics in all processes
     """
 
+    continues: bool  # in `rollout`'s block, whether this process wants to continue; after it, whether all processes want to
+
     def __init__(self, model: PhasicModel):
         self.model = model
         self._running = _running_statistics(model) if n_processes() > 1 else []
         self._merged = [_moments(rms) for rms in self._running]
 
     @contextmanager
-    def rollout(self) -> Iterator[Outcome]:
+    def rollout(self) -> Iterator[None]:
         """
         Collect a rollout in each process. After an error in any of them, everything merged is as it was before the block.
 
         :raises ProcessGroupError: if another process has failed
         """
-        outcome, model = Outcome(), self.model
+        self.continues, model = False, self.model
         if n_processes() == 1:
-            yield outcome
+            yield
             return
         assert model.ep_info_buffer is not None and model.ep_success_buffer is not None
         n_steps, window = model.num_timesteps, model.ep_info_buffer.maxlen
@@ -128,28 +120,23 @@ class RolloutExchange:
         model.ep_info_buffer, model.ep_success_buffer = deque(episodes), deque(successes)
         try:
             with agreed():
-                yield outcome
+                yield
             moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]
             new_episodes = list(model.ep_info_buffer)[len(episodes) :], list(model.ep_success_buffer)[len(successes) :]
-            reports = gather(_Report(outcome.continues, model.num_timesteps, *new_episodes, moments))
+            reports = gather(_Report(self.continues, model.num_timesteps, *new_episodes, moments))
+            self.continues = all(report.continues for report in reports)
         finally:  # after an error there are no reports
-            outcome.continues = all(report.continues for report in reports)
             # A process that stops has taken fewer steps
             model.num_timesteps = max((report.num_timesteps for report in reports), default=n_steps)
             episodes += [episode for report in reports for episode in report.episodes]
             successes += [success for report in reports for success in report.successes]
             model.ep_info_buffer, model.ep_success_buffer = deque(episodes, window), deque(successes, window)
-            self._merge([report.moments for report in reports])
-
-    def _merge(self, gathered: Sequence[list[Moments]]) -> None:
-        """Replace what each process has added to its statistics by what all processes have added."""
-        for index, (rms, before) in enumerate(zip(self._running, self._merged, strict=True)):
-            rms.mean, rms.var, rms.count = before
-            for moments in gathered:
-                mean, var, count = moments[index]
-                if count > 0:
-                    rms.update_from_moments(mean, var, count)
-        self._merged = [_moments(rms) for rms in self._running]
+            for index, (rms, before) in enumerate(zip(self._running, self._merged, strict=True)):
+                rms.mean, rms.var, rms.count = before
+                for mean, var, count in (report.moments[index] for report in reports):
+                    if count > 0:
+                        rms.update_from_moments(mean, var, count)
+            self._merged = [_moments(rms) for rms in self._running]
 
 
 def _moments(rms: RunningMeanStd) -> Moments:

@@ -55,7 +55,8 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
     if size == 0 or has_group():
         yield
         return
-    _end_with_agent()
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # when torchrun's agent is killed: it would train on unseen
     number = int(os.environ["RANK"])
     store = _meet(number, size, start_timeout)
     n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
@@ -66,7 +67,7 @@ def process_group(timeout: float = 1800, start_timeout: float = 60) -> Iterator[
     dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timedelta(seconds=timeout))
     use_store(store)
     try:
-        require_equal(_versions())
+        require_equal({"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}})
         yield
     except BaseException as error:
         leave_group(error)
@@ -91,12 +92,6 @@ def check_group() -> None:
             f"This is one of {n_started()} processes, but it trains alone: put `with sb3_ppg.process_group():` around the "
             "training, for all to train one model"
         )
-
-
-def _end_with_agent() -> None:
-    """Let the system kill this process when torchrun's agent is killed: it would train on unseen. Only Linux can."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _meet(rank: int, size: int, timeout: float) -> "dist.Store":
@@ -130,8 +125,3 @@ def _meet(rank: int, size: int, timeout: float) -> "dist.Store":
             time.sleep(GRACE)
         raise ProcessGroupError(f"of {size} processes, these have not come: {missing}")
     return store
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions that must be the same in all processes."""
-    return {"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}}

@@ -15,16 +15,10 @@ from sb3_ppg.arguments import check_value, count, optional
 from sb3_ppg.callbacks import called_by, every
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import broadcast, gather, has_abandoned_group, n_processes, rank
-from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError
-from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.model_file import checkpoint_of
-from sb3_ppg.saving.training_state import (
-    check_state_is_finite,
-    file_of_process,
-    files_of_processes,
-    write_training_state,
-)
+from sb3_ppg.saving.training_state import file_of_process, files_of_processes, first_non_finite, write_training_state
 
 SUFFIX = ".aux_buffer.npz"
 
@@ -136,51 +130,33 @@ class PhasicCheckpointCallback(BaseCallback):
         if self._saved_at == self.model.num_timesteps or has_abandoned_group():
             return
         path = self.save_path / f"{self.name_prefix}_{self.model.num_timesteps}_steps.zip"
-        if error := next(filter(None, gather(_non_finite(self.model))), None):
+        if error := next(filter(None, gather(first_non_finite(self.model))), None):
             warnings.warn(f"{path} is not written: {error}. The checkpoint before it stays the latest", stacklevel=2)
             return
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
-        self._write(path)
-        self._saved_at = self.model.num_timesteps
-        if self.verbose >= 2:
-            print(f"Saving model checkpoint to {path}")
-        self._saved = [*(one for one in self._saved if one != path), path]
-        self._remove_old()
-
-    def _write(self, path: Path) -> None:
         own = file_of_process(aux_buffer_path(path))
-        with agreed():
-            with atomic_writes([own, path] if n_processes() == 1 else [own]) as (state, *model_file):
-                write_training_state(self.model, state)
-                for temporary in model_file:
-                    with temporary.open("wb") as file:
-                        self.model.save(file)
+        with agreed(), atomic_writes([own, path] if n_processes() == 1 else [own]) as (state, *model_file):
+            write_training_state(self.model, state)
+            for temporary in model_file:
+                with temporary.open("wb") as file:
+                    self.model.save(file)
         if n_processes() > 1:  # all have written their own files
             with agreed():
                 if rank() == 0:
                     self.model.save(path)
-
-    def _remove_old(self) -> None:
-        for old in self._saved[: -self.keep] if self.keep is not None else []:
-            old.unlink(missing_ok=True)  # the model first: without it the other file is no checkpoint
-            self._remove_buffers(old)
+        self._saved_at = self.model.num_timesteps
+        if self.verbose >= 2:
+            print(f"Saving model checkpoint to {path}")
+        self._saved = [*(one for one in self._saved if one != path), path]
+        without_model = self._saved[: -self.keep] if self.keep is not None else []
+        without_buffers = self._saved[: -self.keep_buffers] if self.keep_buffers is not None else []
+        for old in without_model:
+            old.unlink(missing_ok=True)  # first: without it the other file is no checkpoint
             self._saved.remove(old)
-        for old in self._saved[: -self.keep_buffers] if self.keep_buffers is not None else []:
-            self._remove_buffers(old)
-
-    def _remove_buffers(self, path: Path) -> None:
-        for file in files_of_processes(aux_buffer_path(path)):
-            file.unlink(missing_ok=True)
-
-
-def _non_finite(model: PhasicModel) -> str | None:
-    """The error's message if a number in the state is not finite."""
-    try:
-        check_state_is_finite(model)
-    except NonFiniteError as error:
-        return str(error)
-    return None
+        for old in {*without_model, *without_buffers}:
+            for buffers in files_of_processes(aux_buffer_path(old)):
+                buffers.unlink(missing_ok=True)
 
 
 def checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:
@@ -236,14 +212,6 @@ def _checkpoints(folder: Path, name_prefix: str) -> list[_Checkpoint]:
     for path in folder.glob("*.zip"):
         if match := name.fullmatch(path.name):
             with suppress(FileNotFoundError):  # a running training has removed it
-                run, written = _written(path)
+                run, written = checkpoint_of(path)
                 found.append(_Checkpoint(written, int(match[1]), path, run))
     return sorted(found)
-
-
-def _written(path: Path) -> tuple[str | None, int]:
-    """Run that wrote a file, and the time."""
-    with suppress(ModelFormatError):  # a damaged file is refused when it is loaded
-        if (checkpoint := checkpoint_of(path)) is not None:
-            return checkpoint
-    return None, path.stat().st_mtime_ns

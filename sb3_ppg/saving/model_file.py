@@ -1,26 +1,24 @@
-"""Zip files of models: the class that wrote one, and whether it is complete."""
+"""Zip files of models: the class that wrote one, whether it is complete, and when a checkpoint was written."""
 
 import io
 import json
 import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+
+from stable_baselines3.common.save_util import open_path
 
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.protocols import PhasicModel
 
 FORMAT_VERSION = 1
-SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `class_names`
-ModelPath = str | Path | io.BufferedIOBase
+SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
 
 
-def class_names(cls: type) -> list[str]:
-    """
-    :param cls: an algorithm of sb3_ppg, or a class derived from one
-    :return: the names of the class and of its bases, up to the algorithm of sb3_ppg
-    """
+def _class_names(cls: type) -> list[str]:
+    """Return the names of a class and of its bases, up to the algorithm of sb3_ppg."""
     names = []
     for base in cls.__mro__:
         names.append(base.__name__)
@@ -35,25 +33,11 @@ def mark_class(model: PhasicModel) -> None:
 
     :param model: about to be saved
     """
-    vars(model)[SAVED_BY] = [FORMAT_VERSION, *class_names(type(model))]
-
-
-def saved_by(path: ModelPath) -> str:
-    """
-    Check a model's file without unpickling anything.
-
-    :param path: zip file (".zip" may be left out), or a stream
-    :return: name of the algorithm of sb3_ppg that wrote it
-    :raises FileNotFoundError: if there is no such file
-    :raises ModelFormatError: if the file is damaged, another class's or a newer version's
-    """
-    path = _existing(path)
-    with _open(path) as file:
-        return _names_of_writer(file, path)[-1]
+    vars(model)[SAVED_BY] = [FORMAT_VERSION, *_class_names(type(model))]
 
 
 @contextmanager
-def checked_model_file(path: ModelPath, cls: type) -> Iterator[io.BufferedIOBase]:
+def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Iterator[io.BufferedIOBase]:
     """
     Open a model's file and check all of it without unpickling anything.
 
@@ -63,10 +47,21 @@ def checked_model_file(path: ModelPath, cls: type) -> Iterator[io.BufferedIOBase
     :raises FileNotFoundError: if there is no such file
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
     """
-    path = _existing(path)
-    with _open(path) as file:
-        writer, *bases = _names_of_writer(file, path)
-        if writer not in class_names(cls):
+    with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
+        path = getattr(file, "name", path)
+        attributes = _attributes(file, path, check_all=True)
+        if SAVED_BY not in attributes:
+            raise ModelFormatError(
+                f"{path} is another class's file: no algorithm of sb3_ppg saved it. Use the `load` of the class that did, "
+                "PPO.load for instance; PPG can go on from PPO's networks: "
+                "model.policy.load_state_dict(PPO.load(path).policy.state_dict(), strict=False)"
+            )
+        version, writer, *bases = attributes[SAVED_BY]
+        if version != FORMAT_VERSION:
+            raise ModelFormatError(
+                f"{path} has version {version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that wrote it"
+            )
+        if writer not in _class_names(cls):
             derived = f", which is derived from {bases[-1]}" if bases else ""
             raise ModelFormatError(
                 f"{path} is another class's file: it was saved by {writer}{derived}, not by {cls.__name__}; use {writer}.load"
@@ -74,48 +69,20 @@ def checked_model_file(path: ModelPath, cls: type) -> Iterator[io.BufferedIOBase
         yield file
 
 
-def checkpoint_of(path: Path) -> tuple[str, int] | None:
+def checkpoint_of(path: Path) -> tuple[str | None, int]:
     """
     :param path: a model's zip file
-    :return: the run of ``PhasicCheckpointCallback`` that wrote it, and the time of writing in nanoseconds. None if it is not a
-        checkpoint
+    :return: the run of ``PhasicCheckpointCallback`` that wrote it, and the time of writing in nanoseconds. For any other file,
+        damaged ones included, which are refused when they are loaded: None, and the time of modification
     :raises FileNotFoundError: if there is no such file
-    :raises ModelFormatError: if the file is damaged
     """
-    with path.open("rb") as file:
-        checkpoint = _attributes(file, path).get("_checkpoint")
-    return None if checkpoint is None else tuple(checkpoint)
+    with suppress(ModelFormatError), path.open("rb") as file:
+        if (checkpoint := _attributes(file, path).get("_checkpoint")) is not None:
+            return tuple(checkpoint)
+    return None, path.stat().st_mtime_ns
 
 
-def _existing(path: ModelPath) -> ModelPath:
-    """Complete a path without ".zip"."""
-    if not isinstance(path, (str, Path)) or Path(path).exists():
-        return path
-    zipped = Path(f"{path}.zip")
-    return zipped if zipped.exists() else path
-
-
-def _open(path: ModelPath) -> AbstractContextManager[io.BufferedIOBase]:
-    return Path(path).open("rb") if isinstance(path, (str, Path)) else nullcontext(path)
-
-
-def _names_of_writer(file: io.BufferedIOBase, path: ModelPath) -> list[str]:
-    attributes = _attributes(file, path, check_all=True)
-    if SAVED_BY not in attributes:
-        raise ModelFormatError(
-            f"{path} is another class's file: no algorithm of sb3_ppg saved it. Use the `load` of the class that did, "
-            "PPO.load for instance; PPG can go on from PPO's networks: "
-            "model.policy.load_state_dict(PPO.load(path).policy.state_dict(), strict=False)"
-        )
-    version, *names = attributes[SAVED_BY]
-    if version != FORMAT_VERSION:
-        raise ModelFormatError(
-            f"{path} has version {version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that wrote it"
-        )
-    return names
-
-
-def _attributes(file: io.BufferedIOBase, path: ModelPath, check_all: bool = False) -> dict[str, Any]:
+def _attributes(file: io.BufferedIOBase, path: Any, check_all: bool = False) -> dict[str, Any]:
     """Attributes of the model as JSON has them, most of them pickled; with ``check_all``, after a look at every checksum."""
     try:
         with zipfile.ZipFile(file) as archive:

@@ -60,7 +60,8 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
             f"{model._n_replayed_rollouts} that the policy learns from again) are not here: call `load_aux_buffer` first, or "
             "`learn`, which starts the phase over"
         )
-    check_state_is_finite(model)
+    if (error := first_non_finite(model)) is not None:
+        raise NonFiniteError(error)
     with atomic_write(file_of_process(path)) as temporary:
         write_training_state(model, temporary)
 
@@ -84,17 +85,15 @@ def write_training_state(model: PhasicModel, path: Path) -> None:
         np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **_arrays(model))  # type: ignore[arg-type]
 
 
-def check_state_is_finite(model: PhasicModel) -> None:
+def first_non_finite(model: PhasicModel) -> str | None:
     """
     :param model: between two iterations
-    :raises NonFiniteError: if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite
+    :return: a message if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite
     """
     numbers = {**_flat(model.get_parameters()), **_arrays(model)}
     if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
         numbers["the reward normalizer's variance"] = np.asarray(model.rollout_buffer.reward_normalizer.return_rms.var)
-    for name, value in numbers.items():
-        if not _is_finite(value):
-            raise NonFiniteError(f"{name} is not finite")
+    return next((f"{name} is not finite" for name, value in numbers.items() if not _is_finite(value)), None)
 
 
 def _is_finite(value: Any) -> bool:
