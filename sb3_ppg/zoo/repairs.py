@@ -3,7 +3,6 @@ Faults of RL Zoo's scripts (rl_zoo3 2.9.2) for every algorithm, and for ours, on
 within which the fault is mended; ``patched`` enters all of them. (``manager`` mends those of ``ExperimentManager``.)
 """
 
-import glob
 import importlib
 import os
 import shutil
@@ -108,9 +107,8 @@ def latest_model() -> Iterator[None]:
     """
 
     def get_latest_run_id(log_path: str, env_name: EnvironmentName) -> int:
-        prefix = f"{env_name}_"
-        runs = {run.name.removeprefix(prefix): run for run in Path(log_path).glob(f"{glob.escape(prefix)}*")}
-        return max((int(number) for number, run in runs.items() if number.isdecimal() and any(run.glob("*.zip"))), default=0)
+        runs = [run.name.rpartition("_") for run in Path(log_path).glob("*") if any(run.glob("*.zip"))]
+        return max((int(number) for name, _, number in runs if name == env_name and number.isdecimal()), default=0)
 
     @wraps(get_model_path)
     def explained(exp_id: int, folder: str, algo: str, *args: Any, **kwargs: Any) -> tuple[str, str, str]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -32,7 +31,8 @@ from sb3_ppg.zoo import ALGOS, launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from sb3_ppg.zoo.interrupted import make_run_folder
 from sb3_ppg.zoo.report import agent_parser, is_deterministic
-from tests.helpers import ROOT, run
+from tests.helpers import ROOT, run, wait_for
+from tests.zoo.programs import end_of, output_of, program
 
 pytestmark = pytest.mark.slow
 SMALL = ("-params", "n_envs:2", "n_steps:32", "batch_size:32", "n_policy_iterations:2", "aux_batch_size:32")
@@ -252,25 +252,12 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
 
 def test_ctrl_c_saves_the_model(tmp_path):
     """The training ends, and its model is there, as for PPO."""
-    command = [sys.executable, "-m", "sb3_ppg", "train", "--env", "CartPole-v1", "-n", "1000000", "--eval-freq", "-1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    training = subprocess.Popen(
-        [*command, "--save-replay-buffer"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # shells ignore it for what runs in the background
-    )
-    lines = []
-    for line in training.stdout:  # until it has trained for a while
-        lines.append(line.decode())
-        if "n_updates" in lines[-1]:
-            break
+    options = ("--env", "CartPole-v1", "-n", "1000000", "--eval-freq", "-1", "--save-replay-buffer")
+    training = program(["-m", "sb3_ppg", "train", *options], tmp_path)
+    wait_for(lambda: "n_updates" in output_of(training))
     training.send_signal(signal.SIGINT)
-    rest, _ = training.communicate(timeout=60)
-    output = "".join(lines) + rest.decode()
-    assert training.returncode == 0 and "Traceback" not in output and "Saving to logs" in output, output
+    code, output = end_of(training)
+    assert code == 0 and "Traceback" not in output and "Saving to logs" in output, output
     folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
     model = PPG.load(folder / "CartPole-v1.zip")
     assert model.num_timesteps > 0 and (folder / "CartPole-v1.aux_buffer.npz").exists()
@@ -322,21 +309,12 @@ def test_training_with_worker_processes(tmp_path):
 def test_a_signal_to_the_workers_too_ends_between_two_iterations(tmp_path):
     """``timeout`` sends it so, and schedulers of clusters."""
     options = ("--env", "CartPole-v1", "-n", "1000000", "--save-freq", "640000", "--eval-freq", "-1")
-    with (tmp_path / "output").open("w") as output:
-        training = subprocess.Popen(
-            [sys.executable, "-m", "sb3_ppg", "train", *options, "--vec-env", "subproc", *SMALL],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        while training.poll() is None and "n_updates" not in (tmp_path / "output").read_text():
-            time.sleep(0.1)
-        os.killpg(training.pid, signal.SIGTERM)
-        training.wait(60)
-    said = (tmp_path / "output").read_text()
-    assert training.returncode == 128 + signal.SIGTERM and "Traceback" not in said and "A signal has ended" in said, said
+    command = ["-m", "sb3_ppg", "train", *options, "--vec-env", "subproc", *SMALL]
+    training = program(command, tmp_path, start_new_session=True)
+    wait_for(lambda: "n_updates" in output_of(training))
+    os.killpg(training.pid, signal.SIGTERM)
+    code, said = end_of(training)
+    assert code == 128 + signal.SIGTERM and "Traceback" not in said and "A signal has ended" in said, said
     (checkpoint,) = (tmp_path / "logs" / "ppg" / "CartPole-v1_1").glob("rl_model_*_steps.zip")
     assert int(checkpoint.name.split("_")[2]) % 64 == 0
     end = time.monotonic() + 10

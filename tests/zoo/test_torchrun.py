@@ -24,6 +24,7 @@ from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.interrupted import MARKER, Marker, forget_later_episodes, interrupted_run
 from tests.distributed.several import free_port, in_processes
 from tests.helpers import ROOT, wait_for
+from tests.zoo.programs import end_of, program
 
 pytestmark = pytest.mark.slow
 TRAIN = ["-m", "sb3_ppg", "train", "--env", "CartPole-v1", "--seed", "3"]
@@ -50,21 +51,6 @@ def start(arguments: list[str], cwd: Path, *options: str, n: int = 2, **environm
     rendezvous = () if {"--rdzv-endpoint", "--standalone"} & {*options} else ("--master-port", str(free_port()))
     agent = ["-m", "torch.distributed.run", "--nproc-per-node", str(n), *rendezvous, *options]
     return program([*agent, *arguments], cwd, **environment)
-
-
-def program(arguments: list[str], cwd: Path, **environment: str) -> subprocess.Popen:
-    """Start a program whose output goes to a file: a pipe that nobody reads would stop it."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", **environment}
-    path = cwd / f"output_{len(list(cwd.glob('output_*')))}"
-    with path.open("w") as output:
-        started = subprocess.Popen([sys.executable, *arguments], cwd=cwd, env=variables, stdout=output, stderr=output)
-    vars(started)["output"] = path
-    return started
-
-
-def end_of(started: subprocess.Popen) -> tuple[int, str]:
-    code = started.wait(timeout=150)
-    return code, vars(started)["output"].read_text()
 
 
 def launched(arguments: list[str]) -> str:
