@@ -14,6 +14,7 @@ from gymnasium.wrappers import TransformReward
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG
@@ -137,7 +138,7 @@ def test_target_kl_ends_the_epochs(capsys):
 
 
 def test_the_auxiliary_phase_follows_every_n_pi_iterations():
-    """What a budget leaves over is used by the next call."""
+    """The next call uses what a budget leaves over."""
     model, stored = make(), []
 
     class Record(PhasicCallback):
@@ -392,6 +393,8 @@ BAD_VALUES = dict(
     policy_kwargs=["dict(net_arch=[8])"],
     policy=[None, 3],
     aux_buffer_kwargs=["mmap", dict(size=3)],
+    recompute_advantages=["yes"],
+    mixed_precision=["fp16"],
 )
 CONTRADICTORY_NETWORKS = [
     (dict(architecture="triple"), "architecture`='triple'.*dual.*detached.*shared"),
@@ -404,11 +407,21 @@ CONTRADICTORY_NETWORKS = [
     *((dict(net_arch=net_arch), "net_arch") for net_arch in ([0], "64", [True], dict(pi=[8], vf=8))),
     (dict(net_arch=dict(foo=[8])), "net_arch.*foo.*pi"),
 ]
+BATCH_NORM = dict(features_extractor_class=BatchNormExtractor)
+AVERAGED = dict(objective="ewma", objective_kwargs=dict(advantage_decay=0.5))
 BAD_ARGUMENTS = [({name: value}, name) for name, values in BAD_VALUES.items() for value in values]
 BAD_ARGUMENTS += [(dict(policy_kwargs=kwargs), message) for kwargs, message in CONTRADICTORY_NETWORKS]
 BAD_ARGUMENTS += [
     (dict(aux_batch_size=24), "aux_batch_size.*24.*n_steps.*16.*use a multiple of it, or less, for minibatches of single"),
     (dict(aux_batch_size=64), "aux_batch_size.*64.*48"),
+    (dict(mixed_precision="bf16"), "mixed_precision`='bf16' cannot work.*no layers"),
+    (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalisation.*None"),
+    (dict(micro_batch_size=4, policy_kwargs=dict(compile_mode="reduce-overhead")), "micro_batch_size`=4 .*: CUDA graphs"),
+    (dict(recompute_advantages=True, **AVERAGED), "recompute_advantages`=True.* would count a rollout several times"),
+    (dict(objective_kwargs=dict(value_clip=-1)), "value_clip`=-1 cannot work"),
+    (dict(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2), "clip_range_vf`=.* cannot work: `value_clip` of"),
+    (dict(normalize_value_targets="always"), 'normalize_value_targets.*use True, False, or "running"'),
+    (dict(policy=ActorCriticPolicy), "policy.*ActorCriticPolicy.*'MlpPolicy'.*PhasicActorCriticPolicy"),
     (dict(clip_range=None), "clip_range.*None.*kl_coef"),
     (dict(n_steps=1, batch_size=1), "n_steps.*1.*normalize_advantage"),
     (dict(use_sde=True), "use_sde.*True.*Box"),
@@ -604,10 +617,3 @@ def test_auxiliary_minibatches_are_of_whole_sequences_or_of_single_samples(batch
     places = th.cat(seen).flatten()
     assert sorted(places.tolist()) == list(range(3 * 64))
     assert bool((places.reshape(-1, 64).diff() == 1).all()) == (sizes[0] >= 64)
-
-
-def test_a_memory_needs_whole_sequences():
-    arguments = dict(n_steps=16, batch_size=16, n_policy_iterations=2, policy_kwargs=dict(lstm_hidden_size=4))
-    with pytest.raises(ArgumentError, match=r"whole sequences of `n_steps`=16 samples; use a multiple of it"):
-        RecurrentPPG("MlpLstmPolicy", "CartPole-v1", aux_batch_size=8, **arguments)
-    make(aux_batch_size=12)

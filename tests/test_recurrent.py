@@ -1,7 +1,9 @@
 """RecurrentPPG: sequences start from their stored memory, and padding has no effect."""
 
+import time
 import warnings
 from functools import partial
+from itertools import product
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +23,7 @@ from sb3_ppg import (
     PhasicCallback,
     RecurrentPPG,
 )
+from sb3_ppg.buffers.sequences import longest_equal_part
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy, last_states, pack_states, run_lstm, unpack_states
 from tests.helpers import (
@@ -168,6 +171,16 @@ def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_sample
     assert [len(batch.actions) for batch in batches] == n_samples
     assert all(len(batch.lstm_states) * length == len(batch.actions) for batch in batches)
     model.train()
+
+
+def test_longest_equal_part_is_the_largest_divisor_within_the_limit():
+    for whole, limit in product(range(1, 60), range(1, 70)):
+        expected = max(part for part in range(1, min(whole, limit) + 1) if whole % part == 0)
+        assert longest_equal_part(whole, limit) == expected
+    start = time.process_time()
+    assert longest_equal_part(10**12, 10**12) == 10**12 and longest_equal_part(2 * 999_983, 10**6) == 999_983
+    assert longest_equal_part(10**10 + 19, 10**5) == 1
+    assert time.process_time() - start < 5
 
 
 def test_micro_batches_are_whole_sequences_and_the_same_step():
@@ -387,6 +400,7 @@ def test_the_policy_alone_is_saved_and_loaded(tmp_path):
         (dict(policy_kwargs=dict(n_lstm_layers=0)), "`n_lstm_layers`=0 cannot work"),
         (dict(policy_kwargs=dict(shared_lstm=True, share_features_extractor=False)), "share_features_extractor.*contradicts"),
         (dict(n_steps=7, batch_size=6), "`batch_size`=6 cannot work.*equal parts of `n_steps`=7 steps, and here of 1 at most"),
+        (dict(aux_batch_size=4), "whole sequences of `n_steps`=8 samples; use a multiple of it"),
         (dict(recompute_states="yes"), "`recompute_states`='yes' cannot work"),
         (dict(policy="MlpPolicy"), "'MlpPolicy' is unknown to RecurrentPPG: use one of 'MlpLstmPolicy'"),
         (dict(policy=PPG.policy_aliases["MlpPolicy"]), "is for PPG, not for RecurrentPPG"),

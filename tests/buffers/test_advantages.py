@@ -9,7 +9,7 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RewardNormalizer
+from sb3_ppg import PPG, NormalizedRewardRolloutBuffer, RewardNormalizer
 from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.training.collecting import recompute_advantages
 from tests.helpers import KINDS, SMALL, collect, make_kind, random_envs
@@ -103,10 +103,3 @@ def test_what_follows_a_time_limit_is_in_normalised_units():
         expected = 1 / np.sqrt(normalizer.return_rms.var + normalizer.epsilon) + 0.9 * value * ends
         assert 0 < ends.sum() < ends.size and value != 0
         np.testing.assert_allclose(buffer.rewards[:-1], expected, rtol=1e-5)
-
-
-def test_what_cannot_be_recomputed_is_refused():
-    with pytest.raises(ArgumentError, match="`recompute_advantages`='yes' cannot work"):
-        make_kind("vectors", recompute_advantages="yes")
-    with pytest.raises(ArgumentError, match="would count a rollout several times"):
-        make_kind("vectors", recompute_advantages=True, objective="ewma", objective_kwargs=dict(advantage_decay=0.5))

@@ -385,7 +385,7 @@ def test_a_preset_is_not_the_tables_own():
 
 @pytest.mark.parametrize("advantage_decay", [0.0, 0.9])
 def test_averaged_moments_get_over_a_bad_rollout(advantage_decay):
-    """Of rewards too large to be normalised."""
+    """Rewards too large to be normalised make it bad."""
     scale = 3e38
 
     class Large(VecEnvWrapper):

@@ -8,7 +8,7 @@ import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
-from sb3_ppg import PPG, ArgumentError, PhasicCallback
+from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import by_environment
 from sb3_ppg.objectives import Coefficients, DecoupledObjective, PaperObjective
@@ -115,19 +115,6 @@ def test_values_at_collection_come_along(kind, objective, tmp_path):
     )
     other = saved_and_loaded(model, tmp_path)
     np.testing.assert_array_equal(other.aux_buffer.context[0]["values"], model.aux_buffer.context[0]["values"])
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        (dict(objective_kwargs=dict(value_clip=-1)), "`value_clip`=-1 cannot work"),
-        (dict(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: `value_clip` of"),
-        (dict(normalize_value_targets="always"), 'use True, False, or "running"'),
-    ],
-)
-def test_what_cannot_work_is_refused(kwargs, message):
-    with pytest.raises(ArgumentError, match=message):
-        make_kind("vectors", **kwargs)
 
 
 # ---- running statistics ----

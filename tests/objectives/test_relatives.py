@@ -55,6 +55,12 @@ class RelativesTraining(GoldenTraining):
         self.check(buffer.returns.reshape(sizes), f"roll{rollout}/value_target")
 
 
+def of_ppo(setting: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of PPO from the names that DCPG and DAAC have for them."""
+    names = dict(adam_eps="eps", learning_rate="lr", n_epochs="ppo_epoch", clip_range="clip_param", ent_coef="entropy_coef")
+    return {ours: setting[theirs] for ours, theirs in names.items()} | dict(batch_size=32 // setting["num_mini_batch"])
+
+
 @pytest.mark.parametrize("file", ["dcpg", "ddcpg"])
 def test_delayed_critic(file, monkeypatch):
     setting = settings(file)
@@ -64,12 +70,7 @@ def test_delayed_critic(file, monkeypatch):
         monkeypatch,
         setting,
         architecture="shared",
-        adam_eps=setting["eps"],
-        learning_rate=setting["lr"],
-        batch_size=32 // setting["num_mini_batch"],
-        n_epochs=setting["ppo_epoch"],
-        clip_range=setting["clip_param"],
-        ent_coef=setting["entropy_coef"],
+        **of_ppo(setting),
         n_policy_iterations=setting["aux_freq"],
         n_aux_epochs=setting["aux_epoch"],
         aux_batch_size=setting["n_envs"] // setting["aux_num_mini_batch"] * setting["n_steps"],
@@ -138,13 +139,8 @@ def test_advantage_head(file, monkeypatch):
         monkeypatch,
         setting,
         architecture="dual",
-        adam_eps=setting["eps"],
-        learning_rate=setting["lr"],
-        batch_size=32 // setting["num_mini_batch"],
-        n_epochs=setting["ppo_epoch"],
+        **of_ppo(setting),
         n_value_epochs=setting["value_epoch"],
-        clip_range=setting["clip_param"],
-        ent_coef=setting["entropy_coef"],
         n_aux_epochs=0,
         objective="idaac" if order else "daac",
         objective_kwargs=dict(advantage_coef=setting["adv_loss_coef"], value_frequency=setting["value_freq"], **order),

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.soak import CASES, in_a_new_process, resident_memory
-from sb3_ppg import ArgumentError, ImpalaCNN
+from sb3_ppg import ImpalaCNN
 from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, split
 from tests.helpers import image_space
 from tests.helpers import make_on_images as make
@@ -80,11 +80,6 @@ def test_the_size_is_the_largest_power_of_two_that_fits(extractor, shape, mixed_
     assert model.resolved_micro_batch_size() == expected
 
 
-def test_micro_batches_of_batch_normalisation_are_refused():
-    with pytest.raises(ArgumentError, match=r"`micro_batch_size`=4 cannot work: batch normalisation.*None"):
-        make(dict(features_extractor_class=BatchNorm), micro_batch_size=4)
-
-
 def test_on_other_devices_minibatches_are_whole():
     assert fitting_micro_batch_size(make().policy.to("meta"), th.zeros(1)) is None
 
@@ -131,11 +126,6 @@ def test_automatic_micro_batches_are_used_in_both_phases(monkeypatch):
     model.learn(2 * 32)
     training = [size for size in sizes if size != model.n_envs]
     assert model.resolved_micro_batch_size() == 4 and set(sizes) <= {1, 2, 4} and not set(training) - {1, 2}
-
-
-def test_cuda_graphs_and_micro_batches_exclude_each_other():
-    with pytest.raises(ArgumentError, match=r"`micro_batch_size`=4 cannot work: CUDA graphs"):
-        make(dict(compile_mode="reduce-overhead"), micro_batch_size=4)
 
 
 MAPPED_BYTES = """

@@ -8,7 +8,6 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.common.utils import ConstantSchedule
 from torch import nn
@@ -271,16 +270,6 @@ def test_impala_refuses_impossible_sizes(kwargs):
         ImpalaCNN(IMAGE, **kwargs)
     with pytest.raises(ValueError, match="MlpPolicy"):
         ImpalaCNN(VECTOR)
-
-
-class PlainPolicy(ActorCriticPolicy):
-    pass
-
-
-@pytest.mark.parametrize("policy_class", [ActorCriticPolicy, PlainPolicy])
-def test_a_policy_without_auxiliary_head_is_refused(policy_class):
-    with pytest.raises(ValueError, match=f"{policy_class.__name__}.*'MlpPolicy'.*PhasicActorCriticPolicy"):
-        PPG(policy_class, "CartPole-v1")
 
 
 def test_a_saved_ppo_is_refused(tmp_path):
