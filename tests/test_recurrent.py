@@ -4,6 +4,7 @@ import time
 import warnings
 from functools import partial
 from itertools import product
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
@@ -294,10 +295,9 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
 
 def test_what_follows_a_rollout_that_could_not_be_learned_from_follows_no_stored_one():
     model = make(n_policy_iterations=8, env=make_env(episode_length=100)).learn(2 * 8)
-    original, model.objective.surrogate = model.objective.surrogate, lambda *_: Losses(th.tensor(np.nan), {})
-    with pytest.raises(NonFiniteLossError):
+    bad_losses = patch.object(model.objective, "surrogate", lambda *_: Losses(th.tensor(np.nan), {}))
+    with bad_losses, pytest.raises(NonFiniteLossError):
         model.learn(2 * 8, reset_num_timesteps=False)
-    model.objective.surrogate = original
     model.learn(2 * 8 * 2, reset_num_timesteps=False)
     stored = [context["goes_on"].all() for context in model.aux_buffer.context]
     assert stored == [False, False, True]
