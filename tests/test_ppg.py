@@ -259,6 +259,7 @@ def test_units_that_are_turned_off_later_are_those_of_the_return_again(off, tmp_
         ("objective", "ewma", "`objective`=.*ewma.*made with .*PaperObjective"),
         ("objective_class", OBJECTIVES["ewma"], "`objective`=.*EWMAObjective.*made with .*PaperObjective"),
         ("aux_batch_size", 24, "`aux_batch_size`=24"),
+        ("replay_kwargs", dict(policy_rollouts=3), "`replay_kwargs`=.* cannot work: this model was made with others"),
     ],
 )
 def test_what_cannot_work_after_the_model_was_made_is_refused_before_learning(attribute, value, message):

@@ -260,13 +260,6 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
     assert all(th.isfinite(parameter).all() for parameter in other.policy.parameters())
 
 
-def test_another_replay_needs_another_model():
-    model = make(replay_kwargs=dict(policy_rollouts=2))
-    model.replay_kwargs = dict(policy_rollouts=3)
-    with pytest.raises(ArgumentError, match=r"`replay_kwargs`=.* cannot work: this model was made with others"):
-        model.learn(16)
-
-
 def test_replayed_rewards_are_normalised_once(tmp_path):
     """An older rollout keeps the rewards that it had when it was new, also in a resumed training."""
     buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer)

@@ -9,7 +9,7 @@ from torch import nn
 
 from sb3_ppg import ImpalaCNN
 from sb3_ppg.policies.extractors import ImageConv2d
-from tests.helpers import image_space
+from tests.helpers import image_space, untrained
 from tests.helpers import make_on_images as make
 
 
@@ -48,25 +48,24 @@ def test_images_are_scaled_when_sb3_scales_them(space, policy_kwargs):
         th.testing.assert_close(policy.extract_features(other)[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_subclass_gets_scaled_images_unless_it_says_otherwise():
-    class Centred(ImpalaCNN):
-        def forward(self, x):
-            assert x.dtype == th.float32 and x.max() <= 1
-            return super().forward(x - 0.5)
-
-    make(dict(features_extractor_class=Centred), n_aux_epochs=1).learn(64)
+class Centred(ImpalaCNN):
+    def forward(self, x):
+        assert x.dtype == th.float32 and x.max() <= 1  # scaled, unless a subclass says otherwise
+        return super().forward(x - 0.5)
 
 
-def test_only_convolutions_change_how_they_lie_in_memory():
-    class WithPositions(ImpalaCNN):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.positions = nn.Parameter(th.zeros(1, 3, 36, 36))
+class WithPositions(ImpalaCNN):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.positions = nn.Parameter(th.zeros(1, 3, 36, 36))
 
-        def forward(self, x):
-            return super().forward(x + self.positions.view(3, 36, 36))
+    def forward(self, x):  # only convolutions change how they lie in memory
+        return super().forward(x + self.positions.view(3, 36, 36))
 
-    make(dict(features_extractor_class=WithPositions), n_aux_epochs=1).learn(64)
+
+@pytest.mark.parametrize("extractor", [Centred, WithPositions])
+def test_subclasses_of_our_network_train(extractor):
+    assert not untrained(make(dict(features_extractor_class=extractor), n_aux_epochs=1), 2)
 
 
 def test_parameters_in_one_array():

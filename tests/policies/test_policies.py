@@ -272,12 +272,6 @@ def test_impala_refuses_impossible_sizes(kwargs):
         ImpalaCNN(VECTOR)
 
 
-def test_a_saved_ppo_is_refused(tmp_path):
-    PPO("MlpPolicy", "CartPole-v1").save(tmp_path / "ppo.zip")
-    with pytest.raises(ValueError, match="another class's file"):
-        PPG.load(tmp_path / "ppo.zip")
-
-
 def test_equal_layers_may_be_given_as_a_dictionary():
     policy = make(MlpPolicy, VECTOR, architecture="shared", net_arch=dict(pi=[8], vf=[8]))
     assert [m.out_features for m in policy.mlp_extractor.policy_net if isinstance(m, nn.Linear)] == [8]
