@@ -70,19 +70,15 @@ def train(training: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, None]:
     return pd.DataFrame(callback.rows), None
 
 
-def largest_fall(changes: pd.Series) -> str:
-    """Return the largest fall, or a word where there is none."""
-    return f"{-changes.min():.0f}" if changes.min() < 0 else "none"
-
-
 def falls(rows: pd.DataFrame, setting: str) -> list[str]:
     """Return a line of the table."""
     own = rows[rows["setting"] == setting].sort_values(["seed", "steps"])
     following = own.groupby("seed")["before"].shift(-1)
     within = (own["after"] - own["before"])[own["before"] >= LEARNED]
     between = (following - own["after"])[own["after"] >= LEARNED].dropna()
-    figures = [str(len(within)), f"{within.mean():.1f}", largest_fall(within), largest_fall(between)]
-    return [setting, *figures, f"{own['final_kl'].median():.4f}", listed(own.groupby("seed")["after"].last(), 0)]
+    largest = [f"{-changes.min():.0f}" if changes.min() < 0 else "none" for changes in (within, between)]
+    last = listed(own.groupby("seed")["after"].last(), 0)
+    return [setting, str(len(within)), f"{within.mean():.1f}", *largest, f"{own['final_kl'].median():.4f}", last]
 
 
 def report(experiment: Experiment) -> str:

@@ -93,9 +93,7 @@ def report(experiment: Experiment) -> Report:
         if value.endswith("explained_variance"):
             axes.set_ylim(-1, 1)
     panels[0, 0].legend()
-    lines = [
-        [f"`{value}`", *(cell(own[own["run"] == name]) for name in MODELS)] for value, own in rows.groupby("value", sort=True)
-    ]
+    lines = [[f"`{value}`", *(cell(own[own["run"] == name]) for name in MODELS)] for value, own in rows.groupby("value")]
     print(table(["value", *MODELS], lines))
     return {"logs.png": figure}
 

@@ -5,14 +5,9 @@ import platform
 from pathlib import Path
 
 
-def model_name() -> str:
-    """Return the processor's name."""
+def processor() -> str:
+    """Return the processor's name and its number of cores."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
-
-
-def processor() -> str:
-    """Return the processor's name and its number of cores."""
-    return f"{model_name()}, {os.cpu_count()} cores"
+    return f"{next(names, platform.processor() or platform.machine())}, {os.cpu_count()} cores"
