@@ -27,6 +27,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch as th
 import yaml
@@ -146,9 +147,8 @@ class Experiment:
         return table
 
     def curves(self) -> pd.DataFrame:
-        """Return the points of all curves; the latest where a kill came between a curve and its row."""
-        table = self._read(f"{self.name}_curves.csv", ["steps"])
-        return table.drop_duplicates([*self._identity(), "steps"], keep="last")
+        """Return the points of all curves."""
+        return self._read(f"{self.name}_curves.csv", ["steps"])
 
     def missing(self, trainings: Sequence[Any]) -> list[Any]:
         """Return the trainings without a row, each once."""
@@ -162,8 +162,10 @@ class Experiment:
         table = table.assign(machine=table.get("machine", processor()))
         with locked(self.results / f".{self.name}.lock"):
             if curve is not None:
-                identity = dict(zip(self._identity(), self.key(training), strict=True))
-                _append(self.results / f"{self.name}_curves.csv", curve, identity)
+                file, known = self.results / f"{self.name}_curves.csv", self.curves()
+                if (again := np.array([key == self.key(training) for key in self._keys(known)], bool)).any():
+                    known[~again].to_csv(file, index=False)  # a kill came between the curve and its row
+                _append(file, curve, dict(zip(self._identity(), self.key(training), strict=True)))
             _append(self.results / f"{self.name}.csv", table, columns)
             if self.settings is not None:
                 file = self.results / f"{self.name}_settings.yml"

@@ -52,7 +52,7 @@ class Comparison(NamedTuple):
     def returns(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the returns of all contestants, on the test levels where there are any."""
         rows, found = self.rows.sort_values("seed"), {}
-        for name in rows["contestant"].unique():
+        for name in self.rows["contestant"].unique():
             own = rows[rows["contestant"] == name].set_index("task")
             columns = {task.env_id: "test_return" if task.is_tested else "train_return" for task in self.tasks}
             found[name] = {env_id: own.loc[own.index == env_id, column].to_numpy(float) for env_id, column in columns.items()}
