@@ -74,6 +74,10 @@ class HubServer:
         return repository.commits[repository.branches[branch]]
 
 
+class _Refused(Exception):
+    """Status, message, and the code by which the client knows the error."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
     protocol_version = "HTTP/1.1"
@@ -101,28 +105,27 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return
-        for method, pattern, answer in ROUTES:
-            found = re.fullmatch(pattern, path)
-            if found and self.command in method:
-                answer(self, **found.groupdict())
-                return
-        self._error(404, "no such route", "")
+        try:
+            for method, pattern, answer in ROUTES:
+                found = re.fullmatch(pattern, path)
+                if found and self.command in method:
+                    return answer(self, **found.groupdict())
+            raise _Refused(404, "no such route")
+        except _Refused as error:
+            status, message, code = (*error.args, "")[:3]
+            self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": message})
 
-    def _repository(self, repo_id: str) -> Repository | None:
+    def _repository(self, repo_id: str) -> Repository:
         repository = self.hub.repositories.get(repo_id)
         if repository is None or (repository.private and self.headers.get("Authorization") != f"Bearer {TOKEN}"):
-            self._error(404, "Repository not found", "RepoNotFound")
-            return None
+            raise _Refused(404, "Repository not found", "RepoNotFound")
         return repository
 
-    def _tree(self, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+    def _tree(self, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]]:
         repository = self._repository(repo_id)
-        if repository is None:
-            return None
         sha = repository.branches.get(revision, revision)
         if sha not in repository.commits:
-            self._error(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-            return None
+            raise _Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return sha, repository.commits[sha]
 
     # ---- routes ----
@@ -131,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         request = json.loads(self.body)
         repo_id = f"{request.get('organization') or 'me'}/{request['name']}"
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            self._error(401, "Invalid credentials", "")
-        elif repo_id in self.hub.repositories:
+            raise _Refused(401, "Invalid credentials")
+        if repo_id in self.hub.repositories:
             self._json({"error": "exists", "url": f"{self.hub.url}/{repo_id}"}, 409)
         else:
             self.hub.repositories[repo_id] = Repository(private=request.get("visibility") == "private")
@@ -140,35 +143,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def branch(self, repo_id: str, name: str) -> None:
         repository = self._repository(repo_id)
-        if repository is not None:
-            repository.branches.setdefault(name, repository.branches["main"])
-            self._json({})
+        repository.branches.setdefault(name, repository.branches["main"])
+        self._json({})
 
     def info(self, repo_id: str, revision: str | None = None) -> None:
-        tree = self._tree(repo_id, revision or "main")
-        if tree is not None:
-            sha, files = tree
-            siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
-            private = self.hub.repositories[repo_id].private
-            self._json({"id": repo_id, "modelId": repo_id, "sha": sha, "private": private, "siblings": siblings, "tags": []})
+        sha, files = self._tree(repo_id, revision or "main")
+        siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+        private = self.hub.repositories[repo_id].private
+        self._json({"id": repo_id, "modelId": repo_id, "sha": sha, "private": private, "siblings": siblings, "tags": []})
 
     def tree(self, repo_id: str, revision: str) -> None:
-        tree = self._tree(repo_id, revision)
-        if tree is not None:
-            entries = [
-                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-                for name, content in tree[1].items()
-            ]
-            self._json(entries)
+        _, files = self._tree(repo_id, revision)
+        entries = [
+            {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+            for name, content in files.items()
+        ]
+        self._json(entries)
 
     def resolve(self, repo_id: str, revision: str, path: str) -> None:
-        tree = self._tree(repo_id, revision)
-        if tree is None:
-            return
-        sha, files = tree
+        sha, files = self._tree(repo_id, revision)
         if path not in files:
-            self._error(404, "Entry not found", "EntryNotFound")
-            return
+            raise _Refused(404, "Entry not found", "EntryNotFound")
         etag = hashlib.sha256(files[path]).hexdigest()
         self._answer(200, files[path], {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Content-Type": "application/octet-stream"})
 
@@ -181,8 +176,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def commit(self, repo_id: str, revision: str) -> None:
         repository = self._repository(repo_id)
-        if repository is None:
-            return
         files, deleted = {}, []
         for line in self.body.decode().splitlines():
             item = json.loads(line)
@@ -197,9 +190,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _json(self, data: Any, status: int = 200) -> None:
         self._answer(status, json.dumps(data).encode(), {"Content-Type": "application/json"})
-
-    def _error(self, status: int, message: str, code: str) -> None:
-        self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": message})
 
     def _answer(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch as th
 from gymnasium import spaces
 
 from sb3_ppg import PPG, hub
@@ -26,25 +25,6 @@ def small_model(**arguments: Any) -> PPG:
     """A model of a few hundred numbers, after one phase."""
     arguments = {"policy_kwargs": dict(net_arch=[4]), **SMALL, **arguments}
     return PPG("MlpPolicy", RandomEnv(BOX, spaces.Discrete(2)), **arguments).learn(16)
-
-
-def same_parameters(one: PPG, other: PPG) -> None:
-    """Weights and optimizers are equal, bit for bit, apart from learning rates, which each update computes."""
-    same(one.get_parameters(), other.get_parameters())
-
-
-def same(one: Any, other: Any, path: str = "") -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for key in one.keys() - {"lr"}:
-            same(one[key], other[key], f"{path}.{key}")
-    elif isinstance(one, list):
-        for index, (part, other_part) in enumerate(zip(one, other, strict=True)):
-            same(part, other_part, f"{path}[{index}]")
-    elif isinstance(one, th.Tensor):
-        assert th.equal(one, other), path
-    else:
-        assert one == other, path
 
 
 def refused(folder: Path, complaint: str = ".") -> None:

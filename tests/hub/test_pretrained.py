@@ -37,7 +37,8 @@ from sb3_ppg.hub.schema import Counters
 from sb3_ppg.hub.spaces import Space, describe, make
 from sb3_ppg.protocols import COUNTERS
 from tests.helpers import MASKED_ACTIONS, MaskedEnv, RandomEnv, image_space
-from tests.hub.small_models import BOX, DICT, SMALL, change, put, refused, same_parameters, small_model
+from tests.hub.small_models import BOX, DICT, SMALL, change, put, refused, small_model
+from tests.saving.small_models import same
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +125,7 @@ def test_round_trip(name, tmp_path):
     save_pretrained(model, tmp_path)
     loaded = from_pretrained(tmp_path, env, "cpu")
 
-    same_parameters(model, loaded)
+    assert same(model, loaded)
     assert loaded.observation_space == model.observation_space and loaded.action_space == model.action_space
     assert type(loaded) is algorithm and type(loaded.policy) is type(model.policy)
     for counter in Counters.__struct_fields__:
@@ -138,7 +139,7 @@ def test_round_trip(name, tmp_path):
         env.seed(1)
         set_random_seed(1)
         again.learn(2 * 16, reset_num_timesteps=False)
-    same_parameters(*ways)
+    assert same(*ways)
     assert ways[0].n_aux_phases == ways[1].n_aux_phases == model.n_aux_phases + 1
 
 
@@ -226,7 +227,7 @@ def test_normalisation_of_images(norm_obs, transpose_first, tmp_path):
     save_pretrained(model, tmp_path)
     loaded = from_pretrained(tmp_path, env())
     assert loaded.get_vec_normalize_env().ret_rms.mean == venv.ret_rms.mean
-    same_parameters(model, loaded)
+    assert same(model, loaded)
     loaded.learn(16)
 
 
@@ -292,7 +293,7 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
         with pytest.raises(ModelFormatError, match=f"custom_objects={{'{name}': ...}}"):
             from_pretrained(tmp_path, custom_objects={key: value for key, value in custom.items() if key != name})
     loaded = from_pretrained(tmp_path, custom_objects=custom)
-    same_parameters(model, loaded)
+    assert same(model, loaded)
     assert type(loaded.policy) is Policy and loaded.lr_schedule(0.5) == schedule(0.5)
 
 
@@ -321,7 +322,7 @@ def test_networks_with_integers_in_them(tmp_path):
     model = small_model(policy_kwargs=dict(features_extractor_class=NormalizedFeatures), micro_batch_size=None)
     save_pretrained(model, tmp_path, {"Features": NormalizedFeatures})
     loaded = from_pretrained(tmp_path, device="cpu", custom_objects={"Features": NormalizedFeatures})
-    same_parameters(model, loaded)
+    assert same(model, loaded)
     assert loaded.policy.features_extractor.norm.num_batches_tracked > 0
 
 

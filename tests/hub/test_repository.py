@@ -18,8 +18,9 @@ from sb3_ppg import PPG, MaskablePPG, hub
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from tests.helpers import ROOT, MaskedEnv, RandomEnv, run_code
-from tests.hub.small_models import BOX, SMALL, same_parameters, small_model, zip_repository
+from tests.hub.small_models import BOX, SMALL, small_model, zip_repository
 from tests.hub_server import HubServer
+from tests.saving.small_models import same
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ def test_push_and_load(hub_server, model):
     assert url.startswith(f"{hub_server.url}/me/model/commit/")
     assert set(hub_server.files("me/model")) == {DESCRIPTION, ARRAYS, "README.md"}
     loaded = hub.load("me/model", RandomEnv(BOX, spaces.Discrete(2)), "cpu")
-    same_parameters(model, loaded)
+    assert same(model, loaded)
     loaded.learn(16)
 
 
@@ -57,7 +58,7 @@ def test_load_from_the_cache_when_the_hub_is_down(hub_server, model):
     hub.push(model, "me/cached")
     hub.load("me/cached")
     hub_server.stop()
-    same_parameters(model, hub.load("me/cached", device="cpu"))
+    assert same(model, hub.load("me/cached", device="cpu"))
     with pytest.raises(HubError, match="me/never-seen could not be loaded"):
         hub.load("me/never-seen")
     with pytest.raises(HubError, match="me/cached could not be pushed"):
@@ -69,7 +70,7 @@ def test_private_repositories(hub_server, model):
     for token in (False, "hf_somebody_else"):
         with pytest.raises(HubError, match="no such repository, or you may not see it"):
             hub.load("me/secret", token=token)
-    same_parameters(model, hub.load("me/secret", device="cpu"))
+    assert same(model, hub.load("me/secret", device="cpu"))
     with pytest.raises(HubError, match="me/other could not be pushed"):
         hub.push(model, "me/other", token="hf_somebody_else")
 
@@ -105,7 +106,7 @@ def test_an_interrupted_download_can_be_repeated(hub_server, model):
     with pytest.raises(HubError, match="me/model could not be loaded"):
         hub.load("me/model")
     hub_server.break_off = None
-    same_parameters(model, hub.load("me/model", device="cpu"))
+    assert same(model, hub.load("me/model", device="cpu"))
 
 
 def test_a_truncated_file_in_a_repository(hub_server, model):
@@ -227,7 +228,7 @@ def test_names_that_lead_out_of_the_folder(hub_server, model, tmp_path, monkeypa
     hub.push(model, "me/model")
     evil = {f"{up}evil.zip": b"evil" for up in ("../", "../../../../", "/tmp/", "logs/../../../../", "logs/../../../../../")}
     hub_server.repositories["me/model"].commit("main", evil, [])
-    same_parameters(model, hub.load("me/model", device="cpu"))
+    assert same(model, hub.load("me/model", device="cpu"))
     with pytest.raises(HubError, match=r"evil\.zip"):
         hub.download("me/model", ["*"])
     found = [path for folder in (tmp_path.parent, Path(os.environ["HF_HOME"])) for path in folder.rglob("evil.zip")]

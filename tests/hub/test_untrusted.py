@@ -21,8 +21,9 @@ from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from sb3_ppg.hub.values import CLASSES
 from tests.helpers import MaskedEnv, RandomEnv
-from tests.hub.small_models import BOX, SMALL, change, malicious_zip, put, refused, same_parameters, small_model
+from tests.hub.small_models import BOX, SMALL, change, malicious_zip, put, refused, small_model
 from tests.hub.watch import generator_states
+from tests.saving.small_models import same
 
 pytestmark = pytest.mark.slow
 
@@ -257,7 +258,7 @@ def test_each_optimizer_comes_back(tmp_path, kwargs):
     model = small_model(policy_kwargs=dict(net_arch=[4], **kwargs))
     save_pretrained(model, tmp_path)
     loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)), "cpu")
-    same_parameters(model, loaded)
+    assert same(model, loaded)
     loaded.learn(16)
 
 
@@ -300,7 +301,7 @@ def test_later_changes_of_the_files_do_not_matter(copied):
     with (copied / ARRAYS).open("r+b") as file:
         file.write(bytes(4000))
         file.truncate(100)
-    same_parameters(loaded, again)
+    assert same(loaded, again)
     loaded.set_env(RandomEnv(BOX, spaces.Discrete(2)))
     loaded.learn(16)
 
@@ -337,9 +338,9 @@ def as_in_the_cache(folder: Path, files: Path) -> Path:
 
 def test_links_of_the_hubs_client_are_followed_and_no_others(small, tmp_path):
     snapshot = as_in_the_cache(tmp_path, small)
-    same_parameters(from_pretrained(small, device="cpu"), from_pretrained(snapshot, device="cpu"))
+    assert same(from_pretrained(small, device="cpu"), from_pretrained(snapshot, device="cpu"))
     (tmp_path / "linked").symlink_to(snapshot)
-    same_parameters(from_pretrained(small, device="cpu"), from_pretrained(tmp_path / "linked", device="cpu"))
+    assert same(from_pretrained(small, device="cpu"), from_pretrained(tmp_path / "linked", device="cpu"))
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "x").write_bytes((small / DESCRIPTION).read_bytes())
     blob = snapshot.parent.parent / "blobs" / "link"

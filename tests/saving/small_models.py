@@ -51,7 +51,7 @@ def everything(model: PPG) -> dict[str, th.Tensor]:
     if normalizer := model.get_vec_normalize_env():
         tensors["returns"] = th.as_tensor(normalizer.ret_rms.var)
     tensors["counters"] = th.tensor([getattr(model, name) for name in COUNTERS])
-    return {name: value.clone() for name, value in tensors.items()}
+    return {name: th.as_tensor(value).clone() for name, value in tensors.items()}
 
 
 def same(one: PPG, other: PPG) -> bool:
