@@ -1,7 +1,8 @@
 """Models of a few hundred numbers, in folders, and what is done to them."""
 
 import json
-from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,12 @@ def refused(folder: Path, complaint: str = ".") -> None:
         from_pretrained(folder, device="cpu")
 
 
-def change(folder: Path, change_description: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the description of a model, or replace it by what the function returns."""
+def change(folder: Path, place: str, value: Any) -> None:
+    """Put a value at a place of a model's description: keys with dots between them."""
     description = json.loads((folder / DESCRIPTION).read_text())
-    replaced = change_description(description)
-    (folder / DESCRIPTION).write_text(json.dumps(description if replaced is None else replaced))
-
-
-def put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Something at a place of the description."""
-
-    def set_(description: dict[str, Any]) -> None:
-        for key in path[:-1]:
-            description = description[key]
-        description[path[-1]] = value
-
-    return set_
+    *path, last = place.split(".")
+    reduce(getitem, path, description)[last] = value
+    (folder / DESCRIPTION).write_text(json.dumps(description))
 
 
 def nested(depth: int) -> Any:

@@ -37,7 +37,7 @@ from sb3_ppg.hub.schema import Counters
 from sb3_ppg.hub.spaces import Space, describe, make
 from sb3_ppg.protocols import COUNTERS
 from tests.helpers import MASKED_ACTIONS, MaskedEnv, RandomEnv, image_space
-from tests.hub.small_models import BOX, DICT, SMALL, change, put, refused, small_model
+from tests.hub.small_models import BOX, DICT, SMALL, change, refused, small_model
 from tests.saving.small_models import same
 
 pytestmark = pytest.mark.slow
@@ -232,22 +232,22 @@ def test_normalisation_of_images(norm_obs, transpose_first, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "complaint"),
+    ("place", "value", "complaint"),
     [
-        (("gamma",), "x", r"Expected `float`, got `str` - at `\$.vec_normalize.gamma`"),
-        (("epsilon",), 0, r"\$.vec_normalize.epsilon"),
-        (("venv",), 3, "unknown field `venv`"),
-        (("norm_obs",), False, "no part of the model is for"),
-        (("observation_space",), 3, "Expected `object`, got `int`"),
-        (("observation_space",), {"space": "Discrete", "n": 3}, "no model can be made"),
-        (("observation_space", "shape"), [4], "no model can be made"),
-        (("norm_obs_keys",), ["key"], "no model can be made"),
+        ("gamma", "x", r"Expected `float`, got `str` - at `\$.vec_normalize.gamma`"),
+        ("epsilon", 0, r"\$.vec_normalize.epsilon"),
+        ("venv", 3, "unknown field `venv`"),
+        ("norm_obs", False, "no part of the model is for"),
+        ("observation_space", 3, "Expected `object`, got `int`"),
+        ("observation_space", {"space": "Discrete", "n": 3}, "no model can be made"),
+        ("observation_space.shape", [4], "no model can be made"),
+        ("norm_obs_keys", ["key"], "no model can be made"),
     ],
 )
-def test_malicious_normalisation(path, value, complaint, tmp_path):
+def test_malicious_normalisation(place, value, complaint, tmp_path):
     env = VecNormalize(make_vec_env("Pendulum-v1", 1))
     save_pretrained(PPG("MlpPolicy", env, **SMALL), tmp_path)
-    change(tmp_path, put("vec_normalize", *path, value=value))
+    change(tmp_path, f"vec_normalize.{place}", value)
     for load in (
         partial(from_pretrained, env="Pendulum-v1"),
         partial(load_vec_normalize, venv=make_vec_env("Pendulum-v1", 1)),
@@ -403,7 +403,7 @@ def test_integers_keep_their_type(space, tmp_path):
     assert loaded.action_space == space and loaded.action_space.dtype == space.dtype
     assert loaded.observation_space["two"].dtype == space.dtype
     for strange in ("float32", "O", ["int32"]):
-        change(tmp_path, put("action_space", "dtype", value=strange))
+        change(tmp_path, "action_space.dtype", strange)
         refused(tmp_path, r"\$.action_space.dtype")
 
 

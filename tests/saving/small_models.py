@@ -1,6 +1,5 @@
 """Small models, their files, and comparisons of two models."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +68,3 @@ def numbers_of(normalizer: VecNormalize | None) -> list[np.ndarray]:
     if normalizer is None:
         return []
     return [np.array(part) for rms in statistics(normalizer).values() for part in (rms.mean, rms.var, rms.count)]
-
-
-def random_states() -> list[Any]:
-    """States of the global generators of Python, NumPy and torch."""
-    _, keys, *position = np.random.get_state()
-    return [random.getstate(), keys.tolist(), position, th.get_rng_state().tolist()]

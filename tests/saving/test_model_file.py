@@ -14,7 +14,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
-from tests.saving.small_models import everything, random_states, same, small
+from tests.hub.watch import generator_states
+from tests.saving.small_models import everything, same, small
 
 pytestmark = pytest.mark.slow
 
@@ -112,17 +113,17 @@ def test_what_to_do_with_a_file_of_ppo_works(tmp_path):
 
 def test_loading_leaves_the_generators_alone_unless_asked(model_file):
     env, other = make_vec_env("CartPole-v1"), make_vec_env("Acrobot-v1")
-    before = random_states()
+    before = generator_states()
     PPG.load(model_file, env=env)
-    assert random_states() == before
+    assert generator_states() == before
     with pytest.raises(ValueError, match="spaces do not match"):
         PPG.load(model_file, env=other)
-    assert random_states() == before
+    assert generator_states() == before
     PPG.load(model_file, seed=7)
-    asked = random_states()
+    asked = generator_states()
     assert asked != before
     PPG.load(model_file, seed=7)
-    assert random_states() == asked
+    assert generator_states() == asked
 
 
 def test_what_was_checked_is_what_is_loaded(model_file, tmp_path, monkeypatch):
@@ -152,11 +153,11 @@ def test_a_newer_model_is_refused(tmp_path, monkeypatch):
 
 
 def test_models_that_are_loaded_in_threads_are_equal_and_leave_the_generators_alone(model_file):
-    before = random_states()
+    before = generator_states()
     with ThreadPoolExecutor(8) as pool:
         models = list(pool.map(lambda _: PPG.load(model_file), range(64)))
     assert all(same(model, models[0]) for model in models)
-    assert random_states() == before
+    assert generator_states() == before
 
 
 @pytest.mark.parametrize("objective", ["ewma", "daac"])

@@ -24,7 +24,8 @@ from sb3_ppg.export import DeterministicPolicy
 from sb3_ppg.hub import save_pretrained
 from sb3_ppg.saving.files import atomic_write
 from tests.helpers import run_in_a_new_process
-from tests.saving.small_models import masked, numbers_of, random_states, saved, small
+from tests.hub.watch import generator_states
+from tests.saving.small_models import masked, numbers_of, saved, small
 
 pytestmark = pytest.mark.slow
 
@@ -80,10 +81,10 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(name, value, m
     np.savez(path, **{**arrays, name: np.asarray(value)})
     model.get_vec_normalize_env().obs_rms.mean += 1
     random.random(), np.random.random(), th.rand(1)
-    before, numbers, states = model.aux_buffer, numbers_of(model.get_vec_normalize_env()), random_states()
+    before, numbers, states = model.aux_buffer, numbers_of(model.get_vec_normalize_env()), generator_states()
     with pytest.raises(ModelFormatError, match=rf"buffer\.npz .*{message}"):
         model.load_aux_buffer(path)
-    assert model.aux_buffer is before and random_states() == states
+    assert model.aux_buffer is before and generator_states() == states
     for one, other in zip(numbers_of(model.get_vec_normalize_env()), numbers, strict=True):
         assert np.array_equal(one, other)
 
