@@ -134,17 +134,18 @@ def acting_under_masks() -> Iterator[None]:
     given none acts under those of the environment that was made for playing.
     """
     predict: Any = MaskablePPG.predict
-    made: list[VecEnv] = []
+    masked: list[VecEnv] = []
 
     @wraps(create_test_env)
     def create(*args: Any, **kwargs: Any) -> VecEnv:
-        made[:] = [create_test_env(*args, **kwargs)]
-        return made[0]
+        env = create_test_env(*args, **kwargs)
+        masked[:] = [env] if is_masking_supported(env) else []
+        return env
 
     @wraps(predict)
     def predict_under_masks(*args: Any, action_masks: np.ndarray | None = None, **kwargs: Any) -> Any:
-        if action_masks is None and made and is_masking_supported(made[0]):
-            action_masks = get_action_masks(made[0])
+        if action_masks is None and masked:
+            action_masks = get_action_masks(masked[0])
         return predict(*args, action_masks=action_masks, **kwargs)
 
     with swapped_in_the_zoo(create_test_env, create), patch.object(MaskablePPG, "predict", predict_under_masks):

@@ -65,12 +65,6 @@ def test_the_model_loads_where_the_zoo_is_not_installed(run_folder):
     assert float(subprocess.check_output([sys.executable, "-c", code], text=True)) > 0
 
 
-def test_enjoy(trained):
-    output = run("enjoy", "--env", "CartPole-v1", "--no-render", "-n", "600", cwd=trained)
-    assert "Loading logs/ppg/CartPole-v1_1/CartPole-v1.zip" in output
-    assert "Mean reward" in output or "Episode Reward" in output
-
-
 def test_report(trained):
     output = run("report", "--env", "CartPole-v1", "--episodes", "5", cwd=trained)
     folder = Path("logs/ppg/CartPole-v1_1")
@@ -427,16 +421,6 @@ def test_scripts_of_the_page(which, trained, tmp_path):
         assert (tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip").exists()
     else:
         assert "Evaluating ppg on CartPole-v1" in done.stdout and "Error during evaluation" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("module", "extra", "command"), [("rl_zoo3", "zoo", ["train"]), ("seaborn", "plots", ["plot_from_file", "-i", "x.pkl"])]
-)
-def test_a_missing_extra_says_how_to_get_it(module, extra, command, tmp_path):
-    (tmp_path / "x.pkl").touch()
-    code = f"import sys; sys.modules[{module!r}] = None; sys.argv = ['sb3-ppg', *{command}]; import sb3_ppg.__main__"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0 and f'pip install "sb3-ppg[{extra}]"' in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("script", "options"), [("train", 2), ("enjoy", 1), ("plot_train", 0)])
