@@ -114,7 +114,9 @@ RULES: dict[str, Rule] = {
         lambda value: FLAG.is_allowed(value) or (isinstance(value, str) and value == "running"),
         'use True, False, or "running"',
     ),
-    **dict.fromkeys(("normalize_advantage", "recompute_advantages", "use_sde", "recompute_states"), FLAG),
+    **dict.fromkeys(
+        ("normalize_advantage", "recompute_advantages", "use_sde", "recompute_states", "allow_nonfinite_observations"), FLAG
+    ),
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
     # Replay
     "policy_rollouts": count(),

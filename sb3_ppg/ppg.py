@@ -25,13 +25,19 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arguments import arguments_explained, check_arguments, made_from, require
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
-from sb3_ppg.buffers.checks import check_auxiliary_batches, check_replay, check_rollout_buffer_class, has_single_samples
+from sb3_ppg.buffers.checks import (
+    check_auxiliary_batches,
+    check_replay,
+    check_rollout_buffer_class,
+    check_samples,
+    has_single_samples,
+)
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
-from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation
+from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation, store_floats
 from sb3_ppg.callbacks import tell, without_rank_zero_callbacks
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
-from sb3_ppg.environments.watched import check_first_observations, statistics_protected
+from sb3_ppg.environments.watched import check_first_observations, innermost, statistics_protected
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
@@ -45,9 +51,10 @@ from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
-from sb3_ppg.training.collecting import finish_rollout, recompute_advantages, take_steps
+from sb3_ppg.training.collecting import check_log_probs, finish_rollout, recompute_advantages, take_steps
 from sb3_ppg.training.session import Session, training
 
+WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all outputs of a log
 # The number of samples, about, on which the outcome of an auxiliary phase is evaluated
 EVALUATED_SAMPLES = 4096
 
@@ -147,6 +154,8 @@ class PPG(OnPolicyAlgorithm):
     :param objective_kwargs: Keyword arguments to pass to the objective on creation
     :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation: ``dict(storage="mmap",
         path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
+    :param allow_nonfinite_observations: Whether the features extractor takes care of observations that are NaN or infinite,
+        such as padding or a missing echo. False: they end the training, with an error that names the environment and the step
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     :raises TypeError: for an argument that there is not
     """
@@ -222,6 +231,7 @@ class PPG(OnPolicyAlgorithm):
         objective: str | type[Objective] = "ppg",
         objective_kwargs: dict[str, Any] | None = None,
         aux_buffer_kwargs: dict[str, Any] | None = None,
+        allow_nonfinite_observations: bool = False,
     ):
         _check_policy_class(policy, type(self))
         super().__init__(
@@ -269,6 +279,7 @@ class PPG(OnPolicyAlgorithm):
         self.objective_class = find_objective(objective)
         self.objective_kwargs = objective_kwargs
         self.aux_buffer_kwargs = aux_buffer_kwargs
+        self.allow_nonfinite_observations = allow_nonfinite_observations
 
         self._n_aux_phases = 0
         self._n_rollouts = 0  # that have been learned from
@@ -286,6 +297,8 @@ class PPG(OnPolicyAlgorithm):
         if self.rollout_buffer_class is None:
             self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
         super()._setup_model()
+        store_floats(self.rollout_buffer, self.env)
+        check_samples(self)
         self.policy.mixed_precision = self.mixed_precision
         # Schedules from here on, as in PPO
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
@@ -333,6 +346,7 @@ class PPG(OnPolicyAlgorithm):
                 self._store_rollout()
         finally:
             self.replay.keep_latest()
+        self.rollout_end = None  # the next rollout has another
         average_batch_statistics([self.policy, self.objective])
         self.logger.record("time/update_seconds", time.perf_counter() - start)
 
@@ -393,7 +407,13 @@ class PPG(OnPolicyAlgorithm):
     def _prepare_rollouts(self, kinds: list[Kind]) -> None:
         """Compute what the epochs need of the latest rollout and of older ones that they use again."""
         objective, buffer = self.objective, self.rollout_buffer
-        end: Any = self.rollout_end  # None for rollouts from elsewhere, which few objectives mind
+        end: Any = self.rollout_end  # None for rollouts from elsewhere
+        if end is None and (objective.needs_rollout_end or self.replay.capacity > 1 or self.recompute_advantages):
+            raise ArgumentError(
+                f"This rollout cannot be used with `objective`={objective_name(type(objective))!r}, `replay_kwargs` or "
+                f"`recompute_advantages` as they are: they need what follows it, which {type(self).__name__} has not told. In "
+                "a `collect_rollouts` of your own, set `self.rollout_end` to a sb3_ppg.buffers.rollouts.RolloutEnd"
+            )
         buffer.returns = objective.value_targets(buffer, end)
         if self.normalize_advantage:
             buffer.advantages = objective.normalized_advantages(buffer.advantages, self.device)
@@ -641,6 +661,9 @@ class PPG(OnPolicyAlgorithm):
         if not exchange.continues or end is None:
             return False
         self.rollout_end = finish_rollout(self, rollout_buffer, *end)
+        if not session.has_checked_log_probs:
+            check_log_probs(self, rollout_buffer)
+            session.has_checked_log_probs = True
         callback.on_rollout_end()
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
         return True
@@ -670,7 +693,10 @@ class PPG(OnPolicyAlgorithm):
             name = tb_log_name or type(self).__name__
             super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
             if log_interval is not None and self.logger.name_to_value:
+                values = dict(self.logger.name_to_value)
                 self.dump_logs()  # SB3 writes before each update: this is what the last one has recorded
+                for name, value in values.items():  # which stays readable, and is not written again
+                    self.logger.record(name, value, exclude=WRITTEN)
         return self
 
     def _setup_learn(
@@ -689,7 +715,8 @@ class PPG(OnPolicyAlgorithm):
         assert self.env is not None
         with agreed(), statistics_protected(self.env):
             started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-            check_first_observations(self.env, self._last_obs)  # type: ignore[arg-type]
+            if not self.allow_nonfinite_observations:
+                check_first_observations(self.env, self._last_obs)  # type: ignore[arg-type]
         return started
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
@@ -700,6 +727,16 @@ class PPG(OnPolicyAlgorithm):
     def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
         super()._maybe_recommend_cpu(mlp_class_name)
 
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """
+        Set the environment to learn in, as in SB3.
+
+        :param env: environment
+        :param force_reset: whether to reset it before training
+        """
+        super().set_env(env, force_reset)
+        store_floats(self.rollout_buffer, self.env)
+
     def set_random_seed(self, seed: int | None = None) -> None:
         """
         Seed as in SB3. Several processes share one seed: their environments are numbered consecutively; weights are
@@ -709,7 +746,7 @@ class PPG(OnPolicyAlgorithm):
         """
         super().set_random_seed(seed)
         if self.env is not None and rank() > 0:
-            first = getattr(self.env.unwrapped, "_seeds", [None])[0] if seed is None else seed  # None: that of `make_vec_env`
+            first = getattr(innermost(self.env), "_seeds", [None])[0] if seed is None else seed  # None: that of `make_vec_env`
             if first is not None:
                 self.env.seed(first + rank() * self.n_envs)
 

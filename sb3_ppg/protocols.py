@@ -34,6 +34,7 @@ class PhasicModel(Protocol):
     clip_range_vf: Any
     normalize_advantage: bool
     recompute_advantages: bool
+    allow_nonfinite_observations: bool
     replay_kwargs: dict[str, Any] | None
     rollout_buffer_class: Any
     use_sde: bool

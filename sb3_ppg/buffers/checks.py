@@ -1,16 +1,20 @@
 """Checks of arguments against the buffers that they are for: their classes, their sizes, and the room for them."""
 
+from contextlib import suppress
+
+import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.arguments import argument_value, made_from, require
 from sb3_ppg.buffers.protocol import is_recomputable
-from sb3_ppg.buffers.replay import RolloutReplay
+from sb3_ppg.buffers.replay import RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.distributed.collectives import n_local_processes
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.saving.generators import generators_kept
 
 
 def check_rollout_buffer_class(model: PhasicModel) -> None:
@@ -25,6 +29,25 @@ def check_rollout_buffer_class(model: PhasicModel) -> None:
     wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is no DictRolloutBuffer")
     remedy = f"use a subclass of {wanted} for these observations, or None"
     require(model, cls is None or is_class, "rollout_buffer_class", remedy)
+
+
+def check_samples(model: PhasicModel) -> None:
+    """
+    :param model: with its rollout buffer
+    :raises ArgumentError: if a rollout buffer of a user's own does not keep arrays of numbers, or gives other samples than
+        named tuples that begin with observations
+    """
+    buffer = model.rollout_buffer
+    arrays = buffer.observations.values() if isinstance(buffer.observations, dict) else [buffer.observations]
+    is_numeric = all(isinstance(one, np.ndarray) and one.dtype != object for one in arrays)
+    remedy = "the auxiliary phase keeps its `observations`, which have to be NumPy arrays of numbers; use another class"
+    require(model, is_numeric, "rollout_buffer_class", remedy)
+    if not is_recomputable(buffer):
+        fields: tuple[str, ...] = ("observations",)
+        with generators_kept(), suppress(Exception):  # zeros may be no rollout for it
+            fields = getattr(next(iter(full_like(buffer).get(model.batch_size))), "_fields", ("",))
+        remedy = "its minibatches are no named tuples that begin with `observations`, as SB3's are; let `get` give such"
+        require(model, fields[0] == "observations", "rollout_buffer_class", remedy)
 
 
 def check_replay(model: PhasicModel) -> None:

@@ -1,15 +1,19 @@
 """Functions on rollout buffers, SB3's and others: samples in a given order, arrays by environment or by step."""
 
+import copy
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.buffers.protocol import SB3_CLASSES, GivesSequences
+from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.optim.micro_batches import map_arrays, split
 
 # Small minibatches of a rollout are gathered together, up to this size: one indexed copy instead of many
@@ -87,6 +91,25 @@ def samples(
 # ---- arrays ----
 
 
+def has_steps(rollout_buffer: RolloutBuffer, name: str, value: Any) -> bool:
+    """Return whether an attribute of a rollout buffer has a row for each step, (n_steps, n_envs, ...)."""
+    sizes = (rollout_buffer.buffer_size, rollout_buffer.n_envs)
+    return name == "observations" or (isinstance(value, np.ndarray) and value.shape[:2] == sizes)
+
+
+def last_step(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
+    """
+    :param rollout_buffer: full, in the order in which it was collected
+    :return: a rollout buffer with its last step alone
+    """
+    last = copy.copy(rollout_buffer)
+    for name, value in vars(rollout_buffer).items():
+        if has_steps(rollout_buffer, name, value):
+            setattr(last, name, map_arrays(lambda array: array[-1:], value))
+    last.buffer_size = 1
+    return last
+
+
 def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
     """
     Bring all arrays from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's ``get`` does, if it is not done yet.
@@ -96,8 +119,7 @@ def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
     if rollout_buffer.generator_ready:
         return
     for name, value in list(vars(rollout_buffer).items()):
-        is_by_step = isinstance(value, np.ndarray) and value.shape[:2] == (rollout_buffer.buffer_size, rollout_buffer.n_envs)
-        if is_by_step or name == "observations":
+        if has_steps(rollout_buffer, name, value):
             setattr(rollout_buffer, name, map_arrays(rollout_buffer.swap_and_flatten, value))
     rollout_buffer.generator_ready = True
 
@@ -153,3 +175,31 @@ def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
     """
     shapes: Any = rollout_buffer.obs_shape
     return map_arrays(lambda array, shape: array.reshape(-1, *shape)[:1], rollout_buffer.observations, shapes)
+
+
+# ---- types ----
+
+
+def store_floats(rollout_buffer: RolloutBuffer, env: VecEnv | None) -> None:
+    """
+    Let a rollout buffer keep floats where SB3's would cut them off: samples of actions in a Box of integers, and observations
+    of integers that ``VecNormalize`` normalizes.
+
+    :param rollout_buffer: empty
+    :param env: environments that it is for, with any wrappers
+    """
+    spaces_before = rollout_buffer.observation_space, rollout_buffer.action_space
+    rollout_buffer.action_space = _in_floats(rollout_buffer.action_space)
+    for normalizer in normalizers(env):
+        if normalizer.norm_obs:
+            rollout_buffer.observation_space = _in_floats(rollout_buffer.observation_space, normalizer.norm_obs_keys)
+    if spaces_before != (rollout_buffer.observation_space, rollout_buffer.action_space):
+        rollout_buffer.reset()
+
+
+def _in_floats(space: Any, keys: Sequence[str] | None = None) -> Any:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _in_floats(part) if key in (keys or space) else part for key, part in space.items()})
+    if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+    return space

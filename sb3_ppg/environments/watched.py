@@ -12,19 +12,21 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, WorkerError
 
+ALLOWING = "`allow_nonfinite_observations`=True"
 Numbers = tuple[str, Any, int | None]  # see `check_finite`
 
 # ---- bad numbers ----
 # SB3's VecCheckNan names neither environment nor step, and another wrapper would break `sync_envs_normalization`
 
 
-def checked_step(env: VecEnv, actions: np.ndarray, step: int) -> VecEnvStepReturn:
+def checked_step(env: VecEnv, actions: np.ndarray, when: str, allow_observations: bool = False) -> VecEnvStepReturn:
     """
     Take a step whose numbers are finite.
 
     :param env: environments with any wrappers
     :param actions: of all environments
-    :param step: its number in the rollout, for the message
+    :param when: the number of the step, for the message
+    :param allow_observations: whether observations may be NaN or infinite
     :return: as ``VecEnv.step``
     :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode that was cut off is
         NaN or infinite; the statistics of ``VecNormalize`` are then as before the step
@@ -39,7 +41,9 @@ def checked_step(env: VecEnv, actions: np.ndarray, step: int) -> VecEnvStepRetur
             last = infos[index].get("terminal_observation")
             if last is not None and infos[index].get("TimeLimit.truncated", False):  # otherwise its value is not asked for
                 numbers.append(("last observation of an episode", last, index))
-        check_finite(env, numbers, f"after step {step} of the rollout; the policy has not been trained with it")
+        if allow_observations:
+            numbers = [one for one in numbers if one[0] == "reward"]
+        check_finite(env, numbers, f"{when}; the policy has not been trained with it")
     return observations, rewards, dones, infos
 
 
@@ -67,7 +71,10 @@ def check_finite(env: VecEnv, numbers: list[Numbers], when: str) -> None:
                 place = tuple(np.argwhere(~np.isfinite(array))[0])
                 of_key = "" if key is None else f" (key {key!r})"
                 environment = place[0] if index is None else index
-                raise NonFiniteEnvironmentError(f"The {name}{of_key} of environment {environment} is {array[place]} {when}")
+                remedy = "" if name == "reward" else f". If the policy takes care of such numbers, use {ALLOWING}"
+                raise NonFiniteEnvironmentError(
+                    f"The {name}{of_key} of environment {environment} is {array[place]} {when}{remedy}"
+                )
     for normalizer in normalizers(env):
         for name, rms in statistics(normalizer).items():
             if not (np.isfinite(rms.mean).all() and np.isfinite(rms.var).all()):
@@ -97,10 +104,27 @@ def reset_infos(env: VecEnv) -> list[dict[str, Any]]:
     :return: the info with which each environment has begun its episode; empty where the environments below the wrappers do
         not keep it, as those of SuperSuit and Isaac Lab
     """
-    return getattr(env.unwrapped, "reset_infos", None) or [{} for _ in range(env.num_envs)]
+    return getattr(innermost(env), "reset_infos", None) or [{} for _ in range(env.num_envs)]
 
 
-# ---- VecNormalize ----
+# ---- wrappers ----
+
+
+def layers(env: VecEnv | None) -> Iterator[Any]:
+    """
+    Iterate over the wrappers of environments and what is inside, the outermost first.
+
+    :param env: environments with any wrappers, or None. The innermost may be a simulator that is no ``VecEnv`` but has its
+        methods. A ``VecNormalize`` that was unpickled has nothing inside
+    """
+    while env is not None:
+        yield env
+        env = vars(env).get("venv") if isinstance(env, VecEnvWrapper) else None
+
+
+def innermost(env: VecEnv | None) -> Any:
+    """Return what all wrappers are around."""
+    return next(reversed([None, *layers(env)]))
 
 
 def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
@@ -108,10 +132,7 @@ def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
     :param env: environments with any wrappers, or None
     :return: each ``VecNormalize`` among the wrappers, the outermost first
     """
-    while isinstance(env, VecEnvWrapper):
-        if isinstance(env, VecNormalize):
-            yield env
-        env = env.venv
+    return (layer for layer in layers(env) if isinstance(layer, VecNormalize))
 
 
 def only_normalizer(env: VecEnv | None) -> VecNormalize | None:
@@ -153,7 +174,7 @@ def workers_watched(env: VecEnv | None) -> Iterator[None]:
     :param env: environments with any wrappers, or None
     :raises WorkerError: if a worker dies; the others are ended, so that ``close`` does not wait for answers
     """
-    workers = None if env is None else env.unwrapped
+    workers = innermost(env)
     if not isinstance(workers, SubprocVecEnv):
         yield
         return

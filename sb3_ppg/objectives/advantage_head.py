@@ -118,6 +118,8 @@ class OrderObjective(AdvantageHeadObjective):
     :param level_key: in the infos of a step, the level of the observation that it gives
     """
 
+    needs_rollout_end: ClassVar[bool] = True
+
     def __init__(
         self,
         policy: PhasicActorCriticPolicy,

@@ -81,6 +81,8 @@ class Objective(nn.Module):
     shuffles_sequences: ClassVar[bool] = True
     # Whether the auxiliary phase's minibatches have to be of whole sequences, because a loss needs what follows each sample
     needs_whole_sequences: ClassVar[bool] = False
+    # Whether it needs to know what follows a rollout
+    needs_rollout_end: ClassVar[bool] = False
     # Whether micro-batches would change the losses by more than rounding
     needs_whole_minibatches: ClassVar[bool] = False
     # Whether the policy may learn from data of older policies

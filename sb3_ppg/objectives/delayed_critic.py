@@ -85,6 +85,7 @@ class DynamicsObjective(DelayedCriticObjective):
 
     aux_keys: tuple[str, ...] = ("actions",)
     needs_whole_minibatches: ClassVar[bool] = True
+    needs_rollout_end: ClassVar[bool] = True
     needs_whole_sequences: ClassVar[bool] = True  # the frame after a rollout is kept once
 
     def __init__(

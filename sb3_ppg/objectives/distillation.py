@@ -43,6 +43,7 @@ class DistillationObjective(PaperObjective):
     """
 
     values_first: ClassVar[bool] = False
+    needs_rollout_end: ClassVar[bool] = True
     shuffles_sequences: ClassVar[bool] = False
 
     def __init__(

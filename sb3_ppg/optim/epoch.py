@@ -108,8 +108,6 @@ def optimize_epoch(
             optimizer.step()
             if after_step is not None:
                 after_step()
-    for one in optimizers:
-        one.zero_grad()
 
     weights = {name: weight for network in networks for name, weight in network.named_parameters() if weight.requires_grad}
     sums = th.stack([weight.detach().sum() for weight in weights.values()])
@@ -196,8 +194,11 @@ def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, paramete
     return f"loss that is not finite, in minibatch {step} of an epoch: {values}"
 
 
-# The powers with which the states of torch's optimizers grow with a gradient (RMSprop's momentum does not)
-MOMENTS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "grad_avg": 1, "square_avg": 2, "sum": 2, "exp_inf": 1}
+# The powers with which the states of torch's optimizers grow with a gradient (RMSprop's momentum does not), or, as Adadelta's
+# sum of squared steps, with the weights, which change by the same factor
+FIRST_MOMENTS = ("exp_avg", "grad_avg", "exp_inf", "prev")
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "row_var", "col_var", "variance", "acc_delta")
+MOMENTS = {**dict.fromkeys(FIRST_MOMENTS, 1), **dict.fromkeys(SECOND_MOMENTS, 2)}
 
 
 @th.no_grad()

@@ -76,9 +76,9 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         return super().predict(observation, state, episode_start, deterministic, action_masks=action_masks)
 
 
-class MaskablePhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, MaskablePhasicActorCriticPolicy):  # type: ignore[misc]
+class MaskablePhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, MaskablePhasicActorCriticPolicy):
     """``MaskablePhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``."""
 
 
-class MaskableMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, MaskablePhasicActorCriticPolicy):  # type: ignore[misc]
+class MaskableMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, MaskablePhasicActorCriticPolicy):
     """``MaskablePhasicActorCriticPolicy`` for dictionaries, by default through SB3's ``CombinedExtractor``."""

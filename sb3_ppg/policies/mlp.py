@@ -1,6 +1,7 @@
 """The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
 
 import copy
+import inspect
 from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -9,7 +10,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution, StateDependentNoiseDistribution
-from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
@@ -20,6 +21,7 @@ from stable_baselines3.common.torch_layers import (
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from sb3_ppg.actions import Actions, actions_class_of
 from sb3_ppg.arguments import FLAG, check_value, choice, is_count, optional
@@ -30,6 +32,8 @@ from sb3_ppg.policies.heads import ValueHead
 Architecture = Literal["dual", "detached", "shared"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")
 MixedPrecision = Literal["bf16", "tf32"]
+LATEST = ("distribution", "distributions")  # torch's objects in those of SB3 and sb3-contrib
+DERIVED = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
 EVERYTHING = ("distribution", "latent_pi", "latent_vf")  # fields that one pass through both networks gives
 
 
@@ -49,43 +53,6 @@ class SharedTrunk(MlpExtractor):
 
     def forward_critic(self, features: th.Tensor) -> th.Tensor:
         return self.policy_net(features)
-
-
-class FeaturesInMixedPrecision(BasePolicy):
-    """
-    The extraction of features, which all of SB3's policies inherit, with what makes it fast. (A base class next to
-    ``ActorCriticPolicy``, so that each of its calls ends up here.)
-    """
-
-    mixed_precision: MixedPrecision | None = None
-    compile_mode: str | None = None
-
-    def make_features_extractor(self) -> BaseFeaturesExtractor:
-        extractor = super().make_features_extractor()
-        extractor._features_dim = int(extractor.features_dim)  # NumPy's for MultiDiscrete observations, which an LSTM refuses
-        # A subclass may do something else with images, so it has to say it itself
-        scales_images = vars(type(extractor)).get("scales_images", False)
-        extractor.takes_uint8 = scales_images and self.normalize_images and is_image_space(self.observation_space)  # type: ignore[assignment]
-        return extractor
-
-    def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor) -> th.Tensor:
-        """
-        Extract features, in bfloat16 with ``mixed_precision="bf16"``; parameters and the result are float32.
-
-        :param obs: Observation
-        :param features_extractor: one whose class says that it ``scales_images`` gets them as uint8
-        :return: float32, (B, features_dim)
-        """
-        takes_uint8 = getattr(features_extractor, "takes_uint8", False)
-        if not (takes_uint8 and isinstance(obs, th.Tensor) and obs.dtype == th.uint8):
-            obs = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
-        if self.mixed_precision == "bf16":
-            with th.autocast(self.device.type, th.bfloat16):
-                features = features_extractor(obs).float()
-        else:
-            features = features_extractor(obs)
-        # CUDA graphs would overwrite what one extractor gave when another runs
-        return features if self.compile_mode is None else features.clone()
 
 
 class Evaluation(NamedTuple):
@@ -120,12 +87,13 @@ class AuxiliaryEvaluation(NamedTuple):
     latent_pi: th.Tensor
 
 
-class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # type: ignore[misc] # ActorCriticPolicy's own
+class PhasicActorCriticPolicy(ActorCriticPolicy):
     """
     SB3's actor-critic policy with what PPG adds: an auxiliary value head ``aux_value_net`` on the policy network, read in
     the auxiliary phase only. ``value_net`` stays the true value function, for advantages and bootstrapping.
 
-    ``evaluate`` says how the networks are run; all other methods are derived from it.
+    ``evaluate`` says how the networks are run; all other methods are derived from it. A class that overrides one of those
+    without ``evaluate`` is refused, as both phases would train on something else.
 
     Arguments that are not listed here are those of SB3's ``ActorCriticPolicy``.
 
@@ -152,6 +120,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
     """
 
     algorithm: ClassVar[str] = "PPG"  # the algorithm that can train it
+    mixed_precision: MixedPrecision | None = None
     value_net: ValueHead
     aux_value_net: ValueHead
     actions: Actions
@@ -175,6 +144,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         compile_mode: str | None = None,
         **kwargs: Any,
     ):
+        _check_overrides(type(self))
         _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
         _check_net_arch(net_arch)
         if squash_output and not use_sde:
@@ -238,22 +208,32 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
             self.mlp_extractor = SharedTrunk(self.features_dim, trunk, self.activation_fn, self.device)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        super()._build(lr_schedule)
+        with th.no_grad():  # gSDE's noise, which has a graph in SB3, could not be copied
+            super()._build(lr_schedule)
         value_net = self.value_net  # SB3's, whose weights stay
-        heads = self.make_heads()
-        for name, head in heads.items():
-            setattr(self, name, head)
-        self._build_action_net()
-        self._initialize_heads(heads, value_net)
+        with th.random.fork_rng(devices=[]):  # so that the first actions are those of SB3's policy with the same seed
+            heads = self.make_heads()
+            for name, head in heads.items():
+                setattr(self, name, head)
+            self._build_action_net()
+            self._initialize_heads(heads, value_net)
         # Convolutions are fastest so, on CPU and GPU; it changes how weights lie in memory, nothing else
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, nn.Conv2d) and not is_lazy(module.weight):
                 module.weight.data = module.weight.data.contiguous(memory_format=th.channels_last)
         if self.compile_mode is not None:
             for extractor in {self.pi_features_extractor, self.vf_features_extractor}:
                 extractor.compile(mode=self.compile_mode, dynamic=False)
         # SB3's optimizer does not know the heads
         self.optimizer = self.make_optimizer(lr_schedule(1))
+
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        extractor = super().make_features_extractor()
+        extractor._features_dim = int(extractor.features_dim)  # NumPy's for MultiDiscrete observations, which an LSTM refuses
+        # A subclass may do something else with images, so it has to say it itself
+        scales_images = vars(type(extractor)).get("scales_images", False)
+        extractor.takes_uint8 = scales_images and self.normalize_images and is_image_space(self.observation_space)  # type: ignore[assignment]
+        return extractor
 
     def make_heads(self) -> dict[str, nn.Module]:
         """
@@ -319,7 +299,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         parameters = list(self.parameters() if parameters is None else parameters)
         kwargs = dict(self.optimizer_kwargs)
         # Torch's fused kernel takes parameters and its own moments, which may come from a file, for contiguous ones, and real
-        plain = all(parameter.is_contiguous() and parameter.is_floating_point() for parameter in parameters)
+        plain = all(not is_lazy(one) and one.is_contiguous() and one.is_floating_point() for one in parameters)
         is_free = self.optimizer_class is th.optim.Adam and not kwargs.keys() & {"fused", "foreach", "differentiable"}
         if is_free and plain and self.device.type in ("cpu", "cuda"):
             kwargs["fused"] = True  # not False elsewhere, which would be torch's slowest way
@@ -377,23 +357,71 @@ class PhasicActorCriticPolicy(ActorCriticPolicy, FeaturesInMixedPrecision):  # t
         :param obs: Observation
         :return: features for the policy, (B, features_dim)
         """
-        return super(ActorCriticPolicy, self).extract_features(obs, self.pi_features_extractor)
+        return self.extract_features(obs, self.pi_features_extractor)  # type: ignore[return-value] # a tensor, of one
 
     def value_features(self, obs: PyTorchObs) -> th.Tensor:
         """
         :param obs: Observation
         :return: features for the value function, (B, features_dim)
         """
-        return super(ActorCriticPolicy, self).extract_features(obs, self.vf_features_extractor)
+        return self.extract_features(obs, self.vf_features_extractor)  # type: ignore[return-value]
+
+    def extract_features(  # type: ignore[override]
+        self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
+    ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
+        """
+        Extract features, in bfloat16 with ``mixed_precision="bf16"``; parameters and the result are float32.
+
+        :param obs: Observation
+        :param features_extractor: the policy's or the value function's; one whose class says that it ``scales_images`` gets
+            them as uint8. None: both
+        :return: (B, features_dim); without an extractor, as in SB3, those of the policy and of the value function if these
+            do not share an extractor
+        """
+        if features_extractor is None:
+            both = (self.policy_features(obs), self.value_features(obs))
+            return both[0] if self.share_features_extractor else both
+        takes_uint8 = getattr(features_extractor, "takes_uint8", False)
+        if not (takes_uint8 and isinstance(obs, th.Tensor) and obs.dtype == th.uint8):
+            obs = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
+        if self.mixed_precision == "bf16":
+            with th.autocast(self.device.type, th.bfloat16):
+                features = features_extractor(obs).float()
+        else:
+            features = features_extractor(obs)
+        # CUDA graphs would overwrite what one extractor gave when another runs
+        return features if self.compile_mode is None else features.clone()
 
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
-        """Make a distribution object, unlike SB3 a new one: a thread that predicts would change that of a training."""
+        """
+        Make a distribution object, unlike SB3 a new one: a thread that predicts would change that of a training. The latest
+        can be read from ``action_dist``, as in SB3.
+        """
         distribution = copy.copy(self.action_dist)
+        parameters = [self.action_net(latent_pi)]
+        if isinstance(distribution, (StateDependentNoiseDistribution, DiagGaussianDistribution)):
+            parameters.append(self.log_std)
         if isinstance(distribution, StateDependentNoiseDistribution):
-            return distribution.proba_distribution(self.action_net(latent_pi), self.log_std, latent_pi)
-        if isinstance(distribution, DiagGaussianDistribution):
-            return distribution.proba_distribution(self.action_net(latent_pi), self.log_std)
-        return distribution.proba_distribution(self.action_net(latent_pi))
+            parameters.append(latent_pi)
+        distribution = distribution.proba_distribution(*parameters)
+        vars(self.action_dist).update({name: vars(distribution)[name] for name in LATEST if name in vars(distribution)})
+        return distribution
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, or a pickle: without the latest distribution, which has a graph."""
+        action_dist = copy.copy(self.action_dist)
+        for name in LATEST:
+            vars(action_dist).pop(name, None)
+        return {**vars(self), "action_dist": action_dist}
+
+    def reset_noise(self, n_envs: int = 1) -> None:
+        """
+        Sample new noise for gSDE, without a graph.
+
+        :param n_envs: number of environments
+        """
+        with th.no_grad():
+            super().reset_noise(n_envs)
 
     # ---- derived from `evaluate`, whose arguments after the observations are the context ----
 
@@ -517,6 +545,25 @@ class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
 def _makes(features_extractor_class: Any, *classes: type) -> bool:
     """Tell whether a features extractor, which may be any callable, is one of these classes."""
     return isinstance(features_extractor_class, type) and issubclass(features_extractor_class, classes)
+
+
+def _check_overrides(cls: type) -> None:
+    """
+    :raises ArgumentError: if a class overrides a method that follows from ``evaluate``, but not ``evaluate``
+    """
+    order = {name: next(i for i, one in enumerate(cls.__mro__) if name in vars(one)) for name in ("evaluate", *DERIVED)}
+    if overridden := [name for name in DERIVED if order[name] < order["evaluate"]]:
+        raise ArgumentError(
+            f"`policy`={cls.__name__} cannot work: it overrides {' and '.join(overridden)}, which the losses do not call; "
+            "override `evaluate`, from which they follow, see docs/guides/own_networks.md"
+        )
+    try:
+        inspect.signature(cls.extract_features).bind("self", "obs", "features_extractor")  # type: ignore[attr-defined]
+    except TypeError as error:
+        raise ArgumentError(
+            f"`policy`={cls.__name__} cannot work: its `extract_features` has to take the features extractor, too; add "
+            "`features_extractor=None` to its arguments, and hand it on"
+        ) from error
 
 
 def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share_features_extractor: Any) -> None:

@@ -12,11 +12,11 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.buffers.advantages import gae
-from sb3_ppg.buffers.protocol import SeparatesBootstrap
-from sb3_ppg.buffers.rollouts import RolloutEnd, as_stored, by_step, samples
+from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
+from sb3_ppg.buffers.rollouts import RolloutEnd, as_stored, by_step, last_step, samples
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import checked_step, reset_infos
-from sb3_ppg.errors import NonFiniteActionError
+from sb3_ppg.errors import ArgumentError, NonFiniteActionError
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.protocols import PhasicModel
 
@@ -39,6 +39,8 @@ def take_steps(
     model.policy.set_training_mode(False)
     model.objective.before_rollout(model._last_episode_starts)
     n_steps, n_new = 0, env.num_envs * n_processes()
+    if model._last_obs is None:  # a callback has called `set_env`
+        model._last_obs, model._last_episode_starts = env.reset(), np.ones(env.num_envs, dtype=bool)
     new_obs: Any
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
@@ -54,7 +56,8 @@ def take_steps(
                 actions, values, log_probs, also_stored = _finite_act(model, obs_tensor, env)
             actions = actions.cpu().numpy()
             clipped_actions = model.policy.actions.for_environments(actions)
-            new_obs, rewards, dones, infos = checked_step(env, clipped_actions, n_steps + 1)
+            when = f"after step {n_steps + 1} of the rollout"
+            new_obs, rewards, dones, infos = checked_step(env, clipped_actions, when, model.allow_nonfinite_observations)
             model.num_timesteps += n_new
 
             callback.update_locals({**locals(), "self": model})
@@ -131,6 +134,34 @@ def finish_rollout(
     rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
     observations, values = as_stored(rollout_buffer, last_observations), last_values.flatten().cpu().numpy()
     return RolloutEnd(observations, values, dones.astype(bool), model.memory())
+
+
+# More than rounding can do, in bfloat16 or for standard deviations of 1e-3, and less than another distribution does
+LARGEST_DIFFERENCE = 0.1
+
+
+@th.no_grad()
+def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
+    """
+    Compare log π of the last actions as the policy acted with log π as the losses evaluate it.
+
+    :param model: algorithm that collected the rollout
+    :param rollout_buffer: full buffer
+    :raises ArgumentError: if they differ, with the methods that disagree
+    """
+    if not is_recomputable(rollout_buffer) or (model.use_sde and model.policy.squash_output):  # tanh is inverted inexactly
+        return
+    ((_, batch),) = samples(last_step(rollout_buffer), model.n_envs, np.arange)
+    distribution = model.policy.evaluate(*model.network_inputs(batch), reads=("distribution",)).distribution
+    log_prob = distribution.log_prob(model.policy.actions.from_buffer(batch.actions))
+    worst = int((log_prob - batch.old_log_prob).abs().argmax())
+    acted, evaluated = batch.old_log_prob[worst].item(), log_prob[worst].item()
+    if abs(acted - evaluated) > LARGEST_DIFFERENCE * max(1, abs(acted)):
+        name = type(model.policy).__name__
+        raise ArgumentError(
+            f"`policy`={name} cannot work: `{name}.forward` acted with log π(a|s)={acted:.4g}, and `{name}.evaluate`, which "
+            f"the losses call, gives {evaluated:.4g} for the same observation and action; let `forward` follow from `evaluate`"
+        )
 
 
 @th.no_grad()

@@ -10,13 +10,14 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from sb3_ppg.buffers.checks import check_room, check_room_for_replay, warn_of_missing_rollouts, warn_of_stale_data
 from sb3_ppg.distributed.agreement import agreed, is_shared, leave_group, mark_shared
 from sb3_ppg.distributed.collectives import gather, n_processes, rank
 from sb3_ppg.distributed.exchange import RolloutExchange, start_together
 from sb3_ppg.distributed.group import check_group
-from sb3_ppg.environments.watched import workers_watched
+from sb3_ppg.environments.watched import innermost, workers_watched
 from sb3_ppg.errors import (
     ArgumentError,
     NonFiniteEnvironmentError,
@@ -40,6 +41,7 @@ class Session:
 
     callback: BaseCallback | None = None  # set when a rollout begins
     received_signal: int | None = None  # signal that asks this process to end
+    has_checked_log_probs: bool = False  # of the first rollout
 
     def __init__(self, model: PhasicModel):
         self.exchange = RolloutExchange(model)
@@ -146,9 +148,11 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
     """Check the set-up before the first step, and warn of settings that are surely unintended."""
     if rank() > 0:
         model.verbose = 0
-    if model.env is None:
+    if model.env is None or isinstance(innermost(model.env), VecEnvWrapper):  # a wrapper that was unpickled
         raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
     model.check_arguments()
+    if any(targets.shape != (model.n_envs, model.n_steps) for targets in model.aux_buffer.value_targets):
+        model.aux_buffer.reset()  # sizes were changed by hand
     check_room(model, (model.aux_buffer.capacity or model.n_policy_iterations) - len(model.aux_buffer))
     check_room_for_replay(model)
     warn_of_missing_rollouts(model)

@@ -1,0 +1,369 @@
+"""Situations from scripts that were written for PPO."""
+
+import copy
+import csv
+import dataclasses
+import pickle
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, RecurrentPPG
+from sb3_ppg.errors import NonFiniteEnvironmentError
+from sb3_ppg.family import with_preset
+from tests.helpers import MaskedEnv
+
+SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, device="cpu", seed=0)
+
+
+class Each(BaseCallback):
+    """Calls a function after each step, and keeps what it returns."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.look, self.seen = look, []
+
+    def _on_step(self) -> bool:
+        self.seen.append(self.look(self.model))
+        return True
+
+
+# ---- environments ----
+
+
+class Simulator:
+    """Has a ``VecEnv``'s methods, and no more."""
+
+    num_envs, n_steps = 3, 0
+    observation_space, action_space, render_mode = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2), None
+
+    def reset(self):
+        return np.zeros((3, 4), np.float32)
+
+    def step(self, actions):
+        self.n_steps += 1
+        return np.full((3, 4), 0.1, np.float32), np.ones(3, np.float32), np.full(3, self.n_steps % 17 == 0), [{}, {}, {}]
+
+
+class Adapter(VecEnvWrapper):
+    def __init__(self, simulator):
+        super().__init__(simulator, simulator.observation_space, simulator.action_space)
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_async(self, actions):
+        self.actions = actions
+
+    def step_wait(self):
+        return self.venv.step(self.actions)
+
+    def seed(self, seed=None):
+        return [None] * self.num_envs
+
+
+@pytest.mark.parametrize("wrap", [Adapter, lambda simulator: VecNormalize(Adapter(simulator))], ids=["alone", "VecNormalize"])
+def test_wrappers_may_be_around_what_is_no_vec_env(wrap):
+    model = PPG("MlpPolicy", wrap(Simulator()), **SMALL).learn(192)
+    assert model.num_timesteps == 192 and model.n_aux_phases == 1
+
+
+def test_a_model_that_was_pickled_with_vec_normalize_asks_for_its_environment():
+    env = VecNormalize(make_vec_env("CartPole-v1"))
+    model = pickle.loads(pickle.dumps(PPG("MlpPolicy", env, **SMALL)))
+    with pytest.raises(ArgumentError, match="There is no environment"):
+        model.learn(32)
+    model.set_env(env)
+    assert model.learn(32).num_timesteps == 32
+
+
+def test_a_callback_may_set_another_environment():
+    class Sets(Each):
+        def _on_rollout_end(self) -> None:
+            self.model.set_env(make_vec_env("CartPole-v1", 2))
+
+    callback = Sets(lambda model: model.env)
+    PPG("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(128, callback=callback)
+    assert callback.seen[0] is not callback.seen[-1]
+
+
+class Imitate(gym.Env):
+    """An action between integers; its number is given back as the next observation."""
+
+    observation_space = spaces.Box(-1000, 1000, (1,), np.int64)
+
+    def __init__(self, dtype=np.int32):
+        self.action_space = spaces.Box(-3, 3, (1,), dtype)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([7]), {}
+
+    def step(self, action):
+        return self.np_random.integers(-1000, 1000, 1), 1.0, False, False, {}
+
+
+def test_actions_and_normalized_observations_of_integers_are_stored_as_they_were():
+    model = PPG("MlpPolicy", VecNormalize(make_vec_env(Imitate, 2)), **SMALL | dict(learning_rate=0.0))
+    model.set_logger(configure(None, []))
+    model.learn(64)
+    assert abs(model.logger.name_to_value["train/approx_kl"]) < 1e-6
+    for array in (model.rollout_buffer.observations, model.rollout_buffer.actions):
+        assert array.dtype == np.float32 and (array != np.round(array)).any()
+
+
+class Echoes(gym.Env):
+    """A sensor that says NaN where there is no echo."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([0, 0, np.nan, np.inf], np.float32), {}
+
+    def step(self, action):
+        return np.array([0, np.nan, 0, 1], np.float32), 1.0, False, self.np_random.random() < 0.1, {}
+
+
+class Fills(BaseFeaturesExtractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 4)
+
+    def forward(self, observations):
+        return th.nan_to_num(observations, 0.0, 1.0, -1.0)
+
+
+def test_an_extractor_may_take_care_of_observations_that_are_not_finite():
+    kwargs = {**SMALL, "policy_kwargs": dict(features_extractor_class=Fills)}
+    with pytest.raises(NonFiniteEnvironmentError, match="allow_nonfinite_observations"):
+        PPG("MlpPolicy", Echoes(), **kwargs).learn(64)
+    model = PPG("MlpPolicy", Echoes(), **kwargs, allow_nonfinite_observations=True).learn(64)
+    assert model.n_aux_phases == 1
+
+
+# ---- policies ----
+
+
+class Preprocesses(MlpPolicy):
+    def extract_features(self, obs, features_extractor=None):
+        return super().extract_features(obs.clamp(-0.01, 0.01), features_extractor)
+
+
+def test_features_of_a_custom_policy_reach_all_networks():
+    model = PPG(Preprocesses, "CartPole-v1", **SMALL).learn(64)
+    near, far = th.full((1, 4), 0.01), th.full((1, 4), 5.0)
+    with th.no_grad():
+        for evaluate in (model.policy.evaluate_auxiliary, model.policy.evaluate):
+            of_near, of_far = (evaluate(obs).latent_pi for obs in (near, far))
+            assert th.equal(of_near, of_far)
+        assert th.equal(model.policy.evaluate_values(near), model.policy.evaluate_values(far))
+
+
+class Values(MlpPolicy):
+    def predict_values(self, obs):
+        return super().predict_values(obs).clamp(-1, 1)
+
+
+class Masks(MlpPolicy):
+    def get_distribution(self, obs):
+        return super().get_distribution(obs)
+
+    def evaluate_actions(self, obs, actions):
+        return super().evaluate_actions(obs, actions)
+
+
+class Alone(MlpPolicy):
+    def extract_features(self, obs):
+        return super().extract_features(obs)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Values, "Values cannot work: it overrides predict_values.*override `evaluate`"),
+        (Masks, "Masks cannot work: it overrides evaluate_actions and get_distribution"),
+        (Alone, "Alone cannot work: its `extract_features` has to take the features extractor"),
+    ],
+)
+def test_a_policy_whose_methods_the_losses_would_bypass_is_refused(policy, message):
+    with pytest.raises(ArgumentError, match=message):
+        PPG(policy, "CartPole-v1", **SMALL)
+
+
+class ActsOtherwise(MlpPolicy):
+    def forward(self, obs, deterministic=False):
+        actions, values, log_probs = super().forward(obs, deterministic)
+        return actions, values, log_probs - 0.7
+
+
+class Wraps(MlpPolicy):
+    def forward(self, obs, deterministic=False):
+        acted = super().forward(obs, deterministic)
+        self.probabilities = self.action_dist.distribution.probs
+        return acted
+
+
+def test_a_forward_that_disagrees_with_the_losses_is_an_error_after_the_first_rollout():
+    with pytest.raises(ArgumentError, match=r"`ActsOtherwise.forward` acted with .* and `ActsOtherwise.evaluate`"):
+        PPG(ActsOtherwise, "CartPole-v1", **SMALL).learn(32)
+    model = PPG(Wraps, "CartPole-v1", **SMALL).learn(32)
+    assert model.policy.probabilities.shape == (1, 2)
+
+
+def test_the_latest_distribution_can_be_read_and_copies_do_not_have_it():
+    scales = Each(lambda model: model.policy.action_dist.distribution.scale.mean().item())
+    model = PPG("MlpPolicy", "Pendulum-v1", **SMALL).learn(32, callback=scales)
+    assert scales.seen == [1.0] * 32
+    copied = copy.deepcopy(model)
+    assert not hasattr(copied.policy.action_dist, "distribution") and copied.learn(32).num_timesteps == 32
+    masked = MaskablePPG("MlpPolicy", MaskedEnv(), **SMALL).learn(32)
+    assert masked.policy.action_dist.distribution.logits.min() < -1e6
+    recurrent = RecurrentPPG("MlpLstmPolicy", "Pendulum-v1", **SMALL)
+    recurrent.predict(np.zeros((1, 3), np.float32))
+    assert recurrent.policy.action_dist.distribution.variance.shape == (1, 1)
+
+
+def test_a_model_with_gsde_can_be_copied():
+    model = PPG("MlpPolicy", "Pendulum-v1", use_sde=True, **SMALL)
+    model.policy.reset_noise()
+    assert copy.deepcopy(model).learn(64).n_aux_phases == 1
+
+
+def test_callbacks_see_the_latest_gradient():
+    norms = Each(lambda model: sum(float(p.grad.norm()) for p in model.policy.value_net.parameters() if p.grad is not None))
+    PPG("MlpPolicy", "CartPole-v1", **SMALL).learn(96, callback=norms)
+    assert norms.seen[0] == 0 and min(norms.seen[32:]) > 0
+
+
+class Lazy(BaseFeaturesExtractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 8)
+        self.layer = th.nn.LazyLinear(8)
+
+    def forward(self, observations):
+        return self.layer(observations)
+
+
+def test_an_extractor_may_have_layers_that_are_made_in_their_first_pass():
+    policy_kwargs = dict(features_extractor_class=Lazy, ortho_init=False)
+    model = PPG("MlpPolicy", "CartPole-v1", policy_kwargs=policy_kwargs, **SMALL).learn(64)
+    assert model.policy.pi_features_extractor.layer.weight.shape == (8, 4)
+
+
+def test_the_first_actions_are_those_of_ppo():
+    actions = []
+    for algorithm, kwargs in ((PPO, {}), (PPG, dict(n_aux_epochs=0))):
+        model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 2), n_steps=64, seed=0, device="cpu", **kwargs)
+        watch = Each(lambda model: model.rollout_buffer.actions[max(0, model.rollout_buffer.pos - 1)].copy())
+        model.learn(128, callback=watch)
+        actions.append(np.array(watch.seen))
+    np.testing.assert_array_equal(*actions)
+
+
+# ---- logs ----
+
+
+def test_values_stay_readable_after_learn_and_are_written_once(tmp_path):
+    model = PPG("MlpPolicy", "CartPole-v1", **SMALL)
+    model.set_logger(configure(str(tmp_path), ["csv"]))
+    for _ in range(3):
+        model.learn(32, reset_num_timesteps=False)
+        assert model.logger.name_to_value["train/loss"] != 0 and "train/approx_kl" in model.logger.name_to_value
+    with (tmp_path / "progress.csv").open() as file:
+        losses = [row["train/loss"] for row in csv.DictReader(file)]
+    assert len(losses) == 6 and [loss != "" for loss in losses] == [False, True] * 3
+
+
+# ---- rollouts ----
+
+
+class Objects(RolloutBuffer):
+    def reset(self):
+        super().reset()
+        self.observations = np.empty((self.buffer_size, self.n_envs), dtype=object)
+
+
+class Tensors(RolloutBuffer):
+    def reset(self):
+        super().reset()
+        self.observations = th.zeros(self.buffer_size, self.n_envs, *self.obs_shape)
+
+
+@dataclasses.dataclass
+class Samples:
+    observations: th.Tensor
+    actions: th.Tensor
+
+
+class Dataclasses(RolloutBuffer):
+    def get(self, batch_size=None):
+        for some in super().get(batch_size):
+            yield Samples(*some[:2])
+
+
+@pytest.mark.parametrize("n_aux_epochs", [0, 1])
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [(Objects, "Objects.*arrays"), (Tensors, "Tensors.*arrays"), (Dataclasses, "Dataclasses.*named tuples")],
+)
+def test_buffers_whose_samples_cannot_be_used_are_refused(cls, message, n_aux_epochs):
+    with pytest.raises(ArgumentError, match=message):
+        PPG("MlpPolicy", "CartPole-v1", rollout_buffer_class=cls, **SMALL | dict(n_aux_epochs=n_aux_epochs))
+
+
+class CollectsItself(PPG):
+    def collect_rollouts(self, env, callback, rollout_buffer, n_rollout_steps):
+        rollout_buffer.reset()
+        callback.on_rollout_start()
+        for _ in range(n_rollout_steps):
+            with th.no_grad():
+                actions, values, log_probs = self.policy(obs_as_tensor(self._last_obs, self.device))
+            new_obs, rewards, dones, _ = env.step(actions.numpy())
+            self.num_timesteps += env.num_envs
+            if not callback.on_step():
+                return False
+            stored = (self._last_obs, actions.numpy().reshape(-1, 1), rewards + 0.1, self._last_episode_starts)
+            rollout_buffer.add(*stored, values, log_probs)
+            self._last_obs, self._last_episode_starts = new_obs, dones
+        with th.no_grad():
+            rollout_buffer.compute_returns_and_advantage(
+                self.policy.predict_values(obs_as_tensor(new_obs, self.device)), dones
+            )
+        callback.on_rollout_end()
+        return True
+
+
+@pytest.mark.parametrize("name", ["ppg", "ppg_ewma", "dcpg", "daac"])
+def test_rollouts_may_come_from_elsewhere(name):
+    model = CollectsItself(
+        "MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu", **with_preset(name, {})
+    )
+    assert model.learn(64).num_timesteps == 64
+
+
+@pytest.mark.parametrize("name", ["ppg_replay", "ddcpg", "idaac", "dna"])
+def test_what_needs_the_end_of_a_rollout_says_so(name):
+    model = CollectsItself(
+        "MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu", **with_preset(name, {})
+    )
+    with pytest.raises(ArgumentError, match="need what follows it, which CollectsItself has not told"):
+        model.learn(64)
+
+
+def test_rollouts_of_another_size_are_dropped():
+    model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(64)
+    model.n_steps = model.rollout_buffer.buffer_size = 16
+    with pytest.warns(UserWarning, match="without those rollouts: the phase starts over"):
+        model.learn(64, reset_num_timesteps=False)
+    assert model.n_aux_phases == 1
