@@ -20,9 +20,10 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, RecurrentPPG
+from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
-from tests.helpers import MaskedEnv
+from tests.helpers import MaskedEnv, code_blocks
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, device="cpu", seed=0)
 
@@ -201,6 +202,41 @@ def test_a_policy_whose_methods_the_losses_would_bypass_is_refused(policy, messa
         PPG(policy, "CartPole-v1", **SMALL)
 
 
+class PartlyPossible(gym.Env):
+    """A part of the observation says which actions are possible."""
+
+    observation_space = spaces.Dict(obs=spaces.Box(-1, 1, (3,), np.float32), mask=spaces.MultiBinary(4))
+    action_space = spaces.Discrete(4)
+
+    def look(self):
+        self.mask = np.append(1, self.np_random.integers(0, 2, 3)).astype(np.int8)
+        return dict(obs=self.np_random.uniform(-1, 1, 3).astype(np.float32), mask=self.mask)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.look(), {}
+
+    def step(self, action):
+        assert self.mask[action] == 1
+        return self.look(), 1.0, False, self.np_random.random() < 0.1, {}
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, dict(n_value_epochs=1), *(with_preset(name, {}) for name in ("ppg_ewma", "daac", "dna"))]
+)
+def test_the_policy_of_the_page_masks_actions_by_the_observation_in_both_phases(kwargs):
+    (code,) = (block for block in code_blocks("docs/guides/own_networks.md") if "MaskedByObservation" in block)
+    names: dict = {}
+    exec(code, names)
+    model = PPG(names["MaskedByObservation"], make_vec_env(PartlyPossible, 2), **SMALL | dict(learning_rate=0.0) | kwargs)
+    model.set_logger(configure(None, []))
+    model.learn(128)
+    assert abs(model.logger.name_to_value["train/approx_kl"]) < 1e-6
+    obs = dict(obs=th.zeros(1, 3), mask=th.tensor([[1, 0, 0, 1]]))
+    probabilities = model.policy.evaluate_auxiliary(obs).distribution.distribution.probs
+    assert probabilities[0, [1, 2]].sum() == 0 and probabilities.sum().item() == pytest.approx(1)
+
+
 class ActsOtherwise(MlpPolicy):
     def forward(self, obs, deterministic=False):
         actions, values, log_probs = super().forward(obs, deterministic)
@@ -359,6 +395,20 @@ def test_what_needs_the_end_of_a_rollout_says_so(name):
     )
     with pytest.raises(ArgumentError, match="need what follows it, which CollectsItself has not told"):
         model.learn(64)
+
+
+def test_an_objective_that_was_not_told_of_the_steps_says_so():
+    class TellsTheEnd(CollectsItself):
+        def train(self):
+            self.rollout_end = RolloutEnd(self._last_obs, np.zeros(1), self._last_episode_starts)
+            super().train()
+
+    model = TellsTheEnd("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, device="cpu", **with_preset("idaac", {}))
+    with pytest.raises(ArgumentError, match="does not know the levels"):
+        model.learn(64)
+    model = TellsTheEnd("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, device="cpu", **with_preset("ddcpg", {}))
+    model.learn(32)
+    np.testing.assert_array_equal(model.aux_buffer.context[0]["last_observations "][:, 0], model._last_obs)
 
 
 def test_rollouts_of_another_size_are_dropped():

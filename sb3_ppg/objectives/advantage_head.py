@@ -200,6 +200,11 @@ class OrderObjective(AdvantageHeadObjective):
         """For each sample another frame of its level, with the final frames, and whether that came before it."""
         order_by_environment(rollout_buffer)
         n_frames = rollout_buffer.buffer_size
+        if len(self.levels) <= n_frames:
+            raise ArgumentError(
+                "IDAAC does not know the levels of this rollout's frames: a `collect_rollouts` of your own has to call the "
+                "objective's `before_rollout` and `after_environment_step`"
+            )
         levels, steps = (np.stack(frames[-n_frames - 1 :], axis=1) for frames in (self.levels, self.episode_steps))
         self.levels, self.episode_steps = self.levels[-1:], self.episode_steps[-1:]
         self._frames = map_arrays(
