@@ -85,8 +85,10 @@ def _main() -> None:
             with missing_extras_named():
                 run(name, arguments)
         except Exception as error:
+            is_explained = isinstance(error, EXPLAINED) or getattr(error, "errno", None) in DISK
             is_missing_package = isinstance(error, ImportError) and "pip install" in str(error)
-            if not (isinstance(error, EXPLAINED) or is_missing_package or getattr(error, "errno", None) in DISK):
+            is_wrong_path = isinstance(error, FileNotFoundError) and name != "train"  # where it may be a fault
+            if not (is_explained or is_missing_package or is_wrong_path):
                 raise
             from sb3_ppg.distributed.agreement import is_shared
 
