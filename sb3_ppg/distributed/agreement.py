@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
+from os.path import commonprefix
 from typing import Any, TypeVar
 
 import torch as th
@@ -78,15 +79,10 @@ def require_equal(settings: Mapping[str, Any]) -> None:
     for name in gathered[0]:
         values = [one.get(name, "nothing") for one in gathered]
         if len(set(values)) > 1:
-            message = f"`{name}` differs between the processes, {', '.join(_around_difference(values))}: use one value"
-            raise mark_shared(ArgumentError(message))
-
-
-def _around_difference(texts: list[str]) -> list[str]:
-    """Shorten texts to the part that begins shortly before their first difference."""
-    n_equal = next((n for n, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts)))
-    start = max(0, n_equal - 40)
-    return [f"{'...' * (start > 0)}{text[start : start + 200]}" for text in texts]
+            # Long ones are shown from shortly before their first difference
+            start = max(0, len(commonprefix(values)) - 40)  # noqa: RUF071 (they are compared by characters)
+            shown = ", ".join(f"{'...' * (start > 0)}{value[start : start + 200]}" for value in values)
+            raise mark_shared(ArgumentError(f"`{name}` differs between the processes, {shown}: use one value"))
 
 
 def _describe(value: Any) -> str:

@@ -49,18 +49,24 @@ def model_card(
         **{name: str(_readable(value)) for name, value in description["arguments"].items()},
     }
     options = {"environment": env_id, **{f"option {name}": value for name, value in env_kwargs.items()}}
-    actions = "deterministic" if evaluation is None or evaluation.deterministic else "stochastic"
+    results = []
+    if evaluation is not None:
+        actions = "deterministic" if evaluation.deterministic else "stochastic"
+        results = [
+            f"Mean return **{evaluation.mean:.2f} ± {evaluation.std:.2f}** (standard deviation) over {evaluation.n_episodes} "
+            f"episodes with {actions} actions."
+        ]
+    if (folder / "learning_curve.png").exists():
+        results.append("![Learning curve](learning_curve.png)")
+    if (folder / "replay.mp4").exists():
+        results.append('<video controls src="replay.mp4"></video>')
     sections = [
         f"---\n{_metadata(algorithm, env_id, evaluation).to_yaml()}\n---",
         f"# **{algorithm}** agent" + (f" playing **{env_id}**" if env_id else ""),
         "A model of [Phasic Policy Gradient](https://arxiv.org/abs/2009.04416), trained with sb3_ppg, its plugin for "
         "[Stable-Baselines3](https://github.com/DLR-RM/stable-baselines3). It is plain data: loading it runs no code of its "
         "author's.",
-        evaluation
-        and f"Mean return **{evaluation.mean:.2f} ± {evaluation.std:.2f}** (standard deviation) over {evaluation.n_episodes} "
-        f"episodes with {actions} actions.",
-        (folder / "learning_curve.png").exists() and "![Learning curve](learning_curve.png)",
-        (folder / "replay.mp4").exists() and '<video controls src="replay.mp4"></video>',
+        *results,
         "## Usage",
         usage,
         "## Hyperparameters",
@@ -69,7 +75,7 @@ def model_card(
         _table({**options, **description["versions"]}),
         f"Trained for {description['counters']['num_timesteps']:,} steps.",
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
 def python_usage(

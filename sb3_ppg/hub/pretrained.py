@@ -244,11 +244,10 @@ def _build(
     model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
     model.n_envs = description.n_envs
-    check_rollout_size(model)
     model.check_arguments()
     if venv is not None:
         _set_env(model, venv, normalizer)
-        check_rollout_size(model)  # it may have more environments
+    check_rollout_size(model)
     seed, model.seed = model.seed, None  # nothing is seeded
     # A caller's own classes may allocate what they like
     has_own_classes = any(isinstance(value, type) for value in custom.values())
