@@ -13,7 +13,7 @@ from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed.agreement import agreed, require_equal, separate_generators
 from sb3_ppg.distributed.collectives import broadcast, gather, n_processes, rank
-from sb3_ppg.environments.watched import normalizers, statistics
+from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.optim.micro_batches import map_arrays
 from sb3_ppg.protocols import COUNTERS, PhasicModel
 
@@ -50,14 +50,14 @@ def _settings(model: PhasicModel) -> dict[str, Any]:
         **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
         "policy": type(policy),
         "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
-        "VecNormalize": [list(statistics(normalizer)) for normalizer in normalizers(env)],
+        "VecNormalize": list(all_statistics(env)),
         "stored_rollouts": [len(model.aux_buffer), len(model.replay.rollouts)],
     }
 
 
 def _share_state(model: PhasicModel) -> None:
     """Copy weights, optimizers and statistics of observations and rewards from process 0."""
-    running = _running_statistics(model)
+    running = list(all_statistics(model.env).values())
     if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
         running.append(model.rollout_buffer.reward_normalizer.return_rms)
     own = None
@@ -70,11 +70,6 @@ def _share_state(model: PhasicModel) -> None:
         model.set_parameters(parameters, device=model.device)
         for rms, first in zip(running, moments, strict=True):
             rms.mean, rms.var, rms.count = first
-
-
-def _running_statistics(model: PhasicModel) -> list[RunningMeanStd]:
-    """Return the statistics of every ``VecNormalize`` of a model's environments."""
-    return [rms for normalizer in normalizers(model.get_env()) for rms in statistics(normalizer).values()]
 
 
 class _Report(NamedTuple):
@@ -98,7 +93,7 @@ class RolloutExchange:
 
     def __init__(self, model: PhasicModel):
         self.model = model
-        self._running = _running_statistics(model) if n_processes() > 1 else []
+        self._running = list(all_statistics(model.env).values()) if n_processes() > 1 else []
         self._merged = [_moments(rms) for rms in self._running]
 
     @contextmanager

@@ -162,6 +162,15 @@ def statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
     return found
 
 
+def all_statistics(env: VecEnv | None) -> dict[str, RunningMeanStd]:
+    """
+    :param env: environments with any wrappers, or None
+    :return: statistics of each ``VecNormalize`` among the wrappers, by its number and their names; most environments have one
+    """
+    found = enumerate(normalizers(env))
+    return {f"{index}/{name}": rms for index, normalizer in found for name, rms in statistics(normalizer).items()}
+
+
 # ---- workers ----
 
 

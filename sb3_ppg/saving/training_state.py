@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.checks import check_room
@@ -16,7 +15,7 @@ from sb3_ppg.buffers.replay import KINDS, Rollout
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.distributed.collectives import rank_and_size
-from sb3_ppg.environments.watched import normalizers, statistics
+from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, warn
 from sb3_ppg.optim.micro_batches import map_arrays
 from sb3_ppg.protocols import COUNTERS, PhasicModel
@@ -111,7 +110,7 @@ def _identity(model: PhasicModel, same_processes: bool = True) -> dict[str, Any]
         **({"n_envs": int(model.n_envs), "n_steps": int(model.n_steps)} if same_processes else {}),  # may be NumPy's
         **{name.removeprefix("_"): int(getattr(model, name)) for name in COUNTERS},
         **({"process": [number, size]} if same_processes and size > 1 else {}),
-        "VecNormalize": list(_statistics(model.env)),
+        "VecNormalize": list(all_statistics(model.env)),
     }
 
 
@@ -122,7 +121,7 @@ def _arrays(model: PhasicModel) -> dict[str, np.ndarray]:
         {
             "rollouts": dict(enumerate(_stored_rollouts(buffer))),
             "replay": {index: rollout.arrays() for index, rollout in enumerate(replay.rollouts[: replay.n_stored])},
-            "normalize": {name: _moments(rms) for name, rms in _statistics(model.env).items()},
+            "normalize": {name: _moments(rms) for name, rms in all_statistics(model.env).items()},
         }
     )
 
@@ -130,15 +129,6 @@ def _arrays(model: PhasicModel) -> dict[str, np.ndarray]:
 def _stored_rollouts(buffer: AuxBuffer) -> list[dict[str, Any]]:
     parts = zip(buffer.observations, buffer.context, buffer.value_targets, strict=True)
     return [dict(zip(("observations", "context", "value_targets"), one, strict=True)) for one in parts]
-
-
-def _statistics(env: VecEnv | None) -> dict[str, RunningMeanStd]:
-    """Statistics of each ``VecNormalize`` among the wrappers, by name; most environments have one."""
-    return {
-        f"{index}/{name}": rms
-        for index, normalizer in enumerate(normalizers(env))
-        for name, rms in statistics(normalizer).items()
-    }
 
 
 def _moments(rms: RunningMeanStd) -> dict[str, np.ndarray]:
@@ -183,7 +173,7 @@ def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
     """Read and check everything, then put it in place; of another number of processes, only the statistics."""
     description = json.loads(archive["description"].tobytes())
     _check_identity(description, _identity(model, same_processes))
-    running = _statistics(model.env)
+    running = all_statistics(model.env)
     normalization = {name: _read(archive, f"normalize/{name}", _moments(rms)) for name, rms in running.items()}
     aux_buffer, replayed = model.aux_buffer.emptied(), []
     if same_processes:
