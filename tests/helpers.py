@@ -23,6 +23,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
+from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.zoo import launcher
 
@@ -151,6 +152,12 @@ def saved_and_loaded(model: PPG, folder: Path, env: VecEnv | None = None) -> PPG
     loaded = type(model).load(folder / "model.zip", env=env or model.get_env(), device="cpu")
     loaded.load_aux_buffer(folder / "aux_buffer.npz")
     return loaded
+
+
+def make_with_papers_values(env: Any = "CartPole-v1", policy: str = "MlpPolicy", **kwargs: Any) -> PPG:
+    """Make a model with phases of three rollouts of 16 steps."""
+    small = dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2, seed=0, device="cpu")
+    return PPG(**{**PAPERS_VALUES, **small, "policy": policy, "env": env, **kwargs})
 
 
 def make_on_images(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | None = None, **kwargs) -> PPG:

@@ -18,16 +18,11 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from sb3_ppg import PPG, PhasicCallback
-from sb3_ppg.family import PAPERS_VALUES
+from sb3_ppg import PhasicCallback
 from tests.helpers import RandomEnv, learn_and_log
+from tests.helpers import make_with_papers_values as make
 
-SMALL = PAPERS_VALUES | dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
 PHASE = 16 * 3
-
-
-def make(env="CartPole-v1", **kwargs) -> PPG:
-    return PPG("MlpPolicy", env, seed=0, device="cpu", **{**SMALL, **kwargs})
 
 
 class Witness(PhasicCallback):

@@ -98,10 +98,10 @@ def test_no_copy_of_the_stored_images_is_made_in_float32():
     """In addition to the stored images, the peak memory of an auxiliary phase is a minibatch, not another buffer."""
     env = make_vec_env(lambda: RandomEnv(image_space(3, 64, 64), spaces.Discrete(2)), 4)
     kwargs = dict(net_arch=[1], features_extractor_kwargs=dict(features_dim=1))
-    model = make(env, "CnnPolicy", n_policy_iterations=16, aux_batch_size=16, n_aux_epochs=1, policy_kwargs=kwargs)
+    model = make(env, "CnnPolicy", n_policy_iterations=8, aux_batch_size=16, n_aux_epochs=1, policy_kwargs=kwargs)
     fill_phase(model)
     stored = sum(observations.nbytes for observations in model.aux_buffer.observations)
-    assert stored == 16 * 16 * 4 * 3 * 64 * 64
+    assert stored == 8 * 16 * 4 * 3 * 64 * 64
     tracemalloc.start()  # NumPy's memory; a minibatch is gathered there
     model.auxiliary_phase()
     _, peak = tracemalloc.get_traced_memory()

@@ -20,7 +20,6 @@ from stable_baselines3.common.utils import LinearSchedule
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG
 from sb3_ppg.buffers.rollouts import minibatches
 from sb3_ppg.errors import NonFiniteActionError
-from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.objectives import OBJECTIVES
 from sb3_ppg.optim.epoch import optimize_epoch
 from tests.helpers import (
@@ -41,13 +40,7 @@ from tests.helpers import (
     transfers_to_host,
     weights,
 )
-
-SMALL = PAPERS_VALUES | dict(n_steps=16, batch_size=16, n_policy_iterations=3, n_aux_epochs=2)
-
-
-def make(env="CartPole-v1", policy="MlpPolicy", seed=0, **kwargs) -> PPG:
-    return PPG(policy, env, seed=seed, device="cpu", **{**SMALL, **kwargs})
-
+from tests.helpers import make_with_papers_values as make
 
 # ---- identities ----
 
@@ -571,7 +564,7 @@ def test_ppos_arguments_keep_ppos_positions():
 )
 def test_what_is_hardly_meant_warns_at_the_line_that_makes_the_model(kwargs, message):
     with pytest.warns(UserWarning, match=message) as caught:
-        PPG("MlpPolicy", "CartPole-v1", **{**SMALL, **kwargs})
+        PPG("MlpPolicy", "CartPole-v1", **{"n_steps": 16, "batch_size": 16, **kwargs})
     assert {warning.filename for warning in caught} == {__file__}
 
 
