@@ -111,7 +111,6 @@ def image_space(*shape: int) -> spaces.Box:
 
 
 THREE_ACTIONS = spaces.Discrete(3)
-THREE_ACTIONS = spaces.Discrete(3)
 BOX = spaces.Box(-1.0, 2.0, (2,))
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
 ARCHITECTURES = ("dual", "detached", "shared")
@@ -127,9 +126,9 @@ def masked_envs(observation_space: spaces.Space = VECTOR, actions: str = "Discre
     return make_vec_env(lambda: MaskedEnv(observation_space, actions), n_envs, seed=0)
 
 
-# Algorithm, policy, environments and arguments of the policy of each kind of model
 SMALL = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 MIXED = spaces.Dict({"a/b": VECTOR, "c": spaces.Discrete(3)})
+# Algorithm, policy, environments and arguments of the policy of each kind of model
 KINDS: dict[str, tuple] = {
     "vectors": (PPG, "MlpPolicy", random_envs, {}),
     "images": (PPG, "CnnPolicy", lambda: random_envs(image_space(36, 36, 1)), {}),
@@ -137,7 +136,7 @@ KINDS: dict[str, tuple] = {
     "LSTM": (RecurrentPPG, "MlpLstmPolicy", random_envs, {"lstm_hidden_size": 4}),
     "masks": (MaskablePPG, "MlpPolicy", masked_envs, {}),
 }
-WITH_CONTEXT = ("vectors", "LSTM", "masks")
+WITH_CONTEXT = ("vectors", "LSTM", "masks")  # the policies get nothing, memory, or masks in addition to observations
 
 
 def make_kind(kind: str, **kwargs: Any) -> PPG:

@@ -150,11 +150,8 @@ BAD_ENVIRONMENTS = {
     "plain": (lambda at: spoiled(at, "observation", np.inf), "observation of environment 2 is inf"),
     "plain reward": (lambda at: spoiled(at, "reward", np.nan), "reward of environment 2 is nan"),
     "observation": (lambda at: VecNormalize(spoiled(at, "observation", np.nan)), "observation of environment 2 is nan"),
-    "last observation": (lambda at: VecNormalize(spoiled(at, "observation", np.nan)), "last observation of an episode of env"),
-    "clipped": (
-        lambda at: VecNormalize(spoiled(at, "observation", np.inf), training=False),
-        "observation of environment 2 is inf",
-    ),
+    "last observation": (lambda at: VecNormalize(spoiled(at, "observation", np.nan)), "episode of environment 2 is nan"),
+    "clipped": (lambda at: VecNormalize(spoiled(at, "observation", np.inf), training=False), "environment 2 is inf"),
     "reward": (lambda at: VecNormalize(spoiled(at, "reward", -np.inf)), "reward of environment 2 is -inf"),
     "in a worker": (
         lambda at: VecNormalize(spoiled(at, "reward", np.nan, partial(SubprocVecEnv, start_method="fork"))),
@@ -172,7 +169,7 @@ BAD_ENVIRONMENTS = {
         lambda at: VecNormalize(spoiled(at, "observation", 1e30)),
         "VecNormalize's statistics `obs_rms` are not finite",
     ),
-    "from a wrapper further out": (lambda at: SpoiledAbove(VecNormalize(spoiled(0, "reward", 0)), at), "observation of env"),
+    "from a wrapper further out": (lambda at: SpoiledAbove(VecNormalize(spoiled(0, "reward", 0)), at), "environment 2 is nan"),
 }
 
 
@@ -183,10 +180,8 @@ def test_bad_numbers_do_not_reach_statistics_nor_a_checkpoint(tmp_path, place, a
     model, remember = small(env=make_env(at)), Remember()
     with pytest.raises(NonFiniteEnvironmentError, match=f"{message}.* after step {(at - 1) % 8 + 1} of the rollout"):
         model.learn(10_000, callback=[remember, PhasicCheckpointCallback(1, tmp_path, keep=1)])
-    assert all(
-        np.array_equal(ours, theirs)
-        for ours, theirs in zip(numbers_of(model.get_vec_normalize_env()), remember.numbers, strict=True)
-    )
+    now = numbers_of(model.get_vec_normalize_env())
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(now, remember.numbers, strict=True))
 
     (checkpoint,) = tmp_path.glob("*.zip")
     resumed = PPG.load(checkpoint, env=make_env(0), device="cpu")

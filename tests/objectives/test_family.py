@@ -210,11 +210,7 @@ class OldWeightNorm(FlattenExtractor):
 
 REFUSED = [
     ("ddcpg", dict(n_steps=16, batch_size=16, aux_batch_size=8), "whole sequences of `n_steps`=16 samples; use a multiple"),
-    (
-        "ppg_ewma",
-        dict(policy_kwargs=dict(features_extractor_class=OldWeightNorm)),
-        "cannot work with this policy, which torch",
-    ),
+    ("ppg_ewma", dict(policy_kwargs=dict(features_extractor_class=OldWeightNorm)), "policy, which torch cannot copy"),
     ("dcpg", dict(policy_kwargs=dict(architecture="dual")), "`architecture`='dual' cannot work with DelayedCriticObjective"),
     ("dcpg", dict(n_value_epochs=1), "`n_value_epochs`=2 cannot work: DelayedCriticObjective"),
     ("dcpg", dict(n_aux_epochs=0), "`n_aux_epochs`=0 cannot work"),
@@ -237,11 +233,7 @@ REFUSED = [
     ("ppg_ewma", dict(objective_kwargs=dict(decay=1.0)), "`decay`=1.0 cannot work"),
     ("ppg_ewma", dict(objective_kwargs=dict(decay=0.5, center_of_mass=1)), "say the same"),
     ("ppg_ewma", dict(objective_kwargs=dict(importance_limit=0.5)), "`importance_limit`=0.5 cannot work"),
-    (
-        "ppg_ewma",
-        dict(objective_kwargs=dict(deccay=0.5)),
-        "'deccay'.*use a dictionary with center_of_mass, decay",
-    ),
+    ("ppg_ewma", dict(objective_kwargs=dict(deccay=0.5)), "'deccay'.*use a dictionary with center_of_mass, decay"),
     ("ppg", dict(objective_kwargs=dict(dual_clip=0.5)), "`dual_clip`=0.5 cannot work"),
     ("ppg", dict(objective="ewna"), "`objective`='ewna' is unknown.*'ewma'"),
     ("ppg", dict(objective_kwargs=[1]), "`objective_kwargs`=.*use a dictionary"),
