@@ -1,6 +1,7 @@
 """A trained policy as a program that needs neither this package nor Python: ONNX, TorchScript."""
 
 import copy
+import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
 from sb3_ppg.policies.masked import MaskablePhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
+from sb3_ppg.saving.files import atomic_write
 
 __all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
 
@@ -178,10 +180,14 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
     :param path: path of the file
     :param vec_normalize: wrapper whose statistics normalise observations. None: that of the model's environment, if it has one
     :raises ArgumentError: see ``DeterministicPolicy``
+    :raises OSError: if the file cannot be written; a previous one is left unchanged
     """
     policy = DeterministicPolicy(model, vec_normalize)
+    content = io.BytesIO()  # torch's own writer ends the process when the disk is full
     with th.no_grad(), unvalidated_distributions():
-        th.jit.trace(policy, policy.example_inputs()).save(str(path))
+        th.jit.save(th.jit.trace(policy, policy.example_inputs()), content)
+    with atomic_write(Path(path)) as temporary:
+        temporary.write_bytes(content.getvalue())
 
 
 def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:
@@ -204,15 +210,22 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
     :param vec_normalize: wrapper whose statistics normalise observations. None: that of the model's environment, if it has one
     :raises ArgumentError: see ``DeterministicPolicy``
     :raises MissingExtraError: (an ``ImportError``) without ``sb3-ppg[export]``
+    :raises OSError: if the file cannot be written; a previous one is left unchanged
     """
     policy = DeterministicPolicy(model, vec_normalize)
     axes = tuple({1 if name in ("hidden", "cell") else 0: "n_envs"} for name in policy.input_names)
-    with missing_extras_named(), th.no_grad(), unvalidated_distributions(), warnings.catch_warnings():
+    with (
+        missing_extras_named(),
+        th.no_grad(),
+        unvalidated_distributions(),
+        warnings.catch_warnings(),
+        atomic_write(Path(path)) as temporary,
+    ):
         warnings.simplefilter("ignore")  # torch's, of its own ways
         th.onnx.export(
             policy,
             policy.example_inputs(),
-            str(path),
+            str(temporary),
             input_names=policy.input_names,
             output_names=policy.output_names,
             dynamic_shapes=(axes,),

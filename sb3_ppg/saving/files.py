@@ -1,8 +1,11 @@
 """Writing files so that each is complete or not there: an error or a kill leaves the file of before as it was."""
 
+import errno
 import os
-import re
 import shutil
+import socket
+import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,12 +13,17 @@ from pathlib import Path
 
 import psutil
 
+# A file system may refuse these: renaming onto a mounted file, making a file in a folder, flushing
+REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+OLD = 24 * 3600  # seconds after which another machine's temporary file is left over
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """
     Yield the path of a temporary file to write to. At the end of the block it is flushed to the disk and takes the place of
-    ``path`` in one step; after an error it is removed.
+    ``path`` in one step; after an error it is removed. Where the file system refuses that step, as for a file that is mounted
+    alone, the content is copied to the place.
 
     :param path: its folder is made if it is not there
     :raises OSError: if it cannot be written, for instance because the disk is full
@@ -33,26 +41,37 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
     """
     paths = [path.resolve() for path in paths]  # links stay links
     folder = paths[0].parent
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in paths:
-        _remove_leftovers(path)
-    temporaries = [path.with_name(f"{_prefix(path)}{os.getpid()}.tmp") for path in paths]
+    temporaries: list[Path] = []
+    is_as_before = True
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            _remove_leftovers(path)
+            temporaries.append(_make_temporary(path))
         yield temporaries
         for temporary, path in zip(temporaries, paths, strict=True):
             _flush(temporary)
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # there is no file yet, or the file system has no modes
                 shutil.copymode(path, temporary)
         for temporary, path in zip(temporaries, paths, strict=True):
-            temporary.replace(path)
-        _flush(folder)
+            try:
+                temporary.replace(path)
+            except OSError as error:
+                if error.errno not in REFUSED:
+                    raise
+                is_as_before = False
+                shutil.copyfile(temporary, path)
+            is_as_before = False
+        with suppress(OSError):  # folders cannot be flushed everywhere
+            _flush(folder)
     except OSError as error:
-        before = "; what was there before is as it was" if all(path.exists() for path in paths) else ""
+        before = "; what was there before is as it was" if is_as_before and all(path.exists() for path in paths) else ""
         names = ", ".join(map(str, paths))
         raise OSError(error.errno, f"{names} could not be written: {error.strerror or error}{before}") from error
     finally:
         for temporary in temporaries:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def _prefix(path: Path) -> str:
@@ -60,20 +79,41 @@ def _prefix(path: Path) -> str:
     return f".sb3_ppg-{zlib.crc32(path.name.encode()):08x}-"
 
 
+def _host() -> str:
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
+def _make_temporary(path: Path) -> Path:
+    """Make the temporary file for ``path`` beside it or, where nothing can be made there, in the system's temporary folder."""
+    temporary = path.with_name(f"{_prefix(path)}{_host()}-{os.getpid()}.tmp")
+    try:
+        temporary.touch()
+    except OSError as error:
+        if error.errno not in REFUSED or not path.exists():
+            raise
+        number, name = tempfile.mkstemp(prefix=_prefix(path), suffix=".tmp")  # SB3 adds one to a name without
+        os.close(number)
+        return Path(name)
+    return temporary
+
+
 def _remove_leftovers(path: Path) -> None:
     """Remove temporary files of processes that were killed while they wrote ``path``."""
-    for leftover in path.parent.glob(f"{_prefix(path)}*.tmp"):
-        match = re.fullmatch(r".*-(\d+)\.tmp", leftover.name)
-        if match and not psutil.pid_exists(int(match[1])):
-            leftover.unlink(missing_ok=True)
+    with suppress(OSError, ValueError):  # a folder that cannot be listed, or another's file
+        for leftover in path.parent.glob(f"{_prefix(path)}*.tmp"):
+            *_, host, number = leftover.stem.split("-")
+            is_over = not psutil.pid_exists(int(number)) if host == _host() else time.time() - leftover.stat().st_mtime > OLD
+            if is_over:
+                leftover.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:
-    """Flush a file or a folder to the disk. Windows cannot open folders."""
-    if path.is_dir() and os.name == "nt":
-        return
+    """Flush a file or a folder to the disk, where the file system can."""
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
     finally:
         os.close(descriptor)

@@ -1,17 +1,8 @@
 """Files of a training in progress are complete or refused; full disks and kills leave the older file."""
 
-import errno
 import json
-import os
 import random
-import re
-import resource
-import signal
-import subprocess
-import sys
 import zipfile
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +13,6 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError
 from sb3_ppg.export import DeterministicPolicy
 from sb3_ppg.hub import save_pretrained
-from sb3_ppg.saving.files import atomic_write
-from tests.helpers import run_in_a_new_process
 from tests.hub.watch import generator_states
 from tests.saving.small_models import masked, numbers_of, saved, small
 
@@ -148,62 +137,6 @@ def test_settings_may_be_numpys(tmp_path):
     stored = model.aux_buffer
     model.load_aux_buffer(tmp_path / "buffer.npz")
     assert model.aux_buffer is not stored and len(model.aux_buffer) == len(stored) > 0
-
-
-def test_a_file_appears_when_it_is_complete(tmp_path):
-    path = tmp_path / "folder" / "file"
-    with atomic_write(path) as temporary:
-        temporary.write_text("one")
-        assert not path.exists()
-    assert path.read_text() == "one"
-    with pytest.raises(RuntimeError), atomic_write(path) as temporary:
-        temporary.write_text("two")
-        raise RuntimeError
-    assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
-
-
-def test_leftovers_of_processes_that_were_killed_are_removed(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    with atomic_write(tmp_path / "model.zip") as temporary:
-        living, leftover = (temporary.name.replace(str(os.getpid()), str(pid)) for pid in (os.getppid(), dead.pid))
-        temporary.write_text("")
-    for name in (living, leftover):
-        (tmp_path / name).write_text("half, or somebody is writing it")
-    small().save(tmp_path / "model")
-    assert {path.name for path in tmp_path.iterdir()} == {"model.zip", living}
-
-
-def fill_the_disk(folder: Path, results) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    model = small().learn(8)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # as a full disk, writing fails half-way
-    messages = {}
-    for name, save in (
-        ("model.zip", model.save),
-        ("model.aux_buffer.npz", model.save_aux_buffer),
-        ("shared", partial(save_pretrained, model)),
-    ):
-        try:
-            save(folder / name)
-        except Exception as error:
-            messages[name] = str(error)
-    results.put(messages)
-
-
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
-    model = small().learn(8 * 2)
-    model.save(tmp_path / "model.zip")
-    model.save_aux_buffer(tmp_path / "model.aux_buffer.npz")
-    save_pretrained(model, tmp_path / "shared")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    messages = run_in_a_new_process(fill_the_disk, tmp_path)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert messages.keys() == {"model.zip", "model.aux_buffer.npz", "shared"}
-    for name, message in messages.items():
-        assert re.search(
-            rf"{name}.* could not be written: {os.strerror(errno.EFBIG)}; what was there .* is as it was", message
-        )
 
 
 def test_statistics_of_each_normalisation_come_back(tmp_path):

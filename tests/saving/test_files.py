@@ -1,0 +1,158 @@
+"""Files are complete or not there, on every file system."""
+
+import errno
+import os
+import re
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sb3_ppg import PPG
+from sb3_ppg.export import to_torchscript
+from sb3_ppg.hub import save_pretrained
+from sb3_ppg.saving.files import atomic_write, atomic_writes
+from tests.helpers import run_in_a_new_process
+from tests.saving.small_models import small
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path):
+    path = tmp_path / "folder" / "file"
+    with atomic_write(path) as temporary:
+        temporary.write_text("one")
+        assert not path.exists()
+    assert path.read_text() == "one"
+    with pytest.raises(RuntimeError), atomic_write(path) as temporary:
+        temporary.write_text("two")
+        raise RuntimeError
+    assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
+
+
+def test_leftovers_of_processes_that_were_killed_are_removed(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with atomic_write(tmp_path / "model.zip") as temporary:
+        living, leftover = (temporary.name.replace(str(os.getpid()), str(pid)) for pid in (os.getppid(), dead.pid))
+        temporary.write_text("")
+    for name in (living, leftover):
+        (tmp_path / name).write_text("half, or somebody is writing it")
+    small().save(tmp_path / "model")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.zip", living}
+
+
+def test_leftovers_of_other_machines_are_removed_when_they_are_old(tmp_path):
+    with atomic_write(tmp_path / "model.zip") as temporary:
+        host = temporary.name.split("-")[-2]
+        recent, old = (temporary.with_name(temporary.name.replace(host, other)) for other in ("00000001", "00000002"))
+        temporary.write_text("")
+    for path in (recent, old):
+        path.write_text("half")
+    os.utime(old, (0, time.time() - 2 * 24 * 3600))
+    small().save(tmp_path / "model")
+    assert recent.exists() and not old.exists()
+
+
+def refuse(monkeypatch, what: str) -> None:
+    """Let the system refuse something, as buckets and shared folders that are mounted do."""
+    fsync, touch = os.fsync, Path.touch
+
+    def no_folder_fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return fsync(descriptor)
+
+    def refused(*args, **kwargs):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def busy(*args, **kwargs):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    def no_new_file(path, *args, **kwargs):
+        return touch(path) if path.exists() else refused()
+
+    names = {
+        "chmod": [(os, "chmod", refused)],
+        "fsync of the folder": [(os, "fsync", no_folder_fsync)],
+        "replace": [(Path, "replace", busy)],
+        "listing": [(os, "listdir", refused), (os, "scandir", refused)],
+        "new files": [(Path, "touch", no_new_file), (Path, "replace", busy)],
+    }
+    for owner, name, function in names[what]:
+        monkeypatch.setattr(owner, name, function)
+
+
+@pytest.mark.parametrize("what", ["chmod", "fsync of the folder", "replace", "listing", "new files"])
+def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
+    model = small().learn(8)
+    model.save(tmp_path / "model")
+    model.learn(8, reset_num_timesteps=False)
+    with monkeypatch.context() as patched:
+        refuse(patched, what)
+        model.save(tmp_path / "model")
+    assert PPG.load(tmp_path / "model").num_timesteps == 16
+    assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]
+
+
+def test_an_error_says_as_it_was_only_if_nothing_was_replaced(tmp_path, monkeypatch):
+    paths = [tmp_path / "first", tmp_path / "second"]
+    for path in paths:
+        path.write_text("old")
+    replace = Path.replace
+
+    def full(path, target):
+        if target == paths[1]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(path, target)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left") as caught:
+        patched.setattr(Path, "replace", full)
+        with atomic_writes(paths) as temporaries:
+            for temporary in temporaries:
+                temporary.write_text("new")
+    assert "as it was" not in str(caught.value)
+    assert [path.read_text() for path in paths] == ["new", "old"] and len([*tmp_path.iterdir()]) == 2
+
+
+def fill_the_disk(folder: Path, results) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    model = small().learn(8)
+    large = small(policy_kwargs=dict(net_arch=[256, 256])).learn(8)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # as a full disk, writing fails half-way
+    messages = {}
+    for name, save in (
+        ("model.zip", model.save),
+        ("large.zip", large.save),
+        ("policy.pt", partial(to_torchscript, large)),  # which torch writes
+        ("model.aux_buffer.npz", model.save_aux_buffer),
+        ("shared", partial(save_pretrained, model)),
+    ):
+        try:
+            save(folder / name)
+        except Exception as error:
+            messages[name] = str(error)
+    results.put(messages)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
+    model = small().learn(8 * 2)
+    model.save(tmp_path / "model.zip")
+    model.save(tmp_path / "large.zip")
+    model.save_aux_buffer(tmp_path / "model.aux_buffer.npz")
+    to_torchscript(model, tmp_path / "policy.pt")
+    save_pretrained(model, tmp_path / "shared")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    messages = run_in_a_new_process(fill_the_disk, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert messages.keys() == {"model.zip", "large.zip", "policy.pt", "model.aux_buffer.npz", "shared"}
+    for name, message in messages.items():
+        assert re.search(
+            rf"{name}.* could not be written: {os.strerror(errno.EFBIG)}; what was there .* is as it was", message
+        )
