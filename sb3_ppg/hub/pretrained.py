@@ -243,6 +243,8 @@ def _build(
     policy = decode(description.policy, "policy", custom)
     model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
+    if isinstance(model.action_space, spaces.Box) and not model.action_space.is_bounded():  # SB3 asks environments
+        raise ModelFormatError(f"action_space: {model.action_space} is not bounded")
     model.n_envs = description.n_envs
     model.check_arguments()
     if venv is not None:
