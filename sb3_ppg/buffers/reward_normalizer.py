@@ -92,6 +92,8 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
     new_arrays: ClassVar[bool] = True
 
     def __init__(self, *args: Any, reward_normalizer: RewardNormalizer, **kwargs: Any):
+        if not isinstance(reward_normalizer, RewardNormalizer):
+            raise ArgumentError(f"`{reward_normalizer=}` cannot work: use a RewardNormalizer")
         super().__init__(*args, **kwargs)
         self.reward_normalizer = reward_normalizer
 

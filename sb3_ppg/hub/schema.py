@@ -13,7 +13,7 @@ Limit = Positive | None  # None: infinity
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Statistic = Annotated[float, Meta(ge=-1e30, le=1e30)]  # whose square is still finite
 
-Scalar = None | bool | Integer | float | str
+Scalar = None | bool | Integer | Annotated[float, Meta(ge=-1e38, le=1e38)] | str  # numbers that float32 has, too
 Plain: Any = Scalar  # lists and dictionaries of scalars; recursion ends here, whatever Python's recursion limit
 for _ in range(8):
     Plain = Scalar | list[Plain] | dict[Name, Plain]

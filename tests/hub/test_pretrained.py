@@ -355,6 +355,8 @@ def test_the_authors_reward_normaliser(tmp_path, clip):
     assert np.array_equal(again.last_returns, normalizer.last_returns) and again.gamma == 0.9
     assert again.clip == clip
     loaded.learn(16)
+    change(tmp_path, "arguments.rollout_buffer_kwargs.reward_normalizer", None)
+    refused(tmp_path, "`reward_normalizer=None` cannot work")
 
 
 def test_arguments_that_only_work_with_the_environments_of_the_training(tmp_path):

@@ -77,6 +77,7 @@ MALICE: list[tuple[str, Any, str]] = [
     ("arguments.gamma", {"$reduce": "x"}, "a newer sb3_ppg may know it"),
     ("arguments.gamma", {"$custom": "mine"}, "custom_objects={'mine': ...}"),
     ("arguments.gamma", 7, "gamma"),
+    ("arguments.clip_range", 1e39, r"<= 1e\+38"),
     ("arguments.tensorboard_log", "../../home", r"PPG has no \['tensorboard_log'\]"),  # a machine's
     ("arguments.aux_buffer_kwargs", {"path": "/tmp"}, "aux_buffer_kwargs"),
     ("arguments.seed", -1, "seed"),
