@@ -217,7 +217,6 @@ def test_weights_that_overflow_for_some_observations(tmp_path):
     [
         ({"eps": None}, "no model can be made"),
         ({"betas": [0.9]}, "no model can be made"),
-        ({"weight_decay": 1e30}, "would change weights"),
         ({"amsgrad": True}, "no array 'policy.optimizer.0.max_exp_avg_sq'"),
         ({"unheard of": 1}, "unheard of"),
         ({"params": [0]}, "params"),
