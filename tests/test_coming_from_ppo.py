@@ -19,7 +19,16 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, RecurrentPPG
+from sb3_ppg import (
+    PPG,
+    ArgumentError,
+    MaskablePPG,
+    MlpPolicy,
+    PhasicCheckpointCallback,
+    RecurrentPPG,
+    aux_buffer_path,
+    latest_checkpoint,
+)
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
@@ -145,12 +154,15 @@ class Fills(BaseFeaturesExtractor):
         return th.nan_to_num(observations, 0.0, 1.0, -1.0)
 
 
-def test_an_extractor_may_take_care_of_observations_that_are_not_finite():
+def test_an_extractor_may_take_care_of_observations_that_are_not_finite(tmp_path):
     kwargs = {**SMALL, "policy_kwargs": dict(features_extractor_class=Fills)}
     with pytest.raises(NonFiniteEnvironmentError, match="allow_nonfinite_observations"):
         PPG("MlpPolicy", Echoes(), **kwargs).learn(64)
-    model = PPG("MlpPolicy", Echoes(), **kwargs, allow_nonfinite_observations=True).learn(64)
-    assert model.n_aux_phases == 1
+    model = PPG("MlpPolicy", Echoes(), **kwargs, allow_nonfinite_observations=True)
+    model.learn(96, callback=PhasicCheckpointCallback(1, tmp_path))
+    loaded = PPG.load(latest_checkpoint(tmp_path), env=Echoes())
+    loaded.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path)))
+    assert model.n_aux_phases == 1 and len(loaded.aux_buffer) == 1 and loaded.num_timesteps == 96
 
 
 # ---- policies ----

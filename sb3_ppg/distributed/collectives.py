@@ -116,18 +116,19 @@ def average_over_processes(tensors: Sequence[th.Tensor]) -> None:
 @th.no_grad()
 def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> None:
     """
-    Average gradients over all processes, in one transfer and with one copy: they become views of the transferred tensor.
+    Average gradients over all processes, in one transfer and with one copy: they become views of the transferred tensor. Where
+    a parameter has no gradient in some processes, as with layers that are left out at random, it counts as zero there.
 
     :param parameters: whose gradients are replaced, of the same shapes and memory formats in every process
     :param values: further numbers to average in the same transfer, of any shape
     """
-    owners = [parameter for parameter in parameters if parameter.grad is not None]
-    gradients: list[th.Tensor] = [_dense(parameter.grad) for parameter in owners]  # type: ignore[arg-type]
+    gradients = [_dense(th.zeros_like(one) if one.grad is None else one.grad) for one in parameters]
     in_memory = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
-    of_values, *averages = _averages([values.flatten(), *in_memory])
+    exists = th.tensor([float(parameter.grad is not None) for parameter in parameters]).to(values)
+    of_values, of_exists, *averages = _averages([values.flatten(), exists, *in_memory])
     values.copy_(of_values.view_as(values))
-    for parameter, gradient, average in zip(owners, gradients, averages, strict=True):
-        parameter.grad = average.as_strided(gradient.shape, gradient.stride())
+    for parameter, gradient, average, is_there in zip(parameters, gradients, averages, of_exists.tolist(), strict=True):
+        parameter.grad = average.as_strided(gradient.shape, gradient.stride()) if is_there > 0 else None
 
 
 def _averages(parts: list[th.Tensor]) -> tuple[th.Tensor, ...]:

@@ -1,7 +1,7 @@
 """Everything that processes exchange about their models: settings and state before the first rollout, results after each."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -11,9 +11,10 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
-from sb3_ppg.distributed.agreement import agreed, require_equal, separate_generators
+from sb3_ppg.distributed.agreement import agreed, mark_shared, require_equal, separate_generators
 from sb3_ppg.distributed.collectives import broadcast, gather, n_processes, rank
 from sb3_ppg.environments.watched import all_statistics
+from sb3_ppg.errors import ProcessGroupError
 from sb3_ppg.optim.micro_batches import map_arrays
 from sb3_ppg.protocols import COUNTERS, PhasicModel
 
@@ -80,6 +81,7 @@ class _Report(NamedTuple):
     episodes: list[dict[str, Any]]
     successes: list[bool]
     moments: list[Moments]
+    weights: dict[str, float]
 
 
 class RolloutExchange:
@@ -118,7 +120,8 @@ class RolloutExchange:
                 yield
             moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]
             new_episodes = list(model.ep_info_buffer)[len(episodes) :], list(model.ep_success_buffer)[len(successes) :]
-            reports = gather(_Report(self.continues, model.num_timesteps, *new_episodes, moments))
+            reports = gather(_Report(self.continues, model.num_timesteps, *new_episodes, moments, _norms(model)))
+            _check_weights([report.weights for report in reports])
             self.continues = all(report.continues for report in reports)
         finally:  # after an error there are no reports
             # A process that stops has taken fewer steps
@@ -132,6 +135,31 @@ class RolloutExchange:
                     if count > 0:
                         rms.update_from_moments(mean, var, count)
             self._merged = [_moments(rms) for rms in self._running]
+
+
+def _norms(model: PhasicModel) -> dict[str, float]:
+    """Return the L2 norm of each parameter, in one transfer."""
+    networks = {"policy": model.policy, "objective": model.objective}
+    named = {f"{key}.{name}": one for key, network in networks.items() for name, one in network.named_parameters()}
+    norms = th.stack([parameter.detach().norm() for parameter in named.values()]).tolist()
+    return dict(zip(named, norms, strict=True))
+
+
+def _check_weights(weights: Sequence[dict[str, float]]) -> None:
+    """
+    Compare the processes' weights, which are equal but for rounding on different processors.
+
+    :param weights: the norm of each parameter, of each process
+    :raises ProcessGroupError: in all processes, if they differ
+    """
+    differing = [name for name in weights[0] if not np.allclose([one[name] for one in weights], weights[0][name], rtol=1e-3)]
+    if differing:
+        raise mark_shared(
+            ProcessGroupError(
+                f"the weights of the processes have become different: {', '.join(differing)}. Does something else than the "
+                "gradient change them, in one process only?"
+            )
+        )
 
 
 def _moments(rms: RunningMeanStd) -> Moments:

@@ -1,9 +1,9 @@
 """Checkpoints: the model and the rest of its training, written together."""
 
+import glob
 import re
 import time
 import uuid
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +15,16 @@ from sb3_ppg.arguments import check_value, count, optional
 from sb3_ppg.callbacks import called_by, every
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import broadcast, gather, has_abandoned_group, n_processes, rank
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.saving.files import atomic_writes
-from sb3_ppg.saving.model_file import checkpoint_of
-from sb3_ppg.saving.training_state import file_of_process, files_of_processes, first_non_finite, write_training_state
+from sb3_ppg.saving.model_file import checkpoint_of, is_whole
+from sb3_ppg.saving.training_state import (
+    file_of_process,
+    files_of_processes,
+    first_non_finite,
+    remove_rollouts,
+    write_training_state,
+)
 
 SUFFIX = ".aux_buffer.npz"
 
@@ -64,7 +70,8 @@ class PhasicCheckpointCallback(BaseCallback):
     :param name_prefix: beginning of the files' names
     :param keep: number of checkpoints of this run to keep, the latest; None: all. A training that goes on from a checkpoint is
         the same run; files of other runs in the folder are left alone
-    :param keep_buffers: number of these that also keep their auxiliary buffers, which are large; None: all
+    :param keep_buffers: number of these that also keep the rollouts of their phase, which are large; None: all. The statistics
+        of ``VecNormalize`` are kept with every checkpoint
     :param verbose: 2: print a line when a checkpoint is saved
     :raises ArgumentError: for numbers that cannot work; when ``learn`` begins, if another callback would call this one
     """
@@ -108,6 +115,10 @@ class PhasicCheckpointCallback(BaseCallback):
             self._run = self.model._checkpoint[0]
         else:
             self._run = broadcast(uuid.uuid4().hex)
+        if rank() == 0:  # after a kill between the two files of a checkpoint
+            for buffers in self.save_path.glob(f"{glob.escape(self.name_prefix)}_*_steps.aux_buffer*.npz"):
+                if not buffers.with_name(f"{buffers.name.split('.aux_buffer')[0]}.zip").exists():
+                    buffers.unlink(missing_ok=True)
         there = _checkpoints(self.save_path, self.name_prefix)
         self._saved = [one.path for one in there if one.run == self._run]
         self._latest = there[-1].time if there else 0
@@ -131,7 +142,7 @@ class PhasicCheckpointCallback(BaseCallback):
             return
         path = self.save_path / f"{self.name_prefix}_{self.model.num_timesteps}_steps.zip"
         if error := next(filter(None, gather(first_non_finite(self.model))), None):
-            warnings.warn(f"{path} is not written: {error}. The checkpoint before it stays the latest", stacklevel=2)
+            warn(f"{path} is not written: {error}. The checkpoint before it stays the latest")
             return
         self._latest = broadcast(max(time.time_ns(), self._latest + 1))  # a clock may be set back
         self.model._checkpoint = [self._run, self._latest]
@@ -149,14 +160,20 @@ class PhasicCheckpointCallback(BaseCallback):
         if self.verbose >= 2:
             print(f"Saving model checkpoint to {path}")
         self._saved = [*(one for one in self._saved if one != path), path]
+        self._remove_old()
+
+    def _remove_old(self) -> None:
         without_model = self._saved[: -self.keep] if self.keep is not None else []
         without_buffers = self._saved[: -self.keep_buffers] if self.keep_buffers is not None else []
         for old in without_model:
             old.unlink(missing_ok=True)  # first: without it the other file is no checkpoint
             self._saved.remove(old)
         for old in {*without_model, *without_buffers}:
-            for buffers in files_of_processes(aux_buffer_path(old)):
-                buffers.unlink(missing_ok=True)
+            for buffers in files_of_processes(aux_buffer_path(old)) if rank() == 0 else []:
+                if old in without_model:
+                    buffers.unlink(missing_ok=True)
+                else:
+                    remove_rollouts(buffers)
 
 
 def checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:
@@ -186,14 +203,20 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
     :param save_path: folder of a ``PhasicCheckpointCallback``
     :param name_prefix: the callback's
     :return: model's file of the complete checkpoint that was written last, whatever its number of steps. The time is stored in
-        the file, so copying does not change it; for files without it, the time of modification counts
+        the file, so copying does not change it; for files without it, the time of modification counts. Damaged checkpoints
+        are passed over, with a warning
     :raises FileNotFoundError: if there is none
     """
     # Twice: a running training may replace all files between the listing and the reading
-    checkpoints = _checkpoints(Path(save_path), name_prefix) or _checkpoints(Path(save_path), name_prefix)
-    if not checkpoints:
-        raise FileNotFoundError(f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path}")
-    return checkpoints[-1].path
+    for checkpoints in (_checkpoints(Path(save_path), name_prefix) for _ in range(2)):
+        for checkpoint in reversed(checkpoints):
+            files = [checkpoint.path, *files_of_processes(aux_buffer_path(checkpoint.path))]
+            damaged = [file for file in files if not is_whole(file)]
+            if not damaged:
+                return checkpoint.path
+            if damaged[0].exists():
+                warn(f"{damaged[0]} is damaged: its checkpoint is passed over, for the one before it")
+    raise FileNotFoundError(f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path} that can be read")
 
 
 class _Checkpoint(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from stable_baselines3.common.save_util import open_path
 
-from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.errors import ModelFormatError, warn
 from sb3_ppg.protocols import PhasicModel
 
 FORMAT_VERSION = 1
@@ -61,7 +61,9 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Itera
             raise ModelFormatError(
                 f"{path} has version {version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that wrote it"
             )
-        if writer not in _class_names(cls):
+        if cls.__name__ in bases:
+            warn(f"{path} was saved by {writer}, a class derived from {cls.__name__}: what it adds is not there")
+        elif writer not in _class_names(cls):
             derived = f", which is derived from {bases[-1]}" if bases else ""
             raise ModelFormatError(
                 f"{path} is another class's file: it was saved by {writer}{derived}, not by {cls.__name__}; use {writer}.load"
@@ -80,6 +82,16 @@ def checkpoint_of(path: Path) -> tuple[str | None, int]:
         if (checkpoint := _attributes(file, path).get("_checkpoint")) is not None:
             return tuple(checkpoint)
     return None, path.stat().st_mtime_ns
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a model's file or an auxiliary buffer's is there, and all its checksums are right."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # Of a file that was cut, zipfile may find one of torch's files within
+            return not {"data", "description.npy"}.isdisjoint(archive.namelist()) and archive.testzip() is None
+    except Exception:  # zipfile raises errors of many kinds for a wrong byte
+        return False
 
 
 def _attributes(file: io.BufferedIOBase, path: Any, check_all: bool = False) -> dict[str, Any]:

@@ -84,12 +84,31 @@ def write_training_state(model: PhasicModel, path: Path) -> None:
         np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **_arrays(model))  # type: ignore[arg-type]
 
 
+def remove_rollouts(path: Path) -> None:
+    """
+    Leave the statistics of ``VecNormalize`` alone in a file, and remove it if it has none.
+
+    :param path: as ``write_training_state`` has written it
+    """
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files if name.startswith(("description", "normalize/"))}
+    if len(arrays) == 1:
+        path.unlink()
+        return
+    description = {**json.loads(arrays["description"].tobytes()), "n_new_rollouts": None}
+    arrays["description"] = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)
+
+
 def first_non_finite(model: PhasicModel) -> str | None:
     """
     :param model: between two iterations
     :return: a message if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite
     """
     numbers = {**_flat(model.get_parameters()), **_arrays(model)}
+    if model.allow_nonfinite_observations:
+        numbers = {name: value for name, value in numbers.items() if "observations" not in name}
     if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
         numbers["the reward normalizer's variance"] = np.asarray(model.rollout_buffer.reward_normalizer.return_rms.var)
     return next((f"{name} is not finite" for name, value in numbers.items() if not _is_finite(value)), None)
@@ -176,11 +195,13 @@ def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
     running = all_statistics(model.env)
     normalization = {name: _read(archive, f"normalize/{name}", _moments(rms)) for name, rms in running.items()}
     aux_buffer, replayed = model.aux_buffer.emptied(), []
-    if same_processes:
+    if description["n_new_rollouts"] is None:
+        warn("The rollouts of this checkpoint were removed, and the statistics of VecNormalize kept: the phase starts over")
+    elif same_processes:
         check_room(model, model._n_stored_rollouts)
         some = _some_stored_rollout(model)
         for index in range(model._n_stored_rollouts):  # one after the other: only a disk may have room for all
-            aux_buffer.keep(**_read(archive, f"rollouts/{index}", some))
+            aux_buffer.keep(**_read(archive, f"rollouts/{index}", some, model.allow_nonfinite_observations))
         aux_buffer.n_new = description["n_new_rollouts"]
         replayed = _replayed(model, archive, description["replay_uses"])
         if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):
@@ -230,26 +251,30 @@ def _replayed(model: PhasicModel, archive: Any, uses: list[list[int]]) -> list[R
     likes = some.arrays()
     return [
         some.with_arrays(
-            {name: _read(archive, f"replay/{index}/{name}", like) for name, like in likes.items()},
+            {
+                name: _read(archive, f"replay/{index}/{name}", like, model.allow_nonfinite_observations)
+                for name, like in likes.items()
+            },
             dict(zip(KINDS, numbers, strict=True)),
         )
         for index, numbers in enumerate(uses)
     ]
 
 
-def _read(archive: Any, name: str, like: Any) -> Any:
+def _read(archive: Any, name: str, like: Any, allow_observations: bool = False) -> Any:
     """
     :param archive: the open file
     :param name: of an array, or of several that are in a dictionary
     :param like: array of the shape and type that it has to have, or a dictionary of such
+    :param allow_observations: whether observations may be NaN or infinite
     :return: the array, or a dictionary of arrays
     :raises Exception: if an array is missing, damaged, of another shape or type, or has a number that is NaN or infinite
     """
     if isinstance(like, dict):
-        return {key: _read(archive, f"{name}/{key}", part) for key, part in like.items()}
+        return {key: _read(archive, f"{name}/{key}", part, allow_observations) for key, part in like.items()}
     array = archive[name]
     if (array.shape, array.dtype) != (like.shape, like.dtype):
         raise ValueError(f"{name} is {array.dtype} {array.shape}, not {like.dtype} {like.shape}")
-    if not _is_finite(array):
+    if not _is_finite(array) and not (allow_observations and "observations" in name):
         raise ValueError(f"{name} has a number that is not finite")
     return array

@@ -17,7 +17,7 @@ from sb3_ppg.distributed.agreement import agreed, is_shared, leave_group, mark_s
 from sb3_ppg.distributed.collectives import gather, n_processes, rank
 from sb3_ppg.distributed.exchange import RolloutExchange, start_together
 from sb3_ppg.distributed.group import check_group
-from sb3_ppg.environments.watched import innermost, workers_watched
+from sb3_ppg.environments.watched import all_statistics, innermost, workers_watched
 from sb3_ppg.errors import (
     ArgumentError,
     NonFiniteEnvironmentError,
@@ -76,6 +76,11 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         with agreed():
             check_checkpoint_callbacks(callback)
             _prepare(model, total_timesteps)
+            if model._n_updates > 0 and any(rms.count < 1 for rms in all_statistics(model.env).values()):
+                warn(
+                    "This model has been trained, but the statistics of its VecNormalize are new, and begin at zero: load "
+                    "them (`load_aux_buffer`, or VecNormalize.load)"
+                )
         checkpoints = [one.settings() for one in checkpoint_callbacks(callback)]
         start_together(model, {"total_timesteps": total_timesteps, **settings, "PhasicCheckpointCallback": checkpoints})
         model.session = Session(model)

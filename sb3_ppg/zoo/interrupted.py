@@ -20,15 +20,16 @@ from typing import Any, TextIO
 import numpy as np
 from stable_baselines3.common.callbacks import EvalCallback
 
-from sb3_ppg.errors import ArgumentError
 from sb3_ppg.saving.checkpoints import latest_checkpoint
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.model_file import checkpoint_of
 
 try:
     import fcntl
+
+    HAS_LOCKS = True
 except ImportError:  # Windows: without a lock nobody knows whether a process still trains, so no training is taken up
-    fcntl = None  # type: ignore[assignment]
+    HAS_LOCKS = False
 
 PREFIX = "rl_model"  # of the Zoo's checkpoints
 MARKER = "unfinished.json"
@@ -79,11 +80,13 @@ class Marker:
         except OSError:
             return None
         if _lock(file):
-            with suppress(ValueError, TypeError, KeyError):  # cut off while it was written
+            try:
                 content = json.load(file)
                 if content["command"] == command:
                     self._file = file
                     return int(content["seed"])
+            except (ValueError, TypeError, KeyError):
+                print(f"{self.path} cannot be read, so no command takes up its training: remove the folder, or the file")
         file.close()
         return None
 
@@ -91,30 +94,29 @@ class Marker:
         """
         :param command: description that has to be the same for the training to go on
         :param seed: seed of the training
-        :raises ArgumentError: if the training belongs to another process
         """
-        if self._file is None:
-            self._file = self.path.open("a+")
-            if not _lock(self._file) and fcntl is not None:
-                raise ArgumentError(f"another training has just begun in {self.path.parent}: start again")
-        self._file.seek(0)
-        self._file.truncate()
+        if self._file is not None:  # it says this already
+            return
+        temporary = self.path.with_suffix(".tmp")
+        self._file = temporary.open("a+")
+        _lock(self._file)
         json.dump({"command": command, "seed": seed}, self._file)
         self._file.flush()
         os.fsync(self._file.fileno())
+        temporary.replace(self.path)  # complete, and locked
 
     def remove(self) -> None:
         """Mark the training as finished."""
+        self.path.unlink(missing_ok=True)  # while it is locked
         if self._file is not None:
             self._file.close()
-        self.path.unlink(missing_ok=True)
 
 
 def _lock(file: TextIO) -> bool:
-    """Lock a file, unless another process has; without locks in the system, return False."""
+    """Lock a file, unless another process has."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (OSError, AttributeError):
+    except OSError:
         return False
     return True
 
@@ -126,7 +128,7 @@ def interrupted_run(runs: Path, command: dict[str, Any]) -> tuple[Marker, int, P
     :return: of such a training that has not come to its end and whose process has ended: its marker, its seed, and its latest
         checkpoint if there is one
     """
-    for path in sorted(runs.glob(f"*/{MARKER}"), reverse=True):
+    for path in sorted(runs.glob(f"*/{MARKER}"), key=lambda path: _number(path.parent), reverse=True):
         marker = Marker(path.parent)
         seed = marker.claim(command)
         if seed is not None:
@@ -135,6 +137,12 @@ def interrupted_run(runs: Path, command: dict[str, Any]) -> tuple[Marker, int, P
             except FileNotFoundError:
                 return marker, seed, None
     return None
+
+
+def _number(folder: Path) -> int:
+    """Return the number at the end of a training's folder."""
+    number = folder.name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def make_run_folder(wanted: str) -> str:

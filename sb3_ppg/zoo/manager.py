@@ -35,6 +35,7 @@ from sb3_ppg.saving.training_state import file_of_process, files_of_processes
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
 from sb3_ppg.zoo.hyperparameters import entry_of, evaluated, hyperparameter_file
 from sb3_ppg.zoo.interrupted import (
+    HAS_LOCKS,
     MARKER,
     Marker,
     command_of,
@@ -206,7 +207,7 @@ class Manager(ExperimentManager):
 
     def _take_up_or_make_folder(self) -> Path | None:
         """Set the folder, and return the checkpoint from which to go on, if there is one."""
-        is_resumable = self.save_freq > 0 and not self.optimize_hyperparameters
+        is_resumable = HAS_LOCKS and self.save_freq > 0 and not self.optimize_hyperparameters
         found = interrupted_run(Path(self.log_path), self.command) if is_resumable else None
         checkpoint = None
         if found is None:
@@ -307,7 +308,7 @@ class Manager(ExperimentManager):
                     max(1, round(callback.save_freq / model.n_steps)),
                     callback.save_path,
                     callback.name_prefix,
-                    keep_buffers=None if self.save_replay_buffer else 1,
+                    keep_buffers=None if self.save_replay_buffer else 2,  # the latest may be damaged
                     verbose=2,
                 )
         if n_processes() > 1 and not self.show_progress:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
@@ -16,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.distributed import agreement
 from sb3_ppg.distributed.collectives import gather, n_processes, rank
+from sb3_ppg.errors import ProcessGroupError
 from sb3_ppg.family import FAMILY, with_preset
 from tests.distributed.several import in_processes
 from tests.helpers import MaskedEnv, RandomEnv, learn_and_log
@@ -253,3 +255,50 @@ def count_transfers() -> list[int]:
 def test_one_transfer_for_each_minibatch(tmp_path):
     for one, two in in_processes(count_transfers, tmp_path):
         assert two - one == 4 and one - 4 < 15
+
+
+class LayerDrop(BaseFeaturesExtractor):
+    """Two residual blocks of different sizes, one of which is left out at random."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 16)
+        self.first, self.one = nn.Linear(4, 16), nn.Linear(16, 16)
+        self.two = nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 16))
+
+    def forward(self, observations):
+        x = self.first(observations).relu()
+        if not self.training:
+            return x + self.one(x) + self.two(x)
+        return x + (self.one if th.rand(()) < 0.5 else self.two)(x)
+
+
+def train_with_layers_left_out(changing: int | None = None) -> list[float]:
+    """Train, and let one process change a weight in its third rollout."""
+
+    class Changes(BaseCallback):
+        def _on_step(self) -> bool:
+            if rank() == changing and self.n_calls == 2 * 32 + 1:
+                with th.no_grad():
+                    self.model.policy.action_net.weight.add_(0.5)
+            return True
+
+    policy_kwargs = dict(features_extractor_class=LayerDrop)
+    model = make(n_steps=32, batch_size=32, aux_batch_size=32, policy_kwargs=policy_kwargs)
+    model.learn(8 * 2 * N_ENVS * 32, callback=Changes())
+    return [parameter.sum().item() for parameter in model.policy.parameters()]
+
+
+def test_parameters_without_a_gradient_in_one_process_count_as_zero_there(tmp_path):
+    first, second = in_processes(train_with_layers_left_out, tmp_path)
+    assert first == second
+
+
+def drift() -> str:
+    with pytest.raises(ProcessGroupError) as caught:
+        train_with_layers_left_out(1)
+    return str(caught.value)
+
+
+def test_weights_that_become_different_are_named(tmp_path):
+    for message in in_processes(drift, tmp_path):
+        assert "weights of the processes have become different: policy.action_net.weight" in message

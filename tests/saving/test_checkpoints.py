@@ -5,6 +5,7 @@ import random
 import shutil
 import time
 import tracemalloc
+import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +51,44 @@ def test_checkpoints_are_saved_between_iterations_and_at_the_end(tmp_path):
         latest_checkpoint(tmp_path / "a", "other")
 
 
+def normalized():
+    return VecNormalize(make_vec_env("CartPole-v1", 2, seed=0))
+
+
+def test_statistics_are_kept_with_every_checkpoint_and_rollouts_with_some(tmp_path):
+    model = small(env=normalized()).learn(16 * 5, callback=PhasicCheckpointCallback(2, tmp_path, keep_buffers=1))
+    assert steps(tmp_path) == {32, 64, 80}
+    env = normalized()
+    loaded, without = (PPG.load(tmp_path / "ppg_model_32_steps.zip", env=one) for one in (env, normalized()))
+    with pytest.warns(UserWarning, match="statistics of its VecNormalize are new"):
+        without.learn(16, reset_num_timesteps=False)
+    with pytest.warns(UserWarning, match="rollouts of this checkpoint were removed"):
+        loaded.load_aux_buffer(tmp_path / "ppg_model_32_steps.aux_buffer.npz")
+    assert 32 < env.obs_rms.count < model.env.obs_rms.count and len(loaded.aux_buffer) == 0
+    sizes = [(tmp_path / f"ppg_model_{n}_steps.aux_buffer.npz").stat().st_size for n in (32, 64, 80)]
+    assert max(sizes[:2]) < sizes[2]
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".aux_buffer.npz"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, suffix):
+    small().learn(8 * 6, callback=PhasicCheckpointCallback(2, tmp_path))
+    damaged = tmp_path / f"ppg_model_48_steps{suffix}"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match=f"{damaged.name} is damaged"):
+        assert latest_checkpoint(tmp_path).name == "ppg_model_32_steps.zip"
+
+
+def test_a_buffer_that_a_kill_has_left_without_its_model_is_removed(tmp_path):
+    small().learn(8 * 4, callback=PhasicCheckpointCallback(2, tmp_path))
+    (tmp_path / "ppg_model_32_steps.zip").unlink()
+    (tmp_path / "ppg_model_16_steps.aux_buffer.0_of_2.npz").write_bytes(b"")
+    (tmp_path / "other_32_steps.aux_buffer.npz").write_bytes(b"")
+    small().learn(8, callback=PhasicCheckpointCallback(2, tmp_path))
+    there = {path.name for path in tmp_path.glob("*.npz")}
+    names = [f"ppg_model_{n}_steps.aux_buffer" for n in (8, 16)]
+    assert there == {"other_32_steps.aux_buffer.npz", *(f"{name}.npz" for name in names), f"{names[1]}.0_of_2.npz"}
+
+
 def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):
     """Checkpoints with more steps are the first run's, and stay."""
     small().learn(8 * 6, callback=PhasicCheckpointCallback(1, tmp_path, keep=2))
@@ -78,7 +117,8 @@ def test_the_latest_checkpoint_is_that_also_of_a_copy(tmp_path):
         os.utime(path, (number, number))
     assert latest_checkpoint(tmp_path / "b").name == latest_checkpoint(tmp_path / "a").name == "ppg_model_16_steps.zip"
     for number, name in enumerate(["ppg_model_9_steps.zip", "ppg_model_3_steps.zip", "ppg_model_5_steps.zip"]):
-        (tmp_path / name).write_text("none")
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("data", "{}")
         os.utime(tmp_path / name, (number, number))
     assert latest_checkpoint(tmp_path).name == "ppg_model_5_steps.zip"
     for path in tmp_path.glob("*.zip"):

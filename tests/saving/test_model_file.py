@@ -94,7 +94,9 @@ def test_a_users_class_is_loaded_by_itself(model_file, tmp_path):
     for cls in (Mine, further, elsewhere):
         assert type(cls.load(tmp_path / "mine")) is cls
     assert type(Mine.load(model_file)) is Mine
-    for cls in (PPG, Others, RecurrentPPG):
+    with pytest.warns(UserWarning, match="was saved by Mine, a class derived from PPG"):
+        assert type(PPG.load(tmp_path / "mine")) is PPG
+    for cls in (Others, RecurrentPPG):
         message = f"it was saved by Mine, which is derived from PPG, not by {cls.__name__}; use Mine.load"
         with pytest.raises(ModelFormatError, match=message):
             cls.load(tmp_path / "mine.zip")
