@@ -6,6 +6,7 @@ processes is an average over samples. Without a process group there is one proce
 """
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -42,6 +43,14 @@ def rank_and_size() -> tuple[int, int]:
     if has_group():
         return dist.get_rank(), dist.get_world_size()
     return _left_as or (0, 1)
+
+
+def gpu_name(device: th.device) -> str:
+    """
+    :param device: a CUDA device
+    :return: a name that no other GPU has, on any machine
+    """
+    return f"{socket.gethostname()} {th.cuda.get_device_properties(device).uuid}"
 
 
 def n_local_processes() -> int:
@@ -92,6 +101,8 @@ def _connected() -> Iterator[None]:
         yield
     except RuntimeError as error:
         message = f"another process does not answer any more: {error}"
+        if "imed out" in str(error):
+            message += " (the time is that of process_group(timeout=...), or of SB3_PPG_TIMEOUT, in seconds)"
         with suppress(RuntimeError):
             if _store is not None and _store.check([FIRST_ERROR]):
                 message = _store.get(FIRST_ERROR).decode()

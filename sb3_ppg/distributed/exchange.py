@@ -12,9 +12,9 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed.agreement import agreed, mark_shared, require_equal, separate_generators
-from sb3_ppg.distributed.collectives import broadcast, gather, n_processes, rank
+from sb3_ppg.distributed.collectives import broadcast, gather, gpu_name, n_processes, rank
 from sb3_ppg.environments.watched import all_statistics
-from sb3_ppg.errors import ProcessGroupError
+from sb3_ppg.errors import ArgumentError, ProcessGroupError
 from sb3_ppg.optim.micro_batches import map_arrays
 from sb3_ppg.protocols import COUNTERS, PhasicModel
 
@@ -33,6 +33,12 @@ def start_together(model: PhasicModel, settings: dict[str, Any]) -> None:
     """
     if n_processes() > 1:
         require_equal({**_settings(model), **settings})
+        if model.device.type == "cuda":
+            own, used = zip(*gather((gpu_name(th.device("cuda")), gpu_name(model.device))), strict=True)
+            if len(set(used)) < len(set(own)):
+                raise mark_shared(
+                    ArgumentError(f"`device`={str(model.device)!r} is one GPU for several processes: use device='auto'")
+                )
         _share_state(model)
         separate_generators(model.device)
 

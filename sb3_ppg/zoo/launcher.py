@@ -132,8 +132,6 @@ def run(name: str, arguments: list[str]) -> None:
                 check_train(arguments)
         if rank() > 0:
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        if n_processes() > 1:
-            print(f"{n_processes()} processes train one model")
         if script.function is None:
             runpy.run_module(script.module, run_name="__main__", alter_sys=True)
         else:

@@ -23,6 +23,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 from sb3_ppg import PPG, ArgumentError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint, process_group
 from sb3_ppg.distributed import group
 from sb3_ppg.distributed.collectives import gather, n_processes, rank
+from sb3_ppg.distributed.group import choose_backend
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
 from tests.distributed.several import free_port, in_processes, pretend_to_be
 from tests.distributed.test_processes import N_ENVS, N_STEPS, PHASE, make, random_env, shared_state
@@ -262,7 +263,8 @@ def start_all(size: int, port: int, patience: dict[int, float]) -> dict[int, str
 
 def test_a_missing_process_is_named_by_all():
     messages = start_all(3, free_port(), {0: 3, 1: 3})
-    assert messages[0] == messages[1] == "ProcessGroupError: of 3 processes, these have not come: [2]"
+    assert messages[0] == messages[1]
+    assert "ProcessGroupError: of 3 processes, these have not come: [2], within 3 seconds" in messages[0]
     assert "has not met the others at 127.0.0.1" in start_all(2, free_port(), {1: 2})[1]
 
 
@@ -280,19 +282,40 @@ def test_a_port_that_is_taken_is_named():
         assert f"127.0.0.1:{port}" in start_all(2, port, {0: 4})[0]
 
 
-@pytest.mark.parametrize("n_gpus, backend", [(0, "gloo"), (1, "gloo"), (2, "cpu:gloo,cuda:nccl")])
-def test_processes_that_share_a_gpu_do_not_communicate_by_nccl(n_gpus, backend, monkeypatch):
-    """NCCL refuses them."""
-    asked, start = [], dist.init_process_group
-    monkeypatch.setattr(dist, "init_process_group", lambda name, **options: asked.append(name) or start("gloo", **options))
-    monkeypatch.setattr(th.cuda, "is_available", lambda: n_gpus > 0)
-    monkeypatch.setattr(th.cuda, "device_count", lambda: n_gpus)
-    monkeypatch.setattr(th.cuda, "set_device", lambda number: None)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    pretend_to_be(0, 1, free_port())
-    os.environ["LOCAL_WORLD_SIZE"] = "2"
+@pytest.mark.parametrize(
+    ("gpus", "backend"),
+    [
+        (["", ""], "gloo"),
+        (["node 1", "node 1"], "gloo"),  # NCCL refuses them
+        (["node 1", ""], "gloo"),
+        (["node 1", "node 2"], "cpu:gloo,cuda:nccl"),
+        (["node 1", "other 1"], "cpu:gloo,cuda:nccl"),
+    ],
+)
+def test_processes_communicate_by_nccl_if_each_has_a_gpu_of_its_own(gpus, backend):
+    """Each may see one GPU only, which has the number 0 everywhere."""
+    assert choose_backend(gpus) == backend
+
+
+def test_processes_that_cannot_know_where_to_meet_do_not_train_alone(monkeypatch):
+    for name, value in dict(RANK="1", WORLD_SIZE="2").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ProcessGroupError, match="MASTER_ADDR and MASTER_PORT is not set"), process_group():
+        pass
+    monkeypatch.setenv("WORLD_SIZE", "1")
     with process_group():
-        assert asked == [backend]
+        assert n_processes() == 1
+
+
+def test_time_limits_come_from_the_environment(monkeypatch):
+    pretend = dict(
+        RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), SB3_PPG_START_TIMEOUT="0.5"
+    )
+    for name, value in pretend.items():
+        monkeypatch.setenv(name, value)
+    message = r"have not come: \[1\], within 0.5 seconds \(SB3_PPG_START_TIMEOUT\)"
+    with pytest.raises(ProcessGroupError, match=message), process_group():
+        pass
 
 
 def test_torch_without_process_groups():
