@@ -1,6 +1,7 @@
 """RL Zoo's ``ExperimentManager`` for our algorithms and environments."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, partialmethod
@@ -47,7 +48,7 @@ from sb3_ppg.zoo.interrupted import (
     restore_evaluations,
     sigterm_blocked_in_children,
 )
-from sb3_ppg.zoo.search import BUDGET, longest_phase_pow
+from sb3_ppg.zoo.search import BUDGET, report, warn_of_short_trials
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -87,6 +88,7 @@ class Manager(ExperimentManager):
         self.marker: Marker | None = None  # of a training that can be taken up
         self.n_steps_before = 0  # steps at the checkpoint where an interrupted training goes on
         self.first_monitor = 0  # number of the first monitor file
+        self.study: optuna.Study | None = None  # of a search
         if self.is_ours and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
         super().__init__(args, algo, env_id, *others, **options)
@@ -123,10 +125,14 @@ class Manager(ExperimentManager):
     @overrides
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Use the entry of a family of environments where the file has none for the environment."""
-        if self.trial_id == 0 and self.storage and self.study_name:  # rl_zoo3 2.9.2 takes trial 0 for no trial
-            print("Loading from Optuna study...")
+        is_search = self.optimize_hyperparameters and self.trial_id is None
+        if not is_search and (self.storage or self.study_name or self.trial_id is not None):
+            if not (self.storage and self.study_name):
+                raise ArgumentError("to train with the hyperparameters of a study, use --storage and --study-name")
+            print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
             trial = self.load_trial(self.storage, self.study_name, self.trial_id)
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
+            self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
         env_name, entry = self.env_name, entry_of(self.env_name.gym_id, self.config)
         if entry != env_name.gym_id:
             print(f"Using {entry!r} hyperparameters")
@@ -145,9 +151,11 @@ class Manager(ExperimentManager):
         """
         try:
             return super().load_trial(storage, study_name, *args, **kwargs)
-        except (KeyError, IndexError) as error:
-            message = f"there is no study {study_name!r} in {storage}, or it has no trial {self.trial_id}"
-            raise ArgumentError(message) from error
+        except ArgumentError:  # of our converters
+            raise
+        except (KeyError, IndexError, ValueError) as error:
+            which = "finished trial" if self.trial_id is None else f"trial {self.trial_id}"
+            raise ArgumentError(f"there is no study {study_name!r} in {storage}, or it has no {which}") from error
 
     @overrides
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple:
@@ -229,9 +237,9 @@ class Manager(ExperimentManager):
 
     @overrides
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
-        """Save hyperparameters and options once, in the first process."""
+        """Save hyperparameters and options once, in the first process, with the steps of this training (``-n``)."""
         if rank() == 0:
-            super()._save_config(saved_hyperparams)
+            super()._save_config(saved_hyperparams | {"n_timesteps": self.n_timesteps})
 
     @overrides
     def create_callbacks(self) -> None:
@@ -350,17 +358,18 @@ class Manager(ExperimentManager):
 
     @overrides
     def hyperparameters_optimization(self) -> None:
-        """
-        :raises ArgumentError: if a trial is too short for our samplers
-        """
         if self.is_ours:
-            longest_phase_pow(self.n_timesteps, self.n_envs)
+            warn_of_short_trials(self.n_timesteps, self.n_envs)
         with self._masked("TrialEvalCallback", _MaskableTrialEvalCallback):
             super().hyperparameters_optimization()
+        if self.study is not None:  # its trials have run in this process
+            file = max(Path(self.log_path).glob("report_*.csv"), key=lambda path: path.stat().st_mtime)
+            report(self.study, sys.argv[1:], file.with_suffix(""), is_drawn=not self.no_optim_plots)
 
     @overrides
     def objective(self, trial: optuna.Trial) -> float:
         """Tell our samplers the budget of a trial."""
+        self.study = trial.study
         if self.is_ours:
             trial.set_user_attr(BUDGET, int(self.n_timesteps))
         return super().objective(trial)

@@ -1,13 +1,21 @@
 """Optuna's search space for ``train -optimize``: the hyperparameters of PPG and its variants."""
 
+import argparse
+import shlex
+import warnings
 from functools import partial
 from math import log2
+from pathlib import Path
 from typing import Any
 
 import optuna
+from matplotlib import pyplot as plt
+from optuna.exceptions import ExperimentalWarning
+from optuna.trial import BaseTrial, FixedTrial
+from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
 from torch import nn
 
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, printable, warn
 from sb3_ppg.family import FAMILY, with_preset
 
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
@@ -15,8 +23,13 @@ ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 # Ranges of log2: steps of an environment in a rollout, rollouts in a phase
 N_STEPS_POW, N_POLICY_ITERATIONS_POW = (5, 10), (1, 5)
 SHORTEST_PHASE_POW, LONGEST_PHASE_POW = (a + b for a, b in zip(N_STEPS_POW, N_POLICY_ITERATIONS_POW, strict=True))
-N_PHASES = 3  # that fit into a trial at least
+N_PHASES = 3  # that fit into a trial at least, if it is not shorter than this many of the shortest phases
 BUDGET = "n_timesteps"  # user attribute of a trial
+# Options of `train` that have a value and belong to a search, or to the length of its trials
+OPTIONS_OF_SEARCHES = (
+    *("-n --n-timesteps", "--n-trials", "--max-total-trials", "--n-jobs", "--sampler", "--pruner", "--n-startup-trials"),
+    *("--n-evaluations", "--optimization-log-path", "--trial-id"),
+)
 
 
 def sample_params(
@@ -33,11 +46,20 @@ def sample_params(
     :param n_envs: number of environments
     :param additional_args: not used; for HER
     :return: arguments of the member's algorithm
-    :raises ArgumentError: if the budget is shorter than three of the shortest phases
     """
+    _suggest(zoo_name, trial, n_envs, longest_phase_pow(trial.user_attrs.get(BUDGET), n_envs))
+    sampled = _converted(zoo_name, trial.params)
+    for name in ("gamma", "gae_lambda", "n_steps", "n_policy_iterations", "batch_size"):
+        trial.set_user_attr(name, sampled[name])
+    return sampled
+
+
+def _suggest(zoo_name: str, trial: BaseTrial, n_envs: int, longest: int) -> None:
+    """Let a trial choose the values that are searched; ``longest`` is the greatest "phase_pow"."""
+    trial.suggest_int("n_envs", n_envs, n_envs)  # not searched, but batches are not longer than the rollout of all
     # First the steps of an environment in a phase, then where the length of a rollout lies between the shortest and the
     # longest that such a phase can have: samplers need the same ranges in all trials of a study
-    trial.suggest_int("phase_pow", SHORTEST_PHASE_POW, longest_phase_pow(trial.user_attrs.get(BUDGET), n_envs))
+    trial.suggest_int("phase_pow", SHORTEST_PHASE_POW, longest)
     trial.suggest_float("n_steps_place", 0, 1)
     trial.suggest_int("batch_size_pow", 5, 10)
     trial.suggest_float("one_minus_gamma", 0.0001, 0.1, log=True)
@@ -60,10 +82,6 @@ def sample_params(
     trial.suggest_categorical("activation_fn", list(ACTIVATION_FNS))
     for name, choices in FAMILY[zoo_name].searched.items():
         trial.suggest_categorical(name, choices)
-    sampled = convert_params(zoo_name, trial.params)
-    for name in ("gamma", "gae_lambda", "n_steps", "n_policy_iterations", "batch_size"):
-        trial.set_user_attr(name, sampled[name])
-    return sampled
 
 
 def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +91,23 @@ def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, A
     :param zoo_name: name of the member in RL Zoo
     :param sampled_params: values by the names that ``sample_params`` gives them
     :return: arguments of the member's algorithm
+    :raises ArgumentError: for values that no search for this member chooses; the Zoo would evaluate some, and import others
     """
+    trial = FixedTrial(sampled_params)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Optuna's, for a value out of its range
+            _suggest(zoo_name, trial, sampled_params.get("n_envs", 1), LONGEST_PHASE_POW)
+        converted = _converted(zoo_name, trial.params)
+    except (ValueError, TypeError, Warning) as error:
+        raise ArgumentError(printable(f"this is no trial of a search for {zoo_name.upper()}: {error}")) from error
+    unknown = [name for name in sampled_params if name not in trial.params]
+    if unknown:
+        raise ArgumentError(printable(f"the trial has parameters that no search for {zoo_name.upper()} has: {unknown}"))
+    return converted
+
+
+def _converted(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
     hyperparams = dict(sampled_params)
     for name in ("gamma", "gae_lambda"):
         hyperparams[name] = 1 - hyperparams.pop(f"one_minus_{name}")
@@ -85,7 +119,8 @@ def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, A
     hyperparams["n_policy_iterations"] = 2 ** (phase_pow - n_steps_pow)
     if "n_policy_iterations" in FAMILY[zoo_name].preset:
         del hyperparams["n_policy_iterations"]
-    hyperparams["batch_size"] = 2 ** hyperparams.pop("batch_size_pow")
+    rollout = hyperparams["n_steps"] * hyperparams.pop("n_envs")
+    hyperparams["batch_size"] = min(2 ** hyperparams.pop("batch_size_pow"), rollout)
     hyperparams["aux_batch_size"] = None  # the default, a sixteenth of a rollout: the file's may be longer than a phase
     hyperparams["policy_kwargs"] = {
         "net_arch": NET_ARCHS[hyperparams.pop("net_arch")],
@@ -101,19 +136,63 @@ def longest_phase_pow(budget: int | None, n_envs: int) -> int:
     """
     :param budget: steps of a trial, of all environments together. None: unknown
     :param n_envs: number of environments
-    :return: log2 of the steps of one environment in the longest phase that fits three times into the budget
-    :raises ArgumentError: if the shortest phase does not fit three times
+    :return: log2 of the steps of one environment in the longest phase that fits three times into the budget, or in the
+        shortest phase that is searched
     """
     if budget is None:
         return LONGEST_PHASE_POW
+    return min(LONGEST_PHASE_POW, max(SHORTEST_PHASE_POW, int(log2(budget / (N_PHASES * n_envs)))))
+
+
+def warn_of_short_trials(budget: int, n_envs: int) -> None:
+    """
+    Warn if three of the shortest phases do not fit into a trial.
+
+    :param budget: steps of a trial, of all environments together
+    :param n_envs: number of environments
+    """
     needed = N_PHASES * n_envs * 2**SHORTEST_PHASE_POW
     if budget < needed:
-        raise ArgumentError(
-            f"-n {budget} is too short for a search: {N_PHASES} of the shortest phases ({2 ** N_POLICY_ITERATIONS_POW[0]} "
-            f"rollouts of {2 ** N_STEPS_POW[0]} steps in {n_envs} environments) take {needed} steps. Use at least that, or "
-            "fewer environments (-params n_envs:1)"
+        warn(
+            f"-n {budget} is short for a search: {N_PHASES} of the shortest phases ({2 ** N_POLICY_ITERATIONS_POW[0]} "
+            f"rollouts of {2 ** N_STEPS_POW[0]} steps in {n_envs} environments) take {needed} steps. The auxiliary phase will "
+            "hardly contribute to the scores: use at least that, or fewer environments (-params n_envs:1)"
         )
-    return min(LONGEST_PHASE_POW, int(log2(budget / (N_PHASES * n_envs))))
+
+
+def report(study: optuna.Study, arguments: list[str], file: Path, *, is_drawn: bool) -> None:
+    """
+    Say which trial is the best and how to train it, and draw the study.
+
+    :param study: a search that has ended
+    :param arguments: command line of the search
+    :param file: beginning of the pictures' names
+    :param is_drawn: whether to draw
+    """
+    number = study.best_trial.number
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for options in OPTIONS_OF_SEARCHES:
+        parser.add_argument(*options.split())
+    parser.add_argument("-optimize", "--optimize-hyperparameters", "--no-optim-plots", action="store_true")
+    parser.add_argument("--storage")
+    parser.add_argument("--study-name")
+    args, others = parser.parse_known_args(arguments)
+    place = ["--storage", args.storage or "", "--study-name", study.study_name, "--trial-id", str(number)]
+    command = shlex.join(["sb3-ppg", "train", *others, *place])
+    remedy = f"train it with: {command}" if args.storage else "only a search with --storage keeps it for training"
+    print(f"The best trial is number {number}; {remedy}")
+    if is_drawn:
+        for plot in (plot_optimization_history, plot_param_importances):
+            picture = f"{file}_{plot.__name__.removeprefix('plot_')}.png"
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ExperimentalWarning)
+                    plot(study)
+                plt.savefig(picture, bbox_inches="tight")
+                plt.close()
+                print(f"Saved {picture}")
+            except (ValueError, ImportError, RuntimeError) as error:
+                print(f"There is no {picture}: {error}")
 
 
 SAMPLERS = {name: partial(sample_params, name) for name in FAMILY}

@@ -47,7 +47,7 @@ def test_train_uses_our_algorithm_and_our_hyperparameters(run_folder):
     assert {"CartPole-v1.zip", "best_model.zip", "evaluations.npz"} <= {path.name for path in run_folder.iterdir()}
     saved = yaml.load((run_folder / "CartPole-v1" / "config.yml").read_text(), Loader=yaml.UnsafeLoader)
     ours = yaml.safe_load(hyperparameter_file("ppg").read_text())["CartPole-v1"]
-    assert {**ours, "aux_learning_rate": "lin_0.002"} == dict(saved)
+    assert {**ours, "aux_learning_rate": "lin_0.002", "n_timesteps": 2000} == dict(saved)
     model = PPG.load(run_folder / "CartPole-v1.zip", device="cpu")
     assert model.num_timesteps >= 2000 and model.n_policy_iterations == ours["n_policy_iterations"]
     assert model.aux_lr_schedule(0.5) == pytest.approx(0.001)
@@ -143,6 +143,7 @@ def test_benchmark(trained, children_in_place):
     table = (trained / "benchmark.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "CartPole-v1" in line]
     assert {row[1] for row in rows} == {"ppg", "ppo"} and all(float(row[3]) > 5 for row in rows)
+    assert {row[5] for row in rows} == {"2k"}  # trained with -n 2000
 
 
 def test_plots_compare_ppg_with_ppo(trained):
@@ -379,6 +380,9 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("tain", "tain is none of them; nearest: train"),
         ("train --storage study.log --study-name ppgg --trial-id 1", "there is no study 'ppgg' in study.log, or it has no"),
         ("train --storage study.log --study-name ppg --trial-id 7", "no study 'ppg' in study.log, or it has no trial 7"),
+        ("train --storage study.log --study-name ppg", "no study 'ppg' in study.log, or it has no finished trial"),
+        ("train --storage study.log", "use --storage and --study-name"),
+        ("train --trial-id 1", "use --storage and --study-name"),
     ],
 )
 def test_bad_input_names_what_is_nearest(trained, command, complaint, tmp_path):

@@ -1,6 +1,9 @@
 """``train -optimize``, and training with a trial's hyperparameters."""
 
 import itertools
+import re
+import shlex
+import shutil
 import warnings
 
 import optuna
@@ -11,7 +14,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import PPG
+from sb3_ppg import PPG, ArgumentError
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from sb3_ppg.zoo.search import CONVERTERS, SAMPLERS
@@ -51,15 +54,39 @@ def test_every_sampled_model_can_be_made(algo):
     for _ in range(20):
         trial = study.ask()
         sampled = SAMPLERS[algo](trial, n_actions=2, n_envs=4, additional_args={})
-        assert sampled == CONVERTERS[algo](trial.params)
+        assert sampled == CONVERTERS[algo](trial.params) and sampled["batch_size"] <= 4 * sampled["n_steps"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # truncated minibatches
             ALGOS[algo](policy, make_vec_env("CartPole-v1", 4), **sampled)
 
 
-def test_a_budget_too_short_for_a_search_is_refused(tmp_path):
-    output = run("train", "--env", "CartPole-v1", "-optimize", "-n", "1535", "--n-trials", "2", cwd=tmp_path, fails=True)
-    assert "sb3-ppg train: -n 1535 is too short for a search" in output and "take 1536 steps" in output
+def test_a_short_search_is_warned_of_and_runs(tmp_path):
+    options = "-optimize -n 100 --n-trials 2 --eval-episodes 1 --n-evaluations 1 --no-optim-plots"
+    with pytest.warns(UserWarning, match="-n 100 is short for a search.* take 1536 steps"):
+        output = run("train", "--env", "CartPole-v1", *options.split(), cwd=tmp_path)
+    assert "Number of finished trials:  2" in output and "with --storage" in output
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"policy_kwargs": "dict(a=print('ran'))"}, r"has parameters that no search for PPG has: \['policy_kwargs'\]"),
+        ({"env_wrapper": "antigravity.x", "\x1b[2J": 1}, r"no search for PPG has: \['env_wrapper', '\\x1b\[2J'\]"),
+        ({"phase_pow": 60}, "phase_pow' is out of"),
+        ({"batch_size_pow": 10**9}, "batch_size_pow' is out of"),
+        ({"net_arch": "[64] * 10**9"}, "no trial of a search for PPG"),
+        ({"learning_rate": "lin_1e-3"}, "no trial of a search for PPG"),
+        ({"gamma": 0.9}, r"\['gamma'\]"),
+        ({"n_envs": "__import__('os')"}, "no trial of a search for PPG"),
+    ],
+)
+def test_parameters_that_no_search_chooses_are_refused(change, complaint):
+    trial = optuna.create_study().ask()
+    SAMPLERS["ppg"](trial, n_actions=2, n_envs=4, additional_args={})
+    with pytest.raises(ArgumentError, match=complaint):
+        CONVERTERS["ppg"]({**trial.params, **change})
+    with pytest.raises(ArgumentError, match="ent_coef"):
+        CONVERTERS["ppg"]({name: value for name, value in trial.params.items() if name != "ent_coef"})
 
 
 def test_a_search_where_the_file_has_an_auxiliary_batch_longer_than_the_phases(tmp_path):
@@ -70,11 +97,11 @@ def test_a_search_where_the_file_has_an_auxiliary_batch_longer_than_the_phases(t
 
 
 def test_optimize_and_train_a_trial_again(tmp_path):
-    """A study in a journal, with pruning; its first trial is made again by ``--trial-id 0``."""
+    """A study in a journal, with pruning; trials are made again by ``--trial-id``, the best one by what the search says."""
     study = ("--env", "CartPole-v1", "--storage", "journal.log", "--study-name", "ppg")
     output = run(
         *("train", "-optimize", *study, "-n", "3000", "--n-trials", "5", "--n-startup-trials", "1", "--n-evaluations", "3"),
-        *("--eval-episodes", "2", "--sampler", "tpe", "--pruner", "halving", "--no-optim-plots", "--seed", "1"),
+        *("--eval-episodes", "2", "--sampler", "tpe", "--pruner", "halving", "--seed", "1"),
         cwd=tmp_path,
     )
     assert "Number of finished trials:  5" in output
@@ -85,10 +112,21 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     for trial in trials:
         n_steps, n_policy_iterations = (trial.user_attrs[name] for name in ("n_steps", "n_policy_iterations"))
         assert searched <= trial.params.keys() and 3 * 8 * n_steps * n_policy_iterations <= 3000
-    assert list((tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv"))
+    (report,) = (tmp_path / "logs" / "ppg").glob("report_CartPole-v1_*.csv")
+    for name in ("optimization_history", "param_importances"):
+        assert report.with_name(f"{report.stem}_{name}.png").exists() or f"There is no logs/ppg/{report.stem}_{name}" in output
 
-    for number in (0, 1):
-        run("train", *study, "--trial-id", str(number), "-n", "64", "--eval-freq", "-1", "-f", f"again{number}", cwd=tmp_path)
+    (best, command) = re.search(r"The best trial is number (\d+); train it with: sb3-ppg (.*)", output).groups()
+    commands = {
+        0: ("train", *study, "--trial-id", "0"),
+        1: ("train", *study, "--trial-id", "1"),
+        int(best): ("train", *study),
+    }
+    assert shlex.split(command)[-6:] == ["--storage", "journal.log", "--study-name", "ppg", "--trial-id", best]
+    assert "-n" not in shlex.split(command) and "-optimize" not in command and "--sampler" not in command
+    for number, options in [*commands.items(), (int(best), shlex.split(command))]:
+        shutil.rmtree(tmp_path / f"again{number}", ignore_errors=True)
+        run(*options, "-n", "64", "--eval-freq", "-1", "-f", f"again{number}", cwd=tmp_path)
         model = PPG.load(tmp_path / f"again{number}" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
         params = CONVERTERS["ppg"](trials[number].params)
         for name, value in params.items():
