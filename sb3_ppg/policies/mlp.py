@@ -379,8 +379,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             do not share an extractor
         """
         if features_extractor is None:
-            both = (self.policy_features(obs), self.value_features(obs))
-            return both[0] if self.share_features_extractor else both
+            of_policy = self.policy_features(obs)
+            return of_policy if self.share_features_extractor else (of_policy, self.value_features(obs))
         takes_uint8 = getattr(features_extractor, "takes_uint8", False)
         if not (takes_uint8 and isinstance(obs, th.Tensor) and obs.dtype == th.uint8):
             obs = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
