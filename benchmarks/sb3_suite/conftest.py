@@ -12,7 +12,12 @@ torch.set_num_threads(1)
 
 
 class PPO(PPG):
-    """PPG, with the name that the tests expect in messages and folders."""
+    """PPG with the name that the tests expect in messages and folders, and with PPO's defaults, which they expect in files."""
+
+    def __init__(self, policy: Any, env: Any, *args: Any, **kwargs: Any):
+        # `learning_rate` and `n_steps` come first
+        defaults = {} if len(args) > 1 else dict(n_steps=2048)
+        super().__init__(policy, env, *args, **{**defaults, "clip_range": 0.2, **kwargs})
 
 
 class RecurrentPPO(RecurrentPPG):
