@@ -105,7 +105,7 @@ def make(agent: Agent) -> hub.Evaluation:
             env_id=agent.env_id,
             evaluation=run.evaluation,
             files=files,
-            usage=usage(agent, run.environment.wrappers),
+            usage=usage(agent, [name for name, _ in run.environment.wrappers]),
         )
     return run.evaluation
 

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
 from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
 from sb3_ppg.objectives import objective_name
-from sb3_ppg.zoo.environment_file import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings, read_environment
+from sb3_ppg.zoo.environment_file import MAX_BYTES, ZOO, Environment, Settings, read_environment
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--revision", help="branch, tag or commit, by default the latest")
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID to give it (0: the next, -1: no such folder)")
     parser.add_argument("--force", action="store_true", help="overwrite the experiment if it exists")
-    parser.add_argument("--allow", nargs="+", default=[], help="further wrappers that its environment may have")
+    parser.add_argument("--allow", nargs="+", default=[], help="further wrappers and arguments that its environment may have")
     parser.add_argument("--verbose", default=1, type=int, help="not used")
     parser.add_argument(
         "--gym-packages", nargs="+", type=importlib.import_module, help="modules that register further environments"
@@ -63,7 +63,7 @@ def unpack(
     algo: str,
     env_name: EnvironmentName,
     log_path: Path,
-    allowed: Iterable[str] = (),
+    allowed: Collection[str] = (),
     *,
     is_emptied: bool = False,
 ) -> None:
@@ -74,7 +74,7 @@ def unpack(
     :param algo: one of ours
     :param env_name: environment
     :param log_path: folder of the training; files that are there are overwritten when the new ones are complete
-    :param allowed: wrappers that the environment may have in addition to ``WRAPPERS``
+    :param allowed: names that the environment may have in addition to the well-known wrappers and arguments
     :param is_emptied: whether other files in the folder are removed
     :raises ModelFormatError: if the files are damaged or cannot be trusted
     """
@@ -105,23 +105,18 @@ def unpack(
         shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
 
 
-def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: Iterable[str]) -> Environment:
+def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: Collection[str]) -> Environment:
     """
     Read the environment of a model, and show what it hands to constructors.
 
-    :raises ModelFormatError: if it is another environment, or has wrappers that are not allowed
+    :raises ModelFormatError: if it is another environment, or has wrappers or arguments that are not allowed
     """
     if not os.path.lexists(file):
         return Environment(env_name.gym_id, {}, Settings())
     environment = read_environment(file)
     if environment.env_id != env_name.gym_id:
         raise ModelFormatError(f"this model was trained on {environment.env_id!r}, not on {env_name.gym_id!r}")
-    for name in environment.wrappers:
-        if name not in {*WRAPPERS, *allowed}:
-            raise ModelFormatError(
-                f"the model's environment has the wrapper {name!r}, which is not one of the well-known ones: if you trust the "
-                f"module of that name that you have installed, load it with --allow {name}"
-            )
+    environment.check(allowed)
     settings = {"env_kwargs": environment.env_kwargs, **msgspec.to_builtins(environment.config)}
     for what in ("env_kwargs", "env_wrapper", "vec_env_wrapper"):
         if settings.get(what):

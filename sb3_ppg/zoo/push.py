@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecVideoRecorder
 from sb3_ppg import hub
 from sb3_ppg.family import FAMILY
 from sb3_ppg.ppg import PPG
-from sb3_ppg.zoo.environment_file import WRAPPERS, ZOO, Environment, environment_of
+from sb3_ppg.zoo.environment_file import ZOO, Environment, environment_of
 from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS
 from sb3_ppg.zoo.repairs import ffmpeg_on_path
 from sb3_ppg.zoo.report import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
@@ -97,6 +97,7 @@ def evaluated_run(args: argparse.Namespace, folder: Path) -> EvaluatedRun:
     stats_path = log_path / args.env
     config, _ = get_saved_hyperparams(str(stats_path), norm_reward=True)
     environment = environment_of(args.env.gym_id, config, {**saved_env_kwargs(stats_path), **args.env_kwargs})
+    environment.check(environment.to_allow)
     files = {ZOO: folder / ZOO}
     files[ZOO].write_bytes(msgspec.json.format(msgspec.json.encode(environment), indent=1))
     if not args.no_render:
@@ -126,10 +127,9 @@ def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
 def usage(args: argparse.Namespace, repo_id: str, environment: Environment) -> str:
     """Return the model card's text about loading the model."""
     algo = "" if args.algo == "ppg" else f" --algo {args.algo}"
-    foreign = [name for name in environment.wrappers if name not in WRAPPERS]
     options = [
         *([f"-name {args.repo_name}"] if args.repo_name else []),
-        *([f"--allow {' '.join(foreign)}"] if foreign else []),
+        *([f"--allow {' '.join(environment.to_allow)}"] if environment.to_allow else []),
     ]
     env_id = environment.env_id
     commands = f"""With [RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo)'s commands:

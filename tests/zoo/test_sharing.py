@@ -21,7 +21,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_ppg import PPG, hub
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
-from sb3_ppg.zoo.environment_file import WRAPPERS, ZOO, read_environment
+from sb3_ppg.zoo import patched
+from sb3_ppg.zoo.environment_file import WRAPPERS, ZOO, Environment, Settings, read_environment
 from tests.helpers import run, run_code
 from tests.hub.small_models import nested, small_model, zip_repository
 from tests.hub.test_attack import changed_json
@@ -174,6 +175,18 @@ def test_the_zoos_other_algorithms_are_shared_as_ever(hub_server, folder):
         ({"config": {"normalize": "__import__('os').system('touch ran')"}}, "unknown field `normalize`"),
         ({"config": {"frame_stack": 10**9}}, r"config\.frame_stack"),
         ({"config": {"frame_stack": -3}}, r"config\.frame_stack"),
+        ({"config": {"frame_stack": 65}}, "stacks 65 observations"),
+        ({"config": {"env_wrapper": ["rl_zoo3.wrappers.HistoryWrapper"] * 40}}, r"stacks \d+ observations"),
+        ({"config": {"env_wrapper": [{"gymnasium.wrappers.ResizeObservation": {"shape": [30000, 30000]}}]}}, "--allow shape"),
+        (
+            {"config": {"env_wrapper": [{"gymnasium.wrappers.ResizeObservation": {"a": 1}}]}},
+            "the argument 'a' with 1.*allow a",
+        ),
+        ({"env_kwargs": {"xml_file": "/tmp/x.xml"}}, "'xml_file' with '/tmp/x.xml'.*--allow xml_file"),
+        ({"env_kwargs": {"env_id": "Pendulum-v1"}}, "the argument 'env_id' with 'Pendulum-v1'.*--allow env_id"),
+        ({"env_kwargs": {"num_levels": 200}}, "--allow num_levels"),  # of other families
+        ({"env_kwargs": {"max_episode_steps": -1}}, "--allow max_episode_steps"),
+        ({"env_kwargs": {"sutton_barto_reward": 1e6}}, "--allow sutton_barto_reward"),
         ({"env_kwargs": "dict()"}, r"\$\.env_kwargs"),
         ({"env_kwargs": {"a": nested(12)}}, r"\$\.env_kwargs"),
         ({"env_kwargs": {"a": "x" * 2**14}}, "is larger than"),
@@ -193,7 +206,7 @@ def test_a_malicious_environment(hub_server, folder, changes, complaint):
 
 COMPLETE = {
     "env_id": "CartPole-v1",
-    "env_kwargs": {"max_episode_steps": 100, "options": {"names": ["a", "b"]}},
+    "env_kwargs": {"max_episode_steps": 100, "options": {"names": ["a", "b"]}, "g": 9.81},
     "config": {
         "n_timesteps": 1000.0,
         "frame_stack": 4,
@@ -216,10 +229,36 @@ def test_a_changed_environment_is_refused_or_plain_data(content):
 
 def test_what_constructors_are_given_is_shown(hub_server, folder):
     config = {"env_wrapper": [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}}]}
-    share(folder, env_kwargs={"path": "\x1b[2J\x7f../x", "n": [1]}, config=config)
-    printed = load_from_hub()
-    assert r'made with env_kwargs {"path": "\u001b[2J\u007f../x", "n": [1]}' in printed
+    share(folder, env_kwargs={"\x1b[2J\x7f": "x", "n": [1]}, config=config)
+    printed = load_from_hub("--allow", "\x1b[2J\x7f", "n")
+    assert r'made with env_kwargs {"\u001b[2J\u007f": "x", "n": [1]}' in printed
     assert 'made with env_wrapper [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}}]' in printed
+
+
+@pytest.mark.parametrize(
+    ("env_id", "known"),
+    [
+        ("LunarLander-v3", {"gravity": -5.0, "enable_wind": True}),
+        ("HalfCheetah-v5", {"healthy_z_range": [0.2, 1], "reset_noise_scale": 0}),
+        ("CoinrunEasy-v0", {"num_levels": 200, "start_level": 2**31 - 1}),
+        ("BreakoutNoFrameskip-v4", {"repeat_action_probability": 0.25, "frameskip": 4}),
+        ("MiniGrid-DoorKey-8x8-v0", {"size": 16}),
+        ("MinAtar/Asterix-v1", {"sticky_action_prob": 0.0}),
+    ],
+)
+@pytest.mark.parametrize(
+    "unusual", [{"xml_file": "ant"}, {"width": 10**5}, {"size": 10**5}, {"game": "pong"}, {"env_id": "A"}]
+)
+def test_each_family_has_its_well_known_arguments(env_id, known, unusual):
+    with patched():
+        assert Environment(env_id, known, Settings()).to_allow == []
+        assert Environment(env_id, known | unusual, Settings()).to_allow == [*unusual]
+
+
+@pytest.mark.parametrize("value", ["/tmp/x.xml", ["<mujoco/>"], {"../x": 1}])
+def test_what_could_name_a_file_is_refused_also_where_the_user_allows_the_argument(hub_server, folder, value):
+    share(folder, env_kwargs={"xml_file": value})
+    assert "which could name a file" in load_from_hub("--allow", "xml_file", fails=True)
 
 
 def test_a_wrapper_that_the_user_allows(hub_server, folder):
@@ -234,7 +273,7 @@ def test_an_honest_description_is_read_as_it_was_written(tmp_path):
     environment = read_environment(tmp_path / ZOO)
     assert msgspec.to_builtins(environment) == COMPLETE
     names = ["gymnasium.wrappers.TimeLimit", "rl_zoo3.wrappers.FrameSkip", "rl_zoo3.wrappers.FrameSkip"]
-    assert environment.wrappers == names
+    assert [name for name, _ in environment.wrappers] == names and environment.to_allow == ["options"]
 
 
 def test_the_well_known_wrappers_exist():
