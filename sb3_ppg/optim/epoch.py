@@ -194,10 +194,9 @@ def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, paramete
     return f"loss that is not finite, in minibatch {step} of an epoch: {values}"
 
 
-# The powers with which the states of torch's optimizers grow with a gradient (RMSprop's momentum does not), or, as Adadelta's
-# sum of squared steps, with the weights, which change by the same factor
+# The powers with which the states of torch's optimizers grow with a gradient (RMSprop's momentum and Adadelta's steps do not)
 FIRST_MOMENTS = ("exp_avg", "grad_avg", "exp_inf", "prev")
-SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "row_var", "col_var", "variance", "acc_delta")
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "row_var", "col_var", "variance")
 MOMENTS = {**dict.fromkeys(FIRST_MOMENTS, 1), **dict.fromkeys(SECOND_MOMENTS, 2)}
 
 

@@ -151,14 +151,17 @@ def test_moments():
         lambda parameters: th.optim.SGD(parameters, lr=0.1, momentum=0.9),
         lambda parameters: th.optim.Adagrad(parameters, lr=0.1),
         lambda parameters: th.optim.Adamax(parameters, lr=0.1, eps=0),
+        lambda parameters: th.optim.Rprop(parameters),
+        lambda parameters: th.optim.Adadelta(parameters, eps=1e-12),
+        lambda parameters: th.optim.Adafactor(parameters),
     ],
-    ids=["Adam", "AMSGrad", "RMSprop", "SGD", "Adagrad", "Adamax"],
+    ids=["Adam", "AMSGrad", "RMSprop", "SGD", "Adagrad", "Adamax", "Rprop", "Adadelta", "Adafactor"],
 )
 def test_rescaled_moments_are_those_of_rescaled_gradients(make_optimizer):
-    parameters = [nn.Parameter(th.zeros(2)), nn.Parameter(th.zeros(2))]
+    parameters = [nn.Parameter(th.zeros(2, 2)), nn.Parameter(th.zeros(2, 2))]
     optimizers = [make_optimizer([parameter]) for parameter in parameters]
     for _ in range(3):
-        gradient = th.randn(2)
+        gradient = th.randn(2, 2)
         for parameter, optimizer, factor in zip(parameters, optimizers, (1.0, 0.2), strict=True):
             parameter.grad = factor * gradient
             optimizer.step()
