@@ -292,6 +292,22 @@ class GoldenTraining:
             "aux_value": evaluation.aux_values.numpy().reshape(sizes),
         }
 
+    def check_outputs(self, rollout: int) -> dict[str, np.ndarray]:
+        """Compare the present network's outputs with those in the file, and return them."""
+        outputs = self.outputs(rollout)
+        for name in [name for name in outputs if f"roll{rollout}/{name}" in self.golden]:
+            self.check(outputs[name], f"roll{rollout}/{name}")
+        return outputs
+
+    def update(self, rollout: int, *phases: str) -> None:
+        """Do a rollout's update with the recorded orders of these phases; compare its advantages and value targets."""
+        self.impose_order(*(f"roll{rollout}/{phase}" for phase in phases))
+        self.steps.clear()
+        self.model.train()
+        buffer = self.model.rollout_buffer
+        for name, ours in {"advantage_normalised": buffer.advantages, "value_target": buffer.returns}.items():
+            self.check(ours.reshape(self.n_envs, self.n_steps), f"roll{rollout}/{name}")
+
     @th.no_grad()
     def fill_rollout_buffer(self, rollout: int, values: np.ndarray, log_probs: np.ndarray, rewards: str) -> None:
         """Fill it with recorded steps, and the present network's value of its end."""

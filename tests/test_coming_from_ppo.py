@@ -19,20 +19,12 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
-from sb3_ppg import (
-    PPG,
-    ArgumentError,
-    MaskablePPG,
-    MlpPolicy,
-    PhasicCheckpointCallback,
-    RecurrentPPG,
-    aux_buffer_path,
-    latest_checkpoint,
-)
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCheckpointCallback, RecurrentPPG
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
-from tests.helpers import MaskedEnv, code_blocks
+from tests.helpers import MaskedEnv, code_blocks, learn_and_log
+from tests.saving.small_models import resumed
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, device="cpu", seed=0)
 
@@ -111,10 +103,7 @@ def test_a_callback_may_set_another_environment():
 class Imitate(gym.Env):
     """An action between integers; its number is given back as the next observation."""
 
-    observation_space = spaces.Box(-1000, 1000, (1,), np.int64)
-
-    def __init__(self, dtype=np.int32):
-        self.action_space = spaces.Box(-3, 3, (1,), dtype)
+    observation_space, action_space = spaces.Box(-1000, 1000, (1,), np.int64), spaces.Box(-3, 3, (1,), np.int32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -126,9 +115,7 @@ class Imitate(gym.Env):
 
 def test_actions_and_normalized_observations_of_integers_are_stored_as_they_were():
     model = PPG("MlpPolicy", VecNormalize(make_vec_env(Imitate, 2)), **SMALL | dict(learning_rate=0.0))
-    model.set_logger(configure(None, []))
-    model.learn(64)
-    assert abs(model.logger.name_to_value["train/approx_kl"]) < 1e-6
+    assert abs(learn_and_log(model, 64)["train/approx_kl"]) < 1e-6
     for array in (model.rollout_buffer.observations, model.rollout_buffer.actions):
         assert array.dtype == np.float32 and (array != np.round(array)).any()
 
@@ -160,8 +147,7 @@ def test_an_extractor_may_take_care_of_observations_that_are_not_finite(tmp_path
         PPG("MlpPolicy", Echoes(), **kwargs).learn(64)
     model = PPG("MlpPolicy", Echoes(), **kwargs, allow_nonfinite_observations=True)
     model.learn(96, callback=PhasicCheckpointCallback(1, tmp_path))
-    loaded = PPG.load(latest_checkpoint(tmp_path), env=Echoes())
-    loaded.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path)))
+    loaded = resumed(tmp_path, Echoes())
     assert model.n_aux_phases == 1 and len(loaded.aux_buffer) == 1 and loaded.num_timesteps == 96
 
 
@@ -241,9 +227,7 @@ def test_the_policy_of_the_page_masks_actions_by_the_observation_in_both_phases(
     names: dict = {}
     exec(code, names)
     model = PPG(names["MaskedByObservation"], make_vec_env(PartlyPossible, 2), **SMALL | dict(learning_rate=0.0) | kwargs)
-    model.set_logger(configure(None, []))
-    model.learn(128)
-    assert abs(model.logger.name_to_value["train/approx_kl"]) < 1e-6
+    assert abs(learn_and_log(model, 128)["train/approx_kl"]) < 1e-6
     obs = dict(obs=th.zeros(1, 3), mask=th.tensor([[1, 0, 0, 1]]))
     probabilities = model.policy.evaluate_auxiliary(obs).distribution.distribution.probs
     assert probabilities[0, [1, 2]].sum() == 0 and probabilities.sum().item() == pytest.approx(1)
@@ -392,34 +376,31 @@ class CollectsItself(PPG):
         return True
 
 
+class TellsTheEnd(CollectsItself):
+    def train(self):
+        self.rollout_end = RolloutEnd(self._last_obs, np.zeros(1), self._last_episode_starts)
+        super().train()
+
+
+def of_the_family(cls: type[PPG], name: str) -> PPG:
+    return cls("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu", **with_preset(name, {}))
+
+
 @pytest.mark.parametrize("name", ["ppg", "ppg_ewma", "dcpg", "daac"])
 def test_rollouts_may_come_from_elsewhere(name):
-    model = CollectsItself(
-        "MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu", **with_preset(name, {})
-    )
-    assert model.learn(64).num_timesteps == 64
+    assert of_the_family(CollectsItself, name).learn(64).num_timesteps == 64
 
 
 @pytest.mark.parametrize("name", ["ppg_replay", "ddcpg", "idaac", "dna"])
 def test_what_needs_the_end_of_a_rollout_says_so(name):
-    model = CollectsItself(
-        "MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu", **with_preset(name, {})
-    )
     with pytest.raises(ArgumentError, match="need what follows it, which CollectsItself has not told"):
-        model.learn(64)
+        of_the_family(CollectsItself, name).learn(64)
 
 
 def test_an_objective_that_was_not_told_of_the_steps_says_so():
-    class TellsTheEnd(CollectsItself):
-        def train(self):
-            self.rollout_end = RolloutEnd(self._last_obs, np.zeros(1), self._last_episode_starts)
-            super().train()
-
-    model = TellsTheEnd("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, device="cpu", **with_preset("idaac", {}))
     with pytest.raises(ArgumentError, match="does not know the levels"):
-        model.learn(64)
-    model = TellsTheEnd("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, device="cpu", **with_preset("ddcpg", {}))
-    model.learn(32)
+        of_the_family(TellsTheEnd, "idaac").learn(64)
+    model = of_the_family(TellsTheEnd, "ddcpg").learn(32)
     np.testing.assert_array_equal(model.aux_buffer.context[0]["last_observations "][:, 0], model._last_obs)
 
 

@@ -196,9 +196,9 @@ def test_micro_batches_are_whole_sequences_and_the_same_step():
 
 
 def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
-    """With memory it is a sixteenth of the phase (1,024 samples here), not of a rollout (32)."""
-    model = make(n_policy_iterations=32, n_aux_epochs=1, n_steps=16, batch_size=16)
-    assert auxiliary_batch_sizes(model, 16 * 2 * 32) == [64] * 16
+    """With memory it is a sixteenth of the phase (256 samples here), not of a rollout (16)."""
+    model = make(env=make_env(n_envs=4), n_policy_iterations=16, n_aux_epochs=1, n_steps=4, batch_size=8)
+    assert auxiliary_batch_sizes(model, 4 * 4 * 16) == [16] * 16
 
 
 def test_squashed_actions_reach_the_environments_bounds():

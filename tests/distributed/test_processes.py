@@ -1,16 +1,15 @@
 """Several processes train one model: the same in all of them, and the one that a single process would train."""
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -20,15 +19,27 @@ from sb3_ppg.distributed.collectives import gather, n_processes, rank
 from sb3_ppg.errors import ProcessGroupError
 from sb3_ppg.family import FAMILY, with_preset
 from tests.distributed.several import in_processes
-from tests.helpers import MaskedEnv, RandomEnv, learn_and_log
+from tests.helpers import (
+    BOX,
+    MIXED,
+    THREE_ACTIONS,
+    VECTOR,
+    BatchNormExtractor,
+    MaskedEnv,
+    RandomEnv,
+    image_space,
+    learn_and_log,
+    masked_envs,
+    random_envs,
+)
 from tests.helpers import collect as collect_rollout
 from tests.saving.small_models import everything, numbers_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 N_STEPS, N_ENVS = 8, 2
 PHASE = N_STEPS * N_ENVS * 2  # steps of one process
-VECTOR, IMAGE = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (3, 16, 16), np.uint8)
-DICT = spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)})
+IMAGE = image_space(3, 16, 16)
+random_env = partial(random_envs, episode_length=5)
 
 
 def make(algorithm: type[PPG] = PPG, policy: str = "MlpPolicy", env: Any = "CartPole-v1", **kwargs: Any) -> PPG:
@@ -37,23 +48,7 @@ def make(algorithm: type[PPG] = PPG, policy: str = "MlpPolicy", env: Any = "Cart
     return algorithm(policy, env, **{**settings, "seed": 0, "aux_batch_size": PHASE, **kwargs})
 
 
-def random_env(observations: spaces.Space = VECTOR, actions: spaces.Space | None = None, n_envs: int = N_ENVS):
-    def make_env() -> RandomEnv:
-        return RandomEnv(deepcopy(observations), actions or spaces.Discrete(3), episode_length=5)
-
-    return VecMonitor(DummyVecEnv([make_env] * n_envs))
-
-
 # ---- the same in all processes ----
-
-
-class BatchNorm(BaseFeaturesExtractor):
-    def __init__(self, observation_space: spaces.Space):
-        super().__init__(observation_space, 8)
-        self.layers = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return self.layers(observations)
 
 
 def variants() -> dict[str, PPG]:
@@ -62,26 +57,25 @@ def variants() -> dict[str, PPG]:
     impala = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=small)
     cnn = dict(policy="CnnPolicy", policy_kwargs=impala, n_steps=4, aux_batch_size=8)
     rewards = dict(reward_normalizer=RewardNormalizer())
-    box = spaces.Box(-1, 1, (2,))
     return {
         "target_kl": make(target_kl=1e-4),
         "KL penalty": make(clip_range=None, kl_coef=1.0, n_value_epochs=2),
         "no minibatch is whole": make(batch_size=5, aux_batch_size=N_STEPS),
         "images": make(env=random_env(IMAGE), **cnn),
         "bf16": make(env=random_env(IMAGE), mixed_precision="bf16", micro_batch_size=3, **cnn),
-        "one network": make(env=random_env(DICT), policy="MultiInputPolicy", policy_kwargs=dict(architecture="detached")),
-        "gSDE": make(env=random_env(actions=box), use_sde=True, sde_sample_freq=3),
+        "one network": make(env=random_env(MIXED), policy="MultiInputPolicy", policy_kwargs=dict(architecture="detached")),
+        "gSDE": make(env=random_env(action_space=BOX), use_sde=True, sde_sample_freq=3),
         "VecNormalize": make(env=VecNormalize(random_env(), clip_obs=5.0)),
         "reward normaliser": make(
             rollout_buffer_class=NormalizedRewardRolloutBuffer,
             rollout_buffer_kwargs=rewards,
             normalize_value_targets="running",
         ),
-        "batch normalisation": make(env=random_env(), policy_kwargs=dict(features_extractor_class=BatchNorm)),
+        "batch normalisation": make(env=random_env(), policy_kwargs=dict(features_extractor_class=BatchNormExtractor)),
         "mmap": make(aux_buffer_kwargs=dict(storage="mmap", path=f"disk{rank()}"), recompute_advantages=True),
         "schedule": make(learning_rate=lambda remaining: 1e-3 * remaining),
         "LSTM": make(RecurrentPPG, "MlpLstmPolicy"),
-        "masks": make(MaskablePPG, env=DummyVecEnv([MaskedEnv] * N_ENVS)),
+        "masks": make(MaskablePPG, env=masked_envs()),
         **{name: make(**with_preset(name, dict(aux_batch_size=N_STEPS))) for name, member in FAMILY.items() if member.preset},
     }
 
@@ -135,7 +129,8 @@ def test_processes_with_equal_generators_get_seeds_of_their_own(monkeypatch):
 
 def collect(n_envs: int) -> dict[str, Any]:
     """Collect rollouts whose observations and rewards do not depend on the actions."""
-    model, first = make(env=VecNormalize(random_env(n_envs=n_envs)), n_policy_iterations=10), []
+    env = make_vec_env(lambda: RandomEnv(deepcopy(VECTOR), THREE_ACTIONS, episode_length=5), n_envs)  # each draws its own
+    model, first = make(env=VecNormalize(env), n_policy_iterations=10), []
     weights = th.nn.utils.parameters_to_vector(model.policy.parameters()).detach().numpy().copy()
 
     def keep(_locals, _globals) -> bool:
@@ -204,7 +199,7 @@ def train_without_chance(algorithm: type[PPG], n_envs: int, options: dict) -> tu
     policy = "MlpLstmPolicy" if algorithm is RecurrentPPG else "MlpPolicy"
     env = make_vec_env("CartPole-v1", n_envs, seed=0)
     if algorithm is MaskablePPG:
-        env = make_vec_env(lambda: MaskedEnv(spaces.Box(-1, 1, (3,))), n_envs, seed=0)  # each has a space of its own
+        env = make_vec_env(lambda: MaskedEnv(deepcopy(VECTOR)), n_envs, seed=0)
     n_steps = 16
     n_samples = n_steps * n_envs
     settings = ONE_BATCH | options | dict(batch_size=n_samples * options.get("batch_size", 1))
@@ -272,33 +267,25 @@ class LayerDrop(BaseFeaturesExtractor):
         return x + (self.one if th.rand(()) < 0.5 else self.two)(x)
 
 
-def train_with_layers_left_out(changing: int | None = None) -> list[float]:
-    """Train, and let one process change a weight in its third rollout."""
+def train_with_layers_left_out() -> tuple[list[float], str]:
+    """Train, and train again, with a weight that one process changes after its third rollout; return weights and error."""
 
-    class Changes(BaseCallback):
-        def _on_step(self) -> bool:
-            if rank() == changing and self.n_calls == 2 * 32 + 1:
-                with th.no_grad():
-                    self.model.policy.action_net.weight.add_(0.5)
-            return True
+    def change(_locals, _globals) -> bool:
+        if rank() == 1 and model.num_timesteps == 3 * 2 * N_ENVS * 32:
+            with th.no_grad():
+                model.policy.action_net.weight.add_(0.5)
+        return True
 
     policy_kwargs = dict(features_extractor_class=LayerDrop)
     model = make(n_steps=32, batch_size=32, aux_batch_size=32, policy_kwargs=policy_kwargs)
-    model.learn(8 * 2 * N_ENVS * 32, callback=Changes())
-    return [parameter.sum().item() for parameter in model.policy.parameters()]
-
-
-def test_parameters_without_a_gradient_in_one_process_count_as_zero_there(tmp_path):
-    first, second = in_processes(train_with_layers_left_out, tmp_path)
-    assert first == second
-
-
-def drift() -> str:
+    model.learn(8 * 2 * N_ENVS * 32)
+    sums = [parameter.sum().item() for parameter in model.policy.parameters()]
     with pytest.raises(ProcessGroupError) as caught:
-        train_with_layers_left_out(1)
-    return str(caught.value)
+        model.learn(4 * 2 * N_ENVS * 32, callback=change)
+    return sums, str(caught.value)
 
 
-def test_weights_that_become_different_are_named(tmp_path):
-    for message in in_processes(drift, tmp_path):
-        assert "weights of the processes have become different: policy.action_net.weight" in message
+def test_parameters_without_a_gradient_in_one_process_count_as_zero_there_and_different_weights_are_named(tmp_path):
+    (first, error), (second, others_error) = in_processes(train_with_layers_left_out, tmp_path)
+    assert first == second and error == others_error
+    assert "weights of the processes have become different: policy.action_net.weight" in error

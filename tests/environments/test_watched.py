@@ -26,12 +26,12 @@ from stable_baselines3.common.vec_env import (
 )
 from torch import nn
 
-from sb3_ppg import PPG, NonFiniteLossError, PhasicCheckpointCallback, RewardNormalizer, aux_buffer_path, latest_checkpoint
+from sb3_ppg import PPG, NonFiniteLossError, PhasicCheckpointCallback, RewardNormalizer, latest_checkpoint
 from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.epoch import optimize_epoch
 from tests.helpers import RandomEnv, changed, run_in_a_new_process, weights
-from tests.saving.small_models import numbers_of, small
+from tests.saving.small_models import numbers_of, resumed, small
 
 pytestmark = pytest.mark.slow
 
@@ -43,16 +43,12 @@ class Spoiled(gym.Wrapper):
         super().__init__(gym.make("CartPole-v1", max_episode_steps=5))
         self.at, self.what, self.value, self.steps = at, what, value, 0
 
-    def spoil(self, obs, reward=0.0):
-        self.steps += 1
-        if self.steps == self.at:
-            obs = obs.copy()
-            obs[2], reward = (self.value, reward) if self.what == "observation" else (obs[2], self.value)
-        return obs, reward
-
     def step(self, action):
         obs, reward, *rest = self.env.step(action)
-        return *self.spoil(obs, reward), *rest
+        self.steps += 1
+        if self.steps == self.at and self.what == "observation":
+            obs[2] = self.value
+        return obs, self.value if self.steps == self.at and self.what == "reward" else reward, *rest
 
 
 class Diverging(gym.Env):
@@ -183,11 +179,9 @@ def test_bad_numbers_do_not_reach_statistics_nor_a_checkpoint(tmp_path, place, a
     now = numbers_of(model.get_vec_normalize_env())
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(now, remember.numbers, strict=True))
 
-    (checkpoint,) = tmp_path.glob("*.zip")
-    resumed = PPG.load(checkpoint, env=make_env(0), device="cpu")
-    resumed.load_aux_buffer(aux_buffer_path(checkpoint))
-    assert not changed(weights(resumed), weights(model))
-    for continued in (resumed, model):  # in a new process, or by somebody who caught the error
+    other = resumed(tmp_path, make_env(0))
+    assert not changed(weights(other), weights(model))
+    for continued in (other, model):  # in a new process, or by somebody who caught the error
         continued.learn(8 * 3 * 2, reset_num_timesteps=False, callback=remember)
         assert all(np.isfinite(numbers).all() for numbers in remember.numbers)
         continued.env.close()
@@ -273,9 +267,8 @@ def lose_a_worker(start_method: str, at: int, folder: Path, results) -> None:
     multiprocessing.set_forkserver_preload(["stable_baselines3"])
     makers = [partial(Dying, steps) for steps in (1000, at, 1000)]
     env = VecNormalize(SubprocVecEnv(makers, start_method=start_method))
-    model = PPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=3, n_aux_epochs=1, device="cpu")
     try:
-        model.learn(10_000, callback=PhasicCheckpointCallback(100, folder))
+        small(env=env).learn(10_000, callback=PhasicCheckpointCallback(100, folder))
     except WorkerError as error:
         env.close()
         results.put(str(error))

@@ -77,16 +77,9 @@ class EWMATraining(GoldenTraining):
         logits, actions = self.outputs(rollout)["logits"], self.golden[f"roll{rollout}/action"]
         return np.take_along_axis(logits, actions[..., None], axis=2)[..., 0]
 
-    def collect(self, rollout: int) -> np.ndarray:
-        """V(s) of the network that collects it, (env, step)."""
-        outputs = self.outputs(rollout)
-        for name, ours in outputs.items():
-            self.check(ours, f"roll{rollout}/{name}")
-        return outputs["value"]
-
     def use(self, rollout: int, values: np.ndarray) -> None:
         """One iteration: the policy phase's update, and what follows if it ends a phase."""
-        key, model = f"roll{rollout}", self.model
+        key, buffer = f"roll{rollout}", self.model.rollout_buffer
         log_probs = self.golden[f"{key}/logp_old"]
         if f"{key}/logp_recomputed" in self.golden:
             self.check(self.present_log_prob(rollout), f"{key}/logp_recomputed")
@@ -95,18 +88,13 @@ class EWMATraining(GoldenTraining):
         if f"{key}/logp_importance" in self.golden:
             self.check(log_probs, f"{key}/logp_importance")
         self.fill_rollout_buffer(rollout, values, log_probs, "reward_raw")
-        buffer = model.rollout_buffer
         self.check(buffer.reward_normalizer.return_rms.var, f"{key}/reward_normaliser_variance")
         self.check(buffer.rewards.T, f"{key}/reward_normalised")
-        self.check(buffer.returns.T, f"{key}/value_target")
         self.check(buffer.advantages.T, f"{key}/advantage_raw")
         moments = buffer.advantages.mean(), buffer.advantages.var()
         self.check(moments, f"{key}/advantage_moments/batch_mean_var")
-        self.impose_order(f"{key}/value_epochs", f"{key}/policy_phase")
-        self.steps.clear()
         self.proximal_log_probs.clear()
-        model.train()
-        self.check(buffer.advantages.reshape(self.n_envs, self.n_steps), f"{key}/advantage_normalised")
+        self.update(rollout, "value_epochs", "policy_phase")
         self.check_moments(rollout, moments)
         self.check_policy_phase(rollout)
 
@@ -166,7 +154,7 @@ def test_the_authors_numbers(file, monkeypatch):
     n_rollouts = 1 + max(int(key.split("/")[0][4:]) for key in training.golden if key.startswith("roll"))
     for iteration in range(n_rollouts + training.staleness):
         if iteration < n_rollouts:
-            collected.append(training.collect(iteration))
+            collected.append(training.check_outputs(iteration)["value"])
         used = iteration - training.staleness
         if used < 0:
             continue

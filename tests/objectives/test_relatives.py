@@ -33,26 +33,18 @@ class RelativesTraining(GoldenTraining):
     def start(self, rollout: int, values: str, held_values: str | None = None) -> None:
         """Everything up to the update; ``values`` are those of which advantages are made."""
         key, buffer = f"roll{rollout}", self.model.rollout_buffer
-        for name, ours in self.outputs(rollout).items():
-            if f"{key}/{name}" in self.golden:
-                self.check(ours, f"{key}/{name}")
+        self.check_outputs(rollout)
         self.fill_rollout_buffer(rollout, self.golden[f"{key}/{values}"], self.golden[f"{key}/logp_old"], "reward")
         self.check(self.model.rollout_end.values, f"{key}/final_value")
         self.check(buffer.advantages.T, f"{key}/advantage_raw")
         if held_values is not None:
             buffer.values = self.golden[f"{key}/{held_values}"].T.copy()
-        self.steps.clear()
 
     def outputs_of(self, network: th.nn.Module) -> list[th.Tensor]:
         """Return a list, to which the outputs of a network are added."""
         outputs: list[th.Tensor] = []
         network.register_forward_hook(lambda *args: outputs.append(args[-1].detach()))
         return outputs
-
-    def check_advantages(self, rollout: int) -> None:
-        buffer, sizes = self.model.rollout_buffer, (self.n_envs, self.n_steps)
-        self.check(buffer.advantages.reshape(sizes), f"roll{rollout}/advantage_normalised")
-        self.check(buffer.returns.reshape(sizes), f"roll{rollout}/value_target")
 
 
 def of_ppo(setting: dict[str, Any]) -> dict[str, Any]:
@@ -93,9 +85,7 @@ def test_delayed_critic(file, monkeypatch):
         if file == "ddcpg" and is_last:
             impose_transitions(training, aux, monkeypatch)
         training.start(rollout, "value", held_values="value_held_to")
-        training.impose_order(f"{key}/policy_phase")
-        model.train()
-        training.check_advantages(rollout)
+        training.update(rollout, "policy_phase")
         training.check_steps("joint", f"{key}/policy_phase", {**OF_POLICY, "value_dist": ("value_distance", 1)})
         if is_last:
             n_phases += 1
@@ -150,11 +140,9 @@ def test_advantage_head(file, monkeypatch):
     for rollout in range(training.n_rollouts):
         key = f"roll{rollout}"
         training.start(rollout, "value_recorded")
-        training.impose_order(f"{key}/policy_phase", f"{key}/value_phase")
         if order:
             impose_pairs(training, rollout, monkeypatch)
-        model.train()
-        training.check_advantages(rollout)
+        training.update(rollout, "policy_phase", "value_phase")
         names = {**OF_POLICY, "adv_loss": ("advantage_loss", 1)}
         phase = f"{key}/policy_phase"
         if order:
@@ -254,10 +242,8 @@ def test_distillation(file, monkeypatch):
 
         monkeypatch.setattr(buffer, "record", record_golden_targets)
         training.start(rollout, "value")
-        training.impose_order(f"{key}/policy_phase", f"{key}/value_phase")
         model.num_timesteps += training.n_envs * training.n_steps
-        model.train()
-        training.check_advantages(rollout)
+        training.update(rollout, "policy_phase", "value_phase")
         names = {"pg": ("policy_gradient_loss", 1), "entropy": ("entropy_loss", -1)}
         training.check_steps("policy", f"{key}/policy_phase", names)
         log_ratios = th.stack([step.log_ratio for step in training.steps_of("policy")])

@@ -10,13 +10,7 @@ from torch import nn
 from sb3_ppg.distributed.collectives import moments
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.epoch import (
-    Epoch,
-    compute_gradient,
-    mean_losses,
-    optimize_epoch,
-    rescale_moments,
-)
+from sb3_ppg.optim.epoch import Epoch, compute_gradient, mean_losses, optimize_epoch, rescale_moments
 
 
 class Batch(NamedTuple):

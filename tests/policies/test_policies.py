@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -20,6 +21,7 @@ VECTOR = spaces.Box(-1, 1, (4,))
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
 DICT = spaces.Dict(image=IMAGE, vector=VECTOR)
 CASES = {"mlp": (MlpPolicy, VECTOR), "cnn": (CnnPolicy, IMAGE), "multi-input": (MultiInputPolicy, DICT)}
+ACTIONS = th.tensor([0, 1, 2, 0, 1, 2])
 every_policy = pytest.mark.parametrize("policy_class, observation_space", CASES.values(), ids=CASES)
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
@@ -29,39 +31,27 @@ def make(policy_class, observation_space, **kwargs):
     return policy_class(observation_space, spaces.Discrete(3), ConstantSchedule(1e-3), **kwargs)
 
 
-def sample(policy, n_samples: int = 6):
-    policy.observation_space.seed(0)
-    return policy.obs_to_tensor(
-        {key: np.stack([space.sample() for _ in range(n_samples)]) for key, space in policy.observation_space.items()}
-        if isinstance(policy.observation_space, spaces.Dict)
-        else np.stack([policy.observation_space.sample() for _ in range(n_samples)])
-    )[0]
+def sample(policy):
+    """Six observations."""
+    space = policy.observation_space
+    space.seed(0)
+    batched = gym.vector.utils.batch_space(space, 6)
+    return policy.obs_to_tensor(batched.sample())[0]
 
 
 def reached(policy, loss: th.Tensor) -> set[str]:
     """The modules that a loss has a gradient for: heads by their names, the trunks of each network as policy and value."""
     policy.zero_grad()
     loss.backward()
-    own = {"pi": set(), "vf": set()}
-    for side, features, mlp in (
-        ("pi", policy.pi_features_extractor, policy.mlp_extractor.policy_net),
-        ("vf", policy.vf_features_extractor, policy.mlp_extractor.value_net),
-    ):
-        own[side] = {id(p) for p in (*features.parameters(), *mlp.parameters())}
-    names = set()
-    for name, parameter in policy.named_parameters():
-        if parameter.grad is None or not parameter.grad.abs().sum() > 0:
-            continue
-        if name.split(".")[0] in ("action_net", "value_net", "aux_value_net"):
-            names.add(name.split(".")[0])
-        else:
-            names |= {f"{side} trunk" for side in own if id(parameter) in own[side]}
-    return names
+    modules = {name: [getattr(policy, name)] for name in ("action_net", "value_net", "aux_value_net")}
+    modules["pi trunk"] = [policy.pi_features_extractor, policy.mlp_extractor.policy_net]
+    modules["vf trunk"] = [policy.vf_features_extractor, policy.mlp_extractor.value_net]
+    gradients = {name: [p.grad for one in parts for p in one.parameters()] for name, parts in modules.items()}
+    return {name for name, parts in gradients.items() if any(one is not None and one.any() for one in parts)}
 
 
 @every_policy
 def test_gradients_of_the_policy_phase(policy_class, observation_space):
-    actions = th.tensor([0, 1, 2, 0, 1, 2])
     for architecture, value_reaches in {
         "dual": {"value_net", "vf trunk"},
         "detached": {"value_net"},
@@ -72,10 +62,10 @@ def test_gradients_of_the_policy_phase(policy_class, observation_space):
         policy_reaches = {"action_net", "pi trunk"}
         if architecture != "dual" and policy_class is not MlpPolicy:
             policy_reaches |= {"vf trunk"}  # one and the same features extractor
-        values, log_prob, _ = policy.evaluate_actions(obs, actions)
+        values, *_ = policy.evaluate_actions(obs, ACTIONS)
         assert reached(policy, values.square().sum()) == value_reaches, architecture
         assert reached(policy, policy.predict_values(obs).square().sum()) == value_reaches, architecture
-        values, log_prob, _ = policy.evaluate_actions(obs, actions)
+        _, log_prob, _ = policy.evaluate_actions(obs, ACTIONS)
         assert reached(policy, log_prob.sum()) == policy_reaches, architecture
 
 
@@ -102,10 +92,10 @@ def test_gradients_of_the_auxiliary_phase(policy_class, observation_space):
 @every_architecture
 def test_the_ways_to_ask_agree(policy_class, observation_space, architecture):
     policy = make(policy_class, observation_space, architecture=architecture)
-    obs, actions = sample(policy), th.tensor([0, 1, 2, 0, 1, 2])
-    values, log_prob, entropy = policy.evaluate_actions(obs, actions)
+    obs = sample(policy)
+    values, log_prob, entropy = policy.evaluate_actions(obs, ACTIONS)
     distribution, aux_values, true_values, _ = policy.evaluate_auxiliary(obs)
-    th.testing.assert_close(distribution.log_prob(actions), log_prob)
+    th.testing.assert_close(distribution.log_prob(ACTIONS), log_prob)
     th.testing.assert_close(distribution.entropy(), entropy)
     th.testing.assert_close(true_values, values.flatten())
     th.testing.assert_close(policy.predict_values(obs), values)
@@ -129,9 +119,9 @@ def count_forwards(policy, call) -> dict[str, int]:
 
 def test_no_forward_pass_that_nobody_reads():
     policy = make(CnnPolicy, IMAGE)
-    obs, actions = sample(policy), th.tensor([0, 1, 2, 0, 1, 2])
+    obs = sample(policy)
     assert count_forwards(policy, lambda: policy(obs)) == dict(pi=1, vf=1, aux=0)  # rollout
-    assert count_forwards(policy, lambda: policy.evaluate_actions(obs, actions)) == dict(pi=1, vf=1, aux=0)
+    assert count_forwards(policy, lambda: policy.evaluate_actions(obs, ACTIONS)) == dict(pi=1, vf=1, aux=0)
     assert count_forwards(policy, lambda: policy.get_distribution(obs)) == dict(pi=1, vf=0, aux=0)
     assert count_forwards(policy, lambda: policy.predict_values(obs)) == dict(pi=0, vf=1, aux=0)
     assert count_forwards(policy, lambda: policy.evaluate_auxiliary(obs)) == dict(pi=1, vf=1, aux=1)

@@ -5,15 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG
+from sb3_ppg import PPG, aux_buffer_path, latest_checkpoint
 from sb3_ppg.environments.watched import statistics
 from sb3_ppg.saving.training_state import COUNTERS
-from tests.helpers import MaskedEnv, RandomEnv
-
-N_ENVS = 2
 
 
 def small(cls: type[PPG] = PPG, **kwargs: Any) -> PPG:
@@ -24,17 +21,12 @@ def small(cls: type[PPG] = PPG, **kwargs: Any) -> PPG:
     return cls("MlpPolicy", **{"env": "CartPole-v1", **arguments, **kwargs})
 
 
-def discrete(space: spaces.Space | None = None, action_space: spaces.Space | None = None):
-    space, action_space = space or spaces.Box(-1, 1, (3,)), action_space or spaces.Discrete(3)
-    env = DummyVecEnv([lambda: RandomEnv(space, action_space, episode_length=5)] * N_ENVS)
-    env.seed(0)
-    return env
-
-
-def masked():
-    env = DummyVecEnv([MaskedEnv] * N_ENVS)
-    env.seed(0)
-    return env
+def resumed(folder: Path, env: Any = None, cls: type[PPG] = PPG) -> PPG:
+    """Load a folder's latest checkpoint with its rollouts."""
+    checkpoint = latest_checkpoint(folder)
+    model = cls.load(checkpoint, env=env or make_vec_env("CartPole-v1"), device="cpu")
+    model.load_aux_buffer(aux_buffer_path(checkpoint))
+    return model
 
 
 def everything(model: PPG) -> dict[str, th.Tensor]:

@@ -6,7 +6,7 @@ import shutil
 import time
 import tracemalloc
 import zipfile
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ from sb3_ppg import (
 )
 from sb3_ppg.errors import NonFiniteError
 from tests.helpers import RandomEnv
-from tests.saving.small_models import same, saved, small
+from tests.saving.small_models import resumed, same, saved, small
 
 pytestmark = pytest.mark.slow
 
@@ -97,13 +97,11 @@ def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):
     assert steps(tmp_path) == {16, 24, 40, 48}
     assert latest_checkpoint(tmp_path).name == "ppg_model_24_steps.zip"
 
-    checkpoint = latest_checkpoint(tmp_path)  # a run that goes on in another process is the same run
-    resumed = PPG.load(checkpoint, env=make_vec_env("CartPole-v1"), device="cpu")
-    resumed.load_aux_buffer(aux_buffer_path(checkpoint))
-    assert same(resumed, second)
-    resumed.learn(8, callback=PhasicCheckpointCallback(1, tmp_path, keep=2), reset_num_timesteps=False)
+    continued = resumed(tmp_path)  # a run that goes on in another process is the same run
+    assert same(continued, second)
+    continued.learn(8, callback=PhasicCheckpointCallback(1, tmp_path, keep=2), reset_num_timesteps=False)
     assert steps(tmp_path) == {24, 32, 40, 48}
-    resumed.learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path, keep=1))  # from the beginning: another run
+    continued.learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path, keep=1))  # from the beginning: another run
     assert steps(tmp_path) == {16, 24, 32, 40, 48}
     assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
 
@@ -142,11 +140,7 @@ def test_a_clock_that_was_set_back_does_not_lead_back(tmp_path, monkeypatch):
     now = time.time_ns()
     for hours, n_steps in ((1, 16), (0, 32), (-1, 48)):
         monkeypatch.setattr(time, "time_ns", lambda hours=hours: now + hours * 3600 * 10**9)
-        model = small()
-        if n_steps > 16:
-            checkpoint = latest_checkpoint(tmp_path)
-            model = PPG.load(checkpoint, env=model.get_env(), device="cpu")
-            model.load_aux_buffer(aux_buffer_path(checkpoint))
+        model = resumed(tmp_path) if n_steps > 16 else small()
         callback = PhasicCheckpointCallback(1, tmp_path, keep=3)
         model.learn(n_steps - model.num_timesteps, callback=callback, reset_num_timesteps=n_steps == 16)
         assert latest_checkpoint(tmp_path).name == f"ppg_model_{n_steps}_steps.zip"
@@ -163,25 +157,26 @@ def test_a_model_is_saved_where_a_link_leads_and_stays_as_readable(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.zip", "real.zip"]
 
 
-class SavesAt(PhasicCallback):
+class CallsAt(PhasicCallback):
     """
-    Saves both files at an event of the auxiliary phase, or raises an error there.
+    Calls a function at an event after the first twelve steps.
 
     :param event: name of the callback's method
-    :param path: the model's file
-    :param error: None: save
+    :param function: gets the model
     """
 
-    def __init__(self, event: str, path: Path, error: BaseException | None = None):
+    def __init__(self, event: str, function):
         super().__init__()
-        setattr(self, event, self.save)
-        self.path, self.error = path, error
+        setattr(self, event, lambda: self.num_timesteps < 13 or function(self.model))
 
-    def save(self) -> None:
-        if self.error is not None:
-            raise self.error
-        self.model.save(self.path)
-        self.model.save_aux_buffer(aux_buffer_path(self.path))
+
+def save_both(model: PPG, path: Path) -> None:
+    model.save(path)
+    model.save_aux_buffer(aux_buffer_path(path))
+
+
+def fail(error: BaseException, *_) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("error", [None, NonFiniteError("a number"), KeyboardInterrupt()])
@@ -189,11 +184,12 @@ class SavesAt(PhasicCallback):
 def test_files_that_are_saved_within_an_auxiliary_phase_or_after_its_error_can_be_read(event, error, tmp_path):
     """Without an error they repeat the phase; after one, the phase is over."""
     model, path = small(), tmp_path / "model.zip"
-    with nullcontext() if error is None else pytest.raises(type(error)):
-        model.learn(8 * 3, callback=SavesAt(event, path, error))
-    if error is not None:
-        model.save(path)
-        model.save_aux_buffer(aux_buffer_path(path))
+    if error is None:
+        model.learn(8 * 3, callback=CallsAt(event, partial(save_both, path=path)))
+    else:
+        with pytest.raises(type(error)):
+            model.learn(8 * 3, callback=CallsAt(event, partial(fail, error)))
+        save_both(model, path)
     loaded = PPG.load(path, env=model.get_env(), device="cpu")
     loaded.load_aux_buffer(aux_buffer_path(path))
     assert len(loaded.aux_buffer) == (loaded.n_policy_iterations if error is None else 0)
@@ -241,33 +237,15 @@ def test_a_checkpoint_counts_on_when_training_goes_on(tmp_path):
     assert steps(tmp_path) == {32, 40}
 
 
-class Fails(RandomEnv):
-    """Raises an error in its fourteenth step."""
-
-    def __init__(self):
-        super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), episode_length=1000)
-
-    def step(self, action):
-        if self.steps == 13:
-            raise OSError("the simulator is gone")
-        return super().step(action)
-
-
-@pytest.mark.parametrize("error", ["in a step", "in an update"])
-def test_an_error_amid_an_iteration_leaves_the_checkpoint_before_it(error, tmp_path):
+@pytest.mark.parametrize(("event", "whole"), [("_on_step", 8), ("on_aux_epoch_end", 16)])
+def test_an_error_amid_an_iteration_leaves_the_checkpoint_before_it(event, whole, tmp_path):
     """RL Zoo also tells callbacks that such a training has ended."""
-    callback = PhasicCheckpointCallback(1, tmp_path, keep=1)
-    model = small(env=Fails()) if error == "in a step" else small()
-    callbacks = [callback, *([] if error == "in a step" else [SavesAt("on_aux_epoch_end", tmp_path, OSError())])]
+    callback, model = PhasicCheckpointCallback(1, tmp_path, keep=1), small()
     with pytest.raises(OSError):
-        model.learn(100, callback=callbacks)
+        model.learn(100, callback=[callback, CallsAt(event, partial(fail, OSError()))])
     callback.on_training_end()
-    whole = 8 if error == "in a step" else 16
     assert model.num_timesteps > whole and steps(tmp_path) == {whole}
-    env = make_vec_env(lambda: RandomEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))) if error == "in a step" else model.env
-    resumed = PPG.load(latest_checkpoint(tmp_path), env=env, device="cpu")
-    resumed.load_aux_buffer(aux_buffer_path(latest_checkpoint(tmp_path)))
-    resumed.learn(8, reset_num_timesteps=False, callback=callback)
+    resumed(tmp_path).learn(8, reset_num_timesteps=False, callback=callback)
     assert steps(tmp_path) == {whole + 8}
 
 
@@ -319,17 +297,17 @@ def test_observations_on_a_disk_come_back_to_the_disk(tmp_path):
     model = PPG("MlpPolicy", RandomEnv(space, spaces.Discrete(2)), **arguments, **kwargs)
     model.learn(8 * 15, callback=PhasicCheckpointCallback(15, tmp_path))
     checkpoint = latest_checkpoint(tmp_path)
-    resumed = PPG.load(checkpoint, env=RandomEnv(space, spaces.Discrete(2)), device="cpu")
+    loaded = PPG.load(checkpoint, env=RandomEnv(space, spaces.Discrete(2)), device="cpu")
     tracemalloc.start()
-    resumed.load_aux_buffer(aux_buffer_path(checkpoint))
+    loaded.load_aux_buffer(aux_buffer_path(checkpoint))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     rollout = model.aux_buffer.observations[0].nbytes
     assert peak < 5 * rollout
-    for ours, theirs in zip(resumed.aux_buffer.observations, model.aux_buffer.observations, strict=True):
+    for ours, theirs in zip(loaded.aux_buffer.observations, model.aux_buffer.observations, strict=True):
         assert isinstance(ours.base, np.memmap) and np.array_equal(ours, theirs)
-    resumed.learn(8 * 5, reset_num_timesteps=False)
-    assert resumed.n_aux_phases == 1
+    loaded.learn(8 * 5, reset_num_timesteps=False)
+    assert loaded.n_aux_phases == 1
     assert not list((tmp_path / "disk").iterdir())
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
+from sb3_ppg.saving.generators import generators_kept
 from tests.hub.watch import generator_states
 from tests.saving.small_models import everything, same, small
 
@@ -64,9 +66,6 @@ def test_a_truncated_model_is_refused(model_file, tmp_path, part):
 
 
 def test_another_classs_model_is_refused(model_file, tmp_path):
-    PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8).save(tmp_path / "ppo")
-    with pytest.raises(ModelFormatError, match=r"ppo\.zip is another class's file: no algorithm of sb3_ppg saved it"):
-        PPG.load(tmp_path / "ppo")
     recurrent = RecurrentPPG("MlpLstmPolicy", "CartPole-v1", n_steps=8, batch_size=8)
     recurrent.save(tmp_path / "recurrent")
     with pytest.raises(ModelFormatError, match=r"recurrent\.zip is another class's file: it was saved by RecurrentPPG"):
@@ -105,27 +104,42 @@ def test_a_users_class_is_loaded_by_itself(model_file, tmp_path):
 def test_what_to_do_with_a_file_of_ppo_works(tmp_path):
     ppo = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
     ppo.save(tmp_path / "ppo.zip")
-    with pytest.raises(ModelFormatError, match=r"model\.policy\.load_state_dict\(PPO\.load\(path\)\.policy\.state_dict\(\)"):
-        PPG.load(tmp_path / "ppo.zip")
+    with pytest.raises(
+        ModelFormatError, match=r"ppo\.zip is another class's file: no algorithm of sb3_ppg saved it"
+    ) as caught:
+        PPG.load(tmp_path / "ppo")
+    assert "model.policy.load_state_dict(PPO.load(path).policy.state_dict()" in str(caught.value)
     model = PPG("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
     model.policy.load_state_dict(PPO.load(tmp_path / "ppo.zip").policy.state_dict(), strict=False)
     observations = np.random.default_rng(0).normal(size=(20, 4))
     assert np.array_equal(model.predict(observations, deterministic=True)[0], ppo.predict(observations, deterministic=True)[0])
 
 
-def test_loading_leaves_the_generators_alone_unless_asked(model_file):
+def test_loading_leaves_the_generators_alone_unless_asked(model_file, monkeypatch):
+    """Generators of GPUs are given a seed before they are in use: the last one that anybody has asked for."""
     env, other = make_vec_env("CartPole-v1"), make_vec_env("Acrobot-v1")
+    of_gpus: list[int] = []
+    monkeypatch.setattr(th.cuda, "manual_seed_all", of_gpus.append)
+    th.manual_seed(5)
     before = generator_states()
     PPG.load(model_file, env=env)
     assert generator_states() == before
     with pytest.raises(ValueError, match="spaces do not match"):
         PPG.load(model_file, env=other)
-    assert generator_states() == before
+    assert generator_states() == before and len(of_gpus) > 1 and of_gpus[-1] == 5
     PPG.load(model_file, seed=7)
     asked = generator_states()
     assert asked != before
     PPG.load(model_file, seed=7)
     assert generator_states() == asked
+
+
+def test_generators_are_kept_when_the_block_fails():
+    before = generator_states()
+    with pytest.raises(KeyError), generators_kept():
+        th.manual_seed(np.random.randint(5) + random.randrange(5))
+        raise KeyError
+    assert generator_states() == before
 
 
 def test_what_was_checked_is_what_is_loaded(model_file, tmp_path, monkeypatch):
@@ -144,12 +158,17 @@ def test_what_was_checked_is_what_is_loaded(model_file, tmp_path, monkeypatch):
     assert same(PPG.load(path), expected)
 
 
-def test_a_newer_model_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("sb3_ppg.saving.model_file.FORMAT_VERSION", 2)
-    small().save(tmp_path / "newer.zip")
-    monkeypatch.undo()
-    with pytest.raises(ModelFormatError, match=r"newer\.zip has version 2 of its format, this sb3_ppg reads 1"):
+def test_newer_files_are_refused(tmp_path, monkeypatch):
+    model, newer = small().learn(8), r"newer\.{} has version 2 of its format, this sb3_ppg reads 1"
+    with monkeypatch.context() as patched:
+        for module in ("model_file", "training_state"):
+            patched.setattr(f"sb3_ppg.saving.{module}.FORMAT_VERSION", 2)
+        model.save(tmp_path / "newer.zip")
+        model.save_aux_buffer(tmp_path / "newer.npz")
+    with pytest.raises(ModelFormatError, match=newer.format("zip")):
         PPG.load(tmp_path / "newer.zip")
+    with pytest.raises(ModelFormatError, match=newer.format("npz")):
+        model.load_aux_buffer(tmp_path / "newer.npz")
     with pytest.raises(FileNotFoundError):
         PPG.load(tmp_path / "none.zip")
 
