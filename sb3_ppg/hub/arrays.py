@@ -29,29 +29,34 @@ class Arrays:
         self._path = path
         self.left = set(self._file.keys())
 
-    def take(self, name: str, like: th.Tensor) -> th.Tensor:
+    def find(self, name: str, like: th.Tensor) -> th.Tensor:
         """
-        Read an array that was not read before.
+        Find an array that was not read before. It stays on the disk.
 
         :param name: of the array
         :param like: a tensor of the shape and type that it has to have, so that its size is not the file's choice
-        :return: its numbers, which are finite
+        :return: a view of the file, which may change later
         :raises ModelFormatError: if it is missing, or differs in shape or type
         """
         if name not in self.left:
             raise ModelFormatError(f"{self._path} has no array {name!r}")
-        self.left.remove(name)
         shape = tuple(self._file.get_slice(name).get_shape())
         if shape != tuple(like.shape):
             raise ModelFormatError(f"{self._path}: {name!r} has the shape {shape}, the model needs {tuple(like.shape)}")
         array = self._file.get_tensor(name)
         if array.dtype != like.dtype:
             raise ModelFormatError(f"{self._path}: {name!r} is {array.dtype}, the model needs {like.dtype}")
+        return array
+
+    def take(self, name: str, like: th.Tensor) -> th.Tensor:
+        """
+        Read an array, once. For the arguments see ``find``.
+
+        :return: its numbers, which are finite
+        :raises ModelFormatError: see ``find``, or if they are not
+        """
+        array = self.find(name, like)
+        self.left.remove(name)
         if not array.isfinite().all():
             raise ModelFormatError(f"{self._path}: {name!r} has numbers that are not finite")
-        return array.clone()  # not a view of the file, which may change later
-
-    def network_shapes(self) -> list[list[int]]:
-        """Shapes of the floating-point arrays that belong to networks."""
-        slices = [self._file.get_slice(name) for name in self.left if name.startswith(("policy.", "objective."))]
-        return [part.get_shape() for part in slices if part.get_dtype() in ("F64", "F32", "F16", "BF16")]
+        return array.clone()

@@ -10,7 +10,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +35,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.arrays import Arrays
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.optimizers import load_optimizer, state_arrays
-from sb3_ppg.hub.safety import AllocationLimit, check_rollout_size, try_out
+from sb3_ppg.hub.safety import check_rollout_size, outline, try_out
 from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization
 from sb3_ppg.hub.spaces import describe, make
 from sb3_ppg.hub.values import decode, encode
@@ -251,10 +251,10 @@ def _build(
         _set_env(model, venv, normalizer)
     check_rollout_size(model)
     seed, model.seed = model.seed, None  # nothing is seeded
-    # A caller's own classes may allocate what they like
-    has_own_classes = any(isinstance(value, type) for value in custom.values())
-    with nullcontext() if has_own_classes else AllocationLimit(arrays.network_shapes()):
-        model._setup_model()
+    if not any(isinstance(value, type) for value in custom.values()):  # a caller's own classes may take what they like
+        for name, tensor in _weights(outline(model)).items():
+            arrays.find(name, tensor)
+    model._setup_model()
     model.seed = seed
     check_auxiliary_batches(model, description.n_envs)
     for name in Counters.__struct_fields__:

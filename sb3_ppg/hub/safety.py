@@ -1,7 +1,7 @@
 """Limits on the memory that a stranger's description can claim, and a trial of the model that was made of it."""
 
+import copy
 import math
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +15,13 @@ from sb3_ppg import losses
 from sb3_ppg.buffers.system_memory import total_memory
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.policies import ValueHead
 from sb3_ppg.ppg import PPG
 
+META = th.device("meta")
+MAX_CALLS = 2**14  # of torch's functions, when networks are made: about a thousand tensors
+MAX_ACTIVATIONS = 2**27  # numbers that a features extractor may make of one observation
 MAX_MASK_BYTES = 2**28  # of action masks, which are filled with ones when the model is made
 
 
@@ -39,27 +43,47 @@ def check_rollout_size(model: PPG) -> None:
         )
 
 
-class AllocationLimit(TorchFunctionMode):
-    """
-    Networks that are made in this context consist of tensors of given shapes, and of few other numbers.
+class _SizesOnly(TorchFunctionMode):
+    """Tensors that are made in this context have shapes and types, but no numbers: they lie on the device "meta"."""
 
-    :param shapes: of a file's weights
-    """
-
-    def __init__(self, shapes: list[list[int]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.expected = Counter([tuple(shape) for shape in shapes] * 3)  # some tensors are made and replaced
-        self.left = 2**22
+        self.calls = self.numbers = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (th.empty, th.zeros, th.ones):
-            shape = tuple(args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args or kwargs["size"])
-            self.expected[shape] -= 1
-            if self.expected[shape] < 0:
-                self.left -= 1000 + math.prod(shape)  # a tensor costs more than its numbers
-            if self.left < 0:
-                raise ModelFormatError("it describes networks that are larger than its arrays")
-        return func(*args, **(kwargs or {}))
+        if func is th.Tensor.__bool__:  # an average over policies asks for its count
+            return False
+        if func is th.Tensor.to:
+            args = [META if isinstance(argument, (str, th.device)) else argument for argument in args]
+        result = func(*args, **(kwargs or {}))
+        self.calls += 1
+        self.numbers += result.numel() if isinstance(result, th.Tensor) else 0
+        if self.calls > MAX_CALLS:
+            raise ModelFormatError("it describes networks of too many layers")
+        return result
+
+
+def outline(model: PPG) -> PPG:
+    """
+    Make a model's networks without taking memory.
+
+    :param model: before its networks are made
+    :return: a copy whose networks have names, shapes and types, but no numbers
+    :raises ModelFormatError: if the networks have too many layers, or too much would come out of them
+    """
+    made = copy.copy(model)
+    made.device = META
+    made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take this for a GPU
+    with META, _SizesOnly() as sizes, th.no_grad(), unvalidated_distributions():
+        made._setup_model()
+        observation, _ = made.policy.obs_to_tensor(next(_some_observations(model.observation_space)))
+        for extractor in (made.policy.pi_features_extractor, made.policy.vf_features_extractor):
+            extractor.takes_uint8 = False  # type: ignore[assignment] # which asks for the device
+            sizes.numbers = 0
+            made.policy.extract_features(observation, extractor)
+            if sizes.numbers > MAX_ACTIVATIONS:
+                raise ModelFormatError(f"its features extractor makes {sizes.numbers} numbers of one observation")
+    return made
 
 
 MAX_OUTPUT = 1e15  # of a network; its square is finite in float32
