@@ -12,6 +12,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.arrays import Arrays
 
 LARGEST_CHANGE = 1.0  # of a weight, by the next step
+LARGEST_STATE = 1e37  # when the value heads' unit becomes one, in which squared gradients are multiplied by its square
 
 
 def state_arrays(optimizer: th.optim.Optimizer, name: str) -> dict[str, th.Tensor]:
@@ -25,22 +26,28 @@ def state_arrays(optimizer: th.optim.Optimizer, name: str) -> dict[str, th.Tenso
     }
 
 
-def load_optimizer(optimizer: th.optim.Optimizer, arrays: Arrays, learning_rate: float, name: str) -> None:
+def load_optimizer(optimizer: th.optim.Optimizer, arrays: Arrays, learning_rate: float, unit: float, name: str) -> None:
     """
     Give a fresh optimizer the state of a file.
 
     :param optimizer: as the model's constructor makes it, of parameters that have their values already
     :param arrays: of the file
     :param learning_rate: the largest that may follow
+    :param unit: of the value heads
     :param name: of the optimizer
-    :raises ModelFormatError: if the state is not what this optimizer keeps, or its next step would ruin a weight
+    :raises ModelFormatError: if the state is not what this optimizer keeps, or it would not stay finite, or ruin a weight
     """
+    if not any(stored.startswith(f"{name}.") for stored in arrays.left):  # it never made a step
+        return
     states: dict[int, dict[str, Any]] = {}
     for index, state in _after_a_step(optimizer, learning_rate).state_dict()["state"].items():
         kept = {key: value for key, value in state.items() if value is not None}
         names = {key: f"{name}.{index}.{key}" for key in kept}
         if arrays.left & set(names.values()):  # a parameter that was never trained has no state
             taken = {key: arrays.take(names[key], th.as_tensor(value)) for key, value in kept.items()}
+            for key, array in taken.items():
+                if not (array.double().abs() * unit**2 <= LARGEST_STATE).all():
+                    raise ModelFormatError(f"{names[key]} has numbers that are too large to train with")
             # Some optimizers keep numbers of Python's
             states[index] = {key: taken[key] if isinstance(kept[key], th.Tensor) else taken[key].item() for key in kept}
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})

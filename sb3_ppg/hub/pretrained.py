@@ -10,7 +10,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +35,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.arrays import Arrays
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.optimizers import load_optimizer, state_arrays
-from sb3_ppg.hub.safety import check_rollout_size, outline, try_out
+from sb3_ppg.hub.safety import Unorthogonal, check_rollout_size, check_statistics, outline, try_out
 from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization
 from sb3_ppg.hub.spaces import describe, make
 from sb3_ppg.hub.values import decode, encode
@@ -84,7 +84,6 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     :raises OSError: if the files cannot be written; those that were there are left as they were
     """
     custom = custom_objects or {}
-    check_rollout_size(model)
     normalizer = only_normalizer(model.env)
     arrays = {**_weights(model), **_statistics(normalizer)}
     for name, optimizer in _optimizers(model).items():
@@ -107,9 +106,8 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         new_text.write_bytes(msgspec.json.format(msgspec.json.encode(description), indent=1))
         # safetensors' own errors of writing would not be OSErrors
         new_arrays.write_bytes(save({name: array.detach().cpu().contiguous().clone() for name, array in arrays.items()}))
-        with _as_format_error("A model that nobody could load"):  # readers have limits
-            _decode_arguments(read_json(new_text, Description), type(model), custom)
-            Arrays(new_arrays)
+        with _as_format_error("A model that nobody could load"):
+            _read(new_text, new_arrays, None, th.device("cpu"), custom)
 
 
 def from_pretrained(
@@ -173,13 +171,22 @@ def read_model(
             "whatever code its author put in, with your rights; PPG.load loads one whose author you trust"
         )
     device = get_device(device)
-    with _as_format_error(folder), generators_kept():
-        description = read_json(folder / DESCRIPTION, Description)
-        arrays = Arrays(folder / ARRAYS)
+    with _as_format_error(folder):
+        return _read(folder / DESCRIPTION, folder / ARRAYS, venv, device, custom_objects or {})
+
+
+def _read(
+    text: Path, tensors: Path, venv: VecEnv | None, device: th.device, custom: Mapping[str, Any]
+) -> tuple[PPG, VecNormalize | None]:
+    # A caller's own classes may take what they like, and calculate what they like
+    is_listed = not any(isinstance(value, type) for value in custom.values())
+    with generators_kept():
+        description = read_json(text, Description)
+        arrays = Arrays(tensors)
         normalizer = _make_vec_normalize(description, arrays)
-        model = _build(description, arrays, venv, normalizer, device, custom_objects or {})
+        model = _build(description, arrays, venv, normalizer, device, custom, is_listed)
         _load_arrays(model, arrays)
-        try_out(model)
+        try_out(model, is_listed)
         if venv is not None and model.seed is not None:
             venv.seed(model.seed)  # as SB3
     return model, normalizer
@@ -232,6 +239,7 @@ def _build(
     normalizer: VecNormalize | None,
     device: th.device,
     custom: Mapping[str, Any],
+    is_listed: bool,
 ) -> PPG:
     """Make the model, with fresh weights, as its constructor does."""
     cls = decode(description.algorithm, "algorithm", custom)
@@ -251,10 +259,11 @@ def _build(
         _set_env(model, venv, normalizer)
     check_rollout_size(model)
     seed, model.seed = model.seed, None  # nothing is seeded
-    if not any(isinstance(value, type) for value in custom.values()):  # a caller's own classes may take what they like
+    if is_listed:
         for name, tensor in _weights(outline(model)).items():
             arrays.find(name, tensor)
-    model._setup_model()
+    with Unorthogonal() if is_listed else nullcontext():
+        model._setup_model()
     model.seed = seed
     check_auxiliary_batches(model, description.n_envs)
     for name in Counters.__struct_fields__:
@@ -278,7 +287,7 @@ def _load_arrays(model: PPG, arrays: Arrays) -> None:
             tensor.copy_(arrays.take(name, tensor))
     for name, optimizer in _optimizers(model).items():
         schedule = model.aux_lr_schedule if name == "aux_optimizer" else model.lr_schedule
-        load_optimizer(optimizer, arrays, max(schedule(1.0), schedule(0.0)), name)
+        load_optimizer(optimizer, arrays, max(schedule(1.0), schedule(0.0)), model.policy.value_unit, name)
     if arrays.left:
         raise ModelFormatError(f"{ARRAYS} has arrays that no part of the model is for: {sorted(arrays.left)}")
     if model.use_sde:
@@ -322,8 +331,7 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     for name, rms in statistics(env).items():
         rms.mean, rms.var, count = (taken[f"vec_normalize.{name}.{part}"] for part in PARTS)
         rms.count = float(count)
-        if not ((rms.var >= 0).all() and rms.count > 0):
-            raise ModelFormatError(f"vec_normalize.{name}: variances are at least 0 and counts above 0")
+        check_statistics(rms, f"vec_normalize.{name}")
     return env
 
 

@@ -3,12 +3,15 @@
 import copy
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sb3_ppg import losses
@@ -16,9 +19,13 @@ from sb3_ppg.buffers.system_memory import total_memory
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.optim.precision import unvalidated_distributions
-from sb3_ppg.policies import ValueHead
+from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
 from sb3_ppg.ppg import PPG
 
+MAX_OUTPUT = 1e15  # of a network, or an environment; its square is finite in float32
+MAX_BOUND = 1e30  # of every number on the way, with weights and observations that do not cancel one another
+MAX_OBSERVATION = 1000.0  # for which that is known
+MAX_COUNT = 1e30  # of samples in statistics
 META = th.device("meta")
 MAX_CALLS = 2**14  # of torch's functions, when networks are made: about a thousand tensors
 MAX_ACTIVATIONS = 2**27  # numbers that a features extractor may make of one observation
@@ -43,6 +50,18 @@ def check_rollout_size(model: PPG) -> None:
         )
 
 
+def check_statistics(rms: RunningMeanStd, name: str) -> None:
+    """
+    Check running moments: the second moment that they have will not exceed the limit in training, where data do not.
+
+    :raises ModelFormatError: if there cannot be such moments, or they are too large to train with
+    """
+    if not ((rms.var >= 0).all() and (np.hypot(rms.mean, rms.var**0.5) <= MAX_OUTPUT).all() and 0 < rms.count <= MAX_COUNT):
+        raise ModelFormatError(
+            f"{name}: variances are negative, the count is not above 0, or they are too large to train with"
+        )
+
+
 class _SizesOnly(TorchFunctionMode):
     """Tensors that are made in this context have shapes and types, but no numbers: they lie on the device "meta"."""
 
@@ -61,6 +80,13 @@ class _SizesOnly(TorchFunctionMode):
         if self.calls > MAX_CALLS:
             raise ModelFormatError("it describes networks of too many layers")
         return result
+
+
+class Unorthogonal(TorchFunctionMode):
+    """Weights that are made in this context are not orthogonal: a file's replace them, and large ones would take minutes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (args[0], args[0]) if func is th.linalg.qr else func(*args, **(kwargs or {}))
 
 
 def outline(model: PPG) -> PPG:
@@ -86,14 +112,39 @@ def outline(model: PPG) -> PPG:
     return made
 
 
-MAX_OUTPUT = 1e15  # of a network; its square is finite in float32
+class _Bounded(TorchFunctionMode):
+    """Every number that networks make in this context is far from the largest of float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is F.one_hot:
+            result = th.ones_like(result)  # all choices at once
+        if isinstance(result, th.Tensor) and result.is_floating_point() and not (result.abs() <= MAX_BOUND).all():
+            raise ModelFormatError("its weights are so large that for some observations its networks can overflow")
+        return result
+
+
+@contextmanager
+def _absolute(policy: PhasicActorCriticPolicy) -> Iterator[None]:
+    """Replace weights by their absolute values: networks of the listed classes then give bounds of their outputs."""
+    parameters = [one for module in policy.children() for one in module.parameters()]  # not a Gaussian's logarithms
+    signed = [parameter.data for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.data = parameter.data.abs()
+        yield
+    finally:
+        for parameter, data in zip(parameters, signed, strict=True):
+            parameter.data = data
 
 
 @th.no_grad()
-def try_out(model: PPG) -> None:
+def try_out(model: PPG, is_listed: bool) -> None:
     """
-    Evaluate a complete model for a few observations.
+    Evaluate a complete model for a few observations, and bound what its networks give for all others.
 
+    :param model: to evaluate
+    :param is_listed: whether all of its classes are on the list; of others there is no bound
     :raises ModelFormatError: if its networks give no numbers that it could be trained with
     """
     units = [module.std.item() for module in model.policy.modules() if isinstance(module, ValueHead)]
@@ -109,17 +160,25 @@ def try_out(model: PPG) -> None:
         for numbers in (losses.distribution_parameters(distribution), aux_values, values, log_prob):
             if not (numbers.abs() <= MAX_OUTPUT).all():
                 raise ModelFormatError("its networks give numbers that are not finite, or too large to train with")
+    if is_listed:
+        *_, highest = _some_observations(model.observation_space)
+        tensors, _ = model.policy.obs_to_tensor(highest)
+        with _absolute(model.policy), _Bounded():
+            model.policy.evaluate_auxiliary(tensors)
     model.policy.set_training_mode(was_training)
 
 
 def _some_observations(space: spaces.Space) -> Iterator[Any]:
-    """Yield the lowest observation, the one nearest to zero and the highest one; of integers the first one, three times."""
+    """Yield a low observation, the one nearest to zero, a high one, and the largest absolute values; of integers the first."""
     if isinstance(space, spaces.Dict):
         for values in zip(*map(_some_observations, space.values()), strict=True):
             yield dict(zip(space, values, strict=True))
         return
+    if not isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        yield from [np.zeros(space.shape or (), np.int64) + getattr(space, "start", 0)] * 4
+        return
+    ones = np.ones(space.shape, np.float64)
+    low, high = (space.low * ones, space.high * ones) if isinstance(space, spaces.Box) else (0 * ones, ones)
     for number in (-10, 0, 10):
-        if isinstance(space, spaces.Box):
-            yield np.clip(np.full(space.shape, number, np.float64), space.low, space.high).astype(space.dtype)
-        else:
-            yield np.full(space.shape, getattr(space, "start", 0), space.dtype)
+        yield np.clip(number * ones, low, high).astype(space.dtype)
+    yield np.minimum(np.maximum(abs(low), abs(high)), MAX_OBSERVATION)

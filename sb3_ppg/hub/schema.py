@@ -11,7 +11,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[float, Meta(gt=0)]
 Limit = Positive | None  # None: infinity
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Statistic = Annotated[float, Meta(ge=-1e30, le=1e30)]  # whose square is still finite
+Statistic = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 Scalar = None | bool | Integer | Annotated[float, Meta(ge=-1e38, le=1e38)] | str  # numbers that float32 has, too
 Plain: Any = Scalar  # lists and dictionaries of scalars; recursion ends here, whatever Python's recursion limit
@@ -55,8 +55,8 @@ class RewardStatistics(Struct, forbid_unknown_fields=True):
     clip: Limit
     epsilon: Annotated[float, Meta(ge=0)]
     mean: Statistic
-    var: Annotated[float, Meta(gt=0, le=1e30)]
-    count: Annotated[float, Meta(gt=0, le=1e30)]
+    var: Positive
+    count: Positive
     last_returns: list[Statistic] | None  # one for each environment
 
 

@@ -20,6 +20,7 @@ from sb3_ppg.buffers.reward_normalizer import (
 )
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.family import ALGORITHMS
+from sb3_ppg.hub.safety import check_statistics
 from sb3_ppg.hub.schema import Fraction, RewardStatistics
 from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 
@@ -141,5 +142,6 @@ def _make_reward_normalizer(state: RewardStatistics) -> RewardNormalizer:
     normalizer = RewardNormalizer(state.gamma, math.inf if state.clip is None else state.clip, state.epsilon)
     normalizer.return_rms.mean, normalizer.return_rms.var = np.array(state.mean), np.array(state.var)
     normalizer.return_rms.count = state.count
+    check_statistics(normalizer.return_rms, "reward_normalizer")
     normalizer.last_returns = None if state.last_returns is None else np.array(state.last_returns, dtype=np.float64)
     return normalizer

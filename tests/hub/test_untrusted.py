@@ -14,13 +14,14 @@ import pytest
 import safetensors.torch
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 from sb3_ppg.errors import MAX_MESSAGE, ModelFormatError, printable
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from sb3_ppg.hub.values import CLASSES
-from tests.helpers import MaskedEnv, RandomEnv
+from tests.helpers import MaskedEnv, RandomEnv, image_space
 from tests.hub.small_models import BOX, SMALL, change, malicious_zip, refused, small_model
 from tests.hub.watch import generator_states, watched
 from tests.saving.small_models import same
@@ -179,6 +180,8 @@ CHANGED_ARRAYS: dict[str, tuple[str, Callable[[th.Tensor], th.Tensor], str]] = {
     "steps of a shape": (STEP, lambda step: th.ones(4, 3), r"has the shape \(4, 3\), the model needs \(\)"),
     "negative steps": (STEP, lambda step: -step - 1, "no model can be made|would change weights"),
     "weights that are not finite": ("policy.value_net.weight", lambda weight: weight * np.nan, "numbers that are not finite"),
+    "numbers that decay": (f"{MOMENT}_sq", lambda moment: moment * 0 + 2e38, "too large to train with"),
+    "steps without end": (STEP, lambda step: step * 0 + 3e38, "too large to train with"),
     "a unit of zero": ("policy.value_net.std", lambda std: std * 0, "a state to which no training leads"),
 }
 
@@ -191,6 +194,24 @@ def test_arrays_that_do_not_fit(copied, name):
     refused(copied, complaint)
 
 
+def test_moments_that_another_unit_of_the_values_makes_infinite(copied):
+    replace_array(copied, "policy.value_net.std", lambda std: std * 0 + 1e15)
+    index = [name for name, _ in small_model().policy.named_parameters()].index("value_net.weight")
+    replace_array(copied, f"policy.optimizer.{index}.exp_avg_sq", lambda moment: moment * 0 + 1e15)
+    refused(copied, f"policy.optimizer.{index}.exp_avg_sq has numbers that are too large to train with")
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("mean", 1e155), ("mean", -1e16), ("var", 1e300), ("var", -1.0), ("count", 1e300), ("count", 0.0)]
+)
+@pytest.mark.parametrize("name", ["obs_rms", "ret_rms"])
+def test_statistics_to_which_no_environment_leads(tmp_path, name, part, value):
+    venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))]))
+    save_pretrained(PPG("MlpPolicy", venv, **SMALL), tmp_path)
+    replace_array(tmp_path, f"vec_normalize.{name}.{part}", lambda array: th.full_like(array, value))
+    refused(tmp_path, f"vec_normalize.{name}: variances are negative, .* too large to train with")
+
+
 def test_states_are_complete_and_nothing_else(copied):
     original = (copied / ARRAYS).read_bytes()
     change_arrays(copied, lambda arrays: arrays.pop(MOMENT))
@@ -201,15 +222,33 @@ def test_states_are_complete_and_nothing_else(copied):
         refused(copied, rf"no part of the model is for: \['{name}'\]")
 
 
-def test_weights_that_overflow_for_some_observations(tmp_path):
-    kwargs = dict(net_arch=[4] * 8, activation_fn=th.nn.ReLU)
-    save_pretrained(small_model(policy_kwargs=kwargs), tmp_path)
+IMAGES = image_space(3, 36, 36)
+DEEP = dict(net_arch=[4] * 8, activation_fn=th.nn.ReLU)
+# Algorithm, policy, observations, options of the policy, which weights get these numbers by their positions in a row
+OVERFLOWS: dict[str, tuple[type[PPG], str, spaces.Space, dict[str, Any], str, list[float]]] = {
+    "with each layer": (PPG, "MlpPolicy", BOX, DEEP, "mlp.*weight", [1e6]),
+    "where observations differ": (PPG, "MlpPolicy", BOX, DEEP, r"mlp.*policy_net\.0\.weight", [1e38, -1e38, 0]),
+    "of the values": (PPG, "MlpPolicy", BOX, DEEP, r"policy\.value_net\.weight", [1e38, -1e38, 0, 0]),
+    "of the auxiliary values": (PPG, "MlpPolicy", BOX, DEEP, r"aux_value_net\.weight", [1e38, -1e38, 0, 0]),
+    "for other choices than the first": (PPG, "MlpPolicy", spaces.Discrete(3), {}, r"policy_net\.0\.weight", [0, 1e38, 0]),
+    "for ones": (PPG, "MlpPolicy", spaces.MultiBinary(3), {}, r"policy_net\.0\.weight", [0, 1e38, -1e38]),
+    "of an image": (PPG, "CnnPolicy", IMAGES, {}, r"cnn\.0\.weight", [1e38, -1e38] * 4),
+    "of an LSTM's input": (RecurrentPPG, "CnnLstmPolicy", IMAGES, {}, r"cnn\.2\.weight", [1e38, -1e38, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_weights_that_overflow_for_some_observations(tmp_path, name):
+    algorithm, policy, observations, kwargs, pattern, row = OVERFLOWS[name]
+    model = algorithm(policy, RandomEnv(observations, spaces.Discrete(2)), **SMALL, policy_kwargs={"net_arch": [4], **kwargs})
+    save_pretrained(model, tmp_path)
     arrays = safetensors.torch.load_file(tmp_path / ARRAYS)
-    for name, array in arrays.items():
-        if name.startswith("policy.mlp"):
-            array.fill_(1e6 if name.endswith("weight") else 0.0)
+    changed = [array for array_name, array in arrays.items() if re.search(pattern, array_name)]
+    for array in changed:
+        array.copy_(th.tensor(row).expand_as(array))
+    assert changed
     (tmp_path / ARRAYS).write_bytes(safetensors.torch.save(arrays))
-    refused(tmp_path, "no model can be made|not finite, or too large")
+    refused(tmp_path, "no model can be made|not finite, or too large|for some observations its networks can overflow")
 
 
 @pytest.mark.parametrize(
