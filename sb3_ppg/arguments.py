@@ -2,11 +2,14 @@
 
 import inspect
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest
 from sb3_ppg.protocols import PhasicModel
@@ -156,6 +159,10 @@ def check_values(**values: Any) -> None:
 # ---- arguments of algorithms ----
 
 
+# Arguments of a policy that the algorithm gives
+OF_THE_ALGORITHM = {"observation_space", "action_space", "lr_schedule", "use_sde", "args", "kwargs"}
+
+
 def arguments_explained(constructor: Constructor) -> Constructor:
     """
     Make a constructor suggest the nearest name for an unknown argument, and name the extra that an environment needs.
@@ -174,6 +181,27 @@ def arguments_explained(constructor: Constructor) -> Constructor:
             constructor(self, *args, **kwargs)
 
     return cast(Constructor, explaining)
+
+
+@contextmanager
+def unknown_names_explained(policy_class: type) -> Iterator[None]:
+    """
+    Name an entry of ``policy_kwargs`` that neither the policy nor what it consists of takes.
+
+    :param policy_class: class of the policy that is made within the block
+    :raises ArgumentError: for such an entry, with the nearest name
+    """
+    try:
+        yield
+    except TypeError as error:
+        found = re.fullmatch(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+        if found is None:
+            raise
+        owner, name = found.groups()
+        known = {*inspect.signature(policy_class).parameters} | {*inspect.signature(ActorCriticPolicy).parameters}
+        is_policy = owner in [cls.__name__ for cls in policy_class.__mro__]
+        remedy = nearest(name, known - OF_THE_ALGORITHM) if is_policy else ""
+        raise ArgumentError(f"`policy_kwargs`: {owner} has no argument {name!r}{remedy}") from error
 
 
 def argument_names(cls: type) -> list[str]:

@@ -111,7 +111,7 @@ def nearest(name: str, there: Iterable[str]) -> str:
 # Extras by the modules that they install, named as in error messages
 EXTRAS = {
     **dict.fromkeys(("huggingface_hub", "safetensors"), "hub"),
-    **dict.fromkeys(("rl_zoo3", "pygame", "yaml"), "zoo"),
+    **dict.fromkeys(("rl_zoo3", "pygame", "yaml", "moviepy"), "zoo"),
     **dict.fromkeys(("seaborn", "scipy", "rliable"), "plots"),
     **dict.fromkeys(("ale_py", "cv2", "OpenCV"), "atari"),
     **dict.fromkeys(("mujoco", "imageio"), "mujoco"),
@@ -122,7 +122,11 @@ EXTRAS = {
     "minatar": "minatar",
 }
 # Patterns of environment IDs by the module that registers them, and how to register them
-ENVIRONMENTS = {"ale_py": r"\bALE\b|NoFrameskip", "minigrid": r"\b(MiniGrid|BabyAI)-", "minatar": r"\bMinAtar\b"}
+ENVIRONMENTS = {
+    "ale_py": r"\bALE\b|NoFrameskip|Deterministic`|-ram`",
+    "minigrid": r"\b(MiniGrid|BabyAI)-",
+    "minatar": r"\bMinAtar\b",
+}
 REGISTRATION = {
     "ale_py": "import ale_py",
     "minigrid": "import minigrid",

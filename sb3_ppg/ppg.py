@@ -23,7 +23,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorch
 from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.arguments import arguments_explained, check_arguments, made_from, require
+from sb3_ppg.arguments import arguments_explained, check_arguments, made_from, require, unknown_names_explained
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.checks import (
     check_auxiliary_batches,
@@ -296,7 +296,8 @@ class PPG(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
             self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
-        super()._setup_model()
+        with unknown_names_explained(self.policy_class):
+            super()._setup_model()
         store_floats(self.rollout_buffer, self.env)
         check_samples(self)
         self.policy.mixed_precision = self.mixed_precision

@@ -9,6 +9,7 @@ import yaml
 
 import sb3_ppg
 from sb3_ppg import ImpalaCNN, MinAtarCNN
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.zoo.environments import PROCGEN_IDS
 
 # Entries that stand for several environments, in addition to the Zoo's "atari", and whether an environment belongs to them
@@ -28,12 +29,28 @@ def hyperparameter_file(algo: str) -> Path:
 
 def entry_of(env_id: str, config: str) -> str:
     """Return the entry of the environment's family, if the file has that and none for the environment; else ``env_id``."""
+    if config.endswith((".yml", ".yaml")):
+        check_file(Path(config))
     family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), None)
     if family is not None and config.endswith((".yml", ".yaml")):
         entries = yaml.safe_load(Path(config).read_text())
         if env_id not in entries and family in entries:
             return family
     return env_id
+
+
+def check_file(path: Path) -> None:
+    """
+    :raises ArgumentError: if a hyperparameter file is not YAML, or has no entries
+    """
+    try:
+        entries = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ArgumentError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise ArgumentError(
+            f"{path} is no hyperparameter file: it needs an entry for each environment, `ENV:` with lines below"
+        )
 
 
 def evaluated(expression: str) -> Any:

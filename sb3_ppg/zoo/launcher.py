@@ -58,6 +58,7 @@ OWN_OPTIONS = {
 }
 # Errors of which the message is enough
 EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv)
+REGISTER = " If a module of yours registers it, use --gym-packages MODULE (and --env ENV, not MODULE:ENV)"
 # The disk is full or cannot be written to
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EFBIG)
 
@@ -88,12 +89,14 @@ def _main() -> None:
             is_explained = isinstance(error, EXPLAINED) or getattr(error, "errno", None) in DISK
             is_missing_package = isinstance(error, ImportError) and "pip install" in str(error)
             is_wrong_path = isinstance(error, FileNotFoundError) and name != "train"  # where it may be a fault
-            if not (is_explained or is_missing_package or is_wrong_path):
+            is_of_env_kwargs = isinstance(error, TypeError) and "raised from the environment creator" in str(error)
+            if not (is_explained or is_missing_package or is_wrong_path or is_of_env_kwargs):
                 raise
             from sb3_ppg.distributed.agreement import is_shared
 
             is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
-            sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}")
+            remedy = REGISTER if isinstance(error, UnregisteredEnv) else ""
+            sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}{remedy}")
 
 
 def run(name: str, arguments: list[str]) -> None:

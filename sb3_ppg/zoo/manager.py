@@ -25,7 +25,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
-from sb3_ppg.arguments import argument_names
+from sb3_ppg.arguments import argument_names, check_value, count
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
@@ -50,6 +50,11 @@ from sb3_ppg.zoo.interrupted import (
 )
 from sb3_ppg.zoo.search import BUDGET, report, warn_of_short_trials
 
+# Hyperparameters that RL Zoo consumes, and arguments that its options or itself give
+OF_THE_ZOO = (
+    """n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs""".split()
+)
+NOT_IN_FILES = "env seed device verbose tensorboard_log _init_setup_model".split()
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -166,16 +171,22 @@ class Manager(ExperimentManager):
 
         :raises ArgumentError: for a hyperparameter that the algorithm does not have
         """
-        if isinstance(hyperparams.get("policy_kwargs"), str):
-            hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
-        hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
+        place = f"(from {self.config}, -params or a study)"
         if self.is_ours:
-            known = argument_names(FAMILY[self.algo].algorithm)
-            for name in hyperparams.keys() - set(known):
-                raise ArgumentError(
-                    f"{self.algo.upper()} has no hyperparameter {name!r} (from {self.config}, -params or a study)"
-                    f"{nearest(name, known)}"
-                )
+            known = {*argument_names(FAMILY[self.algo].algorithm), *OF_THE_ZOO} - {*NOT_IN_FILES}
+            for name in hyperparams.keys() - known:
+                raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
+            for name in {"n_timesteps", "policy"} - hyperparams.keys():
+                raise ArgumentError(f"the hyperparameter {name!r} is missing {place}")
+            check_value("n_envs", hyperparams.get("n_envs", 1), count(1))
+        try:
+            if isinstance(hyperparams.get("policy_kwargs"), str):
+                hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
+            hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
+        except (SyntaxError, NameError, ValueError, ModuleNotFoundError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise ArgumentError(f"the hyperparameters cannot be read {place}: {reason}") from error
+        if self.is_ours:
             if isinstance(hyperparams.get("aux_learning_rate"), str):  # which the Zoo does not know
                 parsed = self._preprocess_schedules({"learning_rate": hyperparams["aux_learning_rate"]})
                 hyperparams["aux_learning_rate"] = parsed["learning_rate"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import gymnasium
 import imageio_ffmpeg
 import matplotlib
 import numpy as np
@@ -24,7 +25,7 @@ import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
-from rl_zoo3.utils import create_test_env, get_model_path
+from rl_zoo3.utils import StoreDict, create_test_env, get_model_path
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -111,9 +112,12 @@ def latest_model() -> Iterator[None]:
         return max((int(number) for name, _, number in runs if name == env_name and number.isdecimal()), default=0)
 
     @wraps(get_model_path)
-    def explained(exp_id: int, folder: str, algo: str, *args: Any, **kwargs: Any) -> tuple[str, str, str]:
+    def explained(
+        exp_id: int, folder: str, algo: str, env_name: EnvironmentName, *args: Any, **kwargs: Any
+    ) -> tuple[str, str, str]:
+        gymnasium.spec(env_name.gym_id)  # or an error says that there is no such environment
         try:
-            return get_model_path(exp_id, folder, algo, *args, **kwargs)
+            return get_model_path(exp_id, folder, algo, env_name, *args, **kwargs)
         except (AssertionError, ValueError) as error:
             runs = Path(folder) / algo
             check_path(runs)
@@ -169,7 +173,28 @@ def figures_as_files() -> AbstractContextManager:
     return patch.object(plt, "show", show_or_save)
 
 
+def expressions_named() -> AbstractContextManager:
+    """rl_zoo3 2.9.2: an option such as ``-params n_steps:abc`` is evaluated as Python, and ends in a ``NameError``."""
+    evaluate: Any = StoreDict.__call__
+
+    @wraps(evaluate)
+    def explained(self: Any, parser: Any, namespace: Any, values: list[str], option_string: str | None = None) -> None:
+        evaluated: dict[str, Any] = {}
+        for value in values:
+            try:
+                evaluate(self, parser, namespace, [value], option_string)
+            except Exception as error:
+                reason = str(error).splitlines()[0]
+                example = "NAME:VALUE with a value in Python, and a text in quotes of its own: NAME:\"'text'\""
+                raise ArgumentError(f"{option_string} {value} cannot be read ({reason}): use {example}") from error
+            evaluated |= getattr(namespace, self.dest)
+        setattr(namespace, self.dest, evaluated)
+
+    return patch.object(StoreDict, "__call__", explained)
+
+
 REPAIRS = (
+    expressions_named,
     children_through_our_launcher,
     metadata_of_model_cards,
     missing_files_of_the_hub,

@@ -375,6 +375,21 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("plot_train -a a2c -e CartPole-v1 -f logs", "plot_train: [Errno 2] No such file or directory: 'logs/a2c'"),
         ("plot_from_file -i comparisn", "plot_from_file: [Errno 2] No such file or directory: 'comparisn.pkl'"),
         ("record_training --pretrained", "unrecognized arguments: --pretrained"),
+        ("train -params n_enws:4", "no hyperparameter 'n_enws' (from"),
+        ("train -params n_enws:4", "nearest: n_envs"),
+        ("train -params n_envs:0", "`n_envs`=0 cannot work"),
+        ("train -params n_steps:abc", "-params n_steps:abc cannot be read (name 'abc' is not defined): use NAME:VALUE"),
+        ("report --env-kwargs n_steps", "--env-kwargs n_steps cannot be read (invalid syntax"),
+        ("train --env-kwargs gg:1", "sb3-ppg train: CartPoleEnv.__init__() got an unexpected keyword argument 'gg'"),
+        ("train -params normalize:'dict('", "the hyperparameters cannot be read (from"),
+        ("train -params env_wrapper:'a.b'", "ModuleNotFoundError: No module named 'a'"),
+        ("train -params policy_kwargs:dict(net_arhc=[8])", "ActorCriticPolicy has no argument 'net_arhc'; nearest: net_arch"),
+        ("train -conf damaged.yml", "damaged.yml is not YAML: mapping values are not allowed here"),
+        ("train -conf list.yml", "list.yml is no hyperparameter file"),
+        ("train -conf incomplete.yml", "the hyperparameter 'policy' is missing (from incomplete.yml"),
+        ("train --env MyEnv-v0", "Environment `MyEnv` doesn't exist. If a module of yours registers it, use --gym-packages"),
+        ("enjoy --env MyEnv-v0", "Environment `MyEnv` doesn't exist. If a module of yours registers it, use --gym-packages"),
+        ("train --env mine:MyEnv-v0", "and --env ENV, not MODULE:ENV"),
         ("train --continue", "--continue needs the model"),
         ("nonsense", "nonsense is none of them"),
         ("tain", "tain is none of them; nearest: train"),
@@ -389,10 +404,14 @@ def test_bad_input_names_what_is_nearest(trained, command, complaint, tmp_path):
     # A copy, as some begin a training of their own
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("CartPole-v1_[2-9]*"))
     (tmp_path / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 100, n_aux_epoch: 3}")
+    (tmp_path / "damaged.yml").write_text("CartPole-v1:\n  n_timesteps: 100\n   policy: MlpPolicy\n")
+    (tmp_path / "list.yml").write_text("- CartPole-v1\n")
+    (tmp_path / "incomplete.yml").write_text("CartPole-v1: {n_timesteps: 100}")
     if "study.log" in command:
         storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
         optuna.create_study(study_name="ppg", storage=storage)
-    assert complaint in run(*command.split(), cwd=tmp_path, fails=True)
+    printed = run(*command.split(), cwd=tmp_path, fails=True)
+    assert complaint in printed and "Traceback" not in printed
 
 
 def test_the_console_command_lists_the_scripts(tmp_path):
