@@ -7,8 +7,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -275,21 +275,6 @@ def losses_of(name: str, model: PPG, batch: Any, **coefficients: float | None) -
     """
     losses = getattr(model.objective, name)
     return losses(model.policy, model.network_inputs(batch), batch, model.coefficients()._replace(**coefficients))
-
-
-@contextmanager
-def transfers_to_host(monkeypatch) -> Iterator[list[str]]:
-    """The methods of tensors by which Python code looks at values, as they are called."""
-    transfers: list[str] = []
-
-    def count(name: str):
-        original = getattr(th.Tensor, name)
-        return lambda *args, **kwargs: transfers.append(name) or original(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        for name in ("item", "cpu", "tolist", "__bool__", "__float__", "__int__", "numpy"):
-            patch.setattr(th.Tensor, name, count(name))
-        yield transfers
 
 
 def run(*arguments: str, cwd: Path | None = None, fails: bool = False, **environment: str) -> str:

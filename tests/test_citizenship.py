@@ -64,8 +64,7 @@ def test_callbacks_may_copy_the_model(copied, event):
 
     copies = []
     setattr(Snapshot, event, lambda self: copies.append(copied(self.model)) or True)
-    model = make(n_steps=4, batch_size=4)
-    model.learn(4, callback=Snapshot())
+    model = make(n_steps=4, batch_size=4).learn(4, callback=Snapshot())
     assert copies[0].num_timesteps <= model.num_timesteps == 4
     assert copies[-1].learn(8).num_timesteps == 8
 

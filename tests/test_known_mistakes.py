@@ -11,27 +11,17 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import PPG, losses
+from sb3_ppg import losses
 from tests.helpers import RandomEnv, auxiliary_batch_sizes, collect, fill_phase, image_space, losses_of
-
-SMALL = dict(n_steps=16, batch_size=16, n_epochs=1, n_policy_iterations=2, n_aux_epochs=2, seed=0, device="cpu")
-
-
-def make(env="CartPole-v1", policy="MlpPolicy", **kwargs) -> PPG:
-    return PPG(policy, env, **{**SMALL, **kwargs})
-
-
-def recorded_batch(model: PPG):
-    model.policy.set_training_mode(False)
-    model.aux_buffer.record(model.recorded, 1)
-    return next(model.aux_buffer.minibatches(model.aux_buffer.n_sequences))
+from tests.helpers import make_with_papers_values as make
 
 
 def test_cloning_holds_the_whole_distribution_not_the_taken_actions():
     """Move the probability of actions that were never taken; the cloning loss must change and stay finite."""
     model = make(env=RandomEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(4)))
     fill_phase(model)
-    batch = recorded_batch(model)
+    model.aux_buffer.record(model.recorded, 1)
+    batch = next(model.aux_buffer.minibatches(model.aux_buffer.n_sequences))
     kl = losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"]
     assert kl.item() == pytest.approx(0, abs=1e-7)
     with th.no_grad():  # actions 2 and 3 trade probability, 0 and 1 keep theirs
@@ -44,7 +34,7 @@ def test_cloning_holds_the_whole_distribution_not_the_taken_actions():
 
 def test_the_cloning_target_is_the_policy_right_before_the_auxiliary_phase():
     """The policy that collected the rollouts would pull the policy back by up to N_π iterations."""
-    model = make(learning_rate=1e-2, aux_batch_size=16)
+    model = make(learning_rate=1e-2, aux_batch_size=16, n_policy_iterations=2)
     targets = []
     record = model.aux_buffer.record
 
@@ -98,7 +88,8 @@ def test_no_copy_of_the_stored_images_is_made_in_float32():
 
 
 def test_the_auxiliary_phase_clips_its_gradient_and_splits_its_minibatches():
-    model, norms = make(aux_batch_size=32, n_aux_epochs=1, max_grad_norm=0.01, micro_batch_size=5), []
+    sizes = dict(n_policy_iterations=2, aux_batch_size=32, micro_batch_size=5)
+    model, norms = make(n_aux_epochs=1, max_grad_norm=0.01, **sizes), []
 
     def note_norm(*_) -> None:
         gradients = [parameter.grad for parameter in model.policy.parameters() if parameter.grad is not None]

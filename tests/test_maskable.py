@@ -244,11 +244,7 @@ def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
         (dict(policy="MlpLstmPolicy"), ArgumentError, "'MlpLstmPolicy' is unknown to MaskablePPG: use one of 'MlpPolicy'"),
         (dict(use_sde=True), ArgumentError, "`use_sde`=True cannot work"),
         (dict(env=gym.make("Pendulum-v1")), AssertionError, "Box"),
-        (
-            dict(rollout_buffer_class=NormalizedRewardRolloutBuffer),
-            ArgumentError,
-            "rollout_buffer_class.*MaskableRolloutBuffer",
-        ),
+        (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), ArgumentError, "class`=.*MaskableRolloutBuffer"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(kwargs, error, message):
