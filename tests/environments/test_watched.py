@@ -48,7 +48,9 @@ class Spoiled(gym.Wrapper):
         self.steps += 1
         if self.steps == self.at and self.what == "observation":
             obs[2] = self.value
-        return obs, self.value if self.steps == self.at and self.what == "reward" else reward, *rest
+        elif self.steps == self.at:
+            reward = self.value
+        return obs, reward, *rest
 
 
 class Diverging(gym.Env):

@@ -24,12 +24,13 @@ from tests.saving.small_models import small
 pytestmark = pytest.mark.slow
 
 
-def test_a_file_appears_when_it_is_complete(tmp_path):
-    path = tmp_path / "folder" / "file"
+def test_a_file_appears_when_it_is_complete_and_on_the_disk(tmp_path, monkeypatch):
+    path, fsync, flushed = tmp_path / "folder" / "file", os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(path.exists()) or fsync(descriptor))
     with atomic_write(path) as temporary:
         temporary.write_text("one")
         assert not path.exists()
-    assert path.read_text() == "one"
+    assert path.read_text() == "one" and flushed == [False, True]  # itself, before it takes its place, and the folder
     with pytest.raises(RuntimeError), atomic_write(path) as temporary:
         temporary.write_text("two")
         raise RuntimeError
