@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
@@ -37,6 +38,7 @@ from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation, store_floats
 from sb3_ppg.callbacks import tell, without_rank_zero_callbacks
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
+from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
 from sb3_ppg.environments.watched import check_first_observations, innermost, statistics_protected
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
@@ -89,7 +91,7 @@ class PPG(OnPolicyAlgorithm):
         action, _ = model.predict(model.get_env().reset(), deterministic=True)
 
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``PhasicActorCriticPolicy``
-    :param env: The environment to learn from (if registered in Gym, can be str)
+    :param env: The environment to learn from (if registered in Gym, can be str), or what ``gymnasium.make_vec`` returns
     :param learning_rate: The learning rate of the policy phase, it can be a function
         of the current progress remaining (from 1 to 0)
     :param n_steps: The number of steps to run for each environment per rollout
@@ -190,7 +192,7 @@ class PPG(OnPolicyAlgorithm):
     def __init__(
         self,
         policy: str | type[PhasicActorCriticPolicy],
-        env: GymEnv | str,
+        env: GymEnv | VectorEnv | str,
         learning_rate: float | Schedule = 3e-4,
         n_steps: int = 1024,
         batch_size: int = 64,
@@ -236,7 +238,7 @@ class PPG(OnPolicyAlgorithm):
         _check_policy_class(policy, type(self))
         super().__init__(
             policy,
-            env,
+            env,  # type: ignore[arg-type]
             learning_rate=learning_rate,
             n_steps=n_steps,
             gamma=gamma,
@@ -292,6 +294,12 @@ class PPG(OnPolicyAlgorithm):
             self._setup_model()
             if self.env is not None:
                 check_auxiliary_batches(self, self.n_envs)
+
+    @staticmethod
+    def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """Take vector environments of Gymnasium, too; see SB3's method."""
+        venv: Any = GymnasiumVecEnv(env) if isinstance(env, VectorEnv) else env
+        return OnPolicyAlgorithm._wrap_env(venv, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:

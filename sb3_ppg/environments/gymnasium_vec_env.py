@@ -1,0 +1,158 @@
+"""Gymnasium's vector environments (``gymnasium.make_vec``) as a ``VecEnv`` of Stable-Baselines3."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers.vector import DictInfoToList
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from sb3_ppg.environments.envpool_vec_env import observation_at
+from sb3_ppg.errors import ArgumentError, warn
+
+NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
+
+
+class GymnasiumVecEnv(VecEnv):
+    """
+    A vector environment of Gymnasium as a ``VecEnv``. PPG makes it from what ``gymnasium.make_vec`` returns; for evaluations
+    make it yourself::
+
+        eval_env = GymnasiumVecEnv(gymnasium.make_vec("Pendulum-v1", num_envs=4))
+
+    An environment that has finished is reset in the same step, as SB3 expects, whichever ``autoreset_mode`` it has: its last
+    observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the episode was
+    cut off, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
+
+    A class of its own that resets in the next step (such as ``CartPoleVectorEnv``) cannot do this. The step in which it resets
+    is an episode of one step, with the last observation, reward 0, and the value of the same observation after it.
+
+    :param env: the vector environment
+    :raises ArgumentError: if it does not say in which step it resets
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.env = DictInfoToList(env)
+        mode = env.metadata.get("autoreset_mode")
+        self.mode = getattr(mode, "value", mode)
+        if self.mode not in (NEXT_STEP, SAME_STEP, DISABLED):
+            raise ArgumentError(
+                f"`env`={env} has metadata['autoreset_mode']={mode!r}: set it to one of gymnasium.vector.AutoresetMode, so "
+                "that the ends of episodes are found"
+            )
+        self._is_of_single_ones = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self._takes_masks = self.mode == DISABLED or self._is_of_single_ones
+        if self.mode == NEXT_STEP and not self._takes_masks:
+            warn(
+                f"{type(env.unwrapped).__name__} resets in the step after an episode's end, which is lost for training: "
+                'gymnasium.make_vec(..., vectorization_mode="sync") loses none'
+            )
+        self._is_resetting = np.zeros(env.num_envs, dtype=bool)
+        self._last: dict[int, Any] = {}  # observations of episodes, by the environments that are resetting
+        self._start = time.time()
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+        self.waiting_actions = np.zeros(0)
+
+    def reset(self) -> VecEnvObs:
+        """
+        Start all episodes.
+
+        :return: observations, (num_envs, ...)
+        """
+        options = self._options[0] or None  # SB3's are for each environment, Gymnasium's for all
+        observations, infos = self.env.reset(seed=self._seeds[0], options=options)
+        self.reset_infos = list(infos)
+        self._reset_seeds()
+        self._reset_options()
+        self._is_resetting[:] = False
+        self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=int)
+        return _copied(observations)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.waiting_actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        observations, rewards, terminated, truncated, infos = self.env.step(self.waiting_actions)
+        observations, infos, dones = _copied(observations), list(infos), np.asarray(terminated | truncated)
+        self._returns += rewards
+        self._lengths += 1
+        for index in np.flatnonzero(dones).tolist():
+            last = observation_at(observations, index)
+            if self.mode == SAME_STEP:
+                if "final_obs" not in infos[index]:
+                    raise ArgumentError(f"{self.env} resets in the same step, but its infos have no 'final_obs'")
+                self.reset_infos[index] = infos[index]
+                last, infos[index] = infos[index].pop("final_obs"), infos[index].pop("final_info", {})
+            length, seconds = int(self._lengths[index]), round(time.time() - self._start, 6)
+            infos[index] |= {
+                "terminal_observation": last,
+                "TimeLimit.truncated": bool(truncated[index] and not terminated[index]),
+                "episode": {"r": float(self._returns[index]), "l": length, "t": seconds},
+            }
+        for index in np.flatnonzero(self._is_resetting).tolist():
+            self.reset_infos[index] = infos[index]
+            infos[index] = {"terminal_observation": self._last[index], "TimeLimit.truncated": True}
+        ends = dones | self._is_resetting
+        self._returns[ends] = self._lengths[ends] = 0
+        if self.mode != SAME_STEP and dones.any() and self._takes_masks:
+            first, first_infos = self.env.reset(options={"reset_mask": dones.copy()})
+            for index in np.flatnonzero(dones).tolist():
+                self.reset_infos[index] = first_infos[index]
+            _replace(observations, first, dones)
+        elif self.mode == NEXT_STEP and not self._takes_masks:
+            self._is_resetting = dones
+            self._last = {index: observation_at(observations, index) for index in np.flatnonzero(dones).tolist()}
+        return observations, np.array(rewards, dtype=np.float32), ends, infos
+
+    # ---- the rest of a VecEnv ----
+
+    def close(self) -> None:
+        self.env.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        pictures: Any = self.env.render() or [None] * self.num_envs
+        return list(pictures)
+
+    def has_attr(self, attr_name: str) -> bool:
+        env: Any = self.env.unwrapped  # whose `get_attr` would call a method
+        return all(env.call("has_wrapper_attr", attr_name)) if self._is_of_single_ones else hasattr(env, attr_name)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        env: Any = self.env.unwrapped
+        values = env.get_attr(attr_name) if self._is_of_single_ones else [getattr(env, attr_name)] * self.num_envs
+        return [values[index] for index in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        chosen = {*self._get_indices(indices)}
+        values = [None] * self.num_envs if len(chosen) == self.num_envs else self.get_attr(attr_name)
+        env: Any = self.env.unwrapped
+        env.set_attr(attr_name, [value if index in chosen else one for index, one in enumerate(values)])
+
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+        if indices is not None:
+            raise NotImplementedError(
+                f"Gymnasium's vector environments call {method_name!r} of all environments: no `indices`"
+            )
+        env: Any = self.env.unwrapped
+        return list(env.call(method_name, *args, **kwargs))
+
+    def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
+        # Episodes are recorded here, and `evaluate_policy` shall count those
+        return [issubclass(wrapper_class, Monitor) for _ in self._get_indices(indices)]
+
+
+def _copied(observations: Any) -> Any:
+    """Copy observations, because Gymnasium may use its arrays again."""
+    if isinstance(observations, dict):
+        return {name: _copied(part) for name, part in observations.items()}
+    return np.array(observations)
+
+
+def _replace(observations: Any, others: Any, mask: np.ndarray) -> None:
+    """Replace the observations of some environments."""
+    for name, part in observations.items() if isinstance(observations, dict) else [(None, observations)]:
+        part[mask] = (others if name is None else others[name])[mask]

@@ -1,0 +1,142 @@
+"""Gymnasium's vector environments as SB3's: nothing is lost or added where an episode ends."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg.environments import GymnasiumVecEnv
+from tests.helpers import DICT, MaskedEnv, RandomEnv, image_space
+
+SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
+CART_POLE = partial(gym.make, "CartPole-v1", max_episode_steps=25)
+
+
+def random_env() -> RandomEnv:
+    return RandomEnv(copy.deepcopy(DICT), spaces.Discrete(2), 7)
+
+
+def assert_same(ours: Any, expected: Any) -> None:
+    for name, part in expected.items() if isinstance(expected, dict) else [(None, expected)]:
+        np.testing.assert_array_equal(ours if name is None else ours[name], part)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("vectorized", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize(
+    "make",
+    [CART_POLE, partial(gym.make, "Pendulum-v1", max_episode_steps=9), random_env],
+)
+def test_the_same_steps_as_in_sb3s_own(make, vectorized, mode):
+    ours = GymnasiumVecEnv(RecordEpisodeStatistics(vectorized([make] * 3, autoreset_mode=mode)))
+    theirs = make_vec_env(make, 3)
+    for env in (ours, theirs):
+        env.seed(5)
+        env.action_space.seed(0)
+    assert_same(ours.reset(), theirs.reset())
+    n_ends = 0
+    for _ in range(60):
+        actions = np.array([theirs.action_space.sample() for _ in range(3)])
+        (observations, rewards, dones, infos), expected = ours.step(actions), theirs.step(actions)
+        assert_same(observations, expected[0])
+        np.testing.assert_array_equal(rewards, expected[1])
+        np.testing.assert_array_equal(dones, expected[2])
+        for index in np.flatnonzero(dones):
+            n_ends += 1
+            assert_same(infos[index]["terminal_observation"], expected[3][index]["terminal_observation"])
+            assert infos[index]["TimeLimit.truncated"] == expected[3][index]["TimeLimit.truncated"]
+            for name in ("r", "l"):
+                assert infos[index]["episode"][name] == pytest.approx(expected[3][index]["episode"][name], abs=1e-3)
+    assert n_ends >= 6
+    ours.close()
+
+
+def test_training_is_the_same_as_with_sb3s_own():
+    weights = []
+    for env in (SyncVectorEnv([CART_POLE] * 2), make_vec_env(CART_POLE, 2)):
+        model = PPG("MlpPolicy", env, **SMALL).learn(256)
+        weights.append(th.cat([parameter.flatten() for parameter in model.policy.parameters()]))
+    assert th.equal(*weights)
+
+
+def test_a_class_that_resets_in_the_next_step_trains_with_a_warning():
+    """Where an episode ends there is one step more, of which nothing is learned, nor counted in evaluations."""
+    with pytest.warns(UserWarning, match='CartPoleVectorEnv resets in the step after.*vectorization_mode="sync"'):
+        env = GymnasiumVecEnv(gym.make_vec("CartPole-v1", num_envs=2))
+    env.seed(0)
+    env.reset()
+    last = 0.0
+    for _ in range(100):
+        observations, rewards, dones, infos = env.step(np.ones(2, dtype=int))
+        if dones[0] and "episode" in infos[0]:
+            np.testing.assert_array_equal(infos[0]["terminal_observation"], observations[0])
+            assert (
+                abs(observations[0, 2]) > 0.2 and not infos[0]["TimeLimit.truncated"] and 8 <= infos[0]["episode"]["l"] <= 11
+            )
+        elif dones[0]:
+            assert rewards[0] == 0 and infos[0]["TimeLimit.truncated"] and (infos[0]["terminal_observation"] == last).all()
+            assert np.abs(observations[0]).max() <= 0.05
+        last = observations[0]
+    model = PPG("MlpPolicy", env, **SMALL).learn(128)
+    returns, lengths = evaluate_policy(model, env, 4, return_episode_rewards=True)
+    assert returns == lengths and min(lengths) >= 8
+
+
+@pytest.mark.parametrize(("algorithm", "policy"), [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
+def test_what_make_vec_returns_is_taken(algorithm, policy):
+    env = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    model = algorithm(policy, env, **SMALL).learn(128)
+    assert model.num_timesteps == 128 and len(model.ep_info_buffer) > 0
+    model.set_env(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"))
+    model.learn(64)
+
+
+def test_images_masks_and_sb3s_wrappers():
+    images = SyncVectorEnv([partial(RandomEnv, image_space(36, 36, 3), spaces.Discrete(2))] * 2)
+    assert PPG("CnnPolicy", images, **SMALL).learn(64).observation_space.shape == (3, 36, 36)
+    MaskablePPG("MlpPolicy", SyncVectorEnv([MaskedEnv] * 2), **SMALL).learn(64)
+    PPG("MlpPolicy", VecNormalize(GymnasiumVecEnv(SyncVectorEnv([CART_POLE] * 2))), **SMALL).learn(64)
+
+
+def test_attributes_are_those_of_the_environments():
+    env = GymnasiumVecEnv(SyncVectorEnv([CART_POLE] * 3))
+    env.set_attr("mine", 5)
+    env.set_attr("mine", 7, indices=[1, 2])
+    assert env.get_attr("mine") == [5, 7, 7]
+    assert env.get_attr("mine", indices=[2, 1]) == [7, 7] and env.get_attr("render_mode") == [None] * 3
+    with pytest.raises(NotImplementedError, match="no `indices`"):
+        env.env_method("render", indices=[0])
+
+
+class Silent(VectorEnv):
+    """It does not say in which step it resets."""
+
+    num_envs, single_observation_space, single_action_space = 1, spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+
+class WithoutLastObservations(Silent):
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def step(self, actions):
+        return np.zeros((1, 2), np.float32), np.ones(1), np.ones(1, bool), np.zeros(1, bool), {}
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((1, 2), np.float32), {}
+
+
+def test_ends_of_episodes_that_cannot_be_found_are_an_error():
+    with pytest.raises(ArgumentError, match=r"has metadata\['autoreset_mode'\]=None"):
+        PPG("MlpPolicy", Silent(), **SMALL)
+    with pytest.raises(ArgumentError, match="no 'final_obs'"):
+        PPG("MlpPolicy", WithoutLastObservations(), **SMALL).learn(32)
