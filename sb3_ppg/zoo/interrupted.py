@@ -173,10 +173,14 @@ def remove_if_damaged(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def forget_later_episodes(folder: Path, checkpoint: Path) -> None:
-    """Remove the episodes after the checkpoint from the monitor files: in learning curves their steps would count twice."""
-    saved = checkpoint_of(checkpoint)
-    assert saved is not None
+def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
+    """
+    Remove the episodes after the checkpoint from the monitor files: in learning curves their steps would count twice.
+
+    :param folder: folder of the training
+    :param checkpoint: where it goes on. None: at its beginning
+    """
+    saved = (None, 0) if checkpoint is None else checkpoint_of(checkpoint)
     for path in folder.glob("*.monitor.csv"):
         with suppress(ValueError, KeyError):  # a file that was cut before its first episode
             header, names, *episodes = path.read_text().splitlines(keepends=True)

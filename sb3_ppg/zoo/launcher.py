@@ -134,6 +134,7 @@ def run(name: str, arguments: list[str]) -> None:
             elif name == "train":
                 check_train(arguments)
         if rank() > 0:
+            sys.argv = [argument for argument in sys.argv if not argument.startswith("--trac")]  # one run in all processes
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         if script.function is None:
             runpy.run_module(script.module, run_name="__main__", alter_sys=True)

@@ -21,7 +21,8 @@ from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback, ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.utils import LinearSchedule, get_latest_run_id
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
@@ -238,9 +239,9 @@ class Manager(ExperimentManager):
             self.args.seed, self.save_path = self.seed, str(folder)
             place = "which has no checkpoint yet" if checkpoint is None else f"from {checkpoint.name}"
             print(f"Going on with {folder}, seed {self.seed}, {place} (to begin again, remove {folder / MARKER})")
+            forget_later_episodes(folder, checkpoint)
             if checkpoint is not None:
                 remove_if_damaged(folder / self.env_name / "vecnormalize.pkl")
-                forget_later_episodes(folder, checkpoint)
         if self.marker is not None:
             self.marker.write(self.command, self.seed)
         self.first_monitor = next_monitor_number(Path(self.save_path))
@@ -330,6 +331,9 @@ class Manager(ExperimentManager):
                     keep_buffers=None if self.save_replay_buffer else 2,  # the latest may be damaged
                     verbose=2,
                 )
+        if self.tensorboard_log is not None and self.marker is not None:
+            formats = ["stdout", "tensorboard"] if model.verbose >= 1 else ["tensorboard"]
+            model.set_logger(configure(self._tensorboard_folder(type(model).__name__), formats))
         if n_processes() > 1 and not self.show_progress:
             self.callbacks.insert(0, PhasicCallback())  # rl_zoo3 2.9.2 ends the first callback a second time
         continued: AbstractContextManager = nullcontext()
@@ -353,6 +357,19 @@ class Manager(ExperimentManager):
             continues = "continues" if self.save_freq > 0 else "with --save-freq would have continued"
             print(f"A signal has ended the training after {model.num_timesteps} steps; the same command {continues} it")
             raise
+
+    def _tensorboard_folder(self, name: str) -> str:
+        """Return the folder in ``--tensorboard-log``, noted for interruptions: SB3 goes on in the latest of that name."""
+        assert self.tensorboard_log is not None
+        note = Path(self.save_path) / "tensorboard.txt"
+        if note.exists() and Path(note.read_text()).parent == Path(self.tensorboard_log):
+            return note.read_text()
+        latest = get_latest_run_id(self.tensorboard_log, name)
+        folder = f"{self.tensorboard_log}/{name}_{latest}"
+        if latest == 0 or not self.asked_to_continue:
+            folder = make_run_folder(f"{self.tensorboard_log}/{name}_{latest + 1}")
+        note.write_text(folder)
+        return folder
 
     @overrides
     def save_trained_model(self, model: BaseAlgorithm) -> None:

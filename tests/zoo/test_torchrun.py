@@ -23,6 +23,7 @@ from sb3_ppg import PPG, PhasicCheckpointCallback, latest_checkpoint
 from sb3_ppg.distributed.collectives import gather, rank
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.interrupted import MARKER, Marker, forget_later_episodes, interrupted_run
+from tests import helpers
 from tests.distributed.several import free_port, in_processes
 from tests.helpers import ROOT, wait_for
 from tests.zoo.programs import end_of, program
@@ -181,6 +182,54 @@ def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
     (tmp_path / "9.monitor.csv").unlink()
     kept = load_results(str(tmp_path))
     assert list(kept["l"]) == list(at_checkpoint["l"]) and 0 < kept["l"].sum() <= 256
+    forget_later_episodes(tmp_path, None)  # it has ended before its first checkpoint
+    assert load_results(str(tmp_path))["l"].sum() == 0
+
+
+def test_each_interrupted_training_goes_on_in_its_own_tensorboard_folder(tmp_path, monkeypatch):
+    options = "-n 96 --save-freq 32 --eval-freq -1 --tensorboard-log tb --log-interval 1"
+    commands = [["train", "--env", "CartPole-v1", *options.split(), *SMALL, "--seed", seed] for seed in "12"]
+    learn_from_rollout = PPG.train
+
+    def fail(model):
+        if model.num_timesteps == 64:
+            raise RuntimeError("the machine is gone")
+        learn_from_rollout(model)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PPG, "train", fail)
+        for command in commands:
+            assert "the machine is gone" in helpers.run(*command, cwd=tmp_path, fails=True)
+    gc.collect()  # the locks of those that were killed
+    logs = tmp_path / "tb" / "CartPole-v1"
+    assert {path.name for path in logs.iterdir()} == {"PPG_1", "PPG_2"}
+    for number, command in enumerate(commands, 1):
+        before = {path: len(list(path.iterdir())) for path in logs.iterdir()}
+        assert "Going on after 32 steps" in helpers.run(*command, cwd=tmp_path)
+        assert [path.name for path in logs.iterdir() if len(list(path.iterdir())) > before[path]] == [f"PPG_{number}"]
+    helpers.run(*commands[0], cwd=tmp_path)  # a new training
+    assert (logs / "PPG_3").exists()
+
+
+TRACKER = """
+from types import SimpleNamespace
+
+def init(**_):
+    with open("begun", "a") as file:
+        file.write("one\\n")
+    return SimpleNamespace(config=SimpleNamespace(setdefaults=print))
+"""
+
+
+def tracked(arguments: list[str]) -> str:
+    sys.path.insert(0, os.getcwd())
+    return launched(arguments)
+
+
+def test_several_processes_are_tracked_as_one_run(tmp_path):
+    (tmp_path / "wandb.py").write_text(TRACKER)
+    in_processes(tracked, tmp_path, [*TRAIN[2:], *"-n 32 --eval-freq -1 --track".split(), *SMALL])
+    assert (tmp_path / "begun").read_text() == "one\n"
 
 
 def test_nodes_may_come_and_go(tmp_path):
