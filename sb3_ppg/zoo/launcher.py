@@ -5,8 +5,10 @@ import importlib
 import os
 import runpy
 import sys
+from argparse import ArgumentParser
 from contextlib import ExitStack, redirect_stdout
-from typing import NamedTuple
+from functools import partialmethod
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from gymnasium.error import DeprecatedEnv, UnregisteredEnv
@@ -23,6 +25,7 @@ class Script(NamedTuple):
     :param module: its module
     :param function: function to call; None if the module is a program
     :param defaults: our defaults for its options
+    :param example: options of an example
     :param agent: option that names an agent, for which ``--pretrained`` stands
     """
 
@@ -30,26 +33,57 @@ class Script(NamedTuple):
     module: str
     function: str | None
     defaults: list[str]
+    example: str
     agent: str | None = None
 
 
 ALGO = ["--algo", "ppg"]
 PLAY = [*ALGO, "-f", "logs"]
 SCRIPTS = {
-    "train": Script("train an agent, or search for hyperparameters (-optimize)", "rl_zoo3.train", "train", PLAY, "-i"),
-    "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", PLAY, "-f"),
-    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, "-f"),
-    "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, PLAY, "-f"),
-    "record_training": Script(
-        "record all checkpoints of a training, as one video", "sb3_ppg.zoo.scripts", "record_training", PLAY
+    "train": Script(
+        "train an agent, or search for hyperparameters (-optimize)",
+        "rl_zoo3.train",
+        "train",
+        PLAY,
+        "--env Pendulum-v1 --progress",
+        "-i",
     ),
-    "benchmark": Script("evaluate all trained agents of a folder", "rl_zoo3.benchmark", None, ["--log-dir", "logs"]),
-    "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.push", "main", PLAY),
-    "load_from_hub": Script("fetch one from there", "sb3_ppg.zoo.fetch", "main", ALGO),
-    "plot_train": Script("learning curves of trainings", "rl_zoo3.plots.plot_train", "plot_train", ALGO),
-    "all_plots": Script("compare evaluations of several algorithms", "rl_zoo3.plots.all_plots", "all_plots", ["-a", "ppg"]),
-    "plot_from_file": Script("plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", []),
+    "enjoy": Script(
+        "watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", PLAY, "--env Pendulum-v1 --no-render", "-f"
+    ),
+    "report": Script(
+        "evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, "--env Pendulum-v1", "-f"
+    ),
+    "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, PLAY, "--env Pendulum-v1 -n 200", "-f"),
+    "record_training": Script(
+        "record all checkpoints of a training, as one video",
+        "sb3_ppg.zoo.scripts",
+        "record_training",
+        PLAY,
+        "--env Pendulum-v1 -n 200",
+    ),
+    "benchmark": Script(
+        "evaluate all trained agents of a folder", "rl_zoo3.benchmark", None, ["--log-dir", "logs"], "--no-hub"
+    ),
+    "push_to_hub": Script(
+        "share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.push", "main", PLAY, "--env Pendulum-v1 -orga YOUR_NAME"
+    ),
+    "load_from_hub": Script("fetch one from there", "sb3_ppg.zoo.fetch", "main", ALGO, "--env Pendulum-v1 -orga YOUR_NAME"),
+    "plot_train": Script(
+        "learning curves of trainings", "rl_zoo3.plots.plot_train", "plot_train", ALGO, "-e Pendulum-v1 -f logs"
+    ),
+    "all_plots": Script(
+        "compare evaluations of several algorithms",
+        "sb3_ppg.zoo.scripts",
+        "all_plots",
+        ["-a", "ppg"],
+        "-a ppg ppo -e Pendulum-v1 -f logs -o comparison --no-million",
+    ),
+    "plot_from_file": Script(
+        "plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", [], "-i comparison -o comparison.svg"
+    ),
 }
+
 # Our options, and the scripts that take them
 PRETRAINED, CONTINUE = "--pretrained", "--continue"
 OWN_OPTIONS = {
@@ -130,7 +164,7 @@ def run(name: str, arguments: list[str]) -> None:
             # Our defaults come first: where an option is given twice, the last one counts
             sys.argv[1:] = [*script.defaults, *arguments]
             if {"-h", "--help"} & {*arguments}:
-                print("\n".join(own_options(name)))
+                stack.enter_context(patch.object(ArgumentParser, "__init__", partialmethod(_init_with_our_help, name)))
             elif name == "train":
                 check_train(arguments)
         if rank() > 0:
@@ -149,11 +183,21 @@ def usage() -> str:
     return "\n".join([first_line, "", *scripts, "", *own_options()])
 
 
-def own_options(script: str | None = None) -> list[str]:
-    """Return lines about the options that a script, or any of them, takes in addition to the Zoo's."""
-    lines = [
-        f"  {option:16} {about} ({', '.join(scripts)})"
-        for option, (about, scripts) in OWN_OPTIONS.items()
-        if script in (None, *scripts)
-    ]
-    return ["In addition to RL Zoo's options:", *lines] if lines else []
+def own_options() -> list[str]:
+    """Return lines about the options that scripts take in addition to the Zoo's."""
+    lines = [f"  {option:16} {about} ({', '.join(scripts)})" for option, (about, scripts) in OWN_OPTIONS.items()]
+    return ["In addition to RL Zoo's options:", *lines]
+
+
+_init = ArgumentParser.__init__
+
+
+def _init_with_our_help(parser: ArgumentParser, script: str, *args: Any, **kwargs: Any) -> None:
+    """Make the parser of a script with the command's name, our options and an example."""
+    _init(parser, *args, **kwargs)
+    parser.prog = f"sb3-ppg {script}"
+    parser.description = parser.description or SCRIPTS[script].about.capitalize()
+    parser.epilog = f"Example: {parser.prog} {SCRIPTS[script].example}"
+    for option, (about, scripts) in OWN_OPTIONS.items():
+        if script in scripts:
+            parser.add_argument(option, action="store_true", help=about)

@@ -30,7 +30,7 @@ from sb3_ppg import PPG
 from sb3_ppg.zoo import ALGOS, launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from sb3_ppg.zoo.interrupted import make_run_folder
-from sb3_ppg.zoo.report import agent_parser, is_deterministic
+from sb3_ppg.zoo.report import agent_parser, is_deterministic, saved_env_kwargs
 from tests.helpers import ROOT, run, wait_for
 from tests.zoo.programs import end_of, output_of, program
 
@@ -154,10 +154,22 @@ def test_plots_compare_ppg_with_ppo(trained):
     assert "PPG" in output and "PPO" in output
     results = pickle.loads((trained / "comparison.pkl").read_bytes())["CartPole-v1"]
     assert set(results) == {"PPG-logs", "PPO-logs"} and all(curve["mean"].shape == (2,) for curve in results.values())
-    run("plot_from_file", "-i", "comparison", "-o", "bars.png", "--format", "png", "-b", cwd=trained)
-    for picture in ("training_episodic_reward.png", "results_cartpole-v1.png", "bars.png"):
+    assert "differ" not in output
+    run("plot_from_file", "-i", "comparison", "-o", "curves.png", "-b", cwd=trained)
+    for picture in ("training_episodic_reward.png", "results_cartpole-v1.png", "curves.png", "curves_bars.png"):
         pixels = plt.imread(trained / picture)
         assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, picture
+
+
+def test_trainings_that_are_no_seeds_of_one_are_named(trained, tmp_path):
+    for number in (1, 2):
+        shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "logs" / "ppg" / f"CartPole-v1_{number}")
+    config = tmp_path / "logs" / "ppg" / "CartPole-v1_2" / "CartPole-v1" / "config.yml"
+    config.write_text(config.read_text().replace("2000", "4000"))
+    output = run("all_plots", "-a", "ppg", "-e", "CartPole-v1", "-f", "logs", "--no-display", cwd=tmp_path)
+    assert (
+        "differ in length or hyperparameters, and are drawn as one: logs/ppg/CartPole-v1_1, logs/ppg/CartPole-v1_2" in output
+    )
 
 
 def test_continue_training(trained, run_folder):
@@ -449,7 +461,20 @@ def test_scripts_of_the_page(which, trained, tmp_path):
         assert "Evaluating ppg on CartPole-v1" in done.stdout and "Error during evaluation" not in done.stdout
 
 
-@pytest.mark.parametrize(("script", "options"), [("train", 2), ("enjoy", 1), ("plot_train", 0)])
-def test_the_help_of_a_script_names_what_we_add_to_it(script, options):
-    ours, _, theirs = run(script, "--help").partition("usage:")
-    assert sum(option in ours for option in ("--pretrained", "--continue")) == options and "--help" in theirs
+@pytest.mark.parametrize("script", launcher.SCRIPTS)
+def test_the_help_of_a_script_has_its_name_our_options_and_an_example(script):
+    said = run(script, "--help")
+    options = {"train": 2, "enjoy": 1, "report": 1, "record_video": 1}.get(script, 0)
+    assert said.startswith(f"usage: sb3-ppg {script} [-h]") and f"Example: sb3-ppg {script} -" in said
+    assert sum(f"[{option}]" in said for option in ("--pretrained", "--continue")) == options
+
+
+def test_files_of_a_training_are_read_without_making_objects(trained, tmp_path):
+    """Where the Zoo does not read them."""
+    shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "CartPole-v1_1")
+    settings = tmp_path / "CartPole-v1_1" / "CartPole-v1"
+    assert saved_env_kwargs(settings) == {}
+    text = (settings / "args.yml").read_text()
+    options = "{g: !!python/object/apply:os.system [touch ran], n: !!python/tuple [1, 2]}"
+    (settings / "args.yml").write_text(text.replace("- - env_kwargs\n    - null", f"- - env_kwargs\n    - {options}"))
+    assert saved_env_kwargs(settings) == {"g": ("touch ran",), "n": (1, 2)} and not Path("ran").exists()
