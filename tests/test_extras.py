@@ -6,6 +6,7 @@ import tomllib
 
 import gymnasium
 import pytest
+from gymnasium.error import DependencyNotInstalled
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
 from sb3_ppg.errors import EXTRAS, MissingExtraError, missing_extras_named
@@ -97,6 +98,19 @@ def test_an_environment_that_is_not_registered_says_what_registers_it(env_id, st
     monkeypatch.setattr(gymnasium.envs.registration, "registry", others)
     with pytest.raises(MissingExtraError, match=f"first `{statement}"):
         PPG("MlpPolicy", env_id)
+
+
+@pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "PongDeterministic-v4", "Breakout-ram-v0", "ALE/Pong-v5"])
+def test_ataris_environments_say_what_registers_them(env_id, monkeypatch):
+    monkeypatch.setattr(gymnasium, "registry", {})
+    with pytest.raises(MissingExtraError, match="first `import ale_py`"), missing_extras_named():
+        raise gymnasium.error.NameNotFound(f"Environment `{env_id.split('-v')[0]}` doesn't exist.")
+
+
+def test_videos_name_the_extra_that_has_what_writes_them():
+    with pytest.raises(MissingExtraError, match=r'MoviePy is not installed: pip install "sb3-ppg\[zoo\]"'):
+        with missing_extras_named():
+            raise DependencyNotInstalled("MoviePy is not installed, run `pip install 'gymnasium[other]'`")
 
 
 @pytest.mark.parametrize(

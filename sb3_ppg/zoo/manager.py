@@ -16,6 +16,7 @@ import rl_zoo3.exp_manager
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.callbacks import TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER
 from rl_zoo3.utils import SimpleLinearSchedule
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -52,9 +53,7 @@ from sb3_ppg.zoo.interrupted import (
 from sb3_ppg.zoo.search import BUDGET, report, warn_of_short_trials
 
 # Hyperparameters that RL Zoo consumes, and arguments that its options or itself give
-OF_THE_ZOO = (
-    """n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs""".split()
-)
+OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
 NOT_IN_FILES = "env seed device verbose tensorboard_log _init_setup_model".split()
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -151,17 +150,16 @@ class Manager(ExperimentManager):
         return hyperparams, saved
 
     @overrides
-    def load_trial(self, storage: str, study_name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def load_trial(self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True) -> dict[str, Any]:
         """
         :raises ArgumentError: if there is no such study or trial; rl_zoo3 2.9.2 ends in an error that names neither
         """
         try:
-            return super().load_trial(storage, study_name, *args, **kwargs)
-        except ArgumentError:  # of our converters
-            raise
+            params = super().load_trial(storage, study_name, trial_id, convert=False)
         except (KeyError, IndexError, ValueError) as error:
-            which = "finished trial" if self.trial_id is None else f"trial {self.trial_id}"
+            which = "finished trial" if trial_id is None else f"trial {trial_id}"
             raise ArgumentError(f"there is no study {study_name!r} in {storage}, or it has no {which}") from error
+        return HYPERPARAMS_CONVERTER[self.algo](params) if convert else params
 
     @overrides
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple:
@@ -185,7 +183,7 @@ class Manager(ExperimentManager):
                 hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
             hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
         except (SyntaxError, NameError, ValueError, ModuleNotFoundError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ArgumentError(f"the hyperparameters cannot be read {place}: {reason}") from error
         if self.is_ours:
             if isinstance(hyperparams.get("aux_learning_rate"), str):  # which the Zoo does not know

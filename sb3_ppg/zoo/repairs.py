@@ -184,7 +184,7 @@ def expressions_named() -> AbstractContextManager:
             try:
                 evaluate(self, parser, namespace, [value], option_string)
             except Exception as error:
-                reason = str(error).splitlines()[0]
+                reason = " ".join(str(error).split())
                 example = "NAME:VALUE with a value in Python, and a text in quotes of its own: NAME:\"'text'\""
                 raise ArgumentError(f"{option_string} {value} cannot be read ({reason}): use {example}") from error
             evaluated |= getattr(namespace, self.dest)
