@@ -92,7 +92,13 @@ class MissingExtraError(ImportError):
 
 
 class HubError(RuntimeError):
-    """Raised for a model that cannot be sent to the Hugging Face Hub or fetched from it."""
+    """
+    Raised for a model that cannot be sent to the Hugging Face Hub or fetched from it. The message, part of which may come from
+    there, is always ``printable``.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 def nearest(name: str, there: Iterable[str]) -> str:

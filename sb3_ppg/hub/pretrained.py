@@ -101,13 +101,17 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         counters=Counters(**{name: getattr(model, name) for name in Counters.__struct_fields__}),
         vec_normalize=None if normalizer is None else _describe_vec_normalize(normalizer),
     )
+    with _as_format_error("A model that nobody could load"):
+        text = msgspec.json.format(msgspec.json.encode(description), indent=1)
     folder = Path(folder)
     with atomic_writes([folder / DESCRIPTION, folder / ARRAYS]) as (new_text, new_arrays):
-        new_text.write_bytes(msgspec.json.format(msgspec.json.encode(description), indent=1))
+        new_text.write_bytes(text)
         # safetensors' own errors of writing would not be OSErrors
         new_arrays.write_bytes(save({name: array.detach().cpu().contiguous().clone() for name, array in arrays.items()}))
-        with _as_format_error("A model that nobody could load"):
+        try:
             _read(new_text, new_arrays, None, th.device("cpu"), custom)
+        except Exception as error:
+            raise ModelFormatError(f"A model that nobody could load ({type(error).__name__}): {error}") from error
 
 
 def from_pretrained(

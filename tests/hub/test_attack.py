@@ -35,10 +35,12 @@ from sb3_ppg.errors import ModelFormatError, NonFiniteError
 from sb3_ppg.family import with_preset
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
+from sb3_ppg.hub.schema import Counters
 from tests.helpers import MaskedEnv, RandomEnv
 from tests.hub import watch
 from tests.hub.small_models import BOX, DICT, SMALL, nested
 from tests.hub.watch import watched
+from tests.saving.small_models import same
 
 pytestmark = pytest.mark.slow
 
@@ -321,6 +323,35 @@ def test_claims_of_much_in_a_few_bytes(data):
                     load(Path(folder))
             except ModelFormatError:
                 pass
+
+
+# ---- models that are written ----
+
+COUNTED = [name for name in Counters.__struct_fields__ if name != "_current_progress_remaining"]
+
+
+@given(names, st.lists(st.tuples(st.sampled_from([*COUNTED, "gamma", "ent_coef"]), numbers), max_size=2), numbers, st.data())
+def test_what_is_written_can_be_read(name, attributes, number, data):
+    honest = base(name)
+    with tempfile.TemporaryDirectory() as folder:
+        for file, content in honest.files.items():
+            (Path(folder) / file).write_bytes(content)
+        model = from_pretrained(folder, honest.make_env(), "cpu")
+        for attribute, value in attributes:
+            setattr(model, attribute, value)
+        arrays = [
+            *model.policy.parameters(),
+            *(array for state in model.aux_optimizer.state.values() for array in state.values()),
+        ]
+        data.draw(st.sampled_from([array for array in arrays if isinstance(array, th.Tensor)])).data.copy_(
+            th.tensor(float(number))
+        )
+        try:
+            save_pretrained(model, Path(folder) / "new")
+        except ModelFormatError:
+            assert not list(Path(folder).rglob("new/*"))
+        else:
+            assert same(model, from_pretrained(Path(folder) / "new", honest.make_env(), "cpu"))
 
 
 # ---- the watch itself ----

@@ -384,6 +384,12 @@ def test_nothing_is_written_that_cannot_be_shared(tmp_path):
     model.n_steps = 2 * 10**7  # more than readers accept
     with pytest.raises(ModelFormatError, match=r"n_steps"):
         save_pretrained(model, tmp_path / "new")
+    with pytest.raises(ModelFormatError, match="too many layers"):
+        save_pretrained(PPG("MlpPolicy", "CartPole-v1", policy_kwargs=dict(net_arch=[1] * 500)), tmp_path / "new")
+    model = small_model()
+    model.num_timesteps = 2**70
+    with pytest.raises(ModelFormatError, match="A model that nobody could load"):
+        save_pretrained(model, tmp_path / "new")
     assert list(tmp_path.rglob("*.*")) == []
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
-from sb3_ppg.errors import MAX_MESSAGE, ModelFormatError, printable
+from sb3_ppg.errors import MAX_MESSAGE, HubError, ModelFormatError, printable
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from sb3_ppg.hub.values import CLASSES
@@ -151,6 +152,7 @@ def test_keys_that_a_terminal_would_obey(tmp_path):
 
 
 def test_errors_do_not_command_the_terminal(copied):
+    assert str(HubError("\x1b[2J")) == r"\x1b[2J"
     text = printable("\x1b[2J\r\n\x00\x7f\u202e\u2028\ud800 Zürich, 東京")
     assert text == r"\x1b[2J\r\n\x00\x7f\u202e\u2028\ud800 Zürich, 東京"
     assert len(printable("x" * 10**6)) < MAX_MESSAGE + 10
@@ -442,4 +444,12 @@ def test_loading_leaves_the_global_generators_alone(copied, reader):
     else:
         with pytest.raises(ModelFormatError, match="trained without"):
             load_vec_normalize(copied)
+    assert generator_states() == before
+
+
+def test_loading_in_several_threads_leaves_the_generators_alone(small):
+    before = generator_states()
+    with ThreadPoolExecutor(4) as threads:
+        for loaded in threads.map(lambda _: from_pretrained(small, device="cpu"), range(12)):
+            assert loaded.num_timesteps == 16
     assert generator_states() == before
