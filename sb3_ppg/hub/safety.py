@@ -102,6 +102,7 @@ def outline(model: PPG) -> PPG:
     made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take this for a GPU
     with META, _SizesOnly() as sizes, th.no_grad(), unvalidated_distributions():
         made._setup_model()
+        made.policy.mixed_precision = None  # this device has none
         observation, _ = made.policy.obs_to_tensor(next(_some_observations(model.observation_space)))
         for extractor in (made.policy.pi_features_extractor, made.policy.vf_features_extractor):
             extractor.takes_uint8 = False  # type: ignore[assignment] # which asks for the device

@@ -68,6 +68,7 @@ MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
         spaces.Discrete(4),
         dict(policy_kwargs=dict(architecture="detached", features_extractor_class=ImpalaCNN)),
     ),
+    "bfloat16": ("CnnPolicy", image_space(36, 36, 3), spaces.Discrete(4), dict(mixed_precision="bf16")),
     "dictionary": ("MultiInputPolicy", DICT, spaces.Discrete(4), dict(policy_kwargs=dict(share_features_extractor=False))),
     "settings": (
         "MlpPolicy",
