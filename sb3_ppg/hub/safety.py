@@ -28,6 +28,7 @@ MAX_OBSERVATION = 1000.0  # for which that is known
 MAX_COUNT = 1e30  # of samples in statistics
 META = th.device("meta")
 MAX_CALLS = 2**14  # of torch's functions, when networks are made: about a thousand tensors
+MAX_FILLED = 2**24  # numbers that are filled in and no weights, such as the states of LSTMs
 MAX_ACTIVATIONS = 2**27  # numbers that a features extractor may make of one observation
 MAX_MASK_BYTES = 2**28  # of action masks, which are filled with ones when the model is made
 
@@ -67,7 +68,7 @@ class _SizesOnly(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = self.numbers = 0
+        self.calls = self.numbers = self.filled = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is th.Tensor.__bool__:  # an average over policies asks for its count
@@ -77,6 +78,9 @@ class _SizesOnly(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         self.calls += 1
         self.numbers += result.numel() if isinstance(result, th.Tensor) else 0
+        self.filled += result.numel() if func in (th.zeros, th.ones) else 0
+        if self.filled > MAX_FILLED:
+            raise ModelFormatError("it describes an LSTM whose states, one for each environment, are too large")
         if self.calls > MAX_CALLS:
             raise ModelFormatError("it describes networks of too many layers")
         return result

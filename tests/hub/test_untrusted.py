@@ -131,6 +131,8 @@ def test_a_key_that_is_there_twice(copied):
 def test_rollouts_that_no_machine_holds(tmp_path):
     save_pretrained(RecurrentPPG("MlpLstmPolicy", RandomEnv(BOX, spaces.Discrete(2)), **SMALL), tmp_path / "lstm")
     save_pretrained(MaskablePPG("MlpPolicy", MaskedEnv(), **SMALL), tmp_path / "masks")
+    change(tmp_path / "lstm", "n_envs", 10**7)
+    refused(tmp_path / "lstm", "states, one for each environment, are too large")
     for name, n_steps, n_envs in (("lstm", 10**7, 2**24), ("masks", 9_999_999, 1), ("masks", 1000, 2**24)):
         change(tmp_path / name, "arguments.n_steps", n_steps)
         change(tmp_path / name, "n_envs", n_envs)
