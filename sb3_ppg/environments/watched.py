@@ -19,13 +19,13 @@ Numbers = tuple[str, Any, int | None]  # see `check_finite`
 # SB3's VecCheckNan names neither environment nor step, and another wrapper would break `sync_envs_normalization`
 
 
-def checked_step(env: VecEnv, actions: np.ndarray, when: str, allow_observations: bool = False) -> VecEnvStepReturn:
+def checked_step(env: VecEnv, actions: np.ndarray, step: int, allow_observations: bool = False) -> VecEnvStepReturn:
     """
     Take a step whose numbers are finite.
 
     :param env: environments with any wrappers
     :param actions: of all environments
-    :param when: the number of the step, for the message
+    :param step: its number in the rollout, for the message
     :param allow_observations: whether observations may be NaN or infinite
     :return: as ``VecEnv.step``
     :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode that was cut off is
@@ -43,7 +43,7 @@ def checked_step(env: VecEnv, actions: np.ndarray, when: str, allow_observations
                 numbers.append(("last observation of an episode", last, index))
         if allow_observations:
             numbers = [one for one in numbers if one[0] == "reward"]
-        check_finite(env, numbers, f"{when}; the policy has not been trained with it")
+        check_finite(env, numbers, f"after step {step} of the rollout; the policy has not been trained with it")
     return observations, rewards, dones, infos
 
 

@@ -56,8 +56,9 @@ def take_steps(
                 actions, values, log_probs, also_stored = _finite_act(model, obs_tensor, env)
             actions = actions.cpu().numpy()
             clipped_actions = model.policy.actions.for_environments(actions)
-            when = f"after step {n_steps + 1} of the rollout"
-            new_obs, rewards, dones, infos = checked_step(env, clipped_actions, when, model.allow_nonfinite_observations)
+            new_obs, rewards, dones, infos = checked_step(
+                env, clipped_actions, n_steps + 1, model.allow_nonfinite_observations
+            )
             model.num_timesteps += n_new
 
             callback.update_locals({**locals(), "self": model})
