@@ -33,6 +33,7 @@ from sb3_ppg.buffers.checks import (
     check_samples,
     has_single_samples,
 )
+from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation, store_floats
 from sb3_ppg.callbacks import tell, without_rank_zero_callbacks
@@ -45,7 +46,7 @@ from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, policy_phase_summary
 from sb3_ppg.optim.epoch import Epoch, mean_losses, optimize_epoch
-from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, map_arrays, split
+from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, split
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy

@@ -16,11 +16,11 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.arguments import check_values
+from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.protocol import has_new_arrays
 from sb3_ppg.buffers.rollouts import Observations, n_bytes, order_by_environment
 from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.optim.micro_batches import map_arrays
 
 
 class AuxiliaryBatch(NamedTuple):

@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.arguments import check_value, count
+from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
 
@@ -159,8 +160,7 @@ class EnvPoolVecEnv(VecEnv):
         indices = pool_infos["env_id"]
         for row, index in enumerate(indices):
             self.reset_infos[index] = _info_of(pool_infos, row, len(indices))
-        for name, part in observations.items() if isinstance(observations, dict) else [(None, observations)]:
-            part[indices] = first if name is None else first[name]
+        replace(observations, first, indices)
 
     # ---- the rest of a VecEnv ----
 
@@ -229,9 +229,20 @@ def observation_at(observations: Any, index: int) -> Any:
     :param index: of one environment
     :return: a copy of its observation
     """
-    if isinstance(observations, dict):
-        return {name: part[index].copy() for name, part in observations.items()}
-    return observations[index].copy()
+    return map_arrays(lambda array: array[index].copy(), observations)
+
+
+def replace(observations: Any, others: Any, places: np.ndarray) -> None:
+    """
+    :param observations: of all environments, (num_envs, ...), to write into
+    :param others: observations of some environments
+    :param places: where those belong: their environments' indices, or a mask of shape (num_envs,)
+    """
+
+    def put(array: np.ndarray, other: np.ndarray) -> None:
+        array[places] = other
+
+    map_arrays(put, observations, others)
 
 
 def _info_of(pool_infos: dict[str, Any], index: int, num_envs: int) -> dict[str, Any]:

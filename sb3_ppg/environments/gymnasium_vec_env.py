@@ -11,7 +11,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_ppg.environments.envpool_vec_env import observation_at
+from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.environments.envpool_vec_env import observation_at, replace
 from sb3_ppg.errors import ArgumentError, warn
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
@@ -70,14 +71,14 @@ class GymnasiumVecEnv(VecEnv):
         self._reset_options()
         self._is_resetting[:] = False
         self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=int)
-        return _copied(observations)
+        return map_arrays(np.array, observations)  # Gymnasium may use its arrays again
 
     def step_async(self, actions: np.ndarray) -> None:
         self.waiting_actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
         observations, rewards, terminated, truncated, infos = self.env.step(self.waiting_actions)
-        observations, infos, dones = _copied(observations), list(infos), np.asarray(terminated | truncated)
+        observations, infos, dones = map_arrays(np.array, observations), list(infos), np.asarray(terminated | truncated)
         self._returns += rewards
         self._lengths += 1
         for index in np.flatnonzero(dones).tolist():
@@ -102,7 +103,7 @@ class GymnasiumVecEnv(VecEnv):
             first, first_infos = self.env.reset(options={"reset_mask": dones.copy()})
             for index in np.flatnonzero(dones).tolist():
                 self.reset_infos[index] = first_infos[index]
-            _replace(observations, first, dones)
+            replace(observations, map_arrays(lambda array: array[dones], first), dones)
         elif self.mode == NEXT_STEP and not self._takes_masks:
             self._is_resetting = dones
             self._last = {index: observation_at(observations, index) for index in np.flatnonzero(dones).tolist()}
@@ -143,16 +144,3 @@ class GymnasiumVecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         # Episodes are recorded here, and `evaluate_policy` shall count those
         return [issubclass(wrapper_class, Monitor) for _ in self._get_indices(indices)]
-
-
-def _copied(observations: Any) -> Any:
-    """Copy observations, because Gymnasium may use its arrays again."""
-    if isinstance(observations, dict):
-        return {name: _copied(part) for name, part in observations.items()}
-    return np.array(observations)
-
-
-def _replace(observations: Any, others: Any, mask: np.ndarray) -> None:
-    """Replace the observations of some environments."""
-    for name, part in observations.items() if isinstance(observations, dict) else [(None, observations)]:
-        part[mask] = (others if name is None else others[name])[mask]

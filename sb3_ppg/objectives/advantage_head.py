@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import Rule, check_value, count, number, require
+from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.rollouts import RolloutEnd, order_by_environment
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
-from sb3_ppg.optim.micro_batches import map_arrays
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.heads import has_own_loss
 from sb3_ppg.protocols import PhasicModel

@@ -11,10 +11,11 @@ import numpy as np
 import torch as th
 from torch import nn
 
+from sb3_ppg.buffers.nested import map_arrays, n_samples
 from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
-from sb3_ppg.optim.micro_batches import map_arrays, n_samples, split
+from sb3_ppg.optim.micro_batches import split
 from sb3_ppg.optim.precision import unvalidated_distributions
 
 ADVICE = (
@@ -102,7 +103,7 @@ def optimize_epoch(
             names += losses.names
             history += [values, norm.unsqueeze(0)]
             log_ratios.append(losses.log_ratio)
-            sizes.append(n_samples(minibatch))
+            sizes.append(n_samples(minibatch[0]))
             if stopped := target_kl is not None and exceeds_target_kl(losses.log_ratio, target_kl):
                 break
             optimizer.step()
@@ -146,9 +147,9 @@ def compute_gradient(
         parameter.grad = None
     all_values: list[th.Tensor] = []
     log_ratios: list[th.Tensor] = []
-    size = n_samples(minibatch)
+    size = n_samples(minibatch[0])
     for micro_batch in split(minibatch, micro_batch_size):
-        losses, weight = loss_fn(micro_batch), n_samples(micro_batch) / size
+        losses, weight = loss_fn(micro_batch), n_samples(micro_batch[0]) / size
         values, total = losses.values, losses.total
         if weight < 1:
             values, total = weight * values, weight * total

@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
+from sb3_ppg.buffers.nested import map_arrays, n_samples
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 Minibatch = TypeVar("Minibatch", bound=tuple)
@@ -64,15 +65,6 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
     return sizes
 
 
-def n_samples(minibatch: tuple) -> int:
-    """
-    :param minibatch: tuple of tensors, or of dictionaries of tensors, the first of shape (B, ...)
-    :return: B
-    """
-    first = minibatch[0]
-    return len(next(iter(first.values())) if isinstance(first, dict) else first)
-
-
 def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
     """
     :param minibatch: tuple of tensors, or of nested dictionaries and tuples of tensors, of shape (B, ...), or (number of
@@ -80,7 +72,7 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
     :param size: in samples; None: all
     :return: consecutive parts of at most that size, of whole sequences and at least one, which share its memory
     """
-    whole = n_samples(minibatch)
+    whole = n_samples(minibatch[0])
     if size is None or size >= whole:
         yield minibatch
         return
@@ -98,21 +90,6 @@ def _part(start: int, stop: int, whole: int, leaf: Any) -> Any:
 
 def _has_samples(leaf: Any) -> bool:
     return isinstance(leaf, th.Tensor) and leaf.dim() > 0
-
-
-def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
-    """
-    :param function: of as many arrays as there are trees
-    :param trees: arrays or tensors, or dictionaries and tuples of such, nested as deep as one likes, of the same structure
-    :return: the function's values, in the same structure
-    """
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: map_arrays(function, *(tree[key] for tree in trees)) for key in first}
-    if isinstance(first, tuple):
-        parts = [map_arrays(function, *some) for some in zip(*trees, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    return function(*trees)
 
 
 def has_convolutions(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb3_ppg.arguments import check_value, count
+from sb3_ppg.buffers.nested import n_samples
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
     ARCHITECTURES,
@@ -223,8 +224,8 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         :return: at least these fields
         """
         if lstm_states is None or episode_starts is None:
-            n_samples = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-            lstm_states, episode_starts = self.initial_states(n_samples), th.ones(n_samples, device=self.device)
+            batch_size = n_samples(obs)
+            lstm_states, episode_starts = self.initial_states(batch_size), th.ones(batch_size, device=self.device)
         detach = self.detach_value_in_aux_phase if auxiliary else self.architecture == "detached"
         run: Any = self._process_sequence if "lstm_states" in reads else _without_states
         unread: Any = None

@@ -11,13 +11,13 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.checks import check_room
+from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.replay import KINDS, Rollout
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.distributed.collectives import rank_and_size
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, warn
-from sb3_ppg.optim.micro_batches import map_arrays
 from sb3_ppg.protocols import COUNTERS, PhasicModel
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generator_states, restore_generators
