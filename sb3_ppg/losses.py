@@ -152,8 +152,9 @@ def decoupled_policy_gradient_loss(
     behavior = th.max(behavior_log_prob, log_prob.detach() - math.log(importance_limit))
     loss = -advantages * th.exp(log_prob - behavior)
     if clip_range is not None:
-        lowest = math.log1p(-clip_range) if clip_range < 1 else -math.inf
-        log_ratio = th.clamp(log_prob - proximal_log_prob, lowest, math.log1p(clip_range))
+        epsilon = th.as_tensor(clip_range, dtype=log_prob.dtype, device=log_prob.device)
+        lowest, highest = th.log1p(-epsilon.clamp(max=1)), th.log1p(epsilon)
+        log_ratio = th.clamp(log_prob - proximal_log_prob, lowest, highest)
         loss = th.max(loss, -advantages * th.exp(log_ratio + proximal_log_prob - behavior))
     return weighted_mean(loss, weights)
 

@@ -44,6 +44,7 @@ from sb3_ppg.environments.watched import check_first_observations, innermost, st
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
+from sb3_ppg.optim.compiled import CompiledStep
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, policy_phase_summary
 from sb3_ppg.optim.epoch import Epoch, mean_losses, optimize_epoch
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, split
@@ -149,6 +150,9 @@ class PPG(OnPolicyAlgorithm):
     :param micro_batch_size: The most samples in one forward pass. The gradient of a larger minibatch is accumulated over
         several; the step is the same, and needs less memory. "auto": what is fast, see ``fitting_micro_batch_size``. None:
         whole minibatches
+    :param compile_updates: Whether torch compiles the optimizer steps of both phases, which takes about 15 s for each phase
+        the first time on a machine, and makes updates of small networks several times faster; docs/guides/speed.md says which
+        set-ups are left as they are. "auto": if the training is long enough to gain from it
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
         float32. It is about twice as fast where the processor multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix
         products in TensorFloat-32, on NVIDIA GPUs. None: float32
@@ -230,6 +234,7 @@ class PPG(OnPolicyAlgorithm):
         recompute_advantages: bool = False,
         replay_kwargs: dict[str, Any] | None = None,
         micro_batch_size: int | Literal["auto"] | None = "auto",
+        compile_updates: bool | Literal["auto"] = "auto",
         mixed_precision: MixedPrecision | None = None,
         objective: str | type[Objective] = "ppg",
         objective_kwargs: dict[str, Any] | None = None,
@@ -278,6 +283,7 @@ class PPG(OnPolicyAlgorithm):
         self.recompute_advantages = recompute_advantages
         self.replay_kwargs = replay_kwargs
         self.micro_batch_size = micro_batch_size
+        self.compile_updates = compile_updates
         self.mixed_precision = mixed_precision
         self.objective_class = find_objective(objective)
         self.objective_kwargs = objective_kwargs
@@ -371,12 +377,13 @@ class PPG(OnPolicyAlgorithm):
         self._prepare_rollouts([kind for kind, *_ in plan])
         coefficients = self.coefficients()
         if objective.adversary_optimizer is not None:
-            of_adversary = partial(self._minibatch_losses, objective.adversary_losses, coefficients)
+            of_adversary = partial(self.minibatch_losses, objective.adversary_losses, coefficients)
             adversary = (objective.adversary_optimizer, of_adversary)
         after_step = partial(objective.after_policy_step, self.policy)
         of_policy: dict[str, Any] = dict(target_kl=self.target_kl, after_step=after_step, adversary=adversary)
         history: dict[Kind, list[Epoch]] = {kind: [] for kind in KINDS}
         for kind, losses, n_epochs, batch_size in plan:
+            compiled = self._compiled(kind, losses, optimizers[kind], coefficients)
             for _ in range(n_epochs):
                 due = self.replay.due(kind)
                 if not due:
@@ -389,9 +396,10 @@ class PPG(OnPolicyAlgorithm):
                     [self.policy, objective],
                     optimizers[kind],
                     self.replay.epoch(kind, batch_size),
-                    partial(self._minibatch_losses, losses, coefficients),
+                    partial(self.minibatch_losses, losses, coefficients),
                     self.resolved_micro_batch_size(),
                     self.max_grad_norm,
+                    compiled=compiled,
                     **(of_policy if kind == "policy" else {}),
                 )
                 history[kind].append(epoch)
@@ -478,7 +486,9 @@ class PPG(OnPolicyAlgorithm):
 
         learning_rate = self.aux_lr_schedule(self._current_progress_remaining)
         update_learning_rate(self.aux_optimizer, learning_rate)
-        losses = partial(self._minibatch_losses, self.objective.auxiliary_losses, self.coefficients())
+        objective_losses, coefficients = self.objective.auxiliary_losses, self.coefficients()
+        losses = partial(self.minibatch_losses, objective_losses, coefficients)
+        compiled = self._compiled("auxiliary", objective_losses, self.aux_optimizer, coefficients)
         history: list[Epoch] = []
         for _ in range(self.n_aux_epochs):
             self.policy.set_training_mode(True)  # a callback may have evaluated the policy
@@ -490,6 +500,7 @@ class PPG(OnPolicyAlgorithm):
                 losses,
                 self.resolved_micro_batch_size(),
                 self.max_grad_norm,
+                compiled=compiled,
             )
             history.append(epoch)
             report("on_aux_epoch_end", epoch=len(history), losses=mean_losses([epoch]))
@@ -533,11 +544,20 @@ class PPG(OnPolicyAlgorithm):
             schedule(self._current_progress_remaining) if callable(schedule) else schedule
             for schedule in (self.clip_range, self.clip_range_vf)
         )
-        weights = {name: getattr(self, name) for name in ("ent_coef", "vf_coef", "kl_coef", "beta_clone")}
-        return Coefficients(clip_range, clip_range_vf, self.policy.value_unit, **weights)
+        weights = {name: getattr(self, name) for name in ("ent_coef", "vf_coef", "beta_clone")}
+        return Coefficients(clip_range, clip_range_vf, self.policy.value_unit, **weights, kl_coef=self.kl_coef or None)
 
-    def _minibatch_losses(self, losses: Callable[..., Losses], coefficients: Coefficients, batch: Any) -> Losses:
+    def minibatch_losses(self, losses: Callable[..., Losses], coefficients: Coefficients, batch: Any) -> Losses:
+        """
+        :param losses: method of the objective
+        :param coefficients: weights of the terms
+        :param batch: samples of a rollout, or of the auxiliary phase
+        :return: their losses
+        """
         return losses(self.policy, self.network_inputs(batch), batch, coefficients)
+
+    def _compiled(self, *update: Any) -> CompiledStep | None:
+        return None if self.session is None else self.session.compiled_steps.begin_update(*update)
 
     def _aux_samples_per_batch(self) -> int:
         """

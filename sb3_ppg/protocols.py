@@ -29,7 +29,11 @@ class PhasicModel(Protocol):
     n_policy_iterations: int
     n_aux_epochs: int
     aux_batch_size: int | None
+    n_epochs: int
     micro_batch_size: Any
+    compile_updates: Any
+    target_kl: float | None
+    max_grad_norm: Any
     clip_range: Any
     clip_range_vf: Any
     normalize_advantage: bool
@@ -64,6 +68,8 @@ class PhasicModel(Protocol):
     def get_env(self) -> VecEnv | None: ...
 
     def network_inputs(self, batch: Any) -> tuple: ...
+
+    def minibatch_losses(self, losses: Any, coefficients: Any, batch: Any) -> Any: ...
 
     def context(self) -> dict[str, np.ndarray]: ...
 

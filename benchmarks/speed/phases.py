@@ -67,13 +67,13 @@ def image_model(env: VecEnv, policy_kwargs: dict[str, Any], device: str = "cpu",
 
 def policy_minibatch(model: PPG, batch: Any, size: int | None) -> None:
     """Take a step of the policy phase in micro-batches of this size."""
-    losses = partial(model._minibatch_losses, model.objective.joint_losses, model.coefficients())
+    losses = partial(model.minibatch_losses, model.objective.joint_losses, model.coefficients())
     optimize_epoch("policy", [model.policy], model.policy.optimizer, [batch], losses, size)
 
 
 def auxiliary_minibatch(model: PPG, batch: Any, size: int | None) -> None:
     """Take a step of the auxiliary phase in micro-batches of this size."""
-    losses = partial(model._minibatch_losses, model.objective.auxiliary_losses, model.coefficients())
+    losses = partial(model.minibatch_losses, model.objective.auxiliary_losses, model.coefficients())
     optimize_epoch("auxiliary", [model.policy], model.aux_optimizer, [batch], losses, size)
 
 

@@ -23,8 +23,11 @@ class Actions:
 
     bounded: bool = False  # whether the distribution's actions lie in [-1, 1], from which environments' bounds are reached
 
-    def __init__(self, space: spaces.Space):
+    n_features: int  # size of ``features``
+
+    def __init__(self, space: Any):
         self.space = space
+        self.n_features = math.prod(space.shape or ())
 
     # ---- distributions ----
 
@@ -75,11 +78,6 @@ class Actions:
         :return: as the distribution's ``log_prob`` takes them
         """
         return actions
-
-    @property
-    def n_features(self) -> int:
-        """Size of ``features``."""
-        return math.prod(self.space.shape or ())
 
     def features(self, actions: th.Tensor) -> th.Tensor:
         """

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from sb3_contrib.common.maskable.distributions import (
     MaskableBernoulliDistribution,
     MaskableCategoricalDistribution,
@@ -49,9 +50,9 @@ class CategoricalActions(Actions):
     def from_buffer(self, actions: th.Tensor) -> th.Tensor:
         return actions.long().flatten()
 
-    @property
-    def n_features(self) -> int:
-        return int(self.space.n)  # type: ignore[attr-defined]
+    def __init__(self, space: spaces.Discrete):
+        super().__init__(space)
+        self.n_features = int(space.n)
 
     def features(self, actions: th.Tensor) -> th.Tensor:
         return F.one_hot(actions, self.n_features)
@@ -66,14 +67,14 @@ class MultiCategoricalActions(Actions):
     def parameters(distribution: Any) -> th.Tensor:
         return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
 
-    @property
-    def n_features(self) -> int:
-        return int(self.space.nvec.sum())  # type: ignore[attr-defined]
+    def __init__(self, space: spaces.MultiDiscrete):
+        super().__init__(space)
+        self.sizes: list[int] = space.nvec.tolist()
+        self.n_features = sum(self.sizes)
 
     def features(self, actions: th.Tensor) -> th.Tensor:
-        sizes = self.space.nvec  # type: ignore[attr-defined]
         columns = actions.long().unbind(dim=1)
-        return th.cat([F.one_hot(column, int(n)) for column, n in zip(columns, sizes, strict=True)], dim=1)
+        return th.cat([F.one_hot(column, n) for column, n in zip(columns, self.sizes, strict=True)], dim=1)
 
 
 class BernoulliActions(Actions):

@@ -20,14 +20,15 @@ from sb3_ppg.protocols import PhasicModel
 
 class Coefficients(NamedTuple):
     """
-    Weights and limits of the losses' terms, the same for all minibatches of an update.
+    Weights and limits of the losses' terms, the same for all minibatches of an update: numbers, or, where updates are
+    compiled, scalar tensors.
 
     :param clip_range: ε, or None for no clipping
     :param clip_range_vf: in value units, or None for no clipping
     :param value_unit: unit in which value errors are measured, in the units of the (normalised) return
     :param ent_coef: weight of the entropy bonus
     :param vf_coef: weight of the value loss of the policy phase
-    :param kl_coef: weight of the KL penalty of the policy phase
+    :param kl_coef: weight of the KL penalty of the policy phase, or None for no penalty
     :param beta_clone: β_clone, weight of the KL term of the auxiliary phase
     """
 
@@ -36,7 +37,7 @@ class Coefficients(NamedTuple):
     value_unit: float
     ent_coef: float
     vf_coef: float
-    kl_coef: float
+    kl_coef: float | None
     beta_clone: float
 
 

@@ -115,7 +115,7 @@ class PaperObjective(Objective):
         entropy_loss = losses.entropy_loss(entropy, log_prob, weights_of(batch))
         terms = {"policy_gradient_loss": surrogate, "entropy_loss": entropy_loss}
         total = surrogate + coefficients.ent_coef * terms["entropy_loss"]
-        if coefficients.kl_coef > 0:
+        if coefficients.kl_coef is not None:
             terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
             total = total + coefficients.kl_coef * terms["kl_penalty"]
         return Losses(total, terms, log_prob.detach() - proximal_log_prob)

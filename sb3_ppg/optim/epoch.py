@@ -5,6 +5,7 @@ that losses and gradients are finite.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from sb3_ppg.buffers.nested import map_arrays, n_samples
 from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
+from sb3_ppg.optim.compiled import CompiledStep
 from sb3_ppg.optim.micro_batches import split
 from sb3_ppg.optim.precision import unvalidated_distributions
 
@@ -44,6 +46,24 @@ class Epoch(NamedTuple):
     stopped: bool
 
 
+class Gradient(NamedTuple):
+    """
+    Losses of a minibatch, once their gradient is known.
+
+    :param names: names of the losses
+    :param values: their values, (n_losses,)
+    :param log_ratio: see ``Losses``, (B,)
+    :param norm: L2 norm of the gradient before it was clipped, ()
+    :param step_is_taken: whether the optimizer's step has been taken already
+    """
+
+    names: list[str]
+    values: th.Tensor
+    log_ratio: th.Tensor
+    norm: th.Tensor
+    step_is_taken: bool = False
+
+
 def mean_losses(epochs: list[Epoch]) -> dict[str, float]:
     """
     :param epochs: of the same losses
@@ -67,6 +87,7 @@ def optimize_epoch(
     target_kl: float | None = None,
     after_step: Callable[[], None] | None = None,
     adversary: tuple[th.optim.Optimizer, Callable[[Minibatch], Losses]] | None = None,
+    compiled: CompiledStep | None = None,
 ) -> Epoch:
     """
     Take one optimizer step per minibatch. The losses stay on the device until the epoch ends, and then come in one transfer.
@@ -83,6 +104,7 @@ def optimize_epoch(
     :param after_step: called after each step
     :param adversary: optimizer of networks that learn against the policy and take a step before each of its steps, and their
         losses
+    :param compiled: takes the steps, or computes the gradients, of the minibatches that it is for
     :return: losses and log-ratios
     :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
@@ -91,22 +113,23 @@ def optimize_epoch(
     history: list[th.Tensor] = []
     sizes: list[int] = []
     log_ratios: list[th.Tensor] = []
-    with unvalidated_distributions():
+    with unvalidated_distributions(), nullcontext() if compiled is None else compiled.epoch():
         for minibatch in minibatches:
             names: list[str] = []
             if adversary is not None:
-                losses, values, _ = compute_gradient(*adversary, minibatch, micro_batch_size, max_grad_norm)
+                of_adversary = compute_gradient(*adversary, minibatch, micro_batch_size, max_grad_norm)
                 adversary[0].step()
-                names += [f"adversary_{name}" for name in losses.names]
-                history.append(values)
-            losses, values, norm = compute_gradient(optimizer, loss_fn, minibatch, micro_batch_size, max_grad_norm)
-            names += losses.names
-            history += [values, norm.unsqueeze(0)]
-            log_ratios.append(losses.log_ratio)
+                names += [f"adversary_{name}" for name in of_adversary.names]
+                history.append(of_adversary.values)
+            gradient = compute_gradient(optimizer, loss_fn, minibatch, micro_batch_size, max_grad_norm, compiled)
+            names += gradient.names
+            history += [gradient.values, gradient.norm.unsqueeze(0)]
+            log_ratios.append(gradient.log_ratio)
             sizes.append(n_samples(minibatch[0]))
-            if stopped := target_kl is not None and exceeds_target_kl(losses.log_ratio, target_kl):
+            if stopped := target_kl is not None and exceeds_target_kl(gradient.log_ratio, target_kl):
                 break
-            optimizer.step()
+            if not gradient.step_is_taken:
+                optimizer.step()
             if after_step is not None:
                 after_step()
 
@@ -127,7 +150,8 @@ def compute_gradient(
     minibatch: Minibatch,
     micro_batch_size: int | None = None,
     max_grad_norm: float | None = None,
-) -> tuple[Losses, th.Tensor, th.Tensor]:
+    compiled: CompiledStep | None = None,
+) -> Gradient:
     """
     Compute the gradient of a minibatch's loss in the optimizer's parameters, over all processes, and clip it.
 
@@ -139,32 +163,39 @@ def compute_gradient(
     :param minibatch: named tuple of tensors, or of dictionaries of tensors, of shape (B, ...)
     :param micro_batch_size: the most samples in one forward pass. None: all at once
     :param max_grad_norm: the largest L2 norm; a larger gradient is scaled down to it. None: no clipping
-    :return: the losses of the last micro-batch, with all log-ratios; the scalars of the whole minibatch, (n_scalars,); the
-        gradient's L2 norm before it was clipped, ()
+    :param compiled: computes the gradient of the minibatches that it is for, and may take the optimizer's step as well
+    :return: losses and norm of the gradient, which lies in the parameters' ``grad``
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for parameter in parameters:
-        parameter.grad = None
-    all_values: list[th.Tensor] = []
-    log_ratios: list[th.Tensor] = []
     size = n_samples(minibatch[0])
-    for micro_batch in split(minibatch, micro_batch_size):
-        losses, weight = loss_fn(micro_batch), n_samples(micro_batch[0]) / size
-        values, total = losses.values, losses.total
-        if weight < 1:
-            values, total = weight * values, weight * total
-        total.backward()
-        all_values.append(values)
-        log_ratios.append(losses.log_ratio)
-    if len(all_values) > 1:
-        losses, values = losses._replace(log_ratio=th.cat(log_ratios)), th.stack(all_values).sum(dim=0)
+    result = None if compiled is None else compiled(minibatch)
+    if result is not None:
+        names, values, log_ratio = result.names, result.values, result.log_ratio
+        if result.norm is not None:
+            return Gradient(names, values, log_ratio, result.norm, step_is_taken=True)
+    else:
+        for parameter in parameters:
+            parameter.grad = None
+        all_values: list[th.Tensor] = []
+        log_ratios: list[th.Tensor] = []
+        for micro_batch in split(minibatch, micro_batch_size):
+            losses, weight = loss_fn(micro_batch), n_samples(micro_batch[0]) / size
+            values, total = losses.values, losses.total
+            if weight < 1:
+                values, total = weight * values, weight * total
+            total.backward()
+            all_values.append(values)
+            log_ratios.append(losses.log_ratio)
+        names, log_ratio = losses.names, losses.log_ratio
+        if len(all_values) > 1:
+            values, log_ratio = th.stack(all_values).sum(dim=0), th.cat(log_ratios)
 
     if n_processes() > 1:
         average_gradients(parameters, values)
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     if max_grad_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
-    return losses, values, norm
+    return Gradient(names, values, log_ratio, norm)
 
 
 def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Collection, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -280,8 +280,21 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             self.action_net = action_net
             if self.ortho_init:
                 self.action_net.apply(partial(self.init_weights, gain=0.01))
+        if isinstance(dims := getattr(distribution, "action_dims", None), list):
+            distribution.action_dims = [*map(int, dims)]  # type: ignore[attr-defined] # torch's compiler takes NumPy's for tensors
         self.actions = actions_class_of(type(distribution))(self.action_space)
         self.actions.bounded |= bool(self._squash_output)
+
+    @cached_property
+    def preprocessed_space(self) -> spaces.Space:
+        """The observation space with Python's integers in place of NumPy's, which torch's compiler takes for tensors."""
+        return _with_integers(self.observation_space)
+
+    @cached_property
+    def scaled_images(self) -> set[str]:
+        """Names of the images among the observations that are divided by 255, or, without a Dict space, {""} for one."""
+        spaces_by_name = getattr(self.observation_space, "spaces", {"": self.observation_space})
+        return {name for name, space in spaces_by_name.items() if self.normalize_images and is_image_space(space)}
 
     @property
     def squash_output(self) -> bool:
@@ -383,7 +396,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             return of_policy if self.share_features_extractor else (of_policy, self.value_features(obs))
         takes_uint8 = getattr(features_extractor, "takes_uint8", False)
         if not (takes_uint8 and isinstance(obs, th.Tensor) and obs.dtype == th.uint8):
-            obs = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
+            obs = preprocess_obs(obs, self.preprocessed_space, normalize_images=False)
+            if isinstance(obs, dict):
+                obs = {key: part / 255 if key in self.scaled_images else part for key, part in obs.items()}
+            elif self.scaled_images:
+                obs = obs / 255
         if self.mixed_precision == "bf16":
             with th.autocast(self.device.type, th.bfloat16):
                 features = features_extractor(obs).float()
@@ -404,6 +421,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if isinstance(distribution, StateDependentNoiseDistribution):
             parameters.append(latent_pi)
         distribution = distribution.proba_distribution(*parameters)
+        if th.compiler.is_compiling():  # the object would lead out of the compiled function
+            return distribution
         vars(self.action_dist).update({name: vars(distribution)[name] for name in LATEST if name in vars(distribution)})
         return distribution
 
@@ -545,6 +564,17 @@ class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
 def _makes(features_extractor_class: Any, *classes: type) -> bool:
     """Tell whether a features extractor, which may be any callable, is one of these classes."""
     return isinstance(features_extractor_class, type) and issubclass(features_extractor_class, classes)
+
+
+def _with_integers(space: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _with_integers(part) for key, part in space.spaces.items()})
+    space = copy.copy(space)
+    if isinstance(space, spaces.Discrete):
+        space.n = int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        space.nvec = space.nvec.tolist()
+    return space
 
 
 def _check_overrides(cls: type) -> None:

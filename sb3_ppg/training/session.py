@@ -27,6 +27,7 @@ from sb3_ppg.errors import (
     missing_extras_named,
     warn,
 )
+from sb3_ppg.optim.compiled import CompiledSteps
 from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
@@ -37,14 +38,16 @@ class Session:
     State of a model that exists only while it learns.
 
     :param model: algorithm with its environments
+    :param total_timesteps: budget of the training
     """
 
     callback: BaseCallback | None = None  # set when a rollout begins
     received_signal: int | None = None  # signal that asks this process to end
     has_checked_log_probs: bool = False  # of the first rollout
 
-    def __init__(self, model: PhasicModel):
+    def __init__(self, model: PhasicModel, total_timesteps: float = 0):
         self.exchange = RolloutExchange(model)
+        self.compiled_steps = CompiledSteps(model, total_timesteps)
 
     def agreed_end(self) -> int | None:
         """
@@ -83,7 +86,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
                 )
         checkpoints = [one.settings() for one in checkpoint_callbacks(callback)]
         start_together(model, {"total_timesteps": total_timesteps, **settings, "PhasicCheckpointCallback": checkpoints})
-        model.session = Session(model)
+        model.session = Session(model, total_timesteps)
         with (
             missing_extras_named(),
             tensor_float_32(model.mixed_precision == "tf32"),

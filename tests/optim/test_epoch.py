@@ -52,11 +52,11 @@ class Regression:
 def test_micro_batches_give_the_gradient_of_the_whole_minibatch(micro_batch_size):
     batch = make_batch(24)
     whole, parts = Regression(), Regression()
-    whole_losses, whole_values, _ = compute_gradient(whole.optimizer, whole.losses, batch)
-    parts_losses, values, _ = compute_gradient(parts.optimizer, parts.losses, batch, micro_batch_size)
-    th.testing.assert_close(parts_losses.log_ratio, whole_losses.log_ratio)
+    of_whole = compute_gradient(whole.optimizer, whole.losses, batch)
+    of_parts = compute_gradient(parts.optimizer, parts.losses, batch, micro_batch_size)
+    th.testing.assert_close(of_parts.log_ratio, of_whole.log_ratio)
     assert max(parts.batch_sizes) <= micro_batch_size and sum(parts.batch_sizes) == 24
-    th.testing.assert_close(values, whole_values)
+    th.testing.assert_close(of_parts.values, of_whole.values)
     th.testing.assert_close(parts.gradient(), whole.gradient(), rtol=1e-5, atol=1e-7)
 
 
