@@ -40,7 +40,7 @@ from sb3_ppg.callbacks import tell, without_rank_zero_callbacks
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
 from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
-from sb3_ppg.environments.watched import check_first_observations, innermost, statistics_protected
+from sb3_ppg.environments.watched import check_first_observations, innermost, normalizers, statistics_protected
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
@@ -743,7 +743,7 @@ class PPG(OnPolicyAlgorithm):
             if not self._custom_logger:
                 self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
         assert self.env is not None
-        with agreed(), statistics_protected(self.env):
+        with agreed(), statistics_protected(normalizers(self.env)):
             started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             if not self.allow_nonfinite_observations:
                 check_first_observations(self.env, self._last_obs)  # type: ignore[arg-type]

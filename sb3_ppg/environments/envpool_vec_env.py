@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.util
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.arguments import check_value, count
-from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.distributed.collectives import rank
+from sb3_ppg.environments.episodes import Episodes, observation_at, replace
 from sb3_ppg.errors import ArgumentError, nearest
 
 # Libraries that Procgen links to on Python 3.11, in an order in which they can be loaded
@@ -76,7 +75,7 @@ class EnvPoolVecEnv(VecEnv):
         self._seed = seed + rank() * num_envs
         self._was_reset = False
         self._pool = self._make_pool(num_envs)
-        self._start = time.time()
+        self._episodes = Episodes(num_envs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # Gymnasium warns about 64 bits
             self._pool_action_space = self._pool.action_space
@@ -118,8 +117,7 @@ class EnvPoolVecEnv(VecEnv):
             self._pool = self._make_pool(self.num_envs)
         self._reset_seeds()
         self._reset_options()
-        self._returns = np.zeros(self.num_envs)
-        self._lengths = np.zeros(self.num_envs, dtype=int)
+        self._episodes.start()
         self._was_reset = True
         observations, _ = self._pool.reset()
         return _cast(observations, self.observation_space)
@@ -128,28 +126,23 @@ class EnvPoolVecEnv(VecEnv):
         self.waiting_actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        actions = np.asarray(self.waiting_actions).astype(self._pool_action_space.dtype)
+        actions = np.asarray(self.waiting_actions)
         if not self._was_reset or len(actions) != self.num_envs:  # EnvPool would end the whole process
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: reset() first, then one for each")
         observations, rewards, terminated, truncated, pool_infos = self._pool.step(actions)
         observations, rewards = _cast(observations, self.observation_space), np.array(rewards, dtype=np.float32)
-        truncated = truncated & ~terminated
-        dones = terminated | truncated
-        self._returns += rewards
-        self._lengths += 1
+        dones = terminated | truncated  # EnvPool never sets both
+        self._episodes.add(rewards)
 
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        finished = np.flatnonzero(dones).tolist()
-        for index in range(self.num_envs) if self.all_infos else finished:
+        finished = dones.nonzero()[0]
+        for index in range(self.num_envs) if self.all_infos else finished.tolist():
             infos[index].update(_info_of(pool_infos, index, self.num_envs))
         if len(finished) > 0:
-            for index in finished:
-                infos[index]["terminal_observation"] = observation_at(observations, index)
-                infos[index]["TimeLimit.truncated"] = bool(truncated[index]) and not self.treat_truncation_as_termination
-                length, seconds = int(self._lengths[index]), round(time.time() - self._start, 6)
-                infos[index]["episode"] = {"r": float(self._returns[index]), "l": length, "t": seconds}
-            self._returns[finished] = self._lengths[finished] = 0
-            self._restart(np.array(finished, dtype=np.int32), observations)
+            for index in finished.tolist():
+                was_cut_off = bool(truncated[index]) and not self.treat_truncation_as_termination
+                infos[index] |= self._episodes.end(index, observation_at(observations, index), was_cut_off)
+            self._restart(finished.astype(np.int32), observations)
         return observations, rewards, dones, infos
 
     def _restart(self, finished: np.ndarray, observations: Any) -> None:
@@ -221,28 +214,6 @@ def _cast(observations: Any, space: spaces.Space) -> Any:
     if isinstance(space, spaces.Dict):
         return {name: _cast(observations[name], part) for name, part in space.items()}
     return np.array(observations, dtype=space.dtype)
-
-
-def observation_at(observations: Any, index: int) -> Any:
-    """
-    :param observations: of all environments, (num_envs, ...)
-    :param index: of one environment
-    :return: a copy of its observation
-    """
-    return map_arrays(lambda array: array[index].copy(), observations)
-
-
-def replace(observations: Any, others: Any, places: np.ndarray) -> None:
-    """
-    :param observations: of all environments, (num_envs, ...), to write into
-    :param others: observations of some environments
-    :param places: where those belong: their environments' indices, or a mask of shape (num_envs,)
-    """
-
-    def put(array: np.ndarray, other: np.ndarray) -> None:
-        array[places] = other
-
-    map_arrays(put, observations, others)
 
 
 def _info_of(pool_infos: dict[str, Any], index: int, num_envs: int) -> dict[str, Any]:

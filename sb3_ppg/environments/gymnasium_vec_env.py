@@ -1,6 +1,5 @@
 """Gymnasium's vector environments (``gymnasium.make_vec``) as a ``VecEnv`` of Stable-Baselines3."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.buffers.nested import map_arrays
-from sb3_ppg.environments.envpool_vec_env import observation_at, replace
+from sb3_ppg.environments.episodes import Episodes, observation_at, replace
 from sb3_ppg.errors import ArgumentError, warn
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
@@ -52,9 +51,8 @@ class GymnasiumVecEnv(VecEnv):
                 f"{type(env.unwrapped).__name__} resets in the step after an episode's end, which is lost for training: "
                 'gymnasium.make_vec(..., vectorization_mode="sync") loses none'
             )
-        self._is_resetting = np.zeros(env.num_envs, dtype=bool)
         self._last: dict[int, Any] = {}  # observations of episodes, by the environments that are resetting
-        self._start = time.time()
+        self._episodes = Episodes(env.num_envs)
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self.waiting_actions = np.zeros(0)
 
@@ -69,8 +67,8 @@ class GymnasiumVecEnv(VecEnv):
         self.reset_infos = list(infos)
         self._reset_seeds()
         self._reset_options()
-        self._is_resetting[:] = False
-        self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=int)
+        self._last = {}
+        self._episodes.start()
         return map_arrays(np.array, observations)  # Gymnasium may use its arrays again
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -79,35 +77,30 @@ class GymnasiumVecEnv(VecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         observations, rewards, terminated, truncated, infos = self.env.step(self.waiting_actions)
         observations, infos, dones = map_arrays(np.array, observations), list(infos), np.asarray(terminated | truncated)
-        self._returns += rewards
-        self._lengths += 1
-        for index in np.flatnonzero(dones).tolist():
+        self._episodes.add(rewards)
+        finished = dones.nonzero()[0].tolist()
+        for index in finished:
             last = observation_at(observations, index)
             if self.mode == SAME_STEP:
                 if "final_obs" not in infos[index]:
                     raise ArgumentError(f"{self.env} resets in the same step, but its infos have no 'final_obs'")
                 self.reset_infos[index] = infos[index]
                 last, infos[index] = infos[index].pop("final_obs"), infos[index].pop("final_info", {})
-            length, seconds = int(self._lengths[index]), round(time.time() - self._start, 6)
-            infos[index] |= {
-                "terminal_observation": last,
-                "TimeLimit.truncated": bool(truncated[index] and not terminated[index]),
-                "episode": {"r": float(self._returns[index]), "l": length, "t": seconds},
-            }
-        for index in np.flatnonzero(self._is_resetting).tolist():
+            was_cut_off = bool(truncated[index] and not terminated[index])
+            infos[index] |= self._episodes.end(index, last, was_cut_off)
+        for index, last in self._last.items():  # those that were reset in this step
+            self._episodes.start(index)
             self.reset_infos[index] = infos[index]
-            infos[index] = {"terminal_observation": self._last[index], "TimeLimit.truncated": True}
-        ends = dones | self._is_resetting
-        self._returns[ends] = self._lengths[ends] = 0
-        if self.mode != SAME_STEP and dones.any() and self._takes_masks:
+            infos[index] = {"terminal_observation": last, "TimeLimit.truncated": True}
+            dones[index] = True
+        if finished and self.mode != SAME_STEP and self._takes_masks:
             first, first_infos = self.env.reset(options={"reset_mask": dones.copy()})
-            for index in np.flatnonzero(dones).tolist():
+            for index in finished:
                 self.reset_infos[index] = first_infos[index]
             replace(observations, map_arrays(lambda array: array[dones], first), dones)
         elif self.mode == NEXT_STEP and not self._takes_masks:
-            self._is_resetting = dones
-            self._last = {index: observation_at(observations, index) for index in np.flatnonzero(dones).tolist()}
-        return observations, np.array(rewards, dtype=np.float32), ends, infos
+            self._last = {index: observation_at(observations, index) for index in finished}
+        return observations, np.array(rewards, dtype=np.float32), dones, infos
 
     # ---- the rest of a VecEnv ----
 

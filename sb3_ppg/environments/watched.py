@@ -1,8 +1,7 @@
 """Checks of environments while a rollout is collected: bad numbers and dead workers end it with an error that names them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from multiprocessing import connection
 from typing import Any
 
 import numpy as np
@@ -19,32 +18,52 @@ Numbers = tuple[str, Any, int | None]  # see `check_finite`
 # SB3's VecCheckNan names neither environment nor step, and another wrapper would break `sync_envs_normalization`
 
 
-def checked_step(env: VecEnv, actions: np.ndarray, step: int, allow_observations: bool = False) -> VecEnvStepReturn:
+class CheckedSteps:
     """
-    Take a step whose numbers are finite.
+    The steps of a rollout, whose numbers are finite.
 
-    :param env: environments with any wrappers
-    :param actions: of all environments
-    :param step: its number in the rollout, for the message
+    :param env: environments with any wrappers, which stay the same during the rollout
     :param allow_observations: whether observations may be NaN or infinite
-    :return: as ``VecEnv.step``
-    :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode that was cut off is
-        NaN or infinite; the statistics of ``VecNormalize`` are then as before the step
     """
-    with statistics_protected(env):
-        observations, rewards, dones, infos = env.step(actions)
-        numbers: list[Numbers] = []
-        for one in reversed([*normalizers(env)]):  # a bad number spoils those of all environments when it is normalized
-            numbers += [("reward", one.old_reward, None), ("observation", one.old_obs, None)]
-        numbers += [("reward", rewards, None), ("observation", observations, None)]
-        for index in np.flatnonzero(dones).tolist():
-            last = infos[index].get("terminal_observation")
-            if last is not None and infos[index].get("TimeLimit.truncated", False):  # otherwise its value is not asked for
-                numbers.append(("last observation of an episode", last, index))
-        if allow_observations:
-            numbers = [one for one in numbers if one[0] == "reward"]
-        check_finite(env, numbers, f"after step {step} of the rollout; the policy has not been trained with it")
-    return observations, rewards, dones, infos
+
+    def __init__(self, env: VecEnv, allow_observations: bool = False):
+        self.env = env
+        self.allow_observations = allow_observations
+        self.normalizers = [*normalizers(env)]
+        self.innermost = innermost(env)
+
+    def take(self, actions: np.ndarray, step: int) -> VecEnvStepReturn:
+        """
+        Take a step.
+
+        :param actions: of all environments
+        :param step: its number in the rollout, for the message
+        :return: as ``VecEnv.step``
+        :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode that was cut off
+            is NaN or infinite; the statistics of ``VecNormalize`` are then as before the step
+        """
+        with statistics_protected(self.normalizers):
+            observations, rewards, dones, infos = self.env.step(actions)
+            numbers: list[Numbers] = []
+            for one in reversed(self.normalizers):  # a bad number spoils those of all environments when it is normalized
+                numbers += [("reward", one.old_reward, None), ("observation", one.old_obs, None)]
+            numbers += [("reward", rewards, None), ("observation", observations, None)]
+            for index in dones.nonzero()[0].tolist():
+                last = infos[index].get("terminal_observation")
+                if last is not None and infos[index].get("TimeLimit.truncated", False):  # otherwise its value is not asked for
+                    numbers.append(("last observation of an episode", last, index))
+            if self.allow_observations:
+                numbers = [one for one in numbers if one[0] == "reward"]
+            when = f"after step {step} of the rollout; the policy has not been trained with it"
+            check_finite(self.normalizers, numbers, when)
+        return observations, rewards, dones, infos
+
+    def reset_infos(self) -> list[dict[str, Any]]:
+        """
+        :return: the info with which each environment has begun its episode; empty where the environments below the wrappers
+            do not keep it, as those of SuperSuit and Isaac Lab
+        """
+        return getattr(self.innermost, "reset_infos", None) or [{} for _ in range(self.env.num_envs)]
 
 
 def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
@@ -53,13 +72,14 @@ def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
     :param observations: with which training starts
     :raises NonFiniteEnvironmentError: if one is NaN or infinite
     """
-    raw = [vars(normalizer).get("old_obs", []) for normalizer in reversed([*normalizers(env)])]
-    check_finite(env, [("first observation", one, None) for one in (*raw, observations)], "when training starts")
+    found = [*normalizers(env)]
+    raw = [vars(normalizer).get("old_obs", []) for normalizer in reversed(found)]
+    check_finite(found, [("first observation", one, None) for one in (*raw, observations)], "when training starts")
 
 
-def check_finite(env: VecEnv, numbers: list[Numbers], when: str) -> None:
+def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: str) -> None:
     """
-    :param env: environments with any wrappers
+    :param normalizers: among the wrappers of the environments
     :param numbers: their name, the array or dictionary of arrays, and the number of the environment that they are from; None
         for all environments, (n_envs, ...)
     :param when: they came, for the message
@@ -75,36 +95,27 @@ def check_finite(env: VecEnv, numbers: list[Numbers], when: str) -> None:
                 raise NonFiniteEnvironmentError(
                     f"The {name}{of_key} of environment {environment} is {array[place]} {when}{remedy}"
                 )
-    for normalizer in normalizers(env):
+    for normalizer in normalizers:
         for name, rms in statistics(normalizer).items():
             if not (np.isfinite(rms.mean).all() and np.isfinite(rms.var).all()):
                 raise NonFiniteEnvironmentError(f"VecNormalize's statistics `{name}` are not finite {when}")
 
 
 @contextmanager
-def statistics_protected(env: VecEnv | None) -> Iterator[None]:
+def statistics_protected(normalizers: Iterable[VecNormalize]) -> Iterator[None]:
     """
-    Restore the statistics of ``VecNormalize`` after a ``NonFiniteEnvironmentError``.
+    Restore the statistics of each ``VecNormalize`` after a ``NonFiniteEnvironmentError``.
 
-    :param env: environments with any wrappers, or None
+    :param normalizers: among the wrappers of the environments
     """
     # An update replaces the arrays: there is nothing to copy
-    before = [(rms, rms.mean, rms.var, rms.count) for one in normalizers(env) for rms in statistics(one).values()]
+    before = [(rms, rms.mean, rms.var, rms.count) for one in normalizers for rms in statistics(one).values()]
     try:
         yield
     except NonFiniteEnvironmentError:
         for rms, mean, var, count in before:
             rms.mean, rms.var, rms.count = mean, var, count
         raise
-
-
-def reset_infos(env: VecEnv) -> list[dict[str, Any]]:
-    """
-    :param env: environments with any wrappers
-    :return: the info with which each environment has begun its episode; empty where the environments below the wrappers do
-        not keep it, as those of SuperSuit and Isaac Lab
-    """
-    return getattr(innermost(env), "reset_infos", None) or [{} for _ in range(env.num_envs)]
 
 
 # ---- wrappers ----
@@ -222,9 +233,9 @@ class _WatchedRemote:
             raise
 
     def recv(self) -> Any:
-        connection.wait([self.remote, self.process.sentinel])
-        if not self.remote.poll():
-            self._raise_if_dead()
+        while not self.remote.poll(timeout=1):
+            if not self.process.is_alive():  # a sibling holds the other end of its pipe
+                self._raise_if_dead()
         try:
             return self.remote.recv()
         except (EOFError, ConnectionResetError):

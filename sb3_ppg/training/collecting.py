@@ -15,7 +15,7 @@ from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
 from sb3_ppg.buffers.rollouts import RolloutEnd, as_stored, by_step, last_step, samples
 from sb3_ppg.distributed.collectives import n_processes
-from sb3_ppg.environments.watched import checked_step, reset_infos
+from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.protocols import PhasicModel
@@ -45,6 +45,7 @@ def take_steps(
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
     callback.on_rollout_start()
+    steps = CheckedSteps(env, model.allow_nonfinite_observations)
     with unvalidated_distributions():
         while n_steps < n_rollout_steps:
             if model.use_sde and n_steps == 0:
@@ -56,9 +57,7 @@ def take_steps(
                 actions, values, log_probs, also_stored = _finite_act(model, obs_tensor, env)
             actions = actions.cpu().numpy()
             clipped_actions = model.policy.actions.for_environments(actions)
-            new_obs, rewards, dones, infos = checked_step(
-                env, clipped_actions, n_steps + 1, model.allow_nonfinite_observations
-            )
+            new_obs, rewards, dones, infos = steps.take(clipped_actions, n_steps + 1)
             model.num_timesteps += n_new
 
             callback.update_locals({**locals(), "self": model})
@@ -68,7 +67,7 @@ def take_steps(
             model._update_info_buffer(infos, dones)
             n_steps += 1
             model.after_environment_step()
-            model.objective.after_environment_step(dones, infos, reset_infos(env))
+            model.objective.after_environment_step(dones, infos, steps.reset_infos())
             _bootstrap_at_time_limits(model, rewards, dones, infos, rollout_buffer)
             stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
             rollout_buffer.add(*stored, values, log_probs, **also_stored)
@@ -109,13 +108,15 @@ def _bootstrap_at_time_limits(
     Add γ V(last observation) to the last reward of an episode that a time limit ended. A buffer that normalises rewards has a
     separate array for these values.
     """
-    place = rollout_buffer.bootstrapped[rollout_buffer.pos] if isinstance(rollout_buffer, SeparatesBootstrap) else rewards
-    for index in np.flatnonzero(dones):
+    for index in dones.nonzero()[0].tolist():
         last_observation = infos[index].get("terminal_observation")
         if last_observation is not None and infos[index].get("TimeLimit.truncated", False):
             observation, _ = model.policy.obs_to_tensor(last_observation)
             with th.no_grad():
-                (value,) = model.next_values(observation, np.array([False]), int(index))
+                (value,) = model.next_values(observation, np.array([False]), index)
+            place = rewards
+            if isinstance(rollout_buffer, SeparatesBootstrap):
+                place = rollout_buffer.bootstrapped[rollout_buffer.pos]
             place[index] += model.gamma * value
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
@@ -189,6 +190,27 @@ def test_bad_numbers_do_not_reach_statistics_nor_a_checkpoint(tmp_path, place, a
         continued.env.close()
 
 
+def test_a_wrapper_that_comes_between_two_rollouts_is_watched():
+    model = small(env=VecMonitor(spoiled(19, "observation", np.nan)))
+
+    class Wrapping(BaseCallback):
+        normalizer: VecNormalize | None = None
+
+        def _on_step(self) -> bool:
+            self.numbers = numbers_of(self.normalizer)
+            return True
+
+        def _on_rollout_end(self):
+            if self.normalizer is None:
+                self.normalizer = model.env.venv = VecNormalize(model.env.venv)
+
+    callback = Wrapping()
+    with pytest.raises(NonFiniteEnvironmentError, match="observation of environment 2 is nan after step 3 of the rollout"):
+        model.learn(10_000, callback=callback)
+    now = numbers_of(callback.normalizer)
+    assert len(now) == 6 and all(np.array_equal(ours, theirs) for ours, theirs in zip(now, callback.numbers, strict=True))
+
+
 @pytest.mark.parametrize(("policy", "key"), [("MlpPolicy", ""), ("MultiInputPolicy", r" \(key 'a'\)")])
 def test_a_bad_first_observation_is_named_and_does_not_reach_statistics(policy, key):
     vector = spaces.Box(-1, 1, (2,))
@@ -263,6 +285,23 @@ class Dying(gym.Wrapper):
         if self.steps == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+
+class Slow(gym.Wrapper):
+    """Takes more than a second for its first step."""
+
+    is_first = True
+
+    def step(self, action):
+        time.sleep(1.2 * self.is_first)
+        self.is_first = False
+        return super().step(action)
+
+
+def test_a_slow_worker_is_waited_for():
+    env = SubprocVecEnv([lambda: Slow(gym.make("CartPole-v1"))], start_method="fork")
+    assert small(env=env).learn(8).num_timesteps == 8
+    env.close()
 
 
 def lose_a_worker(start_method: str, at: int, folder: Path, results) -> None:

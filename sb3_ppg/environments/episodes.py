@@ -1,0 +1,76 @@
+"""Ends of episodes in environments that are stepped together."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from sb3_ppg.buffers.nested import map_arrays
+
+
+class Episodes:
+    """
+    Returns and lengths of the current episodes of several environments.
+
+    :param num_envs: number of environments
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, dtype=int)
+        self._start = time.time()
+
+    def start(self, index: Any = slice(None)) -> None:
+        """
+        Begin episodes.
+
+        :param index: of the environment. By default: of all
+        """
+        self._returns[index] = self._lengths[index] = 0
+
+    def add(self, rewards: np.ndarray) -> None:
+        """
+        Add a step.
+
+        :param rewards: of all environments, (num_envs,)
+        """
+        self._returns += rewards
+        self._lengths += 1
+
+    def end(self, index: int, last_observation: Any, was_cut_off: bool) -> dict[str, Any]:
+        """
+        End an environment's episode, and begin the next.
+
+        :param index: of the environment
+        :param last_observation: of the episode
+        :param was_cut_off: whether the episode was cut off
+        :return: what SB3 expects in the environment's info
+        """
+        episode_return, length = float(self._returns[index]), int(self._lengths[index])
+        self.start(index)
+        return {
+            "terminal_observation": last_observation,
+            "TimeLimit.truncated": was_cut_off,
+            "episode": {"r": episode_return, "l": length, "t": round(time.time() - self._start, 6)},
+        }
+
+
+def observation_at(observations: Any, index: int) -> Any:
+    """
+    :param observations: of all environments, (num_envs, ...)
+    :param index: of one environment
+    :return: a copy of its observation
+    """
+    return map_arrays(lambda array: array[index].copy(), observations)
+
+
+def replace(observations: Any, others: Any, places: np.ndarray) -> None:
+    """
+    :param observations: of all environments, (num_envs, ...), to write into
+    :param others: observations of some environments
+    :param places: where those belong: their environments' indices, or a mask of shape (num_envs,)
+    """
+
+    def put(array: np.ndarray, other: np.ndarray) -> None:
+        array[places] = other
+
+    map_arrays(put, observations, others)
