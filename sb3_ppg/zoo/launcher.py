@@ -158,6 +158,7 @@ def run(name: str, arguments: list[str]) -> None:
                 from sb3_ppg.zoo.trained_agents import with_pretrained
 
                 arguments = with_pretrained(script.agent, arguments)
+        with agreed():  # the agent is in its place
             if CONTINUE in arguments and name == "train":
                 arguments = [argument for argument in arguments if argument != CONTINUE]
                 stack.enter_context(patch.object(Manager, "asked_to_continue", True))
