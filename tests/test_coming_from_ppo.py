@@ -100,6 +100,19 @@ def test_a_callback_may_set_another_environment():
     assert callback.seen[0] is not callback.seen[-1]
 
 
+def test_a_callback_cannot_set_another_environment_in_the_middle_of_a_rollout():
+    """With PPO, the policy meets NaN later."""
+
+    class Sets(Each):
+        def _on_step(self) -> bool:
+            self.model.set_env(make_vec_env("CartPole-v1", 2))
+            return True
+
+    model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL)
+    with pytest.raises(ArgumentError, match=r"`set_env` .* in `_on_rollout_end`"):
+        model.learn(128, callback=Sets(lambda model: None))
+
+
 class Imitate(gym.Env):
     """An action between integers; its number is given back as the next observation."""
 

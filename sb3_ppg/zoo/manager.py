@@ -146,6 +146,9 @@ class Manager(ExperimentManager):
         self.env_name = EnvironmentName(entry)
         try:
             hyperparams, saved = super().read_hyperparameters()
+        except (ValueError, KeyError) as error:
+            what = f"{self.config} has no hyperparameters for {env_name.gym_id}, and none by default"
+            raise ArgumentError(f"{what} ({type(error).__name__}: {error})") from error
         finally:
             self.env_name = env_name
         self.command = command_of(self.args, saved, self.asked_to_continue)

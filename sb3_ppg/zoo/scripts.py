@@ -60,6 +60,9 @@ def all_plots() -> None:
         for folder, label in zip(args.exp_folders, args.labels or args.exp_folders, strict=True):
             pairs = itertools.product(map(str.lower, args.algos), args.env)
             kinds = [_kinds(Path(folder, algo).glob(f"*{glob.escape(env)}*/evaluations.npz")) for algo, env in pairs]
+            if not any(kinds):
+                what = f"{', '.join(args.algos)} on {', '.join(args.env)}"
+                raise ArgumentError(f"there are no evaluations of {what} in {folder}: `train --eval-freq` makes them")
             if all(len(kind) <= 1 for kind in kinds):
                 folders.append(folder)
                 labels.append(label)

@@ -444,6 +444,19 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("train --env MyEnv-v0", "Environment `MyEnv` doesn't exist. If a module of yours registers it, use --gym-packages"),
         ("enjoy --env MyEnv-v0", "Environment `MyEnv` doesn't exist. If a module of yours registers it, use --gym-packages"),
         ("train --env mine:MyEnv-v0", "and --env ENV, not MODULE:ENV"),
+        ("train --env CartPole", "No registered env with id: CartPole; nearest: CartPole-v1"),
+        ("train -conf latin.yml", "latin.yml is not YAML: 'utf-8' codec can't decode"),
+        ("train -conf logs.yml", "[Errno 21] Is a directory: 'logs.yml'"),
+        ("train -conf mine.yml --env Acrobot-v1", "mine.yml has no hyperparameters for Acrobot-v1"),
+        ("train -conf mine.py", "mine.py has no hyperparameters for CartPole-v1"),
+        ("train -i mine.yml", "-i mine.yml is no .zip file"),
+        (
+            "train -params normalize:\"{'norm_ob':True}\"",
+            "VecNormalize.__init__() got an unexpected keyword",
+        ),
+        ("train -params monitor_kwargs:dict(info=('x',))", "Monitor.__init__() got an unexpected keyword argument 'info'"),
+        ("train -conf wrapper.yml", "TimeLimit.__init__() got an unexpected keyword argument 'max_steps'"),
+        ("all_plots -e Acrobot-v1 -f logs", "no evaluations of ppg on Acrobot-v1 in logs"),
         ("train --continue", "--continue needs the model"),
         ("nonsense", "nonsense is none of them"),
         ("tain", "tain is none of them; nearest: train"),
@@ -460,6 +473,11 @@ def test_bad_input_names_what_is_nearest(trained, command, complaint, tmp_path):
     (tmp_path / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 100, n_aux_epoch: 3}")
     (tmp_path / "damaged.yml").write_text("CartPole-v1:\n  n_timesteps: 100\n   policy: MlpPolicy\n")
     (tmp_path / "list.yml").write_text("- CartPole-v1\n")
+    (tmp_path / "latin.yml").write_bytes(b"# \xe9\n")
+    (tmp_path / "logs.yml").mkdir()
+    (tmp_path / "mine.py").write_text("hyperparms = {}\n")
+    wrapper = "{gymnasium.wrappers.TimeLimit: {max_steps: 9}}"
+    (tmp_path / "wrapper.yml").write_text(f"CartPole-v1: {{policy: MlpPolicy, n_timesteps: 100, env_wrapper: {wrapper}}}")
     (tmp_path / "incomplete.yml").write_text("CartPole-v1: {n_timesteps: 100}")
     if "study.log" in command:
         storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
