@@ -357,10 +357,20 @@ class Dataclasses(RolloutBuffer):
             yield Samples(*some[:2])
 
 
+class DataclassesBelow(RolloutBuffer):
+    def _get_samples(self, *args):
+        return Samples(*super()._get_samples(*args)[:2])
+
+
 @pytest.mark.parametrize("n_aux_epochs", [0, 1])
 @pytest.mark.parametrize(
     ("cls", "message"),
-    [(Objects, "Objects.*arrays"), (Tensors, "Tensors.*arrays"), (Dataclasses, "Dataclasses.*named tuples")],
+    [
+        (Objects, "Objects.*arrays"),
+        (Tensors, "Tensors.*arrays"),
+        (Dataclasses, "Dataclasses.*named tuples"),
+        (DataclassesBelow, "DataclassesBelow.*named tuples"),
+    ],
 )
 def test_buffers_whose_samples_cannot_be_used_are_refused(cls, message, n_aux_epochs):
     with pytest.raises(ArgumentError, match=message):

@@ -450,10 +450,7 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("train -conf mine.yml --env Acrobot-v1", "mine.yml has no hyperparameters for Acrobot-v1"),
         ("train -conf mine.py", "mine.py has no hyperparameters for CartPole-v1"),
         ("train -i mine.yml", "-i mine.yml is no .zip file"),
-        (
-            "train -params normalize:\"{'norm_ob':True}\"",
-            "VecNormalize.__init__() got an unexpected keyword",
-        ),
+        ("train -params normalize:\"{'norm_ob':True}\"", "VecNormalize.__init__() got an unexpected keyword"),
         ("train -params monitor_kwargs:dict(info=('x',))", "Monitor.__init__() got an unexpected keyword argument 'info'"),
         ("train -conf wrapper.yml", "TimeLimit.__init__() got an unexpected keyword argument 'max_steps'"),
         ("all_plots -e Acrobot-v1 -f logs", "no evaluations of ppg on Acrobot-v1 in logs"),
