@@ -185,11 +185,13 @@ def arguments_explained(constructor: Constructor) -> Constructor:
 
 
 @contextmanager
-def unknown_names_explained(policy_class: type) -> Iterator[None]:
+def unknown_names_explained(policy_class: type, buffer_class: type) -> Iterator[None]:
     """
-    Name an entry of ``policy_kwargs`` that neither the policy nor what it consists of takes.
+    Name an entry of ``policy_kwargs`` that neither the policy nor what it consists of takes, or one of
+    ``rollout_buffer_kwargs``.
 
     :param policy_class: class of the policy that is made within the block
+    :param buffer_class: class of the rollout buffer that is made within the block
     :raises ArgumentError: for such an entry, with the nearest name
     """
     try:
@@ -202,7 +204,9 @@ def unknown_names_explained(policy_class: type) -> Iterator[None]:
         known = {*inspect.signature(policy_class).parameters} | {*inspect.signature(ActorCriticPolicy).parameters}
         is_policy = owner in [cls.__name__ for cls in policy_class.__mro__]
         remedy = nearest(name, known - OF_THE_ALGORITHM) if is_policy else ""
-        raise ArgumentError(f"`policy_kwargs`: {owner} has no argument {name!r}{remedy}") from error
+        is_buffer = owner in [cls.__name__ for cls in buffer_class.__mro__]
+        argument = "rollout_buffer_kwargs" if is_buffer else "policy_kwargs"
+        raise ArgumentError(f"`{argument}`: {owner} has no argument {name!r}{remedy}") from error
 
 
 def argument_names(cls: type) -> list[str]:

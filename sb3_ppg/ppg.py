@@ -311,7 +311,7 @@ class PPG(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
             self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
-        with unknown_names_explained(self.policy_class):
+        with unknown_names_explained(self.policy_class, self.rollout_buffer_class):
             super()._setup_model()
         store_floats(self.rollout_buffer, self.env)
         check_samples(self)

@@ -100,6 +100,19 @@ def test_a_callback_may_set_another_environment():
     assert callback.seen[0] is not callback.seen[-1]
 
 
+def test_a_callback_cannot_set_another_environment_in_the_middle_of_a_rollout():
+    """With PPO, the policy meets NaN later."""
+
+    class Sets(Each):
+        def _on_step(self) -> bool:
+            self.model.set_env(make_vec_env("CartPole-v1", 2))
+            return True
+
+    model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL)
+    with pytest.raises(ArgumentError, match=r"`set_env` .* in `_on_rollout_end`"):
+        model.learn(128, callback=Sets(lambda model: None))
+
+
 class Imitate(gym.Env):
     """An action between integers; its number is given back as the next observation."""
 
@@ -344,10 +357,20 @@ class Dataclasses(RolloutBuffer):
             yield Samples(*some[:2])
 
 
+class DataclassesBelow(RolloutBuffer):
+    def _get_samples(self, *args):
+        return Samples(*super()._get_samples(*args)[:2])
+
+
 @pytest.mark.parametrize("n_aux_epochs", [0, 1])
 @pytest.mark.parametrize(
     ("cls", "message"),
-    [(Objects, "Objects.*arrays"), (Tensors, "Tensors.*arrays"), (Dataclasses, "Dataclasses.*named tuples")],
+    [
+        (Objects, "Objects.*arrays"),
+        (Tensors, "Tensors.*arrays"),
+        (Dataclasses, "Dataclasses.*named tuples"),
+        (DataclassesBelow, "DataclassesBelow.*named tuples"),
+    ],
 )
 def test_buffers_whose_samples_cannot_be_used_are_refused(cls, message, n_aux_epochs):
     with pytest.raises(ArgumentError, match=message):

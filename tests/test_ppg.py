@@ -403,6 +403,10 @@ CONTRADICTORY_NETWORKS = [
     (dict(share_features_extractor="no"), "share_features_extractor"),
     *((dict(net_arch=net_arch), "net_arch") for net_arch in ([0], "64", [True], dict(pi=[8], vf=8))),
     (dict(net_arch=dict(foo=[8])), "net_arch.*foo.*pi"),
+    (dict(activation_fn="relu"), "activation_fn`='relu' cannot work: use a class"),
+    (dict(activation_fn=th.nn.ReLU()), r"activation_fn`=ReLU\(\) cannot work: use a class"),
+    (dict(features_extractor_class="NatureCNN"), "features_extractor_class`='NatureCNN' cannot work: use a class"),
+    (dict(optimizer_class="Adam"), "optimizer_class`='Adam' cannot work: use a class"),
 ]
 BATCH_NORM = dict(features_extractor_class=BatchNormExtractor)
 AVERAGED = dict(objective="ewma", objective_kwargs=dict(advantage_decay=0.5))
@@ -420,6 +424,7 @@ BAD_ARGUMENTS += [
     (dict(normalize_value_targets="always"), 'normalize_value_targets.*use True, False, or "running"'),
     (dict(policy=ActorCriticPolicy), "policy.*ActorCriticPolicy.*'MlpPolicy'.*PhasicActorCriticPolicy"),
     (dict(clip_range=None), "clip_range.*None.*kl_coef"),
+    (dict(rollout_buffer_kwargs=dict(size=1)), "rollout_buffer_kwargs`: RolloutBuffer has no argument 'size'"),
     (dict(n_steps=1, batch_size=1), "n_steps.*1.*normalize_advantage"),
     (dict(use_sde=True), "use_sde.*True.*Box"),
     (dict(policy=MaskablePPG.policy_aliases["MlpPolicy"]), "policy.*is for MaskablePPG, not for PPG"),

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.arguments import argument_value, made_from, require
-from sb3_ppg.buffers.protocol import is_recomputable
+from sb3_ppg.buffers.protocol import has_usual_samples, is_recomputable
 from sb3_ppg.buffers.replay import RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
@@ -42,7 +42,7 @@ def check_samples(model: PhasicModel) -> None:
     is_numeric = all(isinstance(one, np.ndarray) and one.dtype != object for one in arrays)
     remedy = "the auxiliary phase keeps its `observations`, which have to be NumPy arrays of numbers; use another class"
     require(model, is_numeric, "rollout_buffer_class", remedy)
-    if not is_recomputable(buffer):
+    if not has_usual_samples(buffer):
         fields: tuple[str, ...] = ("observations",)
         with generators_kept(), suppress(Exception):  # zeros may be no rollout for it
             fields = getattr(next(iter(full_like(buffer).get(model.batch_size))), "_fields", ("",))

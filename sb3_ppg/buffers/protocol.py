@@ -39,6 +39,14 @@ def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:
     return _is_promised(type(rollout_buffer), "recomputable", ("compute_returns_and_advantage", "get"))
 
 
+def has_usual_samples(rollout_buffer: RolloutBuffer) -> bool:
+    """
+    :param rollout_buffer: of any class
+    :return: whether its minibatches are SB3's, or its class says by ``recomputable = True`` that they can be used as these
+    """
+    return _is_promised(type(rollout_buffer), "recomputable", ("get", "_get_samples"))
+
+
 def has_new_arrays(rollout_buffer: RolloutBuffer) -> bool:
     """
     :param rollout_buffer: of any class

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,15 @@ class Unorthogonal(TorchFunctionMode):
         return (args[0], args[0]) if func is th.linalg.qr else func(*args, **(kwargs or {}))
 
 
+def _sampled_as_zeros(space: Any) -> Any:
+    """Copy a space; samples of the copy are zeros, which take no memory until somebody reads them."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _sampled_as_zeros(part) for key, part in space.items()})
+    space = copy.copy(space)
+    space.sample = partial(np.zeros, space.shape, space.dtype)
+    return space
+
+
 def outline(model: PPG) -> PPG:
     """
     Make a model's networks without taking memory.
@@ -102,12 +112,13 @@ def outline(model: PPG) -> PPG:
     :raises ModelFormatError: if the networks have too many layers, or too much would come out of them
     """
     made = copy.copy(model)
+    made.observation_space = _sampled_as_zeros(model.observation_space)
     made.device = META
     made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take this for a GPU
     with META, _SizesOnly() as sizes, th.no_grad(), unvalidated_distributions():
         made._setup_model()
         made.policy.mixed_precision = None  # this device has none
-        observation, _ = made.policy.obs_to_tensor(next(_some_observations(model.observation_space)))
+        observation, _ = made.policy.obs_to_tensor(made.observation_space.sample())
         for extractor in (made.policy.pi_features_extractor, made.policy.vf_features_extractor):
             extractor.takes_uint8 = False  # type: ignore[assignment] # which asks for the device
             sizes.numbers = 0

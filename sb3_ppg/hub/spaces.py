@@ -69,10 +69,11 @@ def make(described: Space) -> Any:
 
     :raises ModelFormatError: if it is too large, or its parts do not fit together
     """
+    if (size := _size(described)) > MAX_NUMBERS:
+        raise ModelFormatError(f"a space has more than {MAX_NUMBERS} numbers: {size}")
     dtype = np.dtype(getattr(described, "dtype", "int64"))
     match described:
         case Box(shape, _, low, high):
-            _check_size(shape)
             bounds = (_bound(low, -math.inf, shape, dtype), _bound(high, math.inf, shape, dtype))
             return spaces.Box(*bounds, dtype=dtype.type)
         case Discrete(n, start):
@@ -80,13 +81,10 @@ def make(described: Space) -> Any:
         case MultiDiscrete(nvec, start, shape):
             return spaces.MultiDiscrete(np.reshape(nvec, shape), dtype=dtype.type, start=np.reshape(start, shape))
         case MultiBinary(n):
-            _check_size(n if isinstance(n, list) else [n])
             return spaces.MultiBinary(n)
     if not all(key.isprintable() for key in described.parts):  # they become names of modules
         raise ModelFormatError("a Dict space has keys that cannot be printed")
-    made = spaces.Dict(OrderedDict((key, make(part)) for key, part in described.parts.items()))
-    _check_size([sum(math.prod(part.shape or ()) for part in made.values())])
-    return made
+    return spaces.Dict(OrderedDict((key, make(part)) for key, part in described.parts.items()))
 
 
 def _bound(numbers: Any, infinite: float, shape: list[int], dtype: np.dtype) -> np.ndarray:
@@ -99,9 +97,16 @@ def _bound(numbers: Any, infinite: float, shape: list[int], dtype: np.dtype) -> 
     return np.full(shape, typed) if typed.size == 1 else typed.reshape(shape)
 
 
-def _check_size(shape: list[int]) -> None:
-    if math.prod(shape) > MAX_NUMBERS:
-        raise ModelFormatError(f"a space of shape {tuple(shape)} has more than {MAX_NUMBERS} numbers")
+def _size(described: Space) -> int:
+    """Return how many numbers an element of the space has."""
+    match described:
+        case Box(shape=list(shape)) | MultiDiscrete(shape=list(shape)) | MultiBinary(n=list(shape)):
+            return math.prod(shape)
+        case MultiBinary(n=int(n)):
+            return n
+        case Dict(parts):
+            return sum(map(_size, parts.values()))
+    return 1
 
 
 def describe(space: spaces.Space, path: str) -> Any:

@@ -147,6 +147,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         _check_overrides(type(self))
         _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
         _check_net_arch(net_arch)
+        optimizer_class = kwargs.get("optimizer_class")
+        _check_classes(
+            activation_fn=activation_fn, features_extractor_class=features_extractor_class, optimizer_class=optimizer_class
+        )
         if squash_output and not use_sde:
             raise ArgumentError("`squash_output`=True cannot work without gSDE: pass `use_sde=True` to the algorithm")
         if share_features_extractor is None:
@@ -623,6 +627,12 @@ def _check_net_arch(net_arch: Any) -> None:
     for branch in branches:
         if not isinstance(branch, (list, tuple)) or not all(map(is_count, branch)):
             raise ArgumentError(f"`net_arch`={net_arch} cannot work: use lists of numbers of units, each at least 1")
+
+
+def _check_classes(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if isinstance(value, (str, nn.Module)):
+            raise ArgumentError(f"`{name}`={value!r} cannot work: use a class, not its name and no instance")
 
 
 MlpPolicy = PhasicActorCriticPolicy

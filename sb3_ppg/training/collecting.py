@@ -63,6 +63,8 @@ def take_steps(
             callback.update_locals({**locals(), "self": model})
             if not callback.on_step():
                 return None
+            if model._last_obs is None:
+                raise ArgumentError("a callback called `set_env` in the middle of a rollout: call it in `_on_rollout_end`")
 
             model._update_info_buffer(infos, dones)
             n_steps += 1

@@ -14,7 +14,7 @@ def check_train(arguments: list[str]) -> None:
     """
     Check the files and the environment that a command line of ``train`` names.
 
-    :raises ArgumentError: if a file does not exist
+    :raises ArgumentError: if a file does not exist, or the environment has no version
     :raises UnregisteredEnv: if the environment does not exist; as the Zoo, but with the extra that has it
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -31,11 +31,18 @@ def check_train(arguments: list[str]) -> None:
                 raise
             remedy = "install it, or add its folder to PYTHONPATH"
             raise ArgumentError(f"--gym-packages {package} cannot be imported ({error}): {remedy}") from error
-    entry_point = gymnasium.spec(args.env).entry_point
+    try:
+        entry_point = gymnasium.spec(args.env).entry_point
+    except gymnasium.error.Error as error:
+        if type(error) is not gymnasium.error.Error:  # which name what is nearest
+            raise
+        raise ArgumentError(f"{error}{nearest(args.env, gymnasium.registry)}") from error
     if isinstance(entry_point, str):  # names an extra that is missing, which would end worker processes
         gymnasium.envs.registration.load_env_creator(entry_point)
     if args.trained_agent is not None:
         check_path(Path(args.trained_agent))
+        if not args.trained_agent.endswith(".zip"):
+            raise ArgumentError(f"-i {args.trained_agent} is no .zip file")
     if args.conf_file.endswith((".yml", ".yaml", ".py")):  # else it is a module
         check_path(Path(args.conf_file))
 

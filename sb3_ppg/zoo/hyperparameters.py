@@ -45,7 +45,7 @@ def check_file(path: Path) -> None:
     """
     try:
         entries = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise ArgumentError(

@@ -93,8 +93,10 @@ OWN_OPTIONS = {
 # Errors of which the message is enough
 EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv)
 REGISTER = " If a module of yours registers it, use --gym-packages MODULE (and --env ENV, not MODULE:ENV)"
-# The disk is full or cannot be written to
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EFBIG)
+# Arguments of an environment, or of a wrapper, a callback, VecNormalize or Monitor
+WRONG_NAME = ("raised from the environment creator", "__init__() got an unexpected keyword argument")
+# The disk is full or cannot be written to, or a path is of another kind
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG)
 
 
 def main() -> None:
@@ -123,8 +125,8 @@ def _main() -> None:
             is_explained = isinstance(error, EXPLAINED) or getattr(error, "errno", None) in DISK
             is_missing_package = isinstance(error, ImportError) and "pip install" in str(error)
             is_wrong_path = isinstance(error, FileNotFoundError) and name != "train"  # where it may be a fault
-            is_of_env_kwargs = isinstance(error, TypeError) and "raised from the environment creator" in str(error)
-            if not (is_explained or is_missing_package or is_wrong_path or is_of_env_kwargs):
+            is_wrong_name = isinstance(error, TypeError) and any(text in str(error) for text in WRONG_NAME)
+            if not (is_explained or is_missing_package or is_wrong_path or is_wrong_name):
                 raise
             from sb3_ppg.distributed.agreement import is_shared
 
@@ -158,6 +160,7 @@ def run(name: str, arguments: list[str]) -> None:
                 from sb3_ppg.zoo.trained_agents import with_pretrained
 
                 arguments = with_pretrained(script.agent, arguments)
+        with agreed():  # the agent is in its place
             if CONTINUE in arguments and name == "train":
                 arguments = [argument for argument in arguments if argument != CONTINUE]
                 stack.enter_context(patch.object(Manager, "asked_to_continue", True))

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import optuna
 import rl_zoo3.exp_manager
+import yaml
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.callbacks import TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
@@ -94,6 +95,7 @@ class Manager(ExperimentManager):
         self.n_steps_before = 0  # steps at the checkpoint where an interrupted training goes on
         self.first_monitor = 0  # number of the first monitor file
         self.study: optuna.Study | None = None  # of a search
+        self.saved_hyperparams: dict[str, Any] = {}  # as in the folder of the training
         if self.is_ours and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
         super().__init__(args, algo, env_id, *others, **options)
@@ -144,6 +146,9 @@ class Manager(ExperimentManager):
         self.env_name = EnvironmentName(entry)
         try:
             hyperparams, saved = super().read_hyperparameters()
+        except (ValueError, KeyError) as error:
+            what = f"{self.config} has no hyperparameters for {env_name.gym_id}, and none by default"
+            raise ArgumentError(f"{what} ({type(error).__name__}: {error})") from error
         finally:
             self.env_name = env_name
         self.command = command_of(self.args, saved, self.asked_to_continue)
@@ -248,8 +253,9 @@ class Manager(ExperimentManager):
     @overrides
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         """Save hyperparameters and options once, in the first process, with the steps of this training (``-n``)."""
+        self.saved_hyperparams = saved_hyperparams | {"n_timesteps": int(self.n_timesteps)}
         if rank() == 0:
-            super()._save_config(saved_hyperparams | {"n_timesteps": self.n_timesteps})
+            super()._save_config(self.saved_hyperparams)
 
     @overrides
     def create_callbacks(self) -> None:
@@ -371,12 +377,18 @@ class Manager(ExperimentManager):
 
     @overrides
     def save_trained_model(self, model: BaseAlgorithm) -> None:
-        """Save the model, with ``--save-replay-buffer`` also its auxiliary buffer, and end the training."""
+        """
+        Save the model, with ``--save-replay-buffer`` also its auxiliary buffer, and the steps of a training that Ctrl-C or a
+        callback has ended early, and end the training.
+        """
         with agreed():
             if isinstance(model, PPG) and self.save_replay_buffer:
                 model.save_aux_buffer(aux_buffer_path(Path(self.save_path) / self.env_name))
         if rank() == 0:
             super().save_trained_model(model)
+            if model.num_timesteps < self.saved_hyperparams["n_timesteps"]:
+                trained = self.saved_hyperparams | {"n_timesteps": model.num_timesteps}
+                Path(self.params_path, "config.yml").write_text(yaml.dump(trained))
         if self.marker is not None:
             self.marker.remove()
 

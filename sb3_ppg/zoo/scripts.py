@@ -8,6 +8,7 @@ import pickle
 import runpy
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -16,10 +17,15 @@ from unittest.mock import patch
 
 import numpy as np
 import rl_zoo3.utils
+import yaml
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
 
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.zoo.repairs import ffmpeg_on_path
+from sb3_ppg.zoo.report import PlainLoader
+
+CURVES = ("timesteps", "mean", "std_error", "last_evals")  # in the files of `all_plots`
 
 
 def record_training() -> None:
@@ -42,24 +48,54 @@ def record_training() -> None:
 
 
 def all_plots() -> None:
-    """Run the script, and say first which trainings it takes for seeds of one although their settings differ."""
+    """Run the script, which takes all trainings in a folder for seeds of one, with a folder for each kind of training."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for options in ("-a --algos", "-e --env", "-f --exp-folders"):
+    for options in ("-a --algos", "-e --env", "-f --exp-folders", "-l --labels"):
         parser.add_argument(*options.split(), nargs="+", default=[])
     args, _ = parser.parse_known_args()
-    for folder, algo, env in itertools.product(args.exp_folders, args.algos, args.env):
-        runs = [path.parent for path in Path(folder, algo.lower()).glob(f"*{glob.escape(env)}*/evaluations.npz")]
-        settings = {run: "".join(path.read_text() for path in run.glob("*/config.yml")) for run in sorted(runs)}
-        if len({*settings.values()}) > 1:
-            names = ", ".join(map(str, settings))
-            print(f"These differ in length or hyperparameters, and are drawn as one: {names}. Use a folder (-f) for each kind")
-    importlib.import_module("rl_zoo3.plots.all_plots").all_plots()
+    if args.labels and len(args.labels) != len(args.exp_folders):
+        raise ArgumentError("--labels needs one label for each folder of --exp-folders")
+    folders, labels = [], []
+    with TemporaryDirectory() as temporary:
+        for folder, label in zip(args.exp_folders, args.labels or args.exp_folders, strict=True):
+            pairs = itertools.product(map(str.lower, args.algos), args.env)
+            kinds = [_kinds(Path(folder, algo).glob(f"*{glob.escape(env)}*/evaluations.npz")) for algo, env in pairs]
+            if not any(kinds):
+                what = f"{', '.join(args.algos)} on {', '.join(args.env)}"
+                raise ArgumentError(f"there are no evaluations of {what} in {folder}: `train --eval-freq` makes them")
+            if all(len(kind) <= 1 for kind in kinds):
+                folders.append(folder)
+                labels.append(label)
+                continue
+            print(f"Trainings in {folder} that differ in length, settings, environment or first model are drawn apart:")
+            for number, runs in enumerate(itertools.zip_longest(*kinds, fillvalue=[]), 1):
+                folders.append(f"{temporary}/{len(folders)}")
+                labels.append(f"{label} ({number})")
+                print(f"{labels[-1]}: {', '.join(map(str, itertools.chain(*runs)))}")
+                for run in itertools.chain(*runs):
+                    copy = Path(folders[-1], *run.parts[-2:])
+                    copy.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(run / "evaluations.npz", copy)
+        sys.argv += ["-f", *folders, "-l", *labels]
+        importlib.import_module("rl_zoo3.plots.all_plots").all_plots()
+
+
+def _kinds(evaluations: Iterable[Path]) -> list[list[Path]]:
+    """Group the folders of trainings: those of a group can be seeds of one."""
+    kinds: dict[str, list[Path]] = {}
+    for run in sorted(path.parent for path in evaluations):
+        settings = [path.read_text() for path in run.glob("*/config.yml")]
+        for path in run.glob("*/args.yml"):
+            options = yaml.load(path.read_text(), Loader=PlainLoader)
+            settings += [str(options.get(name) or "") for name in ("env_kwargs", "eval_env_kwargs", "trained_agent")]
+        kinds.setdefault(str(settings), []).append(run)
+    return list(kinds.values())
 
 
 def plot_from_file() -> None:
     """
-    Run the script, which fails at the last evaluations of a single training: they are saved as a number. Its ``-o`` saves the
-    bars alone; here it saves the curves, and the bars beside them.
+    Run the script, which fails at the last evaluations of a single training, as they are saved as a number, and at trainings
+    that not all environments have. Its ``-o`` saves the bars alone; here it saves the curves, and the bars beside them.
     """
     script = importlib.import_module("rl_zoo3.plots.plot_from_file")
     with (
@@ -83,7 +119,10 @@ def _save_curves_and_bars(output: str, format: str) -> None:
 
 def _load_results(file: BinaryIO) -> dict[str, Any]:
     results = pickle.load(file)
-    for environment in results.keys() - {"results_table"}:
-        for curves in results[environment].values():
-            curves["last_evals"] = np.atleast_1d(curves["last_evals"])
+    environments = [results[name] for name in results.keys() - {"results_table"}]
+    labels = {label for curves in environments for label in curves}
+    for curves in environments:
+        for label in sorted(labels):
+            curves.setdefault(label, {**dict.fromkeys(CURVES, np.zeros(0)), "mean_per_eval": np.zeros((0, 0))})
+            curves[label]["last_evals"] = np.atleast_1d(curves[label]["last_evals"])
     return results

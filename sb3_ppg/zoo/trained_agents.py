@@ -7,6 +7,7 @@ from pathlib import Path
 from huggingface_sb3 import EnvironmentName
 
 import sb3_ppg
+from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.fetch import unpack
 from sb3_ppg.zoo.launcher import PRETRAINED
@@ -21,7 +22,7 @@ def with_pretrained(option: str, arguments: list[str]) -> list[str]:
     """
     :param option: option that names an agent: -f for a folder of trainings, -i for a file
     :param arguments: command line of the script
-    :return: options that the Zoo knows, with this option in place of ``--pretrained``
+    :return: options that the Zoo knows, with this option in place of ``--pretrained``. The first process unpacks the agent
     :raises ArgumentError: if there is no such agent, or another one is named as well
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -32,10 +33,11 @@ def with_pretrained(option: str, arguments: list[str]) -> list[str]:
     if args.other is not None:
         raise ArgumentError(f"{option} and {PRETRAINED} name an agent each: use one of them")
     run = UNPACKED / args.algo / f"{args.env}_1"
-    agent = agent_folder(args.algo, args.env)
-    unpack(agent, args.algo, args.env, run)
-    if (agent / "logs").is_dir():  # the evaluations of its training
-        shutil.copytree(agent / "logs", run, dirs_exist_ok=True)
+    if rank() == 0:
+        agent = agent_folder(args.algo, args.env)
+        unpack(agent, args.algo, args.env, run)
+        if (agent / "logs").is_dir():  # the evaluations of its training
+            shutil.copytree(agent / "logs", run, dirs_exist_ok=True)
     place = run / f"{args.env}.zip" if option == "-i" else UNPACKED
     return [*(argument for argument in arguments if argument != PRETRAINED), option, str(place)]
 

@@ -327,13 +327,31 @@ def test_many_layers_with_all_their_weights(copied):
     refused(copied, "too many layers")
 
 
+def large(*shape: int) -> dict[str, Any]:
+    return {"space": "Box", "shape": shape, "dtype": "uint8", "low": 0, "high": 255}
+
+
 def test_images_of_which_a_small_network_makes_gigabytes(copied):
-    image = {"space": "Box", "shape": [3, 1180, 1180], "dtype": "uint8", "low": 0, "high": 255}
-    change(copied, "observation_space", image)
+    change(copied, "observation_space", large(3, 1180, 1180))
     extractor = {"features_extractor_class": {"$class": "ImpalaCNN"}, "features_extractor_kwargs": {"channels": [1000, 1]}}
     change(copied, KWARGS, extractor)
     with watched():
         refused(copied, r"its features extractor makes \d+ numbers of one observation")
+
+
+@pytest.mark.parametrize("extractor", ["FlattenExtractor", "NatureCNN", "ImpalaCNN"])
+def test_large_observations_take_no_memory_before_weights_are_compared(copied, extractor):
+    """Apart from the bounds of their space."""
+    change(copied, "observation_space", large(3, 1180, 1180))
+    change(copied, KWARGS, {"features_extractor_class": {"$class": extractor}, "net_arch": []})
+    with watched(megabytes=60):
+        refused(copied, "has no array|has the shape|features extractor makes")
+
+
+def test_many_parts_of_large_observations_take_no_memory(copied):
+    change(copied, "observation_space", {"space": "Dict", "parts": {str(key): large(2**22) for key in range(100)}})
+    with watched(megabytes=60):
+        refused(copied, "more than 4194304 numbers")
 
 
 def test_files_without_end(copied):

@@ -50,14 +50,14 @@ def _megabytes(name: str) -> float:
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def watched(megabytes: float = MEGABYTES) -> Iterator[None]:
     """
     Fail if the block does more than read: writes or removes a file, imports a module, runs code, starts a process, opens a
     socket, draws from a global generator, prints control characters, or takes too much time or memory. Errors pass through.
     """
     global _events
     events: list[str] = []
-    states, megabytes, seconds = generator_states(), _megabytes("VmRSS:"), time.process_time()
+    states, before, seconds = generator_states(), _megabytes("VmRSS:"), time.process_time()
     with open("/proc/self/clear_refs", "w") as clear:
         clear.write("5")  # forget the peak
     printed, caught = io.StringIO(), []
@@ -68,10 +68,10 @@ def watched() -> Iterator[None]:
             yield
     finally:
         _events = None
-        seconds, megabytes = time.process_time() - seconds, _megabytes("VmHWM:") - megabytes
+        seconds, taken = time.process_time() - seconds, _megabytes("VmHWM:") - before
         assert not events, f"did {events}"
         assert seconds < SECONDS, f"took {seconds:.1f} s"
-        assert megabytes < MEGABYTES, f"took {megabytes:.0f} MB"
+        assert taken < megabytes, f"took {taken:.0f} MB"
         assert generator_states() == states, "a global generator has changed"
         for text in (printed.getvalue(), *(str(warning.message) for warning in caught)):
             assert text.replace("\n", " ").isprintable(), f"printed {text!r}"

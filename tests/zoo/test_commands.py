@@ -24,6 +24,7 @@ from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from stable_baselines3 import PPO
 
 import sb3_ppg
 from sb3_ppg import PPG
@@ -146,6 +147,25 @@ def test_benchmark(trained, children_in_place):
     assert {row[5] for row in rows} == {"2k"}  # trained with -n 2000
 
 
+@pytest.mark.parametrize("cls", [PPG, PPO])
+def test_benchmark_says_the_steps_of_a_training_that_was_interrupted(cls, tmp_path, monkeypatch, children_in_place):
+    """Ctrl-C in the third rollout of 1,000 steps."""
+    train = cls.train
+
+    def interrupted(model):
+        if model.num_timesteps == 3000:
+            raise KeyboardInterrupt
+        train(model)
+
+    monkeypatch.setattr(cls, "train", interrupted)
+    small = ("-params", "n_envs:2", "n_steps:500", "batch_size:500", "n_epochs:1", "learning_rate:0.001", "clip_range:0.2")
+    options = ("--algo", cls.__name__.lower(), "--env", "CartPole-v1", "-n", "20000", "--eval-freq", "-1")
+    run("train", *options, *small, cwd=tmp_path)
+    run("benchmark", "-n", "600", "--no-hub", "--num-threads", "1", cwd=tmp_path)
+    assert "|CartPole-v1|" in (tmp_path / "benchmark.md").read_text()
+    assert re.search(r"\|\s*3k\s*\|", (tmp_path / "benchmark.md").read_text())
+
+
 def test_plots_compare_ppg_with_ppo(trained):
     """The pictures are files where there is no display."""
     run("plot_train", "-e", "CartPole-v1", "-f", "logs", "-w", "5", cwd=trained)
@@ -161,15 +181,37 @@ def test_plots_compare_ppg_with_ppo(trained):
         assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, picture
 
 
-def test_trainings_that_are_no_seeds_of_one_are_named(trained, tmp_path):
-    for number in (1, 2):
-        shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "logs" / "ppg" / f"CartPole-v1_{number}")
-    config = tmp_path / "logs" / "ppg" / "CartPole-v1_2" / "CartPole-v1" / "config.yml"
-    config.write_text(config.read_text().replace("2000", "4000"))
-    output = run("all_plots", "-a", "ppg", "-e", "CartPole-v1", "-f", "logs", "--no-display", cwd=tmp_path)
-    assert (
-        "differ in length or hyperparameters, and are drawn as one: logs/ppg/CartPole-v1_1, logs/ppg/CartPole-v1_2" in output
-    )
+def test_trainings_that_are_no_seeds_of_one_are_drawn_apart(trained, tmp_path):
+    """Two seeds; one of another length, one in another environment, and one that began with a model."""
+    runs = tmp_path / "logs" / "ppg"
+    for number in range(1, 6):
+        shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", runs / f"CartPole-v1_{number}")
+    for number, name, old, new in (
+        (2, "config.yml", "2000", "4000"),
+        (4, "args.yml", "- env_kwargs\n    - null", "- env_kwargs\n    - {max_episode_steps: 9}"),
+        (5, "args.yml", "- trained_agent\n    - ''", "- trained_agent\n    - model.zip"),
+    ):
+        file = runs / f"CartPole-v1_{number}" / "CartPole-v1" / name
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+    options = ("-a", "ppg", "ppo", "-e", "CartPole-v1", "-f", "logs", str(trained / "logs"), "-o", "c", "--no-display")
+    output = run("all_plots", *options, "-l", "mine", "other", cwd=tmp_path)
+    assert "mine (1): logs/ppg/CartPole-v1_1, logs/ppg/CartPole-v1_3\nmine (2): logs/ppg/CartPole-v1_2\n" in output
+    results = pickle.loads((tmp_path / "c.pkl").read_bytes())["CartPole-v1"]
+    n_seeds = {label: curve["mean_per_eval"].shape[1] for label, curve in results.items()}
+    assert n_seeds == {"PPG-mine (1)": 2, **{f"PPG-mine ({n})": 1 for n in (2, 3, 4)}, "PPG-other": 1, "PPO-other": 1}
+
+
+def test_plots_of_environments_with_other_kinds_of_trainings(tmp_path):
+    """Two lengths of one environment were trained, and one of the other."""
+    curve = {name: np.arange(2.0) for name in ("timesteps", "mean", "std_error")}
+    curve |= {"last_evals": np.arange(3.0), "mean_per_eval": np.ones((2, 3))}
+    one, two = {"PPG-logs (1)": curve}, {"PPG-logs (1)": curve, "PPG-logs (2)": curve}
+    for name, environments in (("more", {"a": two, "b": one}), ("fewer", {"a": one, "b": two})):
+        results = {**environments, "results_table": {"headers": [], "value_matrix": []}}
+        (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps(results))
+        output = run("plot_from_file", "-i", name, "-o", f"{name}.png", cwd=tmp_path)
+        assert "keys: ['PPG-logs (1)', 'PPG-logs (2)']" in output and (tmp_path / f"{name}_b.png").exists()
 
 
 def test_continue_training(trained, run_folder):
@@ -402,6 +444,16 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("train --env MyEnv-v0", "Environment `MyEnv` doesn't exist. If a module of yours registers it, use --gym-packages"),
         ("enjoy --env MyEnv-v0", "Environment `MyEnv` doesn't exist. If a module of yours registers it, use --gym-packages"),
         ("train --env mine:MyEnv-v0", "and --env ENV, not MODULE:ENV"),
+        ("train --env CartPole", "No registered env with id: CartPole; nearest: CartPole-v1"),
+        ("train -conf latin.yml", "latin.yml is not YAML: 'utf-8' codec can't decode"),
+        ("train -conf logs.yml", "[Errno 21] Is a directory: 'logs.yml'"),
+        ("train -conf mine.yml --env Acrobot-v1", "mine.yml has no hyperparameters for Acrobot-v1"),
+        ("train -conf mine.py", "mine.py has no hyperparameters for CartPole-v1"),
+        ("train -i mine.yml", "-i mine.yml is no .zip file"),
+        ("train -params normalize:\"{'norm_ob':True}\"", "VecNormalize.__init__() got an unexpected keyword"),
+        ("train -params monitor_kwargs:dict(info=('x',))", "Monitor.__init__() got an unexpected keyword argument 'info'"),
+        ("train -conf wrapper.yml", "TimeLimit.__init__() got an unexpected keyword argument 'max_steps'"),
+        ("all_plots -e Acrobot-v1 -f logs", "no evaluations of ppg on Acrobot-v1 in logs"),
         ("train --continue", "--continue needs the model"),
         ("nonsense", "nonsense is none of them"),
         ("tain", "tain is none of them; nearest: train"),
@@ -418,6 +470,11 @@ def test_bad_input_names_what_is_nearest(trained, command, complaint, tmp_path):
     (tmp_path / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 100, n_aux_epoch: 3}")
     (tmp_path / "damaged.yml").write_text("CartPole-v1:\n  n_timesteps: 100\n   policy: MlpPolicy\n")
     (tmp_path / "list.yml").write_text("- CartPole-v1\n")
+    (tmp_path / "latin.yml").write_bytes(b"# \xe9\n")
+    (tmp_path / "logs.yml").mkdir()
+    (tmp_path / "mine.py").write_text("hyperparms = {}\n")
+    wrapper = "{gymnasium.wrappers.TimeLimit: {max_steps: 9}}"
+    (tmp_path / "wrapper.yml").write_text(f"CartPole-v1: {{policy: MlpPolicy, n_timesteps: 100, env_wrapper: {wrapper}}}")
     (tmp_path / "incomplete.yml").write_text("CartPole-v1: {n_timesteps: 100}")
     if "study.log" in command:
         storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))

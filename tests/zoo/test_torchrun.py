@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from stable_baselines3.common.monitor import load_results
 
 from sb3_ppg import PPG, PhasicCheckpointCallback, latest_checkpoint
 from sb3_ppg.distributed.collectives import gather, rank
-from sb3_ppg.zoo import launcher
+from sb3_ppg.zoo import launcher, trained_agents
 from sb3_ppg.zoo.interrupted import MARKER, Marker, forget_later_episodes, interrupted_run
 from tests import helpers
 from tests.distributed.several import free_port, in_processes
@@ -81,6 +82,18 @@ def test_two_processes_are_one_training(tmp_path):
     assert not (run / "unfinished.json").exists() and rollout * 6 == 384
     episodes = load_results(str(run))
     assert len(set(episodes.head(4)["r"])) > 1
+
+
+def unpacked_and_launched(arguments: list[str]) -> int:
+    """Return how many agents this process unpacks."""
+    with patch.object(trained_agents, "unpack", wraps=trained_agents.unpack) as unpack:
+        launched(arguments)
+    return unpack.call_count
+
+
+def test_one_process_unpacks_the_agent_that_all_begin_with(tmp_path):
+    options = "--pretrained -n 128 --eval-freq -1"
+    assert in_processes(unpacked_and_launched, tmp_path, [*TRAIN[2:], *options.split(), *SMALL]) == [1, 0]
 
 
 def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
