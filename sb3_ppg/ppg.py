@@ -557,7 +557,8 @@ class PPG(OnPolicyAlgorithm):
         return losses(self.policy, self.network_inputs(batch), batch, coefficients)
 
     def _compiled(self, *update: Any) -> CompiledStep | None:
-        return None if self.session is None else self.session.compiled_steps.begin_update(*update)
+        steps = None if self.session is None else self.session.compiled_steps
+        return None if steps is None else steps.begin_update(*update)
 
     def _aux_samples_per_batch(self) -> int:
         """
@@ -719,7 +720,7 @@ class PPG(OnPolicyAlgorithm):
         :raises SystemExit: after SIGTERM, once the iteration is over and saved by a ``PhasicCheckpointCallback``
         """
         self._fitting_micro_batch_size = None
-        with training(self, callback, total_timesteps, reset_num_timesteps=reset_num_timesteps):
+        with training(self, callback, total_timesteps, reset_num_timesteps):
             name = tb_log_name or type(self).__name__
             super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
             if log_interval is not None and self.logger.name_to_value:

@@ -1,6 +1,7 @@
 """Replay of the authors' trainings from recorded rollouts, orders and draws: see data/README.md."""
 
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, losses
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import RolloutEnd
+from sb3_ppg.optim.compiled import AdamGroup, gradient
 
 DATA = Path(__file__).parent / "data"
 # Our names of their heads of the policy, and of their networks of objectives
@@ -105,6 +107,7 @@ class GoldenTraining:
     """
 
     weight_tolerance = 1e-12
+    backend = os.environ.get("SB3_PPG_GOLDEN_BACKEND")  # with which the losses are compiled, too; None: not at all
 
     def __init__(
         self, file: str, monkeypatch: Any, architecture: str, adam_eps: float, dtype: th.dtype = th.float64, **arguments: Any
@@ -147,9 +150,31 @@ class GoldenTraining:
 
     def _record(self, phase: str, losses: Callable[..., Losses], *args: Any) -> Losses:
         found = losses(*args)
+        if self.backend is not None and phase != "adversary":
+            self._check_compiled(losses, *args)
         scalars = dict(zip(found.names, found.values.tolist(), strict=True))
         self.steps.append(Step(phase, scalars, found.log_ratio, {}))
         return found
+
+    def _check_compiled(
+        self, losses: Callable[..., Losses], policy: Any, inputs: tuple, batch: Any, coefficients: Any
+    ) -> None:
+        """Compare losses and gradient with those that torch compiles, to the tolerance of the golden numbers."""
+
+        def losses_of(coefficients: Any, inputs_and_batch: tuple) -> Losses:
+            return losses(policy, *inputs_and_batch, coefficients)
+
+        everything = [*self.named_parameters().values()]
+        found = losses_of(coefficients, (inputs, batch))
+        gradients = th.autograd.grad(found.total, everything, allow_unused=True)
+        reached = [one for one, its_gradient in zip(everything, gradients, strict=True) if its_gradient is not None]
+        scalars = (None if one is None else reached[0].new_tensor(one) for one in coefficients)
+        with th._dynamo.config.patch(trace_autograd_ops=True):
+            compiled = th.compile(gradient, fullgraph=True, dynamic=False, backend=self.backend, isolate_recompiles=True)
+            result = compiled(losses_of, type(coefficients)(*scalars), (inputs, batch), [AdamGroup(reached)])
+        theirs = [one for one in gradients if one is not None]
+        for ours, other in zip([result.values, *result.gradients], [found.values, *theirs], strict=True):
+            th.testing.assert_close(ours, other, **self.tolerance(other.numpy()))
 
     def _record_gradient(self, name: str, parameter: th.Tensor) -> None:
         assert parameter.grad is not None

@@ -140,10 +140,9 @@ class CompiledStep:
         self.device = device
         self.verbose = verbose
         self.has_failed = False
-        options: dict[str, Any] = dict(isolate_recompiles=True)  # torch's own types do not have it
-        if device.type == "cuda":
-            options["mode"] = "reduce-overhead"  # CUDA graphs
-        self._function = th.compile(adam_step if takes_step else gradient, fullgraph=True, dynamic=False, **options)
+        mode = "reduce-overhead" if device.type == "cuda" else None  # with CUDA graphs
+        isolated: dict[str, Any] = dict(isolate_recompiles=True)  # torch's types do not have it
+        self._function = th.compile(adam_step if takes_step else gradient, fullgraph=True, mode=mode, **isolated)
         self._compiled_sizes: set[int] = set()
 
     def begin_update(
@@ -177,7 +176,7 @@ class CompiledStep:
         """Surround an epoch, which leaves the gradient of its last step with the parameters, for callbacks that look at it."""
         self._groups: list[AdamGroup] | None = None
         self._latest: CompiledResult | None = None
-        with th._dynamo.config.patch(trace_autograd_ops=True):
+        with th._dynamo.config.patch(trace_autograd_ops=True, automatic_dynamic_shapes=False):
             yield
         self._set_gradients()
 

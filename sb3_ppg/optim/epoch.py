@@ -6,7 +6,7 @@ that losses and gradients are finite.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
@@ -258,7 +258,7 @@ def _backed_up(networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Opti
     """
     tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
     saved = [tensor.detach().clone() for tensor in tensors]
-    states = [map_arrays(copy.deepcopy, optimizer.state) for optimizer in optimizers]
+    states = [map_arrays(_copied, optimizer.state) for optimizer in optimizers]
 
     @th.no_grad()
     def restore() -> None:
@@ -269,3 +269,7 @@ def _backed_up(networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Opti
             optimizer.state.update(state)
 
     return restore
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, th.Tensor) else copy.deepcopy(value)

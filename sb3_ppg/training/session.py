@@ -38,16 +38,15 @@ class Session:
     State of a model that exists only while it learns.
 
     :param model: algorithm with its environments
-    :param total_timesteps: budget of the training
     """
 
     callback: BaseCallback | None = None  # set when a rollout begins
     received_signal: int | None = None  # signal that asks this process to end
     has_checked_log_probs: bool = False  # of the first rollout
+    compiled_steps: CompiledSteps | None = None
 
-    def __init__(self, model: PhasicModel, total_timesteps: float = 0):
+    def __init__(self, model: PhasicModel):
         self.exchange = RolloutExchange(model)
-        self.compiled_steps = CompiledSteps(model, total_timesteps)
 
     def agreed_end(self) -> int | None:
         """
@@ -59,14 +58,14 @@ class Session:
 
 
 @contextmanager
-def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float, **settings: Any) -> Iterator[None]:
+def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float, reset_num_timesteps: bool) -> Iterator[None]:
     """
     Guard a training. Callbacks are told of its end after each error from the block that is listed here.
 
     :param model: algorithm that learns in the block, where it has a ``session``
     :param callback: callback of ``learn``
     :param total_timesteps: budget
-    :param settings: further arguments of ``learn`` that must be equal in all processes
+    :param reset_num_timesteps: argument of ``learn``
     :raises ArgumentError: for arguments that cannot work together
     :raises NonFiniteError: from the block
     :raises WorkerError: if the process of an environment has died
@@ -85,8 +84,15 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
                     "them (`load_aux_buffer`, or VecNormalize.load)"
                 )
         checkpoints = [one.settings() for one in checkpoint_callbacks(callback)]
-        start_together(model, {"total_timesteps": total_timesteps, **settings, "PhasicCheckpointCallback": checkpoints})
-        model.session = Session(model, total_timesteps)
+        settings = {
+            "total_timesteps": total_timesteps,
+            "reset_num_timesteps": reset_num_timesteps,
+            "PhasicCheckpointCallback": checkpoints,
+        }
+        start_together(model, settings)
+        model.session = Session(model)
+        n_before = 0 if reset_num_timesteps else model.num_timesteps  # a training that goes on compiles what it did before
+        model.session.compiled_steps = CompiledSteps(model, n_before + total_timesteps)
         with (
             missing_extras_named(),
             tensor_float_32(model.mixed_precision == "tf32"),
