@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch as th
@@ -176,9 +177,12 @@ class CompiledStep:
         """Surround an epoch, which leaves the gradient of its last step with the parameters, for callbacks that look at it."""
         self._groups: list[AdamGroup] | None = None
         self._latest: CompiledResult | None = None
+        self._marked: list[th.Tensor] = []
         with th._dynamo.config.patch(trace_autograd_ops=True, automatic_dynamic_shapes=False):
             yield
         self._set_gradients()
+        for tensor in self._marked:
+            vars(tensor).pop("_dynamo_static_input_type", None)  # torch.save would store it
 
     def __call__(self, minibatch: Any) -> CompiledResult | None:
         """
@@ -198,10 +202,10 @@ class CompiledStep:
         except (th._dynamo.exc.TorchDynamoException, th._dynamo.exc.FailOnRecompileLimitHit) as error:
             self._give_up(f"torch cannot compile these losses ({str(error).strip().splitlines()[0]})")
             return None
-        if is_new:
-            self._compiled_sizes.add(size)
-            if self.verbose:
+        finally:
+            if is_new and self.verbose:
                 print(f"{time.perf_counter() - start:.0f} s")
+        self._compiled_sizes.add(size)
         if self.device.type == "cuda":  # CUDA graphs write each result to the same place
             result = map_arrays(lambda one: one.clone() if isinstance(one, th.Tensor) else one, result)
         self._latest = result
@@ -227,6 +231,10 @@ class CompiledStep:
             self._sizes.add(size)
         if self._groups is None:
             self._groups = _groups(self._optimizer, self.takes_step)
+            if self.device.type == "cuda":  # CUDA graphs change in place only what is known to stay where it is
+                self._marked = [tensor for group in self._groups for tensor in chain(group.steps, *group.state)]
+                for tensor in self._marked:
+                    th._dynamo.mark_static_address(tensor)
         return size in self._sizes
 
     def _get_generator_state(self) -> th.Tensor:
@@ -278,10 +286,10 @@ class CompiledSteps:
     def __init__(self, model: PhasicModel, total_timesteps: float):
         self.model = model
         self._steps: dict[tuple[str, bool], CompiledStep] = {}
-        reason = reason_against(model, total_timesteps)
-        self.enabled = bool(model.compile_updates) and reason is None
+        reason = reason_against(model) if model.compile_updates else "they are not asked for"
         if model.compile_updates is True and reason is not None:
             warn(f"`compile_updates`=True has no effect: {reason}")
+        self.enabled = reason is None and (model.compile_updates is True or is_worthwhile(model, total_timesteps))
 
     def begin_update(
         self, name: str, losses: Callable[..., Losses], optimizer: th.optim.Optimizer, coefficients: Any
@@ -306,12 +314,11 @@ class CompiledSteps:
         return self._steps[key]
 
 
-def reason_against(model: PhasicModel, total_timesteps: float) -> str | None:
+def reason_against(model: PhasicModel) -> str | None:
     """
-    Return why a training's updates cannot be compiled, or, with "auto", need not be.
+    Return why a model's updates cannot be compiled.
 
     :param model: algorithm with its environments, complete
-    :param total_timesteps: budget of the training
     :return: reason, or None
     """
     if "isolate_recompiles" not in inspect.signature(th.compile).parameters:
@@ -323,12 +330,19 @@ def reason_against(model: PhasicModel, total_timesteps: float) -> str | None:
     micro_batch_size = model.resolved_micro_batch_size()
     if micro_batch_size is not None and micro_batch_size < model.batch_size:
         return f"minibatches run in micro-batches of {micro_batch_size} samples"
-    if model.compile_updates == "auto":
-        if n_optimizer_steps(model, total_timesteps) < WORTHWHILE_STEPS:
-            return "the training is too short"
-        if model.device.type == "cpu" and (has_convolutions(model.policy) or not has_cpp_compiler()):
-            return "convolutions take nearly all of the time, or there is no C++ compiler"
     return None
+
+
+def is_worthwhile(model: PhasicModel, total_timesteps: float) -> bool:
+    """
+    Return whether compiling makes a training faster, as far as its length and its networks tell.
+
+    :param model: algorithm with its environments, complete
+    :param total_timesteps: budget of the training
+    """
+    if model.device.type == "cpu" and (has_convolutions(model.policy) or not has_cpp_compiler()):
+        return False
+    return n_optimizer_steps(model, total_timesteps) >= WORTHWHILE_STEPS
 
 
 def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:

@@ -168,7 +168,8 @@ def compute_gradient(
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     size = n_samples(minibatch[0])
-    result = None if compiled is None else compiled(minibatch)
+    is_whole = micro_batch_size is None or micro_batch_size >= size
+    result = compiled(minibatch) if compiled is not None and is_whole else None
     if result is not None:
         names, values, log_ratio = result.names, result.values, result.log_ratio
         if result.norm is not None:
