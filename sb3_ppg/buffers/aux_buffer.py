@@ -16,9 +16,9 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.arguments import check_values
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.buffers.nested import map_arrays, split_arrays
 from sb3_ppg.buffers.protocol import has_new_arrays
-from sb3_ppg.buffers.rollouts import Observations, n_bytes, order_by_environment
+from sb3_ppg.buffers.rollouts import GATHERED_BYTES, Observations, n_bytes, order_by_environment
 from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.errors import ArgumentError
 
@@ -247,19 +247,22 @@ class AuxBuffer:
             recorded = th.empty(self.n_sequences, self.sequence_length, 0, device=self.device)
         targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)
         targets = targets.reshape(self.n_sequences, self.sequence_length)
-        parts = np.array_split(order, math.ceil(len(order) / n_sequences))
+        parts, n_at_once = np.array_split(order, math.ceil(len(order) / n_sequences)), 1
         if self.single_samples:
             parts = [np.sort(part) for part in parts]
-        # One transfer for all: one for each minibatch would wait for the minibatches before it
-        parts_on_device = th.as_tensor(np.concatenate(parts), device=self.device).split([*map(len, parts)])
-        for ids, ids_on_device in zip(parts, parts_on_device, strict=True):
+            n_at_once = max(1, GATHERED_BYTES * len(parts) // sum(map(n_bytes, self.observations)))
+        for start in range(0, len(parts), n_at_once):
+            some = parts[start : start + n_at_once]
+            ids = np.concatenate(some)
+            ids_on_device = th.as_tensor(ids, device=self.device)
             batch = AuxiliaryBatch(
                 observations=self._gather(self.observations_on_device or self.observations, ids),
                 context=self._gather(self.context, ids),
                 value_targets=targets[ids_on_device].flatten(),
                 recorded=recorded[ids_on_device].flatten(0, 1),
             )
-            yield ids, batch
+            sizes = [len(part) * self.sequence_length for part in some]
+            yield from zip(some, split_arrays(batch, sizes), strict=True)
 
     def _gather(self, rollouts: list[Any], ids: np.ndarray) -> Any:
         """One copy of some sequences, (len(ids) * sequence length, ...), of arrays (n_envs, n_steps or 1, ...)."""
@@ -270,10 +273,15 @@ class AuxBuffer:
                 places = zip(*(numbers.tolist() for numbers in np.divmod(ids, n_envs)), strict=True)
                 return self._on_device([arrays[rollout][env] for rollout, env in places])
             # One indexed copy for each rollout, where an array has a row for each sample, or for each environment
-            rows_per_env = arrays[0].shape[1]
+            _, rows_per_env, *shape = arrays[0].shape
             numbers, rows = np.divmod(ids // (n_steps // rows_per_env), n_envs * rows_per_env)
-            flat = {number: arrays[number].reshape(-1, *arrays[number].shape[2:]) for number in np.unique(numbers)}
-            return self._on_device([array[rows[numbers == number]] for number, array in flat.items()])
+            on_device = isinstance(arrays[0], th.Tensor)
+            size = (len(ids), *shape)
+            gathered: Any = arrays[0].new_empty(size) if on_device else np.empty(size, arrays[0].dtype)
+            for number in np.unique(numbers):
+                of_rollout = np.flatnonzero(numbers == number)
+                gathered[of_rollout] = arrays[number].reshape(-1, *shape)[rows[of_rollout]]
+            return self._on_device([gathered])
 
         return map_arrays(gather, *rollouts)
 

@@ -1,7 +1,9 @@
 """Arrays in nested dictionaries and tuples, such as the observations of a Dict space."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import torch as th
 
 
 def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
@@ -25,3 +27,26 @@ def n_samples(observations: Any) -> int:
     :return: B
     """
     return len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
+
+
+def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
+    """
+    Split tensors of the same samples into consecutive parts, which share their memory.
+
+    :param tree: tensors, nested like the arguments of ``map_arrays``, of shape (number of samples, ...), or (number of
+        sequences, ...), where all sequences are as long. What is no tensor, or has no dimension, belongs to every part
+    :param sizes: number of samples in each part: whole sequences
+    :return: the parts, in the structure of the whole
+    """
+    if isinstance(tree, dict) and tree:
+        return [dict(zip(tree, some, strict=True)) for some in zip(*_split_all(tree.values(), sizes), strict=True)]
+    if isinstance(tree, tuple) and tree:
+        make = type(tree)._make if hasattr(tree, "_make") else tuple
+        return [make(some) for some in zip(*_split_all(tree, sizes), strict=True)]
+    if not isinstance(tree, th.Tensor) or tree.dim() == 0:
+        return [tree] * len(sizes)
+    return tree.split([size * len(tree) // sum(sizes) for size in sizes])
+
+
+def _split_all(trees: Iterable[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
+    return [split_arrays(tree, sizes) for tree in trees]

@@ -26,7 +26,7 @@ from sb3_ppg.optim.micro_batches import has_convolutions
 from sb3_ppg.protocols import PhasicModel
 
 # Optimizer steps in a training from which on "auto" compiles: docs/guides/speed.md has the measurements
-WORTHWHILE_STEPS = 150_000
+WORTHWHILE_STEPS = 100_000
 # The most sizes of minibatches that are compiled: those of an epoch that is spread evenly differ by one sequence
 MAX_SIZES = 2
 # Names of the state and the options of torch's Adam that its function takes

@@ -1,16 +1,15 @@
 """Micro-batches that make convolutional networks fast on a CPU, and memory that is kept for the next forward pass."""
 
 import ctypes
-import math
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import TypeVar
 
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
-from sb3_ppg.buffers.nested import map_arrays, n_samples
+from sb3_ppg.buffers.nested import map_arrays, n_samples, split_arrays
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 Minibatch = TypeVar("Minibatch", bound=tuple)
@@ -77,25 +76,11 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
         yield minibatch
         return
     n_rows: list[int] = []
-    map_arrays(lambda leaf: n_rows.append(len(leaf)) if _has_samples(leaf) else None, minibatch)
+    map_arrays(lambda leaf: n_rows.append(len(leaf)) if isinstance(leaf, th.Tensor) and leaf.dim() > 0 else None, minibatch)
     length = whole // min(n_rows)
     size = max(length, size // length * length)
-    n_parts = math.ceil(whole / size)
-
-    def parts(tree: Any) -> Sequence[Any]:
-        """The same as ``map_arrays`` with a slice for each part, but one operation for all of them."""
-        if isinstance(tree, dict) and tree:
-            return [dict(zip(tree, some, strict=True)) for some in zip(*map(parts, tree.values()), strict=True)]
-        if isinstance(tree, tuple) and tree:
-            make = type(tree)._make if hasattr(tree, "_make") else tuple
-            return [make(some) for some in zip(*map(parts, tree), strict=True)]
-        return tree.split(size * len(tree) // whole) if _has_samples(tree) else [tree] * n_parts
-
-    yield from parts(minibatch)
-
-
-def _has_samples(leaf: Any) -> bool:
-    return isinstance(leaf, th.Tensor) and leaf.dim() > 0
+    sizes = [min(size, whole - start) for start in range(0, whole, size)]
+    yield from split_arrays(minibatch, sizes)
 
 
 def has_convolutions(module: nn.Module) -> bool:
