@@ -609,7 +609,8 @@ class PPG(OnPolicyAlgorithm):
         :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); further arguments of the rollout buffer's
             ``add``
         """
-        return *self.policy(observations), {}
+        acting_policy = self.session.acting_policy if self.session is not None else None
+        return *(acting_policy or self.policy)(observations), {}
 
     def after_environment_step(self) -> None:
         """Follow a step: the environments have taken the actions of ``act``, and callbacks have agreed to go on."""
@@ -685,6 +686,7 @@ class PPG(OnPolicyAlgorithm):
             return False
         start = time.perf_counter()
         session.callback = callback
+        session.acting_policy = None if session.compiled_steps is None else session.compiled_steps.acting_policy()
         exchange = session.exchange
         with exchange.rollout():
             end = take_steps(self, env, callback, rollout_buffer, n_rollout_steps)

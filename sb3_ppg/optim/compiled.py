@@ -4,6 +4,7 @@ spends most of an update in Python and in the autograd engine; compiling saves t
 """
 
 import inspect
+import math
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch as th
+from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.optim.adam import adam
 
@@ -23,6 +25,7 @@ from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.errors import warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.micro_batches import has_convolutions
+from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.protocols import PhasicModel
 
 # Optimizer steps in a training from which on "auto" compiles: docs/guides/speed.md has the measurements
@@ -167,9 +170,7 @@ class CompiledStep:
         self._sizes: set[int] = set()  # of this update's minibatches that are not left to the caller
         self._previous_size: int | None = None
         self._generator_state: th.Tensor | None = None
-        modules = [module for network in networks for module in network.modules()]
-        parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
-        if any(getattr(one, name, None) for one in (optimizer, *modules, *parameters) for name in HOOKS):
+        if has_hooks(networks, optimizer):
             self._give_up("it would not call the hooks that are registered")
 
     @contextmanager
@@ -199,8 +200,8 @@ class CompiledStep:
             print(f"Compiling the {self.name} update, ", end="", flush=True)
         try:
             result = self._function(self.losses_of, self._coefficients, minibatch, self._groups, *self._clipping)
-        except (th._dynamo.exc.TorchDynamoException, th._dynamo.exc.FailOnRecompileLimitHit) as error:
-            self._give_up(f"torch cannot compile these losses ({str(error).strip().splitlines()[0]})")
+        except compiler_errors() as error:
+            self._give_up(f"torch cannot compile these losses ({first_line(error)})")
             return None
         finally:
             if is_new and self.verbose:
@@ -272,12 +273,41 @@ def _groups(optimizer: th.optim.Optimizer, takes_step: bool) -> list[AdamGroup]:
     return groups
 
 
+class CompiledPolicy:
+    """
+    A policy that acts for a fixed number of environments, compiled. Actions are drawn from torch's generators, as without.
+
+    :param policy: the policy
+    """
+
+    def __init__(self, policy: PhasicActorCriticPolicy):
+        self.policy = policy
+        options: dict[str, Any] = dict(isolate_recompiles=True, options=dict(fallback_random=True))
+        self._function: Any = th.compile(policy.forward, fullgraph=True, **options)
+
+    def __call__(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """
+        :param observations: (n_envs, ...)
+        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,)
+        """
+        if th.distributions.Distribution._validate_args:  # after an error, whose cause this is to find
+            return self.policy(observations)
+        try:
+            result = self._function(observations)
+        except compiler_errors() as error:
+            warn(f"The acting policy is not compiled: torch cannot compile it ({first_line(error)})")
+            self._function = self.policy
+            return self.policy(observations)
+        self.policy.acted_on = observations
+        return result
+
+
 # ---- a training ----
 
 
 class CompiledSteps:
     """
-    The compiled steps of one training.
+    What is compiled in one training.
 
     :param model: algorithm with its environments, complete
     :param total_timesteps: budget of the training
@@ -286,10 +316,20 @@ class CompiledSteps:
     def __init__(self, model: PhasicModel, total_timesteps: float):
         self.model = model
         self._steps: dict[tuple[str, bool], CompiledStep] = {}
+        self._policy: CompiledPolicy | None = None
         reason = reason_against(model) if model.compile_updates else "they are not asked for"
         if model.compile_updates is True and reason is not None:
             warn(f"`compile_updates`=True has no effect: {reason}")
         self.enabled = reason is None and (model.compile_updates is True or is_worthwhile(model, total_timesteps))
+
+    def acting_policy(self) -> CompiledPolicy | None:
+        """Return the policy for the next rollout, or None if it is not compiled."""
+        policy = self.model.policy
+        if not self.enabled or self.model.use_sde or has_hooks([policy]):
+            return None
+        if self._policy is None or self._policy.policy is not policy:
+            self._policy = CompiledPolicy(policy)
+        return self._policy
 
     def begin_update(
         self, name: str, losses: Callable[..., Losses], optimizer: th.optim.Optimizer, coefficients: Any
@@ -312,6 +352,23 @@ class CompiledSteps:
             self._steps[key] = CompiledStep(name, losses_of, takes_step, model.device, verbose=model.verbose >= 1)
         self._steps[key].begin_update([model.policy, model.objective], optimizer, coefficients, model.max_grad_norm)
         return self._steps[key]
+
+
+def has_hooks(networks: Iterable[nn.Module], optimizer: th.optim.Optimizer | None = None) -> bool:
+    """Return whether somebody has registered hooks with networks, their parameters or an optimizer."""
+    modules = [module for network in networks for module in network.modules()]
+    parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
+    return any(getattr(one, name, None) for one in (optimizer, *modules, *parameters) for name in HOOKS)
+
+
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of torch's compiler, which is imported when it is needed: it takes a second."""
+    return th._dynamo.exc.TorchDynamoException, th._dynamo.exc.FailOnRecompileLimitHit
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
+    return str(error).strip().splitlines()[0]
 
 
 def reason_against(model: PhasicModel) -> str | None:
@@ -342,7 +399,7 @@ def is_worthwhile(model: PhasicModel, total_timesteps: float) -> bool:
     """
     if model.device.type == "cpu" and (has_convolutions(model.policy) or not has_cpp_compiler()):
         return False
-    return n_optimizer_steps(model, total_timesteps) >= WORTHWHILE_STEPS
+    return WORTHWHILE_STEPS <= n_optimizer_steps(model, total_timesteps) < math.inf  # unless a callback ends it
 
 
 def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:

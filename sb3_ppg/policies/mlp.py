@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Collection, Iterable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -124,6 +124,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     value_net: ValueHead
     aux_value_net: ValueHead
     actions: Actions
+    preprocessed_space: spaces.Space  # of observations
+    scaled_images: set[str]  # names of the images in a Dict space that are divided by 255; {""} for a space that is an image
+    acted_on: PyTorchObs | None = None  # the latest observations, if `action_dist` does not have their distribution yet
 
     def __init__(
         self,
@@ -178,6 +181,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             share_features_extractor=share_features_extractor,
             **kwargs,
         )
+        # NumPy's integers become Python's, as torch's compiler takes the former for tensors
+        self.preprocessed_space = _with_integers(observation_space)
+        by_name = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
+        self.scaled_images = {name for name, one in by_name.items() if self.normalize_images and is_image_space(one)}
         self._check_trunk()
 
     def _check_trunk(self) -> None:
@@ -288,17 +295,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             distribution.action_dims = [*map(int, dims)]  # type: ignore[attr-defined] # torch's compiler takes NumPy's for tensors
         self.actions = actions_class_of(type(distribution))(self.action_space)
         self.actions.bounded |= bool(self._squash_output)
-
-    @cached_property
-    def preprocessed_space(self) -> spaces.Space:
-        """The observation space with Python's integers in place of NumPy's, which torch's compiler takes for tensors."""
-        return _with_integers(self.observation_space)
-
-    @cached_property
-    def scaled_images(self) -> set[str]:
-        """Names of the images among the observations that are divided by 255, or, without a Dict space, {""} for one."""
-        spaces_by_name = getattr(self.observation_space, "spaces", {"": self.observation_space})
-        return {name for name, space in spaces_by_name.items() if self.normalize_images and is_image_space(space)}
 
     @property
     def squash_output(self) -> bool:
@@ -418,7 +414,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         Make a distribution object, unlike SB3 a new one: a thread that predicts would change that of a training. The latest
         can be read from ``action_dist``, as in SB3.
         """
-        distribution = copy.copy(self.action_dist)
+        distribution = copy.copy(self._action_dist)
         parameters = [self.action_net(latent_pi)]
         if isinstance(distribution, (StateDependentNoiseDistribution, DiagGaussianDistribution)):
             parameters.append(self.log_std)
@@ -427,15 +423,28 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         distribution = distribution.proba_distribution(*parameters)
         if th.compiler.is_compiling():  # the object would lead out of the compiled function
             return distribution
-        vars(self.action_dist).update({name: vars(distribution)[name] for name in LATEST if name in vars(distribution)})
+        vars(self._action_dist).update({name: vars(distribution)[name] for name in LATEST if name in vars(distribution)})
+        self.acted_on = None
         return distribution
+
+    @property
+    def action_dist(self) -> Distribution:
+        """SB3's distribution object. Its latest distribution is computed here if a compiled policy has acted."""
+        if self.acted_on is not None:
+            with th.no_grad():
+                self.evaluate(self.acted_on, reads=("distribution",))
+        return self._action_dist
+
+    @action_dist.setter
+    def action_dist(self, distribution: Distribution) -> None:
+        self._action_dist = distribution
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, or a pickle: without the latest distribution, which has a graph."""
-        action_dist = copy.copy(self.action_dist)
+        action_dist = copy.copy(self._action_dist)
         for name in LATEST:
             vars(action_dist).pop(name, None)
-        return {**vars(self), "action_dist": action_dist}
+        return {**vars(self), "_action_dist": action_dist, "acted_on": None}
 
     def reset_noise(self, n_envs: int = 1) -> None:
         """

@@ -27,7 +27,7 @@ from sb3_ppg.errors import (
     missing_extras_named,
     warn,
 )
-from sb3_ppg.optim.compiled import CompiledSteps
+from sb3_ppg.optim.compiled import CompiledPolicy, CompiledSteps
 from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
@@ -44,6 +44,7 @@ class Session:
     received_signal: int | None = None  # signal that asks this process to end
     has_checked_log_probs: bool = False  # of the first rollout
     compiled_steps: CompiledSteps | None = None
+    acting_policy: CompiledPolicy | None = None  # of the current rollout, if it is compiled
 
     def __init__(self, model: PhasicModel):
         self.exchange = RolloutExchange(model)

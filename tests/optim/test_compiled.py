@@ -96,7 +96,7 @@ def test_objectives_take_the_same_steps(objective, backend):
         model.policy.double()
         model.objective.double()
         trained.append(parameters(train(model)))
-    assert n_graphs() - n_before == (3 if objective == "dna" else 2)  # policy, value function, auxiliary phase
+    assert n_graphs() - n_before == (4 if objective == "dna" else 3)  # acting; policy, value function, auxiliary phase
     th.testing.assert_close(*trained, rtol=1e-12, atol=1e-12)
 
 
@@ -209,6 +209,23 @@ def test_callbacks_see_the_gradient_of_the_latest_step():
     th.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
+class Distributions(BaseCallback):
+    """Read the latest distribution, as SB3's users do."""
+
+    def _on_step(self) -> bool:
+        self.means = [*getattr(self, "means", []), self.model.policy.action_dist.distribution.mean.clone()]
+        return True
+
+
+def test_callbacks_see_the_latest_distribution():
+    means = []
+    for compile_updates in (False, True):
+        callback = Distributions()
+        train(make(compile_updates, env=lambda: random_envs(VECTOR, BOX), n_aux_epochs=0), 1, callback=callback)
+        means.append(th.stack(callback.means))
+    th.testing.assert_close(*means)
+
+
 def test_a_bad_loss_is_noticed_and_undone():
     model = make(True, n_aux_epochs=0)
     train(model, 1)
@@ -251,3 +268,4 @@ def test_auto_compiles_long_trainings():
     assert n_optimizer_steps(model, 64_000) == 10_000 + 6_000
     assert not CompiledSteps(model, 64_000).enabled
     assert CompiledSteps(model, 1_000_000).enabled == (shutil.which("g++") is not None)
+    assert not CompiledSteps(model, float("inf")).enabled  # a callback will end it
