@@ -307,7 +307,7 @@ class CompiledPolicy:
 
 class CompiledSteps:
     """
-    What is compiled in one training.
+    Compiled optimizer steps and compiled policy of one training.
 
     :param model: algorithm with its environments, complete
     :param total_timesteps: budget of the training
