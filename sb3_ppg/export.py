@@ -57,9 +57,7 @@ class DeterministicPolicy(nn.Module):
         super().__init__()
         if not isinstance(model, PPG):
             raise ArgumentError(f"`model` is a {type(model).__name__}, not one of sb3_ppg's algorithms")
-        # Without the optimizer, and without what was computed last, which has gradients
-        memo = {id(model.policy.action_dist): copy.copy(model.policy.action_dist), id(model.policy.optimizer): None}
-        self.policy = copy.deepcopy(model.policy, memo).cpu()
+        self.policy = copy.deepcopy(model.policy, {id(model.policy.optimizer): None}).cpu()
         self.policy.mixed_precision = self.policy.compile_mode = None
         self.observation_space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
         self.action_space = model.action_space

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -44,7 +44,7 @@ from sb3_ppg.environments.watched import check_first_observations, innermost, no
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
-from sb3_ppg.optim.compiled import CompiledStep
+from sb3_ppg.optim.compiled import CompiledTraining, tracing
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, policy_phase_summary
 from sb3_ppg.optim.epoch import Epoch, mean_losses, optimize_epoch
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, split
@@ -383,7 +383,7 @@ class PPG(OnPolicyAlgorithm):
         of_policy: dict[str, Any] = dict(target_kl=self.target_kl, after_step=after_step, adversary=adversary)
         history: dict[Kind, list[Epoch]] = {kind: [] for kind in KINDS}
         for kind, losses, n_epochs, batch_size in plan:
-            compiled = self._compiled(kind, losses, optimizers[kind], coefficients)
+            compiled = self.compiled_training.begin_update(kind, losses, optimizers[kind], coefficients)
             for _ in range(n_epochs):
                 due = self.replay.due(kind)
                 if not due:
@@ -474,7 +474,7 @@ class PPG(OnPolicyAlgorithm):
     def auxiliary_phase(self) -> None:
         """Optimize L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""
         start = time.perf_counter()
-        self.aux_buffer.single_samples = has_single_samples(self, self._aux_samples_per_batch())
+        self.aux_buffer.single_samples = has_single_samples(self, self.aux_samples_per_batch())
         n_sequences = self._aux_sequences_per_batch()
         n_samples, callback = self.aux_buffer.n_samples, None if self.session is None else self.session.callback
         report = partial(tell, callback, n_samples=n_samples, n_aux_epochs=self.n_aux_epochs)
@@ -488,7 +488,8 @@ class PPG(OnPolicyAlgorithm):
         update_learning_rate(self.aux_optimizer, learning_rate)
         objective_losses, coefficients = self.objective.auxiliary_losses, self.coefficients()
         losses = partial(self.minibatch_losses, objective_losses, coefficients)
-        compiled = self._compiled("auxiliary", objective_losses, self.aux_optimizer, coefficients)
+        update = ("auxiliary", objective_losses, self.aux_optimizer, coefficients)
+        compiled = self.compiled_training.begin_update(*update)
         history: list[Epoch] = []
         for _ in range(self.n_aux_epochs):
             self.policy.set_training_mode(True)  # a callback may have evaluated the policy
@@ -556,20 +557,16 @@ class PPG(OnPolicyAlgorithm):
         """
         return losses(self.policy, self.network_inputs(batch), batch, coefficients)
 
-    def _compiled(self, *update: Any) -> CompiledStep | None:
-        steps = None if self.session is None else self.session.compiled_steps
-        return None if steps is None else steps.begin_update(*update)
-
-    def _aux_samples_per_batch(self) -> int:
+    def aux_samples_per_batch(self) -> int:
         """
-        Samples in an auxiliary minibatch: by default a sixteenth of a rollout, but at least a minibatch of the policy phase.
-        With memory, where the samples of a sequence are similar, a sixteenth of the phase.
+        :return: number of samples in an auxiliary minibatch: by default a sixteenth of a rollout (with memory, where the
+            samples of a sequence are similar, of the phase), but at least a minibatch of the policy phase
         """
         n_samples = self.aux_buffer.n_samples if self.has_memory else self.n_steps * self.n_envs
         return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
 
     def _aux_sequences_per_batch(self) -> int:
-        return math.ceil(self._aux_samples_per_batch() / self.aux_buffer.sequence_length)
+        return math.ceil(self.aux_samples_per_batch() / self.aux_buffer.sequence_length)
 
     def resolved_micro_batch_size(self) -> int | None:
         """
@@ -609,7 +606,7 @@ class PPG(OnPolicyAlgorithm):
         :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); further arguments of the rollout buffer's
             ``add``
         """
-        acting_policy = self.session.acting_policy if self.session is not None else None
+        acting_policy = None if self.session is None else self.session.acting_policy
         return *(acting_policy or self.policy)(observations), {}
 
     def after_environment_step(self) -> None:
@@ -686,9 +683,9 @@ class PPG(OnPolicyAlgorithm):
             return False
         start = time.perf_counter()
         session.callback = callback
-        session.acting_policy = None if session.compiled_steps is None else session.compiled_steps.acting_policy()
+        session.acting_policy = self.compiled_training.acting_policy()
         exchange = session.exchange
-        with exchange.rollout():
+        with exchange.rollout(), nullcontext() if session.acting_policy is None else tracing():
             end = take_steps(self, env, callback, rollout_buffer, n_rollout_steps)
             exchange.continues = end is not None
         if not exchange.continues or end is None:
@@ -950,12 +947,17 @@ class PPG(OnPolicyAlgorithm):
         load_training_state(self, Path(path))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, or a pickle: without the session, which ends with ``learn``."""
-        return {**vars(self), "session": None}
+        """Return the state of a copy, or a pickle: without the session, which ends with ``learn``, and compiled functions."""
+        return {name: value for name, value in vars(self).items() if name != "compiled_training"} | {"session": None}
+
+    @cached_property
+    def compiled_training(self) -> CompiledTraining:
+        """Functions that torch has compiled for this model."""
+        return CompiledTraining(self)
 
     def _excluded_save_params(self) -> list[str]:
-        excluded = ("aux_buffer", "replay", "objective", "rollout_end", "session", "_fitting_micro_batch_size")
-        return [*super()._excluded_save_params(), *excluded]
+        of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")
+        return [*super()._excluded_save_params(), "aux_buffer", "replay", "objective", *of_training]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         of_objective = ["objective"] if self.objective.state_dict() else []  # most objectives have nothing to save

@@ -19,7 +19,7 @@ from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import RolloutEnd
 from sb3_ppg.objectives.delayed_critic import DynamicsObjective
-from sb3_ppg.optim.compiled import AdamGroup, gradient
+from sb3_ppg.optim.compiled import as_tensors, loss_gradient, tracing
 
 DATA = Path(__file__).parent / "data"
 # Our names of their heads of the policy, and of their networks of objectives
@@ -171,10 +171,9 @@ class GoldenTraining:
         found = losses_of(coefficients, (inputs, batch))
         gradients = th.autograd.grad(found.total, everything, allow_unused=True)
         reached = [one for one, its_gradient in zip(everything, gradients, strict=True) if its_gradient is not None]
-        scalars = (None if one is None else reached[0].new_tensor(one) for one in coefficients)
-        with th._dynamo.config.patch(trace_autograd_ops=True):
-            compiled = th.compile(gradient, fullgraph=True, dynamic=False, backend=self.backend, isolate_recompiles=True)
-            result = compiled(losses_of, type(coefficients)(*scalars), (inputs, batch), [AdamGroup(reached)])
+        with tracing():
+            compiled = th.compile(loss_gradient, fullgraph=True, backend=self.backend, isolate_recompiles=True)
+            result = compiled(losses_of, as_tensors(coefficients, reached[0]), (inputs, batch), reached)
         theirs = [one for one in gradients if one is not None]
         for ours, other in zip([result.values, *result.gradients], [found.values, *theirs], strict=True):
             th.testing.assert_close(ours, other, **self.tolerance(other.numpy()))

@@ -249,10 +249,9 @@ def _build(
     cls = decode(description.algorithm, "algorithm", custom)
     if not (isinstance(cls, type) and issubclass(cls, PPG)):
         raise ModelFormatError(f"algorithm: {cls} is not PPG")
-    description.arguments.pop("compile_updates", None)  # a file does not decide that a compiler runs
     if isinstance(kwargs := description.arguments.get("policy_kwargs"), dict):
-        kwargs.pop("compile_mode", None)
-    arguments = _decode_arguments(description, cls, custom)
+        kwargs.pop("compile_mode", None)  # a file does not decide that a compiler runs
+    arguments = _decode_arguments(description, cls, custom) | {"compile_updates": False}
     policy = decode(description.policy, "policy", custom)
     model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
     model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)

@@ -16,7 +16,7 @@ from sb3_ppg.buffers.nested import map_arrays, n_samples
 from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
-from sb3_ppg.optim.compiled import CompiledStep
+from sb3_ppg.optim.compiled import CompiledStep, Gradient
 from sb3_ppg.optim.micro_batches import split
 from sb3_ppg.optim.precision import unvalidated_distributions
 
@@ -44,24 +44,6 @@ class Epoch(NamedTuple):
     sizes: np.ndarray
     log_ratio: th.Tensor
     stopped: bool
-
-
-class Gradient(NamedTuple):
-    """
-    Losses of a minibatch, once their gradient is known.
-
-    :param names: names of the losses
-    :param values: their values, (n_losses,)
-    :param log_ratio: see ``Losses``, (B,)
-    :param norm: L2 norm of the gradient before it was clipped, ()
-    :param step_is_taken: whether the optimizer's step has been taken already
-    """
-
-    names: list[str]
-    values: th.Tensor
-    log_ratio: th.Tensor
-    norm: th.Tensor
-    step_is_taken: bool = False
 
 
 def mean_losses(epochs: list[Epoch]) -> dict[str, float]:
@@ -168,12 +150,11 @@ def compute_gradient(
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     size = n_samples(minibatch[0])
-    is_whole = micro_batch_size is None or micro_batch_size >= size
-    result = compiled(minibatch) if compiled is not None and is_whole else None
+    result = None if compiled is None else compiled(minibatch)
+    if result is not None and result.step_is_taken:
+        return result
     if result is not None:
         names, values, log_ratio = result.names, result.values, result.log_ratio
-        if result.norm is not None:
-            return Gradient(names, values, log_ratio, result.norm, step_is_taken=True)
     else:
         for parameter in parameters:
             parameter.grad = None

@@ -168,6 +168,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self.detach_value_in_aux_phase = detach_value_in_aux_phase
         self.distribution_class = distribution_class
         self.compile_mode = compile_mode
+        # NumPy's integers become Python's, as torch's compiler takes the former for tensors
+        self.preprocessed_space = _with_integers(observation_space)
+        by_name = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
+        scales = kwargs.get("normalize_images", True)
+        self.scaled_images = {name for name, space in by_name.items() if scales and is_image_space(space)}
         super().__init__(
             observation_space,
             action_space,
@@ -181,10 +186,6 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             share_features_extractor=share_features_extractor,
             **kwargs,
         )
-        # NumPy's integers become Python's, as torch's compiler takes the former for tensors
-        self.preprocessed_space = _with_integers(observation_space)
-        by_name = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
-        self.scaled_images = {name for name, one in by_name.items() if self.normalize_images and is_image_space(one)}
         self._check_trunk()
 
     def _check_trunk(self) -> None:
@@ -430,9 +431,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     @property
     def action_dist(self) -> Distribution:
         """SB3's distribution object. Its latest distribution is computed here if a compiled policy has acted."""
-        if self.acted_on is not None:
+        observations, self.acted_on = self.acted_on, None
+        if observations is not None:
             with th.no_grad():
-                self.evaluate(self.acted_on, reads=("distribution",))
+                self.evaluate(observations, reads=("distribution",))
         return self._action_dist
 
     @action_dist.setter

@@ -27,7 +27,7 @@ from sb3_ppg.errors import (
     missing_extras_named,
     warn,
 )
-from sb3_ppg.optim.compiled import CompiledPolicy, CompiledSteps
+from sb3_ppg.optim.compiled import CompiledPolicy
 from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
@@ -43,7 +43,6 @@ class Session:
     callback: BaseCallback | None = None  # set when a rollout begins
     received_signal: int | None = None  # signal that asks this process to end
     has_checked_log_probs: bool = False  # of the first rollout
-    compiled_steps: CompiledSteps | None = None
     acting_policy: CompiledPolicy | None = None  # of the current rollout, if it is compiled
 
     def __init__(self, model: PhasicModel):
@@ -93,7 +92,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         start_together(model, settings)
         model.session = Session(model)
         n_before = 0 if reset_num_timesteps else model.num_timesteps  # a training that goes on compiles what it did before
-        model.session.compiled_steps = CompiledSteps(model, n_before + total_timesteps)
+        model.compiled_training.begin(n_before + total_timesteps)
         with (
             missing_extras_named(),
             tensor_float_32(model.mixed_precision == "tf32"),

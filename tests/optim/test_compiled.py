@@ -16,10 +16,11 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
-from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, MaskablePPG, PhasicCallback, RecurrentPPG
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
-from sb3_ppg.optim.compiled import CompiledSteps, n_optimizer_steps
+from sb3_ppg.objectives import PaperObjective
+from sb3_ppg.optim.compiled import n_optimizer_steps
 from tests.helpers import BOX, MIXED, VECTOR, image_space, masked_envs, random_envs
 
 ROLLOUT = 64
@@ -54,6 +55,9 @@ def make(compile_updates: Any, cls: type[PPG] = PPG, policy: str = "MlpPolicy", 
     return cls(policy, env() if env else random_envs(), compile_updates=compile_updates, **arguments)
 
 
+DOUBLE = dict(features_extractor_class=InDouble)
+
+
 def parameters(model: PPG) -> th.Tensor:
     networks = (model.policy, model.objective)
     return th.cat([one.detach().flatten() for network in networks for one in network.parameters()])
@@ -70,9 +74,16 @@ def train(model: PPG, n_rollouts: int = 2, **kwargs: Any) -> PPG:
         return model.learn(n_rollouts * ROLLOUT, **kwargs)
 
 
-def both(*args: Any, **kwargs: Any) -> list[PPG]:
+def both(is_double: bool = True, policy_kwargs: Any = None, **kwargs: Any) -> list[PPG]:
     """Train from the same start, without and with compiled updates."""
-    return [train(make(compile_updates, *args, **kwargs)) for compile_updates in (False, True)]
+    trained = []
+    for compile_updates in (False, True):
+        model = make(compile_updates, policy_kwargs=(policy_kwargs or {}) | (DOUBLE if is_double else {}), **kwargs)
+        if is_double:
+            model.policy.double()
+            model.objective.double()
+        trained.append(train(model))
+    return trained
 
 
 OBJECTIVES = {
@@ -86,10 +97,10 @@ OBJECTIVES = {
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_objectives_take_the_same_steps(objective, backend):
-    """By all of the compiler but its code generator, in float64."""
+    """Run the whole compiler except code generation, in float64."""
     backend[0] = "aot_eager"
     kwargs = {name: value for name, value in OBJECTIVES[objective].items() if name not in SIZES or name == "n_aux_epochs"}
-    policy_kwargs = dict(net_arch=[8], features_extractor_class=InDouble) | kwargs.pop("policy_kwargs", {})
+    policy_kwargs = DOUBLE | kwargs.pop("policy_kwargs", {})
     n_before, trained = n_graphs(), []
     for compile_updates in (False, True):
         model = make(compile_updates, policy_kwargs=policy_kwargs, **kwargs)
@@ -98,6 +109,42 @@ def test_objectives_take_the_same_steps(objective, backend):
         trained.append(parameters(train(model)))
     assert n_graphs() - n_before == (4 if objective == "dna" else 3)  # acting; policy, value function, auxiliary phase
     th.testing.assert_close(*trained, rtol=1e-12, atol=1e-12)
+
+
+class Freezing(PhasicCallback):
+    """Freeze a layer within an auxiliary phase, drop gradients, and change the learning rate."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    n_epochs = 0
+
+    def on_aux_epoch_end(self) -> None:
+        policy = self.model.policy
+        self.n_epochs += 1
+        policy.zero_grad()
+        policy.action_net.weight.requires_grad_(not policy.action_net.weight.requires_grad)
+        self.model.aux_optimizer.param_groups[0]["lr"] *= 2
+
+
+class OwnRate(PaperObjective):
+    """Change the learning rate after each step."""
+
+    def after_policy_step(self, policy) -> None:
+        policy.optimizer.param_groups[0]["lr"] *= 0.9
+
+
+@pytest.mark.parametrize("changes", ["a callback", "an objective"])
+def test_what_changes_within_an_update_counts(changes):
+    trained = []
+    for compile_updates in (False, True):
+        callback = Freezing()
+        objective = "ppg" if changes == "a callback" else OwnRate
+        model = make(compile_updates, objective=objective, n_aux_epochs=4, policy_kwargs=DOUBLE)
+        model.policy.double()
+        trained.append(parameters(train(model, callback=callback if changes == "a callback" else None)))
+        assert callback.n_epochs == (8 if changes == "a callback" else 0)
+    th.testing.assert_close(*trained, rtol=1e-10, atol=1e-10)
 
 
 WEIGHT_DECAY = dict(optimizer_class=th.optim.AdamW, optimizer_kwargs=dict(weight_decay=0.1, amsgrad=True))
@@ -123,16 +170,18 @@ KINDS: dict[str, dict] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_takes_the_same_steps(kind):
     n_before = n_graphs()
-    plain, compiled = both(**KINDS[kind])
+    is_double = kind not in ("Box", "gSDE", "Dict", "images")  # whose actions or inputs are float32
+    plain, compiled = both(is_double, **KINDS[kind])
     assert n_graphs() - n_before >= 2
-    th.testing.assert_close(parameters(compiled), parameters(plain), rtol=1e-3, atol=1e-5)
+    tolerance = 1e-10 if is_double else 1e-3
+    th.testing.assert_close(parameters(compiled), parameters(plain), rtol=tolerance, atol=tolerance / 100)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_code_takes_the_same_steps(backend, capsys):
     backend[0] = "inductor"
-    plain, compiled = both(n_aux_epochs=0, n_epochs=1, verbose=1)
+    plain, compiled = both(is_double=False, n_aux_epochs=0, n_epochs=1, verbose=1)
     assert "Compiling the policy update, " in capsys.readouterr().out
     th.testing.assert_close(parameters(compiled), parameters(plain), rtol=1e-4, atol=1e-6)
 
@@ -196,7 +245,7 @@ def test_hooks_are_called(of):
         model.policy.action_net.weight.register_hook(lambda _: calls.append(1))
     else:
         model.policy.optimizer.register_step_post_hook(lambda *_: calls.append(1))
-    with pytest.warns(UserWarning, match="not call the hooks"):
+    with pytest.warns(UserWarning, match="hooks are registered"):
         model.learn(ROLLOUT)
     assert len(calls) >= 8
 
@@ -258,14 +307,25 @@ def test_an_interrupted_training_goes_on_exactly(tmp_path):
 def test_set_ups_that_are_not_compiled_are_named():
     lstm = RecurrentPPG("MlpLstmPolicy", random_envs(), n_steps=8, batch_size=8, compile_updates=True)
     idaac = make(True, **dict(with_preset("idaac", {}), n_aux_epochs=0))
-    for model, reason in ((lstm, "LSTMs"), (idaac, "adversary"), (make(True, micro_batch_size=4), "micro-batches of 4")):
+    for model, reason in ((lstm, "LSTMs"), (idaac, "adversary")):
         with pytest.warns(UserWarning, match=f"`compile_updates`=True has no effect: .*{reason}"):
-            assert not CompiledSteps(model, 1e6).enabled
+            model.compiled_training.begin(1e6)
+        assert not model.compiled_training.is_enabled
+    with pytest.warns(UserWarning, match="policy updates are not compiled: minibatches run in micro-batches of 4"):
+        make(True, micro_batch_size=4).learn(ROLLOUT)
+
+
+def test_without_a_compiler_updates_are_left_as_they_are(monkeypatch, recwarn):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    make(True).learn(ROLLOUT)
+    assert [str(one.message) for one in recwarn if "compile" in str(one.message)] == [
+        "`compile_updates`=True has no effect: torch needs a C++ compiler for this, and there is none"
+    ]
 
 
 def test_auto_compiles_long_trainings():
     model = make("auto", n_steps=256, batch_size=64, n_epochs=10, n_aux_epochs=6, n_policy_iterations=4, aux_batch_size=64)
     assert n_optimizer_steps(model, 64_000) == 10_000 + 6_000
-    assert not CompiledSteps(model, 64_000).enabled
-    assert CompiledSteps(model, 1_000_000).enabled == (shutil.which("g++") is not None)
-    assert not CompiledSteps(model, float("inf")).enabled  # a callback will end it
+    for budget, is_long in ((64_000, False), (1_000_000, shutil.which("g++") is not None), (float("inf"), False)):
+        model.compiled_training.begin(budget)  # of the infinite one, a callback decides the length
+        assert model.compiled_training.is_enabled == is_long
