@@ -347,7 +347,7 @@ from tests.saving.small_models import resumed, small
 try:
     model, n = resumed("checkpoints"), 80
 except FileNotFoundError:
-    model, n = small(compile_updates=False), 10**9
+    model, n = small(), 10**9
 print("learns", flush=True)
 model.learn(n, reset_num_timesteps=False, callback=PhasicCheckpointCallback(10**6, "checkpoints"))
 print("trained to", model.num_timesteps)

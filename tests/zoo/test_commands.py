@@ -36,7 +36,15 @@ from tests.helpers import ROOT, run, wait_for
 from tests.zoo.programs import end_of, output_of, program
 
 pytestmark = pytest.mark.slow
-SMALL = ("-params", "n_envs:2", "n_steps:32", "batch_size:32", "n_policy_iterations:2", "aux_batch_size:32")
+SMALL = (
+    "-params",
+    "compile_updates:False",
+    "n_envs:2",
+    "n_steps:32",
+    "batch_size:32",
+    "n_policy_iterations:2",
+    "aux_batch_size:32",
+)
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +309,17 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
 
 def test_ctrl_c_saves_the_model(tmp_path):
     """The training ends, and its model is there, as for PPO."""
-    options = ("--env", "CartPole-v1", "-n", "1000000", "--eval-freq", "-1", "--save-replay-buffer")
+    options = (
+        "--env",
+        "CartPole-v1",
+        "-n",
+        "1000000",
+        "--eval-freq",
+        "-1",
+        "--save-replay-buffer",
+        "-params",
+        "compile_updates:False",
+    )
     training = program(["-m", "sb3_ppg", "train", *options], tmp_path)
     wait_for(lambda: "n_updates" in output_of(training))
     training.send_signal(signal.SIGINT)

@@ -31,7 +31,15 @@ from tests.zoo.programs import end_of, program
 
 pytestmark = pytest.mark.slow
 TRAIN = ["-m", "sb3_ppg", "train", "--env", "CartPole-v1", "--seed", "3"]
-SMALL = ["-params", "n_envs:2", "n_steps:16", "batch_size:16", "n_policy_iterations:3", "aux_batch_size:16"]
+SMALL = [
+    "-params",
+    "compile_updates:False",
+    "n_envs:2",
+    "n_steps:16",
+    "batch_size:16",
+    "n_policy_iterations:3",
+    "aux_batch_size:16",
+]
 # An environment whose process kills itself once, in a run of two, after so many steps
 DEADLY = """
 import os, signal
