@@ -15,9 +15,8 @@ from sb3_ppg.saving.training_state import COUNTERS
 
 def small(cls: type[PPG] = PPG, **kwargs: Any) -> PPG:
     """Make a model with phases of three rollouts of eight steps."""
-    arguments = dict(
-        n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=3, n_aux_epochs=1, aux_batch_size=8, seed=0, device="cpu"
-    ) | dict(compile_updates=False)  # some of these trainings only end when they are stopped
+    sizes = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=3, n_aux_epochs=1, aux_batch_size=8)
+    arguments = dict(**sizes, seed=0, device="cpu", compile_updates=False)  # some trainings only end when they are stopped
     return cls("MlpPolicy", **{"env": "CartPole-v1", **arguments, **kwargs})
 
 
