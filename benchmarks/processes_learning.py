@@ -61,7 +61,8 @@ def report(experiment: Experiment) -> Report:
     rows, curves = experiment.rows(), experiment.curves()
     rows["speed"] = rows["steps"] / rows["seconds"]
     own = rows.groupby("setting", sort=False).agg(speed=("speed", "median"), mean=("last", "mean"), error=("last", "sem"))
-    own = own.assign(ratio=own["speed"] / own["speed"].iloc[0]).reset_index()
+    own = own.assign(ratio=own["speed"] / own["speed"].iloc[0], error=own["error"].fillna(0)).reset_index()
+    n_seeds = rows["seed"].nunique()
     figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for name, (_, _, color) in SETTINGS.items():
@@ -74,10 +75,10 @@ def report(experiment: Experiment) -> Report:
     columns = {"setting": "{setting}", "steps/s": "{speed:,.0f}", "relative to one thread": "{ratio:.2f}"}
     text = page(
         "Several processes: learning",
-        f"`python -m benchmarks.processes_learning`. {machines(rows)} {ENV_ID}, {N_TIMESTEPS:,} steps, {N_SEEDS} seeds; the "
+        f"`python -m benchmarks.processes_learning`. {machines(rows)} {ENV_ID}, {N_TIMESTEPS:,} steps, seeds: {n_seeds}; the "
         f"same {N_ENVS} environments, rollouts and minibatches, divided among the processes. The return is that of the last "
         "100 episodes of the training, with the standard error of the mean over seeds; speeds are medians.",
-        formatted(own, columns | {"return": "{mean:.0f} ± {error:.0f}"}),
+        formatted(own, columns | {"return": "{mean:.0f} ± {error:.0f}" if n_seeds > 1 else "{mean:.0f}"}),
     )
     return {"processes_learning.md": text, "processes_learning.png": figure}
 
