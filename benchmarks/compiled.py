@@ -219,7 +219,7 @@ def report(experiment: Experiment) -> Report:
         lines.append(line)
     tasks = [name for name in TASKS if name in set(curves["task"])]
     figure = Figure(figsize=(5 * max(1, len(tasks)), 4), dpi=120, layout="constrained")
-    for axes, task in zip(np.atleast_1d(figure.subplots(1, max(1, len(tasks)))), tasks, strict=False):
+    for axes, task in zip(figure.subplots(1, max(1, len(tasks)), squeeze=False)[0], tasks, strict=False):
         for name, (color, _) in CONTESTANTS.items():
             points = curves[(curves["task"] == task) & (curves["contestant"] == name)]
             if len(points):

@@ -488,8 +488,7 @@ class PPG(OnPolicyAlgorithm):
         update_learning_rate(self.aux_optimizer, learning_rate)
         objective_losses, coefficients = self.objective.auxiliary_losses, self.coefficients()
         losses = partial(self.minibatch_losses, objective_losses, coefficients)
-        update = ("auxiliary", objective_losses, self.aux_optimizer, coefficients)
-        compiled = self.compiled_training.begin_update(*update)
+        compiled = self.compiled_training.begin_update("auxiliary", objective_losses, self.aux_optimizer, coefficients)
         history: list[Epoch] = []
         for _ in range(self.n_aux_epochs):
             self.policy.set_training_mode(True)  # a callback may have evaluated the policy

@@ -22,7 +22,6 @@ class Actions:
     """
 
     bounded: bool = False  # whether the distribution's actions lie in [-1, 1], from which environments' bounds are reached
-
     n_features: int  # size of ``features``
 
     def __init__(self, space: Any):

@@ -40,6 +40,10 @@ class CategoricalActions(Actions):
 
     kl = staticmethod(categorical_kl)
 
+    def __init__(self, space: spaces.Discrete):
+        super().__init__(space)
+        self.n_features = int(space.n)
+
     @staticmethod
     def parameters(distribution: CategoricalDistribution | MaskableCategoricalDistribution) -> th.Tensor:
         return distribution.distribution.logits
@@ -50,10 +54,6 @@ class CategoricalActions(Actions):
     def from_buffer(self, actions: th.Tensor) -> th.Tensor:
         return actions.long().flatten()
 
-    def __init__(self, space: spaces.Discrete):
-        super().__init__(space)
-        self.n_features = int(space.n)
-
     def features(self, actions: th.Tensor) -> th.Tensor:
         return F.one_hot(actions, self.n_features)
 
@@ -63,14 +63,14 @@ class MultiCategoricalActions(Actions):
 
     kl = staticmethod(categorical_kl)
 
-    @staticmethod
-    def parameters(distribution: Any) -> th.Tensor:
-        return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
-
     def __init__(self, space: spaces.MultiDiscrete):
         super().__init__(space)
         self.sizes: list[int] = space.nvec.tolist()
         self.n_features = sum(self.sizes)
+
+    @staticmethod
+    def parameters(distribution: Any) -> th.Tensor:
+        return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
 
     def features(self, actions: th.Tensor) -> th.Tensor:
         columns = actions.long().unbind(dim=1)

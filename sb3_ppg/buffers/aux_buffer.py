@@ -251,18 +251,19 @@ class AuxBuffer:
         if self.single_samples:
             parts = [np.sort(part) for part in parts]
             n_at_once = max(1, GATHERED_BYTES * len(parts) // sum(map(n_bytes, self.observations)))
-        for start in range(0, len(parts), n_at_once):
-            some = parts[start : start + n_at_once]
-            ids = np.concatenate(some)
-            ids_on_device = th.as_tensor(ids, device=self.device)
+        chunks = [parts[start : start + n_at_once] for start in range(0, len(parts), n_at_once)]
+        ids_of_chunks = [np.concatenate(chunk) for chunk in chunks]
+        # One transfer for all: one for each chunk would wait for the minibatches before it
+        on_device = th.as_tensor(np.concatenate(ids_of_chunks), device=self.device).split([*map(len, ids_of_chunks)])
+        for chunk, ids, ids_on_device in zip(chunks, ids_of_chunks, on_device, strict=True):
             batch = AuxiliaryBatch(
                 observations=self._gather(self.observations_on_device or self.observations, ids),
                 context=self._gather(self.context, ids),
                 value_targets=targets[ids_on_device].flatten(),
                 recorded=recorded[ids_on_device].flatten(0, 1),
             )
-            sizes = [len(part) * self.sequence_length for part in some]
-            yield from zip(some, split_arrays(batch, sizes), strict=True)
+            sizes = [len(part) * self.sequence_length for part in chunk]
+            yield from zip(chunk, split_arrays(batch, sizes), strict=True)
 
     def _gather(self, rollouts: list[Any], ids: np.ndarray) -> Any:
         """One copy of some sequences, (len(ids) * sequence length, ...), of arrays (n_envs, n_steps or 1, ...)."""

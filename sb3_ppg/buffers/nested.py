@@ -43,9 +43,12 @@ def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
     if isinstance(tree, tuple) and tree:
         make = type(tree)._make if hasattr(tree, "_make") else tuple
         return [make(some) for some in zip(*_split_all(tree, sizes), strict=True)]
-    if not isinstance(tree, th.Tensor) or tree.dim() == 0:
-        return [tree] * len(sizes)
-    return tree.split([size * len(tree) // sum(sizes) for size in sizes])
+    return tree.split([size * len(tree) // sum(sizes) for size in sizes]) if has_samples(tree) else [tree] * len(sizes)
+
+
+def has_samples(value: Any) -> bool:
+    """Return whether a value is a tensor with a dimension, the first of which is that of the samples."""
+    return isinstance(value, th.Tensor) and value.dim() > 0
 
 
 def _split_all(trees: Iterable[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:

@@ -234,10 +234,11 @@ class CompiledStep:
         size = n_samples(minibatch[0])
         if self.has_failed or not self._is_compiled(size):
             return None
-        arguments: tuple[Any, ...] = ([parameter for group in self._reached for parameter in group],)
         if self.takes_step:
             self._prepare_groups()
-            arguments = (self._groups, self._max_grad_norm)
+            arguments: tuple[Any, ...] = (self._groups, self._max_grad_norm)
+        else:
+            arguments = ([*chain(*self._reached)],)
         is_new = size not in self._compiled_sizes
         try:
             with _announced(self.name, self.verbose and is_new):
@@ -278,8 +279,8 @@ class CompiledStep:
     def _prepare_groups(self) -> None:
         """Collect the state of the optimizer at the first step of an epoch, and its learning rates at each step."""
         if not self._groups:
-            states = (self._optimizer.param_groups, self._reached)
-            self._groups = [_adam_group(self._optimizer, *one) for one in zip(*states, strict=True)]
+            groups = zip(self._optimizer.param_groups, self._reached, strict=True)
+            self._groups = [_adam_group(self._optimizer, self.device, *group) for group in groups]
             if self.device.type == "cuda":  # CUDA graphs change in place only tensors that are known to stay where they are
                 self._static = [tensor for group in self._groups for tensor in chain(group.steps, *group.moments)]
                 for tensor in self._static:
@@ -302,11 +303,13 @@ class CompiledStep:
         self.has_failed = True
 
 
-def _adam_group(optimizer: th.optim.Optimizer, group: dict[str, Any], parameters: list[nn.Parameter]) -> AdamGroup:
+def _adam_group(
+    optimizer: th.optim.Optimizer, device: th.device, group: dict[str, Any], parameters: list[nn.Parameter]
+) -> AdamGroup:
     """Return what a step of Adam needs of a parameter group, for these of its parameters."""
     states = [optimizer.state[parameter] for parameter in parameters]
     steps, *moments = ([state[name] for state in states if name in state] for name in ADAM_STATE)
-    learning_rate = th.empty((), dtype=th.float64, device=group["params"][0].device if group["params"] else None)
+    learning_rate = th.empty((), dtype=th.float64, device=device)
     beta1, beta2 = group["betas"]
     options = {name: group[name] for name in ADAM_OPTIONS} | dict(beta1=beta1, beta2=beta2, foreach=False, fused=False)
     return AdamGroup(parameters, tuple(moments), steps, learning_rate, options)

@@ -148,36 +148,43 @@ def compute_gradient(
     :param compiled: computes the gradient of the minibatches that it is for, and may take the optimizer's step as well
     :return: losses and norm of the gradient, which lies in the parameters' ``grad``
     """
+    gradient = None if compiled is None else compiled(minibatch)
+    if gradient is not None and gradient.step_is_taken:
+        return gradient
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    size = n_samples(minibatch[0])
-    result = None if compiled is None else compiled(minibatch)
-    if result is not None and result.step_is_taken:
-        return result
-    if result is not None:
-        names, values, log_ratio = result.names, result.values, result.log_ratio
-    else:
-        for parameter in parameters:
-            parameter.grad = None
-        all_values: list[th.Tensor] = []
-        log_ratios: list[th.Tensor] = []
-        for micro_batch in split(minibatch, micro_batch_size):
-            losses, weight = loss_fn(micro_batch), n_samples(micro_batch[0]) / size
-            values, total = losses.values, losses.total
-            if weight < 1:
-                values, total = weight * values, weight * total
-            total.backward()
-            all_values.append(values)
-            log_ratios.append(losses.log_ratio)
-        names, log_ratio = losses.names, losses.log_ratio
-        if len(all_values) > 1:
-            values, log_ratio = th.stack(all_values).sum(dim=0), th.cat(log_ratios)
-
+    if gradient is None:
+        gradient = _accumulated_gradient(parameters, loss_fn, minibatch, micro_batch_size)
     if n_processes() > 1:
-        average_gradients(parameters, values)
+        average_gradients(parameters, gradient.values)
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     if max_grad_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
-    return Gradient(names, values, log_ratio, norm)
+    return gradient._replace(norm=norm)
+
+
+def _accumulated_gradient(
+    parameters: list[nn.Parameter],
+    loss_fn: Callable[[Minibatch], Losses],
+    minibatch: Minibatch,
+    micro_batch_size: int | None,
+) -> Gradient:
+    """Let the parameters have the gradient of a minibatch's loss, which is accumulated over micro-batches."""
+    for parameter in parameters:
+        parameter.grad = None
+    all_values: list[th.Tensor] = []
+    log_ratios: list[th.Tensor] = []
+    size = n_samples(minibatch[0])
+    for micro_batch in split(minibatch, micro_batch_size):
+        losses, weight = loss_fn(micro_batch), n_samples(micro_batch[0]) / size
+        values, total = losses.values, losses.total
+        if weight < 1:
+            values, total = weight * values, weight * total
+        total.backward()
+        all_values.append(values)
+        log_ratios.append(losses.log_ratio)
+    if len(all_values) == 1:
+        return Gradient(losses.names, values, losses.log_ratio)
+    return Gradient(losses.names, th.stack(all_values).sum(dim=0), th.cat(log_ratios))
 
 
 def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:

@@ -9,7 +9,7 @@ import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
-from sb3_ppg.buffers.nested import map_arrays, n_samples, split_arrays
+from sb3_ppg.buffers.nested import has_samples, map_arrays, n_samples, split_arrays
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 Minibatch = TypeVar("Minibatch", bound=tuple)
@@ -76,7 +76,7 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
         yield minibatch
         return
     n_rows: list[int] = []
-    map_arrays(lambda leaf: n_rows.append(len(leaf)) if isinstance(leaf, th.Tensor) and leaf.dim() > 0 else None, minibatch)
+    map_arrays(lambda leaf: n_rows.append(len(leaf)) if has_samples(leaf) else None, minibatch)
     length = whole // min(n_rows)
     size = max(length, size // length * length)
     sizes = [min(size, whole - start) for start in range(0, whole, size)]

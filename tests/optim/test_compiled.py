@@ -212,14 +212,6 @@ class Dropout(FlattenExtractor):
         return nn.functional.dropout(super().forward(observations), training=self.training)
 
 
-def test_networks_with_dropout_are_left_as_they_are():
-    policy_kwargs = dict(features_extractor_class=Dropout)
-    plain = make(False, policy_kwargs=policy_kwargs).learn(ROLLOUT)
-    with pytest.warns(UserWarning, match="The policy updates are not compiled: they draw random numbers"):
-        compiled = make(True, policy_kwargs=policy_kwargs).learn(ROLLOUT)
-    assert th.equal(parameters(compiled), parameters(plain))
-
-
 class Unpredictable(FlattenExtractor):
     """Decide by the data."""
 
@@ -227,10 +219,13 @@ class Unpredictable(FlattenExtractor):
         return super().forward(observations) * (1 if observations.sum() > 0 else 2)
 
 
-def test_what_torch_cannot_compile_is_left_as_it_is():
-    policy_kwargs = dict(features_extractor_class=Unpredictable)
+@pytest.mark.parametrize(
+    ("extractor", "reason"), [(Dropout, "they draw random numbers"), (Unpredictable, "torch cannot compile these losses")]
+)
+def test_what_cannot_be_compiled_is_left_as_it_is(extractor, reason):
+    policy_kwargs = dict(features_extractor_class=extractor)
     plain = make(False, policy_kwargs=policy_kwargs).learn(ROLLOUT)
-    with pytest.warns(UserWarning, match="The policy updates are not compiled: torch cannot compile these losses"):
+    with pytest.warns(UserWarning, match=f"The policy updates are not compiled: {reason}"):
         compiled = make(True, policy_kwargs=policy_kwargs).learn(ROLLOUT)
     assert th.equal(parameters(compiled), parameters(plain))
 
