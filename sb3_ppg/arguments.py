@@ -95,6 +95,7 @@ def optional(rule: Rule, meaning: str = "to do without") -> Rule:
 
 
 FLAG = Rule(lambda value: isinstance(value, (bool, np.bool_)), "use True or False")
+FINITE = Rule(is_number, "use a finite number")
 DICTIONARY = Rule(lambda value: isinstance(value, dict), "use a dictionary")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "n_policy_iterations", "stats_window_size"), count()),
@@ -108,7 +109,10 @@ RULES: dict[str, Rule] = {
     "n_aux_epochs": count(0),
     "sde_sample_freq": Rule(lambda value: is_count(value, -1), "use an integer of at least 1, or -1 or 0 for never"),
     **dict.fromkeys(("gamma", "gae_lambda"), number(0, 1)),
-    "ent_coef": Rule(is_number, "use a finite number"),
+    "ent_coef": Rule(
+        lambda value: is_number(value) or isinstance(value, (dict, list, tuple)),
+        "use a finite number, or one for each part of the action space",
+    ),
     **dict.fromkeys(("beta_clone", "kl_coef", "vf_coef"), number(0)),
     **dict.fromkeys(("max_grad_norm", "target_kl"), optional(number(0, exclusive=True))),
     **dict.fromkeys(("clip_range", "clip_range_vf"), optional(number_or_schedule(0, exclusive=True))),

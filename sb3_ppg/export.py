@@ -14,6 +14,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
+from sb3_ppg.actions import NestedActions, NestedDistribution, leaves
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.optim.precision import unvalidated_distributions
@@ -40,7 +41,8 @@ class DeterministicPolicy(nn.Module):
     ``RecurrentPPG``   ``episode_start``                 (B,), bool: whether an episode begins
     ================== ================================= ==========================================================
 
-    It returns ``action``, (B, ...) as the environment takes it; of ``RecurrentPPG`` also ``next_hidden`` and ``next_cell``.
+    It returns ``action``, (B, ...) as the environment takes it; for a nested action space ``action.path`` for each leaf, with
+    the keys and indices that lead to it; and of ``RecurrentPPG`` ``next_hidden`` and ``next_cell``.
 
     :param model: a model of this package
     :param vec_normalize: wrapper that normalises observations. None: that of the model's environment, if it has one.
@@ -50,8 +52,6 @@ class DeterministicPolicy(nn.Module):
     """
 
     policy: Any  # of one of the classes of this package
-    low: th.Tensor  # of Box actions
-    high: th.Tensor
 
     def __init__(self, model: PPG, vec_normalize: VecNormalize | None = None):
         super().__init__()
@@ -60,8 +60,15 @@ class DeterministicPolicy(nn.Module):
         self.policy = copy.deepcopy(model.policy, {id(model.policy.optimizer): None}).cpu()
         self.policy.mixed_precision = self.policy.compile_mode = None
         self.observation_space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
-        self.action_space = model.action_space
-        self.input_names, self.output_names = list(self._observation_spaces()), ["action"]
+        actions, of_space = self.policy.actions, leaves(model.action_space)
+        is_nested = isinstance(actions, NestedActions)
+        kinds = actions.kinds if is_nested else [actions]
+        self.actions = nn.ModuleList(
+            ActionOutput(leaf.space, kind.bounded, is_nested) for leaf, kind in zip(of_space, kinds, strict=True)
+        )
+        self.n_choices = sum(n for leaf in of_space for n in leaf.n_choices)
+        self.input_names = list(self._observation_spaces())
+        self.output_names = [f"action.{leaf.path}" for leaf in of_space] if is_nested else ["action"]
         if isinstance(self.policy, MaskablePhasicActorCriticPolicy):
             self.input_names += ["action_masks"]
         if isinstance(self.policy, RecurrentPhasicActorCriticPolicy):
@@ -71,11 +78,6 @@ class DeterministicPolicy(nn.Module):
         if clashing := {name for name in names if names.count(name) > 1}:
             raise ArgumentError(f"the observation's keys {sorted(clashing)} are names of other inputs or outputs: rename them")
         self.normalizers = self._normalizers(vec_normalize or only_normalizer(model.env))
-        self.action_type = th.as_tensor(np.zeros((), self.action_space.dtype)).dtype
-        if isinstance(self.action_space, spaces.Box):
-            self.action_type = th.promote_types(self.action_type, th.float32)  # `predict` does not round to integers
-            self.register_buffer("low", th.as_tensor(self.action_space.low))
-            self.register_buffer("high", th.as_tensor(self.action_space.high))
         self.eval().requires_grad_(False)
 
     def _observation_spaces(self) -> dict[str, spaces.Space]:
@@ -106,13 +108,9 @@ class DeterministicPolicy(nn.Module):
             distribution, states = self._with_memory(observation, **given)
         else:
             distribution, states = self.policy.evaluate(observation, **given, reads=("distribution",)).distribution, ()
-        action = distribution.mode().reshape(-1, *(self.action_space.shape or ()))
-        if self.policy.squash_output:
-            action = self.low + 0.5 * (action + 1) * (self.high - self.low)
-        elif isinstance(self.action_space, spaces.Box):
-            action = action.clamp(self.low, self.high)
-        action = action.to(self.action_type)
-        return (action, *states) if states else action
+        of_leaves = distribution.distributions if isinstance(distribution, NestedDistribution) else [distribution]
+        outputs = (*(action(one.mode()) for action, one in zip(self.actions, of_leaves, strict=True)), *states)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _with_memory(
         self, observation: Any, hidden: th.Tensor, cell: th.Tensor, episode_start: th.Tensor
@@ -132,11 +130,49 @@ class DeterministicPolicy(nn.Module):
         samples = {name: [space.sample() for _ in range(n_envs)] for name, space in self._observation_spaces().items()}
         inputs = [th.as_tensor(np.stack(sample)) for sample in samples.values()]
         if "action_masks" in self.input_names:
-            inputs.append(th.ones(n_envs, self.policy.action_net.out_features, dtype=th.bool))
+            inputs.append(th.ones(n_envs, self.n_choices, dtype=th.bool))
         if "hidden" in self.input_names:
             hidden = th.zeros(self.policy.lstm_actor.num_layers, n_envs, self.policy.lstm_actor.hidden_size)
             inputs += [hidden, hidden.clone(), th.ones(n_envs, dtype=th.bool)]  # not one tensor: that would be one input
         return tuple(inputs)
+
+
+class ActionOutput(nn.Module):
+    """
+    The conversion of a distribution's actions to those that environments take.
+
+    :param space: action space, not nested
+    :param bounded: whether the distribution's actions lie in [-1, 1]
+    :param rounds: whether ``predict`` rounds the actions in a Box of integers
+    """
+
+    low: th.Tensor  # of Box actions
+    high: th.Tensor
+    start: th.Tensor  # of discrete ones
+    dtype: Any
+
+    def __init__(self, space: Any, bounded: bool, rounds: bool):
+        super().__init__()
+        self.shape, self.bounded = space.shape, bounded
+        self.dtype = th.as_tensor(np.zeros((), space.dtype)).dtype
+        self.is_box = isinstance(space, spaces.Box)
+        self.rounds = rounds and self.is_box and not self.dtype.is_floating_point
+        if self.is_box:
+            if not rounds:
+                self.dtype = th.promote_types(self.dtype, th.float32)
+            self.register_buffer("low", th.as_tensor(space.low))
+            self.register_buffer("high", th.as_tensor(space.high))
+        self.register_buffer("start", th.as_tensor(getattr(space, "start", 0)))
+
+    def forward(self, actions: th.Tensor) -> th.Tensor:
+        actions = actions.reshape(-1, *self.shape)
+        if self.bounded:
+            actions = self.low + 0.5 * (actions + 1) * (self.high - self.low)
+        elif self.is_box:
+            actions = actions.clamp(self.low, self.high)
+        if self.rounds:
+            actions = actions.round()
+        return (actions + self.start).to(self.dtype)
 
 
 class Normalizer(nn.Module):

@@ -55,7 +55,13 @@ class MaskablePPG(PPG):
         MaskableRolloutBuffer,
         MaskableDictRolloutBuffer,
     )
-    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (
+        spaces.Discrete,
+        spaces.MultiDiscrete,
+        spaces.MultiBinary,
+        spaces.Dict,
+        spaces.Tuple,
+    )
     policy: MaskablePhasicActorCriticPolicy
     rollout_buffer: MaskableRolloutBuffer
     _use_masking: bool = True  # while `learn` runs

@@ -4,7 +4,7 @@ import copy
 import io
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +24,16 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorch
 from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.arguments import arguments_explained, check_arguments, made_from, require, unknown_names_explained
+from sb3_ppg.actions import NestedActions, by_leaf, flat_space
+from sb3_ppg.arguments import (
+    FINITE,
+    arguments_explained,
+    check_arguments,
+    check_value,
+    made_from,
+    require,
+    unknown_names_explained,
+)
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.checks import (
     check_auxiliary_batches,
@@ -35,7 +44,7 @@ from sb3_ppg.buffers.checks import (
 )
 from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
-from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation, store_floats
+from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation, samples, store_floats
 from sb3_ppg.callbacks import tell, without_rank_zero_callbacks
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
@@ -45,7 +54,7 @@ from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
 from sb3_ppg.optim.compiled import CompiledTraining, tracing
-from sb3_ppg.optim.diagnostics import auxiliary_outcome, policy_phase_summary
+from sb3_ppg.optim.diagnostics import auxiliary_outcome, leaf_summary, policy_phase_summary
 from sb3_ppg.optim.epoch import Epoch, mean_losses, optimize_epoch
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, split
 from sb3_ppg.optim.precision import unvalidated_distributions
@@ -59,7 +68,7 @@ from sb3_ppg.training.collecting import check_log_probs, finish_rollout, recompu
 from sb3_ppg.training.session import Session, training
 
 WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all outputs of a log
-# The number of samples, about, on which the outcome of an auxiliary phase is evaluated
+# The number of samples, about, on which the outcome of an auxiliary phase, and the leaves of nested actions, are evaluated
 EVALUATED_SAMPLES = 4096
 
 
@@ -106,7 +115,8 @@ class PPG(OnPolicyAlgorithm):
     :param clip_range_vf: Clipping parameter for the value function, likewise, in the unit of the value heads (see
         ``normalize_value_targets``). None: no clipping
     :param normalize_advantage: Whether to normalise advantages, once over the whole rollout
-    :param ent_coef: Entropy coefficient for the loss calculation
+    :param ent_coef: Entropy coefficient for the loss calculation. For a Dict or Tuple action space also a coefficient for each
+        of its parts, ``dict(kind=0.01, move=0.001)``
     :param vf_coef: Value function coefficient for the loss of the policy phase
     :param max_grad_norm: The maximum value for the gradient clipping, in both phases. None: no clipping, as the authors
     :param use_sde: Whether to use generalized State Dependent Exploration (gSDE) instead of action noise exploration
@@ -179,6 +189,8 @@ class PPG(OnPolicyAlgorithm):
         spaces.Discrete,
         spaces.MultiDiscrete,
         spaces.MultiBinary,
+        spaces.Dict,
+        spaces.Tuple,
     )
     has_memory: ClassVar[bool] = False  # whether the policy needs earlier samples of an episode to evaluate one
     policy: PhasicActorCriticPolicy
@@ -190,6 +202,7 @@ class PPG(OnPolicyAlgorithm):
     rollout_end: RolloutEnd | None = None  # what follows the latest rollout
     session: Session | None = None  # while `learn` runs
     max_grad_norm: float | None  # type: ignore[assignment]
+    ent_coef: Any
     _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
     _fitting_micro_batch_size: tuple[int | None] | None = None  # once it is known
 
@@ -207,7 +220,7 @@ class PPG(OnPolicyAlgorithm):
         clip_range: float | Schedule | None = 0.3,
         clip_range_vf: float | Schedule | None = None,
         normalize_advantage: bool = True,
-        ent_coef: float = 0.0,
+        ent_coef: float | dict[str, Any] | Sequence[Any] = 0.0,
         vf_coef: float = 0.5,
         max_grad_norm: float | None = 0.5,
         use_sde: bool = False,
@@ -249,7 +262,7 @@ class PPG(OnPolicyAlgorithm):
             n_steps=n_steps,
             gamma=gamma,
             gae_lambda=gae_lambda,
-            ent_coef=ent_coef,
+            ent_coef=ent_coef,  # type: ignore[arg-type]
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
             use_sde=False,  # set below, and checked by `check_arguments`, whose message says more than SB3's
@@ -311,8 +324,25 @@ class PPG(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
             self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
         with unknown_names_explained(self.policy_class, self.rollout_buffer_class):
-            super()._setup_model()
+            self.rollout_buffer = self.rollout_buffer_class(
+                self.n_steps,
+                self.observation_space,
+                flat_space(self.action_space),
+                device=self.device,
+                gamma=self.gamma,
+                gae_lambda=self.gae_lambda,
+                n_envs=self.n_envs,
+                **self.rollout_buffer_kwargs,
+            )
+            policy: Any = self.policy_class
+            self.policy = policy(
+                self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
+            )
+        self.policy = self.policy.to(self.device)
+        self._maybe_recommend_cpu()
         store_floats(self.rollout_buffer, self.env)
         check_samples(self)
         self.policy.mixed_precision = self.mixed_precision
@@ -544,8 +574,15 @@ class PPG(OnPolicyAlgorithm):
             schedule(self._current_progress_remaining) if callable(schedule) else schedule
             for schedule in (self.clip_range, self.clip_range_vf)
         )
-        weights = {name: getattr(self, name) for name in ("ent_coef", "vf_coef", "beta_clone")}
-        return Coefficients(clip_range, clip_range_vf, self.policy.value_unit, **weights, kl_coef=self.kl_coef or None)
+        return Coefficients(
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            value_unit=self.policy.value_unit,
+            ent_coef=self.policy.actions.entropy_coefficient(self.ent_coef),
+            vf_coef=self.vf_coef,
+            kl_coef=self.kl_coef or None,
+            beta_clone=self.beta_clone,
+        )
 
     def minibatch_losses(self, losses: Callable[..., Losses], coefficients: Coefficients, batch: Any) -> Losses:
         """
@@ -590,6 +627,9 @@ class PPG(OnPolicyAlgorithm):
         clip_range = coefficients.clip_range
         summary = policy_phase_summary(self.policy, self.rollout_buffer, history["policy"], history["value"], clip_range)
         self._record("train", summary)
+        if isinstance(self.policy.actions, NestedActions):
+            some = samples(self.rollout_buffer, self.batch_size, lambda n: np.arange(0, n, math.ceil(n / EVALUATED_SAMPLES)))
+            self._record("train", leaf_summary(self.policy, ((self.network_inputs(one), one.actions) for _, one in some)))
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit")}
         self._record("train", {name: value for name, value in scales.items() if value is not None})
@@ -794,6 +834,8 @@ class PPG(OnPolicyAlgorithm):
         require(self, not self.use_sde or isinstance(self.action_space, spaces.Box), "use_sde", remedy)
         remedy = "the advantage of a single sample is normalised to zero; use more steps, or normalize_advantage=False"
         require(self, self.n_steps * self.n_envs > 1 or not self.normalize_advantage, "n_steps", remedy)
+        for coefficient in by_leaf(self.action_space, "ent_coef", self.ent_coef):
+            check_value("ent_coef", coefficient, FINITE)
         check_rollout_buffer_class(self)
         if hasattr(self, "aux_buffer"):  # the model is complete
             self._check_policy()

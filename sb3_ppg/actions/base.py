@@ -22,11 +22,13 @@ class Actions:
     """
 
     bounded: bool = False  # whether the distribution's actions lie in [-1, 1], from which environments' bounds are reached
+    shape: tuple[int, ...]  # shape of one of the distribution's actions
     n_features: int  # size of ``features``
 
     def __init__(self, space: Any):
         self.space = space
-        self.n_features = math.prod(space.shape or ())
+        self.shape = space.shape
+        self.n_features = math.prod(self.shape)
 
     # ---- distributions ----
 
@@ -51,6 +53,23 @@ class Actions:
         :param second: parameters, (B, P)
         :return: (B,), in nats
         """
+
+    def entropy(self, distribution: Any, actions: th.Tensor) -> th.Tensor | None:
+        """
+        Return the entropy that the entropy bonus rewards.
+
+        :param distribution: π(.|s)
+        :param actions: as ``from_buffer`` gives them
+        :return: (B,), in nats, or None where it has no closed form
+        """
+        return distribution.entropy()
+
+    def entropy_coefficient(self, ent_coef: Any) -> float:
+        """
+        :param ent_coef: argument of the algorithm
+        :return: factor of ``entropy`` in the losses
+        """
+        return ent_coef
 
     # ---- forms of an action ----
 
@@ -97,6 +116,18 @@ class ActionDistribution(Distribution):
         """Return samples and their log-probabilities, with SB3's arguments."""
         actions = self.actions_from_params(*args)
         return actions, self.log_prob(actions)
+
+
+def with_python_integers(distribution: Distribution) -> Distribution:
+    """
+    Replace NumPy's integers in the sizes of a distribution, as torch's compiler takes them for tensors.
+
+    :param distribution: SB3's, sb3-contrib's, or a user's; changed in place
+    :return: the same object
+    """
+    if isinstance(sizes := getattr(distribution, "action_dims", None), list):
+        distribution.action_dims = [*map(int, sizes)]  # type: ignore[attr-defined]
+    return distribution
 
 
 _KINDS: dict[type[Distribution], type[Actions]] = {}

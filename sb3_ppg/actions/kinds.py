@@ -15,6 +15,7 @@ from stable_baselines3.common.distributions import (
     CategoricalDistribution,
     DiagGaussianDistribution,
     MultiCategoricalDistribution,
+    SquashedDiagGaussianDistribution,
     StateDependentNoiseDistribution,
 )
 from torch.nn import functional as F
@@ -48,6 +49,9 @@ class CategoricalActions(Actions):
     def parameters(distribution: CategoricalDistribution | MaskableCategoricalDistribution) -> th.Tensor:
         return distribution.distribution.logits
 
+    def for_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions + self.space.start
+
     def for_buffer(self, actions: np.ndarray) -> np.ndarray:
         return actions.reshape(-1, 1)
 
@@ -71,6 +75,9 @@ class MultiCategoricalActions(Actions):
     @staticmethod
     def parameters(distribution: Any) -> th.Tensor:
         return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
+
+    def for_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions + self.space.start
 
     def features(self, actions: th.Tensor) -> th.Tensor:
         columns = actions.long().unbind(dim=1)
@@ -125,6 +132,12 @@ class GaussianActions(Actions):
         return kl.sum(dim=1)
 
 
+class SquashedGaussianActions(GaussianActions):
+    """Box actions that tanh has squashed."""
+
+    bounded = True
+
+
 register(CategoricalDistribution, CategoricalActions)
 register(MaskableCategoricalDistribution, CategoricalActions)
 register(MultiCategoricalDistribution, MultiCategoricalActions)
@@ -132,4 +145,5 @@ register(MaskableMultiCategoricalDistribution, MaskableMultiCategoricalActions)
 register(BernoulliDistribution, BernoulliActions)
 register(MaskableBernoulliDistribution, MaskableBernoulliActions)
 register(DiagGaussianDistribution, GaussianActions)
+register(SquashedDiagGaussianDistribution, SquashedGaussianActions)
 register(StateDependentNoiseDistribution, GaussianActions)

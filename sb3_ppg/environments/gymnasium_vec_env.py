@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
 from gymnasium.wrappers.vector import DictInfoToList
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
@@ -71,7 +73,10 @@ class GymnasiumVecEnv(VecEnv):
         self._episodes.start()
         return map_arrays(np.array, observations)  # Gymnasium may use its arrays again
 
-    def step_async(self, actions: np.ndarray) -> None:
+    def step_async(self, actions: Any) -> None:
+        if isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):  # Gymnasium takes the batch of each leaf
+            batch: Any = create_empty_array(self.action_space, self.num_envs)
+            actions = concatenate(self.action_space, actions, batch)
         self.waiting_actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:

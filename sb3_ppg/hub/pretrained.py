@@ -37,7 +37,7 @@ from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.optimizers import load_optimizer, state_arrays
 from sb3_ppg.hub.safety import Unorthogonal, check_rollout_size, check_statistics, outline, try_out
 from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization
-from sb3_ppg.hub.spaces import describe, make
+from sb3_ppg.hub.spaces import describe, make, make_observation_space
 from sb3_ppg.hub.values import decode, encode
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
@@ -254,9 +254,8 @@ def _build(
     arguments = _decode_arguments(description, cls, custom) | {"compile_updates": False}
     policy = decode(description.policy, "policy", custom)
     model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
-    model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
-    if isinstance(model.action_space, spaces.Box) and not model.action_space.is_bounded():  # SB3 asks environments
-        raise ModelFormatError(f"action_space: {model.action_space} is not bounded")
+    model.observation_space = make_observation_space(description.observation_space)
+    model.action_space = make(description.action_space)
     model.n_envs = description.n_envs
     model.check_arguments()
     if venv is not None:
@@ -327,7 +326,7 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     saved = description.vec_normalize
     if saved is None:
         return None
-    space, actions = make(saved.observation_space), make(description.action_space)
+    space, actions = make_observation_space(saved.observation_space), make(description.action_space)
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
     settings |= {name: math.inf for name in LIMITS if settings[name] is None}
     env = VecNormalize(DummyVecEnv([lambda: _SpacesOnly(space, actions)]), **settings)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sb3_ppg import losses
+from sb3_ppg.actions import flat_space
 from sb3_ppg.buffers.system_memory import total_memory
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.maskable import MaskablePPG
@@ -44,7 +45,7 @@ def check_rollout_size(model: PPG) -> None:
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
     n_bytes = sum(np.dtype(part.dtype).itemsize * math.prod(map(int, get_obs_shape(part))) for part in parts)
     n_samples = model.n_steps * model.n_envs
-    claimed = (n_bytes + 8 * (get_action_dim(model.action_space) + 6)) * n_samples
+    claimed = (n_bytes + 8 * (get_action_dim(flat_space(model.action_space)) + 6)) * n_samples
     masks = 8 * spaces.utils.flatdim(model.action_space) * n_samples if isinstance(model, MaskablePPG) else 0
     if claimed > total_memory() or masks > MAX_MASK_BYTES:
         raise ModelFormatError(

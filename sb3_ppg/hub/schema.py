@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from sb3_ppg.hub.spaces import Integer, Simple, Space
+from sb3_ppg.hub.spaces import Integer, Space
 
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -78,7 +78,7 @@ class Description(Struct, forbid_unknown_fields=True):
     policy: Plain
     arguments: dict[Name, Plain]
     observation_space: Space
-    action_space: Simple
+    action_space: Space
     n_envs: Annotated[int, Meta(ge=1, le=2**24)]
     counters: Counters
     vec_normalize: Normalization | None

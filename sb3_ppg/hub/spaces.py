@@ -55,12 +55,30 @@ Simple = Box | Discrete | MultiDiscrete | MultiBinary
 
 
 class Dict(Struct, forbid_unknown_fields=True, tag_field="space", tag="Dict"):
-    """``spaces.Dict`` of simple spaces, in their order."""
+    """``spaces.Dict``, its parts in their order."""
 
-    parts: Annotated[dict[Key, Simple], Meta(max_length=1000)]
+    parts: Annotated[dict[Key, "Space"], Meta(max_length=1000)]
 
 
-Space = Simple | Dict
+class Tuple(Struct, forbid_unknown_fields=True, tag_field="space", tag="Tuple"):
+    """``spaces.Tuple``."""
+
+    parts: Annotated[list["Space"], Meta(max_length=1000)]
+
+
+Space = Simple | Dict | Tuple
+MAX_DEPTH = 16  # of action spaces
+
+
+def make_observation_space(described: Space) -> Any:
+    """
+    Make the space of observations that is described.
+
+    :raises ModelFormatError: see ``make``, and for spaces that SB3 has no networks for
+    """
+    if isinstance(described, Tuple) or (isinstance(described, Dict) and _depth(described) > 2):
+        raise ModelFormatError("a space of observations is a Tuple, or a Dict of other than simple spaces")
+    return make(described)
 
 
 def make(described: Space) -> Any:
@@ -69,6 +87,8 @@ def make(described: Space) -> Any:
 
     :raises ModelFormatError: if it is too large, or its parts do not fit together
     """
+    if _depth(described) > MAX_DEPTH:
+        raise ModelFormatError(f"a space is nested more than {MAX_DEPTH} times")
     if (size := _size(described)) > MAX_NUMBERS:
         raise ModelFormatError(f"a space has more than {MAX_NUMBERS} numbers: {size}")
     dtype = np.dtype(getattr(described, "dtype", "int64"))
@@ -82,6 +102,8 @@ def make(described: Space) -> Any:
             return spaces.MultiDiscrete(np.reshape(nvec, shape), dtype=dtype.type, start=np.reshape(start, shape))
         case MultiBinary(n):
             return spaces.MultiBinary(n)
+        case Tuple(parts):
+            return spaces.Tuple([make(part) for part in parts])
     if not all(key.isprintable() for key in described.parts):  # they become names of modules
         raise ModelFormatError("a Dict space has keys that cannot be printed")
     return spaces.Dict(OrderedDict((key, make(part)) for key, part in described.parts.items()))
@@ -104,9 +126,26 @@ def _size(described: Space) -> int:
             return math.prod(shape)
         case MultiBinary(n=int(n)):
             return n
-        case Dict(parts):
-            return sum(map(_size, parts.values()))
+        case Dict() | Tuple():
+            return sum(map(_size, _parts(described)))
     return 1
+
+
+def _parts(described: Space) -> list[Space]:
+    match described:
+        case Dict(parts):
+            return [*parts.values()]
+        case Tuple(parts):
+            return parts
+    return []
+
+
+def _depth(described: Space) -> int:
+    """Count the levels of a space, up to one more than ``MAX_DEPTH``."""
+    level, depth = [described], 0
+    while level and depth <= MAX_DEPTH:
+        level, depth = [part for one in level for part in _parts(one)], depth + 1
+    return depth
 
 
 def describe(space: spaces.Space, path: str) -> Any:
@@ -126,8 +165,10 @@ def describe(space: spaces.Space, path: str) -> Any:
             return MultiDiscrete(nvec, start, list(space.shape), np.dtype(space.dtype).name)  # type: ignore[arg-type]
         case spaces.MultiBinary():
             return MultiBinary(list(space.n) if isinstance(space.n, tuple) else int(space.n))
-        case spaces.Dict() if not any(isinstance(part, spaces.Dict) for part in space.values()):
+        case spaces.Dict():
             return Dict({key: describe(part, f"{path}.{key}") for key, part in space.items()})
+        case spaces.Tuple():
+            return Tuple([describe(part, f"{path}.{index}") for index, part in enumerate(space)])
     raise ModelFormatError(f"{path}: a {type(space).__name__} space cannot be shared without pickle")
 
 

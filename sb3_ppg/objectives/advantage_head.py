@@ -75,7 +75,8 @@ class AdvantageHeadObjective(PaperObjective):
     def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         distribution, latent, _, _ = policy.evaluate(*inputs, reads=("distribution", "latent_pi"))
         actions = policy.actions.from_buffer(batch.actions)
-        surrogate = self.surrogate(policy, inputs, batch, distribution.log_prob(actions), distribution.entropy(), coefficients)
+        log_prob, entropy = distribution.log_prob(actions), policy.actions.entropy(distribution, actions)
+        surrogate = self.surrogate(policy, inputs, batch, log_prob, entropy, coefficients)
         of_actions = policy.actions.features(actions).to(latent.dtype)
         predicted = self.advantage_head(th.cat([latent, of_actions], dim=1)).flatten()
         error = F.mse_loss(predicted, batch.advantages)

@@ -55,15 +55,17 @@ class PaperObjective(Objective):
 
     def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         distribution, _, latent_vf, _ = policy.evaluate(*inputs)
-        log_prob = distribution.log_prob(policy.actions.from_buffer(batch.actions))
-        of_policy = self.surrogate(policy, inputs, batch, log_prob, distribution.entropy(), coefficients)
+        actions = policy.actions.from_buffer(batch.actions)
+        log_prob, entropy = distribution.log_prob(actions), policy.actions.entropy(distribution, actions)
+        of_policy = self.surrogate(policy, inputs, batch, log_prob, entropy, coefficients)
         of_values = self.value_error(policy, latent_vf, batch, coefficients)
         return Losses(of_policy.total + of_values.total, {**of_policy.terms, **of_values.terms}, of_policy.log_ratio)
 
     def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         distribution = policy.evaluate(*inputs, reads=("distribution",)).distribution
-        log_prob = distribution.log_prob(policy.actions.from_buffer(batch.actions))
-        return self.surrogate(policy, inputs, batch, log_prob, distribution.entropy(), coefficients)
+        actions = policy.actions.from_buffer(batch.actions)
+        log_prob, entropy = distribution.log_prob(actions), policy.actions.entropy(distribution, actions)
+        return self.surrogate(policy, inputs, batch, log_prob, entropy, coefficients)
 
     def value_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         latent_vf = policy.evaluate(*inputs, reads=("latent_vf",)).latent_vf

@@ -1,6 +1,7 @@
 """Logged diagnostics of both phases in addition to their losses, over all processes."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -8,6 +9,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 
 from sb3_ppg import losses
+from sb3_ppg.actions import leaves
 from sb3_ppg.distributed.collectives import average_over_processes, moments
 from sb3_ppg.optim.epoch import Epoch, mean_losses
 from sb3_ppg.optim.precision import unvalidated_distributions
@@ -43,6 +45,27 @@ def policy_phase_summary(
     if hasattr(policy, "log_std"):
         summary["std"] = th.exp(policy.log_std).mean().item()
     return summary
+
+
+@th.no_grad()
+def leaf_summary(policy: PhasicActorCriticPolicy, batches: Iterable[tuple[tuple, th.Tensor]]) -> dict[str, float]:
+    """
+    Evaluate each leaf of a nested action space.
+
+    :param policy: policy after an update
+    :param batches: inputs of the policy's ``evaluate``; actions as buffers give them, (B, n)
+    :return: by "log_prob/path" and "entropy/path" of each leaf, means of log π of its part of the actions, and of its entropy,
+        or an estimate, in nats
+    """
+    columns = []
+    with unvalidated_distributions():
+        for inputs, actions in batches:
+            distribution: Any = policy.evaluate(*inputs, reads=("distribution",)).distribution
+            columns.append(th.stack([distribution.leaf_log_probs(actions), distribution.leaf_entropies(actions)]))
+    means = th.cat(columns, dim=2).mean(dim=2)
+    average_over_processes([means])
+    of_space, rows = leaves(policy.action_space), zip(("log_prob", "entropy"), means.tolist(), strict=True)
+    return {f"{name}/{leaf.path}": mean for name, row in rows for leaf, mean in zip(of_space, row, strict=True)}
 
 
 def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th.device) -> float:

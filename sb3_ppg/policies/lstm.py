@@ -291,7 +291,35 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         return super().predict_values(obs, RNNStates(lstm_states, lstm_states), episode_starts)
 
     _predict = RecurrentActorCriticPolicy._predict  # type: ignore[assignment]
-    predict = RecurrentActorCriticPolicy.predict  # type: ignore[assignment]
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+        """
+        Choose actions, with sb3-contrib's arguments.
+
+        :param observation: one environment's, or several environments'
+        :param state: hidden and cell states of the policy's LSTM, (n_layers, n_envs, hidden size) each. None: zeros
+        :param episode_start: whether episodes begin, (n_envs,), which forgets the states. None: nowhere
+        :param deterministic: Whether to take the most likely actions
+        :return: actions as environments take them, and the states for the next call
+        """
+        self.set_training_mode(False)
+        tensors: Any
+        tensors, vectorized_env = self.obs_to_tensor(observation)
+        n_envs = n_samples(tensors)
+        states: Any = self.initial_states(n_envs).pi if state is None else tuple(map(self._as_floats, state))
+        starts = self._as_floats(np.zeros(n_envs) if episode_start is None else episode_start)
+        with th.no_grad():
+            actions, states = self._predict(tensors, lstm_states=states, episode_starts=starts, deterministic=deterministic)
+        return self._taken(actions, vectorized_env), tuple(one.cpu().numpy() for one in states)
+
+    def _as_floats(self, array: np.ndarray) -> th.Tensor:
+        return th.tensor(array, dtype=th.float32, device=self.device)
 
     @th.no_grad()
     def states_after(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> RNNStates:

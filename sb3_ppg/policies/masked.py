@@ -6,10 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from sb3_contrib.common.maskable.distributions import MaskableDistribution, make_masked_proba_distribution
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import PyTorchObs
 
+from sb3_ppg.actions import NESTED
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
     EVERYTHING,
@@ -25,7 +27,7 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
     ``PhasicActorCriticPolicy`` whose distributions give no probability to what an action mask excludes, by sb3-contrib's
     maskable distributions. Its methods take ``action_masks`` as those of sb3-contrib's ``MaskableActorCriticPolicy`` do:
     True where an action is possible, (B, n) for Discrete, (B, sum of n) for MultiDiscrete, (B, 2 n) for MultiBinary
-    actions; None: no masks.
+    actions; for nested spaces those of all leaves, as ``sb3_ppg.actions.flat_masks`` makes them; None: no masks.
     """
 
     algorithm: ClassVar[str] = "MaskablePPG"
@@ -37,6 +39,8 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         return np.cumsum([0, *sizes[:-1]])
 
     def make_action_distribution(self) -> Distribution:
+        if isinstance(self.action_space, NESTED):
+            return super().make_action_distribution()
         if self.distribution_class is None:
             return make_masked_proba_distribution(self.action_space)
         if not issubclass(self.distribution_class, MaskableDistribution):
@@ -45,6 +49,11 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
                 "sb3-contrib's MaskableDistribution"
             )
         return super().make_action_distribution()
+
+    def make_leaf_distribution(self, space: spaces.Space) -> Distribution:
+        if isinstance(space, spaces.Box):
+            return super().make_leaf_distribution(space)
+        return make_masked_proba_distribution(space)
 
     def evaluate(
         self,

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -9,7 +10,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution, StateDependentNoiseDistribution
+from stable_baselines3.common.distributions import (
+    DiagGaussianDistribution,
+    Distribution,
+    SquashedDiagGaussianDistribution,
+    StateDependentNoiseDistribution,
+    make_proba_distribution,
+)
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
 from stable_baselines3.common.torch_layers import (
@@ -23,7 +30,8 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from sb3_ppg.actions import Actions, actions_class_of
+from sb3_ppg.actions import NESTED, Actions, NestedDistribution, actions_class_of, flat_space
+from sb3_ppg.actions.base import with_python_integers
 from sb3_ppg.arguments import FLAG, check_value, choice, is_count, optional
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
@@ -154,8 +162,14 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         _check_classes(
             activation_fn=activation_fn, features_extractor_class=features_extractor_class, optimizer_class=optimizer_class
         )
-        if squash_output and not use_sde:
+        is_nested = isinstance(action_space, NESTED)
+        if squash_output and not use_sde and not is_nested:
             raise ArgumentError("`squash_output`=True cannot work without gSDE: pass `use_sde=True` to the algorithm")
+        if distribution_class is not None and is_nested:
+            raise ArgumentError(
+                f"`distribution_class`={distribution_class.__name__} cannot work with {action_space}, which has several "
+                "distributions; override `make_leaf_distribution` of the policy"
+            )
         if share_features_extractor is None:
             # A FlattenExtractor has no weights: dual networks may as well flatten once
             share_features_extractor = architecture != "dual" or features_extractor_class is FlattenExtractor
@@ -168,6 +182,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self.detach_value_in_aux_phase = detach_value_in_aux_phase
         self.distribution_class = distribution_class
         self.compile_mode = compile_mode
+        self._given_action_space = action_space
+        self.squash_leaves = squash_output and is_nested
         # NumPy's integers become Python's, as torch's compiler takes the former for tensors
         self.preprocessed_space = _with_integers(observation_space)
         by_name = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
@@ -175,13 +191,13 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self.scaled_images = {name for name, space in by_name.items() if scales and is_image_space(space)}
         super().__init__(
             observation_space,
-            action_space,
+            flat_space(action_space),
             lr_schedule,
             net_arch,
             activation_fn,
             ortho_init,
             use_sde,
-            squash_output=squash_output,
+            squash_output=squash_output and not self.squash_leaves,
             features_extractor_class=features_extractor_class,
             share_features_extractor=share_features_extractor,
             **kwargs,
@@ -204,6 +220,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             distribution_class=self.distribution_class,
             compile_mode=self.compile_mode,
         )
+        if self.squash_leaves:
+            data["squash_output"] = True
         return data
 
     def _build_mlp_extractor(self) -> None:
@@ -222,6 +240,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def _build(self, lr_schedule: Schedule) -> None:
         with th.no_grad():  # gSDE's noise, which has a graph in SB3, could not be copied
             super()._build(lr_schedule)
+        self.action_space = self._given_action_space  # SB3 has made networks for the flat one
         value_net = self.value_net  # SB3's, whose weights stay
         with th.random.fork_rng(devices=[]):  # so that the first actions are those of SB3's policy with the same seed
             heads = self.make_heads()
@@ -277,13 +296,25 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def make_action_distribution(self) -> Distribution:
         """
-        :return: the distribution over the action space, without parameters: SB3's, or one of ``distribution_class``
+        :return: the distribution over the action space, without parameters: SB3's, one of ``distribution_class``, or one
+            that is composed of ``make_leaf_distribution``
         """
+        if isinstance(self.action_space, NESTED):
+            return NestedDistribution(self.action_space, self.make_leaf_distribution, self.log_std_init)
         return self.action_dist if self.distribution_class is None else self.distribution_class(self.action_space)  # type: ignore[call-arg]
+
+    def make_leaf_distribution(self, space: spaces.Space) -> Distribution:
+        """
+        :param space: leaf of a nested action space, with one dimension if it is MultiDiscrete or MultiBinary
+        :return: the distribution over it, without parameters
+        """
+        if self.squash_leaves and isinstance(space, spaces.Box):
+            return SquashedDiagGaussianDistribution(math.prod(space.shape))
+        return make_proba_distribution(space)
 
     def _build_action_net(self) -> None:
         """Replace SB3's action net where the distribution is not SB3's."""
-        distribution = self.make_action_distribution()
+        distribution = with_python_integers(self.make_action_distribution())
         if distribution is not self.action_dist:
             if isinstance(self.action_dist, DiagGaussianDistribution):
                 del self.log_std
@@ -292,10 +323,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             self.action_net = action_net
             if self.ortho_init:
                 self.action_net.apply(partial(self.init_weights, gain=0.01))
-        if isinstance(dims := getattr(distribution, "action_dims", None), list):
-            distribution.action_dims = [*map(int, dims)]  # type: ignore[attr-defined] # torch's compiler takes NumPy's for tensors
-        self.actions = actions_class_of(type(distribution))(self.action_space)
-        self.actions.bounded |= bool(self._squash_output)
+        if isinstance(distribution, NestedDistribution):
+            self.actions = distribution.actions
+        else:
+            self.actions = actions_class_of(type(distribution))(self.action_space)
+            self.actions.bounded |= bool(self._squash_output)
 
     @property
     def squash_output(self) -> bool:
@@ -474,7 +506,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         values = self.value_net(evaluation.latent_vf)
         actions = evaluation.distribution.get_actions(deterministic=deterministic)
         log_prob = evaluation.distribution.log_prob(actions)
-        return actions.reshape(-1, *self.action_space.shape), values, log_prob  # type: ignore[misc]
+        return actions.reshape(-1, *self.actions.shape), values, log_prob
 
     def evaluate_actions(
         self, obs: PyTorchObs, actions: th.Tensor, *context: Any, **named: Any
@@ -555,9 +587,19 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         tensors, vectorized_env = self.obs_to_tensor(observation)
         with th.no_grad():
             actions = self._predict(tensors, deterministic, **context)
-        array = actions.cpu().numpy().reshape(-1, *self.action_space.shape)  # type: ignore[misc]
-        array = self.actions.for_environments(array)
-        return array if vectorized_env else array.squeeze(axis=0), state
+        return self._taken(actions, vectorized_env), state
+
+    def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
+        """
+        :param actions: the distribution's, (B, ...)
+        :param vectorized_env: whether they are for several environments
+        :return: actions as environments take them: an array, or, from a nested space, a list; without this dimension for one
+        """
+        array = actions.cpu().numpy().reshape(-1, *self.actions.shape)
+        taken = self.actions.for_environments(array)
+        if vectorized_env:
+            return taken
+        return taken[0] if isinstance(taken, list) else taken.squeeze(axis=0)
 
 
 class PhasicActorCriticCnnPolicy(PhasicActorCriticPolicy):

@@ -92,7 +92,7 @@ MALICE: list[tuple[str, Any, str]] = [
     ("action_space.seed", 1, r"unknown field `seed` - at `\$.action_space`"),
     ("action_space.n", 2**31, "claims|the model needs"),
     ("action_space", {"space": "MultiDiscrete", "nvec": [2] * 5000, "start": [], "shape": [5000]}, "length <= 1000"),
-    ("action_space", {"space": "Box", "shape": [2], "dtype": "float32", "low": -1, "high": None}, "is not bounded"),
+    ("action_space", {"space": "Box", "shape": [2], "dtype": "float32", "low": -1, "high": None}, "finite bounds"),
     ("observation_space", {"space": "Dict", "parts": {str(key): COIN for key in range(20_000)}}, "length <= 1000"),
     (
         "observation_space",

@@ -1,0 +1,350 @@
+"""Dict and Tuple action spaces: one distribution composed of those of the leaves, and one row of numbers for all leaves."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution
+from torch import nn
+
+from sb3_ppg.actions.base import ActionDistribution, Actions, actions_class_of, register, with_python_integers
+from sb3_ppg.errors import ArgumentError
+
+NESTED = (spaces.Dict, spaces.Tuple)
+
+
+class Leaf(NamedTuple):
+    """
+    A space in a nested one that is not nested itself.
+
+    :param path: keys and indices that lead to it, separated by dots
+    :param space: the space
+    """
+
+    path: str
+    space: spaces.Space
+
+    @property
+    def n_choices(self) -> list[int]:
+        """Number of choices in each dimension, in C order; one in each dimension of a Box."""
+        match self.space:
+            case spaces.Discrete():
+                return [int(self.space.n)]
+            case spaces.MultiDiscrete():
+                return self.space.nvec.ravel().tolist()
+            case spaces.MultiBinary():
+                return [2] * math.prod(self.space.shape)
+        return [1] * math.prod(self.space.shape)  # type: ignore[arg-type] # of a Box
+
+
+def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
+    """
+    List the leaves of a nested space, in the order of their numbers in a row.
+
+    :param space: action space
+    :param path: its own path
+    :raises ArgumentError: for a leaf that is not a Box with bounds, Discrete, MultiDiscrete or MultiBinary
+    """
+    if isinstance(space, NESTED):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return [leaf for key, part in parts for leaf in leaves(part, f"{path}.{key}" if path else f"{key}")]
+    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        remedy = "describe this choice by Box, Discrete, MultiDiscrete and MultiBinary spaces, in an ActionWrapper"
+    elif isinstance(space, spaces.Box) and not space.is_bounded():
+        remedy = "give it finite bounds"
+    elif math.prod(space.shape or ()) == 0:
+        remedy = "leave it out, it has no numbers"
+    else:
+        return [Leaf(path, space)]
+    raise ArgumentError(f"The action space has {space} at {path!r}, which cannot work: {remedy}")
+
+
+class FlatSpace(spaces.MultiDiscrete):
+    """
+    The rows of numbers that stand for the actions of a nested space in buffers: a space that SB3 knows, with one dimension for
+    each dimension of each leaf and its number of choices, but with floats.
+
+    :param space: nested action space
+    :raises ArgumentError: see ``leaves``
+    """
+
+    def __init__(self, space: spaces.Space):
+        n_choices = [n for leaf in leaves(space) for n in leaf.n_choices]
+        if not n_choices:
+            raise ArgumentError(f"The action space {space} has no actions")
+        super().__init__(n_choices)
+        self.dtype = np.dtype(np.float32)  # type: ignore[assignment]
+
+
+def flat_space(space: spaces.Space) -> spaces.Space:
+    """
+    :param space: action space
+    :return: the space of actions in buffers: for a nested space its ``FlatSpace``, else the space itself
+    """
+    return FlatSpace(space) if isinstance(space, NESTED) else space
+
+
+def structure(space: spaces.Space, values: Iterator[Any]) -> Any:
+    """
+    Arrange values as a nested space arranges its leaves.
+
+    :param space: action space
+    :param values: one for each leaf, in their order
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: structure(part, values) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(structure(part, values) for part in space.spaces)
+    return next(values)
+
+
+def by_leaf(space: spaces.Space, argument: str, given: Any, path: str = "") -> list[Any]:
+    """
+    List what is given for each leaf.
+
+    :param space: action space
+    :param argument: name of the argument, for the error
+    :param given: dictionaries and sequences with the keys of the space, or of its upper levels: a value counts for all leaves
+        below it
+    :param path: path of the space
+    :raises ArgumentError: if keys are missing or unknown
+    """
+    if not isinstance(given, (Mapping, Sequence)):
+        return [given] * len(leaves(space, path))
+    expected = space.spaces if isinstance(space, NESTED) else {}
+    keys = [*expected] if isinstance(expected, Mapping) else [*range(len(expected))]
+    parts = given if isinstance(given, Mapping) else dict(enumerate(given))
+    if {*keys} != parts.keys() or not keys:
+        place = f" at {path!r}" if path else ""
+        raise ArgumentError(
+            f"`{argument}`={given!r}{place} cannot work: the action space {space} has "
+            + (f"the parts {keys}; give a value for each, or one for all" if keys else "no parts; give one value")
+        )
+    below = [(expected[key], parts[key], f"{path}.{key}" if path else f"{key}") for key in keys]  # type: ignore[index]
+    return [value for part, value, its_path in below for value in by_leaf(part, argument, value, its_path)]
+
+
+def flat_masks(space: spaces.Space, masks: Any) -> np.ndarray:
+    """
+    Write the masks of a nested space's leaves one after the other, as ``action_masks`` of an environment returns them.
+
+    Example::
+
+        def action_masks(self):
+            return flat_masks(self.action_space, {"kind": [True, self.fuel > 0, True]})
+
+    :param space: action space
+    :param masks: dictionaries with the keys of Dict spaces and the indices of Tuple spaces, which lead to the mask of a leaf:
+        True where an action is possible, (n,) for Discrete, (sum of n,) for MultiDiscrete, (2 n,) for MultiBinary leaves. A
+        leaf that is left out allows everything, as Box leaves do
+    :return: (total number of choices,)
+    :raises ArgumentError: if a key is unknown, or a mask has another size
+    """
+    if isinstance(space, NESTED):
+        parts = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+        if not isinstance(masks, Mapping) or not masks.keys() <= parts.keys():
+            raise ArgumentError(f"`masks`={masks!r} cannot work: use a dictionary with keys of {[*parts]}")
+        below = [flat_masks(part, masks[key]) if key in masks else _all_possible(part) for key, part in parts.items()]
+        return np.concatenate(below)
+    mask, n_choices = np.asarray(masks, dtype=bool).ravel(), len(_all_possible(space))
+    if isinstance(space, spaces.Box) or len(mask) != n_choices:
+        remedy = "leave it out" if isinstance(space, spaces.Box) else f"use {n_choices} values"
+        raise ArgumentError(f"`masks`={masks!r} cannot work for {space}: {remedy}")
+    return mask
+
+
+def _all_possible(space: spaces.Space) -> np.ndarray:
+    return np.ones(sum(n for leaf in leaves(space) for n in leaf.n_choices), dtype=bool)
+
+
+class NestedActions(Actions):
+    """
+    Actions of a nested space. Distributions, buffers and networks have one row of floats for them, leaf after leaf; its
+    parameters are those of the leaves, one after the other.
+
+    :param space: nested action space
+    :param kinds: kind of actions of each leaf
+    """
+
+    def __init__(self, space: spaces.Space, kinds: Sequence[Actions]):
+        self.space = space
+        self.leaves = leaves(space)
+        self.kinds = kinds
+        self.sizes = [len(leaf.n_choices) for leaf in self.leaves]
+        self.shape = (sum(self.sizes),)
+        self.n_features = sum(kind.n_features for kind in kinds)
+        self.entropy_weights = th.ones(len(kinds))
+
+    @staticmethod
+    def parameters(distribution: "NestedDistribution") -> th.Tensor:
+        return th.cat(distribution.leaf_parameters(), dim=1)
+
+    @staticmethod
+    def kl(distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        sizes = [parameters.shape[1] for parameters in distribution.leaf_parameters()]
+        parts = zip(distribution.pairs(), first.split(sizes, dim=1), second.split(sizes, dim=1), strict=True)
+        return th.stack([kind.kl(one, *both) for (kind, one), *both in parts]).sum(dim=0)
+
+    def entropy(self, distribution: "NestedDistribution", actions: th.Tensor) -> th.Tensor:
+        """Return the entropies of the leaves, multiplied by ``entropy_weights`` and added up."""
+        entropies = distribution.leaf_entropies(actions)
+        return self.entropy_weights.to(entropies) @ entropies
+
+    def entropy_coefficient(self, ent_coef: Any) -> float:
+        if isinstance(ent_coef, (Mapping, Sequence)):
+            self.entropy_weights.copy_(th.tensor(by_leaf(self.space, "ent_coef", ent_coef)))
+            return 1.0
+        self.entropy_weights.fill_(1.0)
+        return ent_coef
+
+    def for_environments(self, actions: np.ndarray) -> list[Any]:  # type: ignore[override]
+        """
+        :param actions: rows of numbers, (n_envs, n)
+        :return: actions as the space describes them, one for each environment
+        """
+        parts = self.split(th.as_tensor(actions))
+        by_leaf = []
+        for leaf, kind, part in zip(self.leaves, self.kinds, parts, strict=True):
+            taken = kind.for_environments(kind.from_buffer(part).numpy().reshape(-1, *kind.shape))
+            if np.issubdtype(leaf.space.dtype, np.integer):
+                taken = np.rint(taken)
+            by_leaf.append(taken.astype(leaf.space.dtype).reshape(-1, *leaf.space.shape))  # type: ignore[misc]
+        return [structure(self.space, iter(of_env)) for of_env in zip(*by_leaf, strict=True)]
+
+    def features(self, actions: th.Tensor) -> th.Tensor:
+        parts = zip(self.kinds, self.split(actions), strict=True)
+        return th.cat([kind.features(kind.from_buffer(part)) for kind, part in parts], dim=1)
+
+    def split(self, actions: th.Tensor) -> tuple[th.Tensor, ...]:
+        """
+        :param actions: rows of numbers, (B, n)
+        :return: the numbers of each leaf
+        """
+        return actions.split(self.sizes, dim=1)
+
+
+class NestedActionNet(nn.Module):
+    """
+    A layer for the parameters of each leaf's distribution.
+
+    :param nets: layers, and parameters that do not depend on the observation, for each leaf
+    """
+
+    def __init__(self, nets: Sequence[tuple[nn.Module, tuple[nn.Parameter, ...]]]):
+        super().__init__()
+        self.nets = nn.ModuleList(net for net, _ in nets)
+        self.constants = nn.ModuleList(nn.ParameterList(constants) for _, constants in nets)
+
+    def forward(self, latent: th.Tensor) -> list[tuple[th.Tensor, ...]]:
+        pairs: Any = zip(self.nets, self.constants, strict=True)
+        return [(net(latent), *constants) for net, constants in pairs]
+
+
+class NestedDistribution(ActionDistribution):
+    """
+    The distribution over a nested space: the leaves are independent, given the observation.
+
+    :param space: nested action space
+    :param make_leaf: returns the distribution over a leaf, which has one dimension if it is discrete
+    :param log_std_init: initial logarithm of the standard deviations of Box leaves
+    """
+
+    def __init__(
+        self, space: spaces.Space, make_leaf: Callable[[spaces.Space], Distribution], log_std_init: float = 0.0
+    ) -> None:
+        super().__init__()
+        one_dimensional = [_with_one_dimension(leaf.space) for leaf in leaves(space)]
+        self.templates = [with_python_integers(make_leaf(part)) for part in one_dimensional]
+        parts = zip(self.templates, one_dimensional, strict=True)
+        self.actions = NestedActions(space, [actions_class_of(type(one))(part) for one, part in parts])
+        self.action_dims = [n for leaf in self.actions.leaves for n in leaf.n_choices]  # as sb3-contrib's, for masks
+        self.log_std_init = log_std_init
+        self.distributions: list[Distribution] = []  # with parameters
+
+    def proba_distribution_net(self, latent_dim: int) -> NestedActionNet:
+        """Return the layers for the parameters, which take (B, latent_dim)."""
+        nets = []
+        for template in self.templates:
+            options = dict(log_std_init=self.log_std_init) if isinstance(template, DiagGaussianDistribution) else {}
+            net: Any = template.proba_distribution_net(latent_dim=latent_dim, **options)
+            nets.append((net[0], net[1:]) if isinstance(net, tuple) else (net, ()))
+        return NestedActionNet(nets)
+
+    def proba_distribution(self, parameters: Sequence[tuple[th.Tensor, ...]]) -> "NestedDistribution":
+        pairs = zip(self.templates, parameters, strict=True)
+        self.distributions = [copy.copy(template).proba_distribution(*its) for template, its in pairs]
+        return self
+
+    def apply_masking(self, masks: np.ndarray | th.Tensor | None) -> None:
+        """
+        Exclude actions. The numbers of Box leaves have one mask each, without effect.
+
+        :param masks: True where an action is possible, (B, total number of choices). None: everywhere
+        """
+        sizes = [sum(leaf.n_choices) for leaf in self.actions.leaves]
+        parts: Any = [None] * len(sizes)
+        if masks is not None:
+            parts = th.as_tensor(masks).reshape(-1, sum(sizes)).split(sizes, dim=1)
+        for one, part in zip(self.distributions, parts, strict=True):
+            if hasattr(one, "apply_masking"):
+                one.apply_masking(part)
+
+    def pairs(self) -> list[tuple[Actions, Distribution]]:
+        """Return the kind of actions and the distribution of each leaf."""
+        return list(zip(self.actions.kinds, self.distributions, strict=True))
+
+    def leaf_parameters(self) -> list[th.Tensor]:
+        """Return the parameters of each leaf's distribution, (B, P) each."""
+        return [kind.parameters(one) for kind, one in self.pairs()]
+
+    def leaf_log_probs(self, actions: th.Tensor) -> th.Tensor:
+        """
+        :param actions: rows of numbers, (B, n)
+        :return: log π of each leaf's action, (number of leaves, B)
+        """
+        parts = zip(self.pairs(), self.actions.split(actions), strict=True)
+        return th.stack([one.log_prob(kind.from_buffer(part)) for (kind, one), part in parts])
+
+    def leaf_entropies(self, actions: th.Tensor) -> th.Tensor:
+        """
+        :param actions: rows of numbers, (B, n)
+        :return: entropy of each leaf, or the estimate -log π of its action where it has no closed form, (number of leaves, B)
+        """
+        known = [one.entropy() for one in self.distributions]
+        estimates = -self.leaf_log_probs(actions)
+        return th.stack([estimate if one is None else one for one, estimate in zip(known, estimates, strict=True)])
+
+    def log_prob(self, actions: th.Tensor) -> th.Tensor:
+        return self.leaf_log_probs(actions).sum(dim=0)
+
+    def entropy(self) -> th.Tensor | None:
+        entropies = [one.entropy() for one in self.distributions]
+        known = [entropy for entropy in entropies if entropy is not None]
+        return th.stack(known).sum(dim=0) if len(known) == len(entropies) else None
+
+    def sample(self) -> th.Tensor:
+        return _row(one.sample() for one in self.distributions)
+
+    def mode(self) -> th.Tensor:
+        return _row(one.mode() for one in self.distributions)
+
+
+def _row(actions: Iterator[th.Tensor]) -> th.Tensor:
+    """Write the actions of all leaves into rows of numbers."""
+    return th.cat([action.reshape(len(action), -1) for action in actions], dim=1)
+
+
+def _with_one_dimension(space: spaces.Space) -> spaces.Space:
+    """Return a leaf's space as SB3's distributions need it: a discrete one without further dimensions."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec.ravel(), start=space.start.ravel())
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.MultiBinary(math.prod(space.shape))
+    return space
+
+
+register(NestedDistribution, NestedActions)

@@ -1,0 +1,289 @@
+"""Dict and Tuple action spaces: environments get the structure that the space describes, losses the sum over its leaves."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
+from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg.actions import NestedDistribution, flat_masks, leaves
+from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
+from sb3_ppg.family import with_preset
+from sb3_ppg.losses import distribution_parameters, kl_divergence
+from tests.helpers import SMALL, VECTOR, RandomEnv, assert_both_phases_train, random_envs
+
+NESTED = spaces.Dict(
+    kind=spaces.Discrete(3, start=2),
+    how=spaces.Tuple([spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [2, 3]]), spaces.MultiBinary((2, 2))]),
+    move=spaces.Dict(
+        here=spaces.Box(np.float32([[-1, 0], [5, -3]]), np.float32([[1, 2], [6, 3]])),
+        there=spaces.Box(0, 255, (3,), np.uint8),
+        far=spaces.Box(-1, 1, (1,), np.float64),
+    ),
+)
+PATHS = ["kind", "how.0", "how.1", "move.here", "move.there", "move.far"]
+MASKS = dict(kind=[True, False, True], how={1: [True, False] + 6 * [True]})
+PAIR = spaces.Dict(choice=spaces.Discrete(3), power=spaces.Box(-2, 2, (2,)))
+
+
+class MaskedNested(RandomEnv):
+    """The middle kind is never possible, and the first bit may not be set."""
+
+    def __init__(self):
+        super().__init__(VECTOR, NESTED, episode_length=7)
+
+    def action_masks(self) -> np.ndarray:
+        return flat_masks(self.action_space, MASKS)
+
+    def step(self, action):
+        assert action["kind"] != 3 and not action["how"][1][0, 0]
+        return super().step(action)
+
+
+def nested_envs(n_envs: int = 2, **kwargs):
+    return random_envs(VECTOR, NESTED, n_envs, **kwargs)
+
+
+def test_leaves_have_their_paths():
+    assert [leaf.path for leaf in leaves(NESTED)] == PATHS
+    assert [leaf.path for leaf in leaves(spaces.Discrete(2))] == [""]
+
+
+VARIANTS = {
+    "PPG": (PPG, "MlpPolicy", nested_envs, {}),
+    "LSTM": (RecurrentPPG, "MlpLstmPolicy", nested_envs, {}),
+    "masks": (MaskablePPG, "MlpPolicy", lambda: DummyVecEnv([MaskedNested] * 2), {}),
+    "squashed": (PPG, "MlpPolicy", nested_envs, dict(policy_kwargs=dict(squash_output=True))),
+    "one network": (PPG, "MlpPolicy", nested_envs, dict(policy_kwargs=dict(architecture="shared"))),
+    "Tuple": (PPG, "MlpPolicy", lambda: random_envs(VECTOR, spaces.Tuple([NESTED, spaces.Discrete(2)])), {}),
+    "discrete leaves": (PPG, "MlpPolicy", lambda: random_envs(VECTOR, NESTED["how"]), {}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_phases_train_and_files_keep_the_policy(variant, tmp_path):
+    cls, policy, env, kwargs = VARIANTS[variant]
+    model = cls(policy, env(), **{**SMALL, "n_aux_epochs": 2, **kwargs})
+    assert_both_phases_train(model)
+    model.save(tmp_path / "model.zip")
+    loaded = cls.load(tmp_path / "model.zip", device="cpu")
+    observations = np.stack([VECTOR.sample() for _ in range(3)])
+    actions, _ = model.predict(observations, deterministic=True)
+    assert len(actions) == 3 and all(model.action_space.contains(action) for action in actions)
+    np.testing.assert_equal(actions, loaded.predict(observations, deterministic=True)[0])
+    one, _ = model.predict(observations[0], deterministic=True)
+    in_one_row = [spaces.flatten(model.action_space, action) for action in (one, actions[0])]
+    np.testing.assert_allclose(*in_one_row, rtol=1e-5, atol=1e-6)
+
+
+# ---- the distribution ----
+
+
+def pair_of(logits, mean, log_std) -> NestedDistribution:
+    """Return a distribution over ``PAIR`` and those of its leaves."""
+
+    def make_leaf(space):
+        return CategoricalDistribution(3) if isinstance(space, spaces.Discrete) else DiagGaussianDistribution(2)
+
+    return NestedDistribution(PAIR, make_leaf).proba_distribution([(logits,), (mean, log_std)])
+
+
+def test_it_is_the_product_of_the_leaves():
+    """Compare with torch's own distributions, and by hand."""
+    logits, mean, log_std = th.tensor([[0.0, 1.0, 2.0]]), th.tensor([[0.5, -1.0]]), th.tensor([0.0, -1.0])
+    distribution, row = pair_of(logits, mean, log_std), th.tensor([[2.0, 0.5, 0.0]])
+    categorical, normal = th.distributions.Categorical(logits=logits), th.distributions.Normal(mean, log_std.exp())
+    expected = categorical.log_prob(th.tensor([2])) + normal.log_prob(th.tensor([[0.5, 0.0]])).sum(1)
+    th.testing.assert_close(distribution.log_prob(row), expected)
+    by_hand = 2 - np.log(1 + np.e + np.e**2) - np.log(2 * np.pi) + 1 - np.e**2 / 2
+    assert distribution.log_prob(row).item() == pytest.approx(by_hand)
+    th.testing.assert_close(distribution.entropy(), categorical.entropy() + normal.entropy().sum(1))
+    th.testing.assert_close(distribution.mode(), th.tensor([[2.0, 0.5, -1.0]]))
+    assert distribution.sample().shape == (1, 3)
+
+
+def test_its_kl_divergence_is_the_sum_over_the_leaves():
+    first = pair_of(th.tensor([[0.0, 1.0, 2.0]]), th.tensor([[0.5, -1.0]]), th.tensor([0.0, -1.0]))
+    second = pair_of(th.tensor([[1.0, 1.0, 0.0]]), th.tensor([[0.0, 0.0]]), th.tensor([0.5, 0.0]))
+    kls = [
+        th.distributions.kl_divergence(one.distribution, other.distribution)
+        for one, other in zip(first.distributions, second.distributions, strict=True)
+    ]
+    parameters = distribution_parameters(first)
+    th.testing.assert_close(kl_divergence(second, parameters), kls[0] + kls[1].sum(1))
+    th.testing.assert_close(kl_divergence(first, parameters), th.zeros(1))
+
+
+FLAT = {"Discrete": spaces.Discrete(3), "Box": spaces.Box(-1, 2, (2,)), "MultiDiscrete": spaces.MultiDiscrete([3, 2])}
+
+
+class OfFlat(gym.ActionWrapper):
+    """An environment whose action is the only part of a nested one."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.action_space = spaces.Dict(all=spaces.Tuple([env.action_space]))
+
+    def action(self, action):
+        return action["all"][0]
+
+
+@pytest.mark.parametrize("kind", FLAT)
+def test_a_space_with_one_leaf_trains_as_the_leaf(kind):
+    """Update for update."""
+
+    def make(wrap):
+        env = DummyVecEnv([lambda: wrap(RandomEnv(VECTOR, FLAT[kind]))] * 2)
+        env.seed(0)
+        return PPG("MlpPolicy", env, ent_coef=0.01, **SMALL)
+
+    flat, nested = make(lambda env: env), make(OfFlat)
+    names = {"action_net.nets.0.weight": "action_net.weight", "action_net.nets.0.bias": "action_net.bias"}
+    names["action_net.constants.0.0"] = "log_std"
+    weights = flat.policy.state_dict()
+    nested.policy.load_state_dict({name: weights[names.get(name, name)] for name in nested.policy.state_dict()})
+    for model in (flat, nested):
+        model.set_random_seed(1)
+        model.learn(64)
+    trained = flat.policy.state_dict()
+    for name, weight in nested.policy.state_dict().items():
+        th.testing.assert_close(weight, trained[names.get(name, name)], rtol=1e-5, atol=1e-7)
+
+
+# ---- training ----
+
+
+OBJECTIVES = ["ppg", "ppg_ewma", "dcpg", "ddcpg", "daac", "idaac", "dna"]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_trains(objective):
+    preset = with_preset(objective, {})
+    kwargs = {name: value for name, value in preset.items() if name not in SMALL or name == "n_aux_epochs"}
+    before = PPG("MlpPolicy", nested_envs(), **SMALL | kwargs)
+    weights = before.policy.parameters_to_vector().copy()
+    before.learn(32)
+    assert np.isfinite(before.policy.parameters_to_vector()).all()
+    assert (before.policy.parameters_to_vector() != weights).any()
+
+
+def test_entropy_coefficients_of_the_leaves():
+    """At the start choices are about uniform, and Gaussians have standard deviation 1."""
+    normal = 0.5 * np.log(2 * np.pi * np.e)
+    model = PPG("MlpPolicy", nested_envs(), ent_coef=dict(kind=0.5, how=[0.25, 0], move=0.125), **SMALL).learn(16)
+    logged = model.logger.name_to_value
+    expected = 0.5 * np.log(3) + 0.25 * np.log(48) + 0.125 * (4 + 3 + 1) * normal
+    assert -logged["train/entropy_loss"] == pytest.approx(expected, rel=1e-2)
+    assert logged["train/entropy/kind"] == pytest.approx(np.log(3), rel=1e-2)
+    assert logged["train/entropy/move.there"] == pytest.approx(3 * normal, rel=1e-2)
+
+
+def test_equal_coefficients_are_one_coefficient():
+    def train(ent_coef):
+        return PPG("MlpPolicy", nested_envs(), ent_coef=ent_coef, **SMALL).learn(32).policy.parameters_to_vector()
+
+    np.testing.assert_allclose(train(dict(kind=0.1, how=[0.1, 0.1], move=0.1)), train(0.1), rtol=1e-4, atol=1e-6)
+    assert (train(0.1) != train(0.2)).any()
+
+
+@pytest.mark.parametrize("ent_coef", [dict(kind=1), dict(kind=1, how=[1], move=1), dict(kind="a", how=0, move=0), [1, 2, 3]])
+def test_coefficients_of_another_structure_are_refused(ent_coef):
+    with pytest.raises(ArgumentError, match="`ent_coef`"):
+        PPG("MlpPolicy", nested_envs(), ent_coef=ent_coef, **SMALL)
+    with pytest.raises(ArgumentError, match="`ent_coef`"):
+        PPG("MlpPolicy", random_envs(), ent_coef=ent_coef, **SMALL)
+
+
+@pytest.mark.parametrize("cls, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
+def test_log_probabilities_of_the_leaves_are_logged(cls, policy):
+    """Without a step the policy is the one that acted, whose log-probabilities the rollout has."""
+    model = cls(policy, nested_envs(), learning_rate=0, **SMALL).learn(16)
+    logged = model.logger.name_to_value
+    total = sum(logged[f"train/log_prob/{path}"] for path in PATHS)
+    assert total == pytest.approx(model.rollout_buffer.log_probs.mean(), rel=1e-5)
+
+
+# ---- masks ----
+
+
+def test_masks_of_leaves_become_one_row():
+    space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.MultiBinary(1), spaces.Box(0, 1, (2,))]))
+    assert flat_masks(space, {"a": [True, False]}).tolist() == [True, False, True, True, True, True]
+    assert flat_masks(space, {"b": {0: [False, True]}}).tolist() == [True, True, False, True, True, True]
+
+
+@pytest.mark.parametrize("masks", [dict(kind=[True]), dict(other=[True]), dict(move=dict(far=[True])), [True] * 30])
+def test_other_masks_are_refused(masks):
+    with pytest.raises(ArgumentError, match="`masks`"):
+        flat_masks(NESTED, masks)
+
+
+def test_excluded_actions_are_never_taken():
+    model = MaskablePPG("MlpPolicy", DummyVecEnv([MaskedNested] * 2), **SMALL).learn(64)
+    rewards, _ = evaluate_masked(model, DummyVecEnv([MaskedNested]), n_eval_episodes=2, deterministic=False, warn=False)
+    assert np.isfinite(rewards)
+    logged = model.logger.name_to_value
+    assert logged["train/entropy/how.1"] == pytest.approx(3 * np.log(2), rel=1e-2)
+    assert logged["train/entropy/kind"] == pytest.approx(np.log(2), rel=1e-2)
+
+
+# ---- environments ----
+
+
+def monitored():
+    return gym.wrappers.TimeLimit(RandomEnv(VECTOR, NESTED), 5)
+
+
+VEC_ENVS = {
+    "one environment": monitored,
+    "DummyVecEnv": lambda: make_vec_env(monitored, 2),
+    "SubprocVecEnv": lambda: make_vec_env(monitored, 2, vec_env_cls=SubprocVecEnv),
+    "wrappers": lambda: VecNormalize(VecMonitor(DummyVecEnv([monitored] * 2))),
+    "Gymnasium's": lambda: GymnasiumVecEnv(gym.vector.SyncVectorEnv([monitored] * 2)),
+}
+
+
+@pytest.mark.parametrize("kind", VEC_ENVS)
+@pytest.mark.filterwarnings("ignore:Evaluation environment is not wrapped")
+def test_vectorized_environments_take_the_structure(kind):
+    env = VEC_ENVS[kind]()
+    model = PPG("MlpPolicy", env, **SMALL).learn(32)
+    reward, _ = evaluate_policy(model, model.get_env(), n_eval_episodes=2, deterministic=False)
+    assert np.isfinite(reward)
+    model.get_env().close()
+
+
+LEAVES = {
+    "text": spaces.Text(3),
+    "sequence": spaces.Sequence(spaces.Discrete(2)),
+    "graph": spaces.Graph(spaces.Discrete(2), None),
+    "one of": spaces.OneOf([spaces.Discrete(2), spaces.Discrete(3)]),
+    "no bounds": spaces.Box(-np.inf, 1, (2,)),
+    "nothing": spaces.Box(0, 1, (0,)),
+}
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_other_leaves_are_refused_by_their_path(leaf):
+    env = random_envs(VECTOR, spaces.Dict(good=spaces.Discrete(2), outer=spaces.Tuple([spaces.Dict(bad=LEAVES[leaf])])))
+    with pytest.raises(ArgumentError, match=r"'outer\.0\.bad', which cannot work: "):
+        PPG("MlpPolicy", env, **SMALL)
+
+
+@pytest.mark.parametrize("space", [spaces.Dict(), spaces.Tuple([spaces.Dict()])])
+def test_spaces_without_actions_are_refused(space):
+    with pytest.raises(ArgumentError, match="has no actions"):
+        PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL)
+
+
+def test_arguments_for_one_distribution_are_refused():
+    with pytest.raises(ArgumentError, match="(?s)`distribution_class`=.*make_leaf_distribution"):
+        PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(distribution_class=DiagGaussianDistribution), **SMALL)
+    with pytest.raises(ArgumentError, match="`use_sde`=True"):
+        PPG("MlpPolicy", nested_envs(), use_sde=True, **SMALL)
