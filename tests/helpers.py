@@ -113,6 +113,15 @@ def image_space(*shape: int) -> spaces.Box:
 THREE_ACTIONS = spaces.Discrete(3)
 BOX = spaces.Box(-1.0, 2.0, (2,))
 DICT = spaces.Dict(image=image_space(36, 36, 1), vector=VECTOR)
+NESTED = spaces.Dict(
+    kind=spaces.Discrete(3, start=2),
+    how=spaces.Tuple([spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [2, 3]]), spaces.MultiBinary((2, 2))]),
+    move=spaces.Dict(
+        here=spaces.Box(np.float32([[-1, 0], [5, -3]]), np.float32([[1, 2], [6, 3]])),
+        there=spaces.Box(0, 255, (3,), np.uint8),
+        far=spaces.Box(-1, 1, (1,), np.float64),
+    ),
+)
 ARCHITECTURES = ("dual", "detached", "shared")
 
 

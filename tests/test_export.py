@@ -11,10 +11,13 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import set_random_seed
-from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, RecurrentPPG, export
-from tests.helpers import DICT, MASKED_ACTIONS, SMALL, VECTOR, MaskedEnv, image_space, masked_envs, random_envs
+from sb3_ppg.actions import flat_masks, leaves
+from sb3_ppg.actions.nested import structure
+from tests.actions.test_nested import MASKS, MaskedNested
+from tests.helpers import DICT, MASKED_ACTIONS, NESTED, SMALL, VECTOR, MaskedEnv, image_space, masked_envs, random_envs
 
 BOX = spaces.Box(np.float32([-2, 0]), np.float32([1, 0.1]))
 IMPALA = dict(features_extractor_class=ImpalaCNN, architecture="detached")
@@ -123,6 +126,38 @@ def assert_same_over_episodes(model: PPG, program: Program, n: int) -> None:
         action, hidden, cell = program(**inputs, hidden=hidden, cell=cell, episode_start=starts)
         assert_same(model, action, expected)
         np.testing.assert_allclose(np.stack([hidden, cell]), np.stack(states), rtol=1e-5, atol=1e-5)
+
+
+NESTED_MODELS = {
+    "nested": lambda: PPG("MlpPolicy", random_envs(VECTOR, NESTED), **SMALL),
+    "squashed": lambda: PPG("MlpPolicy", random_envs(VECTOR, NESTED), policy_kwargs=dict(squash_output=True), **SMALL),
+    "masked": lambda: MaskablePPG("MlpPolicy", DummyVecEnv([MaskedNested] * 2), **SMALL),
+    "LSTM": lambda: RecurrentPPG("MlpLstmPolicy", random_envs(VECTOR, NESTED), **SMALL),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", NESTED_MODELS)
+def test_each_leaf_of_a_nested_action_is_an_output(name, tmp_path):
+    model = NESTED_MODELS[name]().learn(48)
+    outputs = export.DeterministicPolicy(model).output_names[:6]
+    assert outputs == [f"action.{leaf.path}" for leaf in leaves(NESTED)]
+    inputs, others = observations(model, 5), {}
+    if name == "masked":
+        others = {"action_masks": np.stack([flat_masks(NESTED, MASKS)] * 5)}
+    expected, _ = predicted(model, inputs, **others)
+    if name == "LSTM":
+        zeros = np.zeros((1, 5, 256), np.float32)
+        others = dict(hidden=zeros, cell=zeros, episode_start=np.ones(5, bool))
+    for kind in ("ONNX", "TorchScript"):
+        arrays = Program(model, tmp_path / kind, kind)(**inputs, **others)[: len(outputs)]
+        for index, action in enumerate(expected):
+            values = iter(array[index] for array in arrays)
+            np.testing.assert_allclose(
+                spaces.flatten(NESTED, structure(NESTED, values)), spaces.flatten(NESTED, action), rtol=1e-5, atol=1e-5
+            )
+        assert [array.dtype for array in arrays] == [leaf.space.dtype for leaf in leaves(NESTED)]
 
 
 def test_an_exported_policy_is_a_copy():

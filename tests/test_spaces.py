@@ -12,7 +12,9 @@ ACTIONS = {
     "gSDE": (BOX, dict(use_sde=True, sde_sample_freq=4)),
     "squashed gSDE": (BOX, dict(use_sde=True, policy_kwargs=dict(squash_output=True, full_std=False, use_expln=True))),
     "Discrete": (spaces.Discrete(4), dict()),
+    "Discrete from 2 on": (spaces.Discrete(4, start=2), dict()),
     "MultiDiscrete": (spaces.MultiDiscrete([3, 2, 4]), dict()),
+    "MultiDiscrete from elsewhere": (spaces.MultiDiscrete([3, 2], start=[-5, 7]), dict()),
     "MultiBinary": (spaces.MultiBinary(3), dict()),
 }
 OBSERVATIONS = {

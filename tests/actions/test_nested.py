@@ -16,17 +16,8 @@ from sb3_ppg.actions import NestedDistribution, flat_masks, leaves
 from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
 from sb3_ppg.family import with_preset
 from sb3_ppg.losses import distribution_parameters, kl_divergence
-from tests.helpers import SMALL, VECTOR, RandomEnv, assert_both_phases_train, random_envs
+from tests.helpers import NESTED, SMALL, VECTOR, RandomEnv, assert_both_phases_train, random_envs
 
-NESTED = spaces.Dict(
-    kind=spaces.Discrete(3, start=2),
-    how=spaces.Tuple([spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[0, 1], [2, 3]]), spaces.MultiBinary((2, 2))]),
-    move=spaces.Dict(
-        here=spaces.Box(np.float32([[-1, 0], [5, -3]]), np.float32([[1, 2], [6, 3]])),
-        there=spaces.Box(0, 255, (3,), np.uint8),
-        far=spaces.Box(-1, 1, (1,), np.float64),
-    ),
-)
 PATHS = ["kind", "how.0", "how.1", "move.here", "move.there", "move.far"]
 MASKS = dict(kind=[True, False, True], how={1: [True, False] + 6 * [True]})
 PAIR = spaces.Dict(choice=spaces.Discrete(3), power=spaces.Box(-2, 2, (2,)))
@@ -283,7 +274,7 @@ def test_spaces_without_actions_are_refused(space):
 
 
 def test_arguments_for_one_distribution_are_refused():
-    with pytest.raises(ArgumentError, match="(?s)`distribution_class`=.*make_leaf_distribution"):
+    with pytest.raises(ArgumentError, match=r"(?s)`distribution_class`=.*make_leaf_distribution"):
         PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(distribution_class=DiagGaussianDistribution), **SMALL)
     with pytest.raises(ArgumentError, match="`use_sde`=True"):
         PPG("MlpPolicy", nested_envs(), use_sde=True, **SMALL)

@@ -36,7 +36,7 @@ from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, NOT_SHARED
 from sb3_ppg.hub.schema import Counters
 from sb3_ppg.hub.spaces import Space, describe, make
 from sb3_ppg.protocols import COUNTERS
-from tests.helpers import MASKED_ACTIONS, MaskedEnv, RandomEnv, image_space
+from tests.helpers import MASKED_ACTIONS, NESTED, MaskedEnv, RandomEnv, image_space
 from tests.hub.small_models import BOX, DICT, SMALL, change, refused, small_model
 from tests.saving.small_models import same
 
@@ -56,6 +56,8 @@ MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
         dict(use_sde=True, policy_kwargs=dict(squash_output=True, use_expln=True)),
     ),
     "multi-discrete": ("MlpPolicy", spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([2, 5]), {}),
+    "nested actions": ("MlpPolicy", BOX, NESTED, dict(ent_coef=dict(kind=0.1, how=(0.1, 0.2), move=0.0))),
+    "nested actions, squashed": ("MlpPolicy", BOX, NESTED, dict(policy_kwargs=dict(squash_output=True))),
     "multi-binary": (
         "MlpPolicy",
         spaces.MultiBinary(5),
@@ -132,7 +134,7 @@ def test_round_trip(name, tmp_path):
     for counter in Counters.__struct_fields__:
         assert getattr(loaded, counter) == getattr(model, counter), counter
     batch = env.reset()
-    assert np.array_equal(model.predict(batch, deterministic=True)[0], loaded.predict(batch, deterministic=True)[0])
+    np.testing.assert_equal(model.predict(batch, deterministic=True)[0], loaded.predict(batch, deterministic=True)[0])
 
     model.save(tmp_path / "model.zip")
     ways = [algorithm.load(tmp_path / "model.zip", env, "cpu"), from_pretrained(tmp_path, env, "cpu")]
@@ -426,6 +428,7 @@ def test_integers_keep_their_type(space, tmp_path):
         spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
         spaces.MultiBinary([2, 3]),
         spaces.Dict({"b": BOX, "a": spaces.MultiBinary(4)}),
+        spaces.Tuple([NESTED, spaces.Discrete(2)]),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,12 @@ MALICE: list[tuple[str, Any, str]] = [
     ("action_space", {"space": "MultiDiscrete", "nvec": [2] * 5000, "start": [], "shape": [5000]}, "length <= 1000"),
     ("action_space", {"space": "Box", "shape": [2], "dtype": "float32", "low": -1, "high": None}, "finite bounds"),
     ("observation_space", {"space": "Dict", "parts": {str(key): COIN for key in range(20_000)}}, "length <= 1000"),
+    ("observation_space", {"space": "Dict", "parts": {"a": {"space": "Dict", "parts": {"b": COIN}}}}, "other than simple"),
+    ("observation_space", {"space": "Tuple", "parts": [COIN]}, "a space of observations is a Tuple"),
+    ("action_space", {"space": "Tuple", "parts": []}, "has no actions"),
+    ("action_space", reduce(lambda part, _: {"space": "Tuple", "parts": [part]}, range(17), COIN), "nested more than 16"),
+    ("action_space", reduce(lambda part, _: {"space": "Tuple", "parts": [part]}, range(300), COIN), "cannot be read|nested"),
+    ("action_space", {"space": "Tuple", "parts": [COIN] * 1000}, "too many layers"),
     (
         "observation_space",
         {"space": "Box", "shape": [10**6] * 4, "dtype": "uint8", "low": 0, "high": 255},

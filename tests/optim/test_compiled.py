@@ -21,7 +21,7 @@ from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import PaperObjective
 from sb3_ppg.optim.compiled import n_optimizer_steps
-from tests.helpers import BOX, MIXED, VECTOR, image_space, masked_envs, random_envs
+from tests.helpers import BOX, MIXED, NESTED, VECTOR, image_space, masked_envs, random_envs
 
 ROLLOUT = 64
 SIZES = dict(n_steps=32, batch_size=16, n_epochs=2, n_policy_iterations=1, n_aux_epochs=2, aux_batch_size=32)
@@ -153,6 +153,7 @@ KINDS: dict[str, dict] = {
     "MultiDiscrete": dict(env=lambda: random_envs(VECTOR, spaces.MultiDiscrete([2, 3]))),
     "MultiBinary": dict(env=lambda: random_envs(VECTOR, spaces.MultiBinary(3))),
     "gSDE": dict(env=lambda: random_envs(VECTOR, BOX), use_sde=True, policy_kwargs=dict(squash_output=True)),
+    "nested actions": dict(env=lambda: random_envs(VECTOR, NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1)),
     "masks": dict(cls=MaskablePPG, env=masked_envs),
     "Dict": dict(policy="MultiInputPolicy", env=lambda: random_envs(MIXED)),
     "images": dict(policy="CnnPolicy", env=lambda: random_envs(image_space(36, 36, 1)), mixed_precision="bf16"),
@@ -170,7 +171,7 @@ KINDS: dict[str, dict] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_takes_the_same_steps(kind):
     n_before = n_graphs()
-    is_double = kind not in ("Box", "gSDE", "Dict", "images")  # whose actions or inputs are float32
+    is_double = kind not in ("Box", "gSDE", "nested actions", "Dict", "images")  # whose actions or inputs are float32
     plain, compiled = both(is_double, **KINDS[kind])
     assert n_graphs() - n_before >= 2
     tolerance = 1e-10 if is_double else 1e-3

@@ -26,7 +26,7 @@ from sb3_ppg import (
     latest_checkpoint,
 )
 from sb3_ppg.family import FAMILY, with_preset
-from tests.helpers import image_space, masked_envs, random_envs, run_in_a_new_process
+from tests.helpers import NESTED, image_space, masked_envs, random_envs, run_in_a_new_process
 from tests.saving.small_models import everything, resumed, small
 
 pytestmark = pytest.mark.slow
@@ -72,6 +72,7 @@ SETTINGS = {
             policy_kwargs=dict(lstm_hidden_size=4, **SMALL_CNN),
         ),
     ),
+    "nested actions": lambda: (discrete(action_space=NESTED), dict(ent_coef=dict(kind=0.1, how=0.2, move=0.0))),
     "masks": lambda: (masked_envs(), dict(algorithm=MaskablePPG)),
     "NumPy's numbers": lambda: (
         discrete(),
