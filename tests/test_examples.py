@@ -23,6 +23,10 @@ SCRIPTS = {
     "own_environment": (dict(total_timesteps=1, n_episodes=5), r"Return over 5 episodes: -?\d.\d \+- \d.\d\n"),
     "lstm": (dict(total_timesteps=1), r"Return over 20 episodes: \d+ \+- \d+\n"),
     "masks": (dict(total_timesteps=1), r"It wins \d+% of its games\nWith \d+ matches left it takes [1-5]\n"),
+    "parameterized_actions": (
+        dict(total_timesteps=1),
+        r"It docks with a return of -?\d.\d+\nIt begins with \{'choice': np.int64\([012]\), .*\}\n",
+    ),
     "share_and_load": (dict(total_timesteps=1), r"model.safetensors +[\d,]+ bytes\nReturn over 20 episodes: \d+ \+- \d+\n"),
 }
 

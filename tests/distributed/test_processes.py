@@ -22,6 +22,7 @@ from tests.distributed.several import in_processes
 from tests.helpers import (
     BOX,
     MIXED,
+    NESTED,
     THREE_ACTIONS,
     VECTOR,
     BatchNormExtractor,
@@ -76,6 +77,7 @@ def variants() -> dict[str, PPG]:
         "schedule": make(learning_rate=lambda remaining: 1e-3 * remaining),
         "LSTM": make(RecurrentPPG, "MlpLstmPolicy"),
         "masks": make(MaskablePPG, env=masked_envs()),
+        "nested actions": make(env=random_env(action_space=NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1)),
         **{name: make(**with_preset(name, dict(aux_batch_size=N_STEPS))) for name, member in FAMILY.items() if member.preset},
     }
 

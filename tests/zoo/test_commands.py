@@ -274,15 +274,16 @@ import sys
 import gymnasium
 
 sys.path.append({str(ROOT)!r})
-from tests.helpers import MaskedEnv  # in which an invalid action is an error
+from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv  # in which an invalid action is an error
 
 gymnasium.register("Strict-v0", MaskedEnv, vector_entry_point=None)
+gymnasium.register("Nested-v0", RandomEnv, kwargs=dict(observation_space=VECTOR, action_space=NESTED))
 """
 
 
 @pytest.mark.parametrize(
     ("algo", "env_id"),
-    [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "Strict-v0")],
+    [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "Strict-v0"), ("ppg", "Nested-v0")],
 )
 def test_every_command_knows_the_variants(algo, env_id, tmp_path):
     """LSTM states and masks are used wherever an agent acts: training, evaluation, searches, enjoy, report."""
