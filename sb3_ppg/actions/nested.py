@@ -41,6 +41,17 @@ class Leaf(NamedTuple):
         return [1] * math.prod(self.space.shape)  # type: ignore[arg-type] # of a Box
 
 
+def parts_of(space: spaces.Space, path: str = "") -> dict[Any, tuple[spaces.Space, str]]:
+    """
+    :param space: action space
+    :param path: its own path
+    :return: the parts of a nested space and their paths, by key or index; nothing for another space
+    """
+    parts = space.spaces if isinstance(space, NESTED) else {}
+    by_key = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
+    return {key: (part, f"{path}.{key}" if path else f"{key}") for key, part in by_key.items()}
+
+
 def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
     """
     List the leaves of a nested space, in the order of their numbers in a row.
@@ -50,8 +61,7 @@ def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
     :raises ArgumentError: for a leaf that is not a Box with bounds, Discrete, MultiDiscrete or MultiBinary
     """
     if isinstance(space, NESTED):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        return [leaf for key, part in parts for leaf in leaves(part, f"{path}.{key}" if path else f"{key}")]
+        return [leaf for part, its_path in parts_of(space, path).values() for leaf in leaves(part, its_path)]
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         remedy = "describe this choice by Box, Discrete, MultiDiscrete and MultiBinary spaces, in an ActionWrapper"
     elif isinstance(space, spaces.Box) and not space.is_bounded():
@@ -115,17 +125,12 @@ def by_leaf(space: spaces.Space, argument: str, given: Any, path: str = "") -> l
     """
     if not isinstance(given, (Mapping, Sequence)):
         return [given] * len(leaves(space, path))
-    expected = space.spaces if isinstance(space, NESTED) else {}
-    keys = [*expected] if isinstance(expected, Mapping) else [*range(len(expected))]
-    parts = given if isinstance(given, Mapping) else dict(enumerate(given))
-    if {*keys} != parts.keys() or not keys:
-        place = f" at {path!r}" if path else ""
-        raise ArgumentError(
-            f"`{argument}`={given!r}{place} cannot work: the action space {space} has "
-            + (f"the parts {keys}; give a value for each, or one for all" if keys else "no parts; give one value")
-        )
-    below = [(expected[key], parts[key], f"{path}.{key}" if path else f"{key}") for key in keys]  # type: ignore[index]
-    return [value for part, value, its_path in below for value in by_leaf(part, argument, value, its_path)]
+    parts, values = parts_of(space, path), given if isinstance(given, Mapping) else dict(enumerate(given))
+    if parts.keys() != values.keys() or not parts:
+        remedy = f"give a value for each of its parts {[*parts]}, or one for all" if parts else "give one value"
+        raise ArgumentError(f"`{argument}`={given!r} cannot work for the action space {space}: {remedy}")
+    below = [by_leaf(part, argument, values[key], its_path) for key, (part, its_path) in parts.items()]
+    return [value for some in below for value in some]
 
 
 def flat_masks(space: spaces.Space, masks: Any) -> np.ndarray:
@@ -145,10 +150,10 @@ def flat_masks(space: spaces.Space, masks: Any) -> np.ndarray:
     :raises ArgumentError: if a key is unknown, or a mask has another size
     """
     if isinstance(space, NESTED):
-        parts = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+        parts = parts_of(space)
         if not isinstance(masks, Mapping) or not masks.keys() <= parts.keys():
             raise ArgumentError(f"`masks`={masks!r} cannot work: use a dictionary with keys of {[*parts]}")
-        below = [flat_masks(part, masks[key]) if key in masks else _all_possible(part) for key, part in parts.items()]
+        below = [flat_masks(part, masks[key]) if key in masks else _all_possible(part) for key, (part, _) in parts.items()]
         return np.concatenate(below)
     mask, n_choices = np.asarray(masks, dtype=bool).ravel(), len(_all_possible(space))
     if isinstance(space, spaces.Box) or len(mask) != n_choices:
