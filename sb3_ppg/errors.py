@@ -122,6 +122,7 @@ EXTRAS = {
     **dict.fromkeys(("ale_py", "cv2", "OpenCV"), "atari"),
     **dict.fromkeys(("mujoco", "imageio"), "mujoco"),
     **dict.fromkeys(("onnx", "onnxscript"), "export"),
+    **dict.fromkeys(("minari", "h5py"), "offline"),
     "tensorboard": "tensorboard",
     "Box2D": "box2d",
     "minigrid": "minigrid",

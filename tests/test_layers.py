@@ -13,7 +13,7 @@ LAYERS = [
     ["policies", "environments"],
     ["optim", "callbacks"],
     ["buffers", "objectives", "distributed.exchange", "saving"],
-    ["training"],
+    ["training", "offline"],
     ["ppg", "recurrent", "maskable", "family"],
     ["", "hub", "export"],
     ["zoo", "__main__"],

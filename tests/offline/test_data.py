@@ -1,0 +1,238 @@
+"""All sources give the same transitions, and wrong data is refused with the array, the place and the source."""
+
+import json
+import pickle
+import shutil
+import warnings
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3 import DQN, SAC
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+
+from sb3_ppg import ArgumentError
+from sb3_ppg.offline import Dataset, load_dataset
+from tests.helpers import BOX, VECTOR, image_space, random_envs
+
+TWO = spaces.Discrete(2)
+
+
+def arrays(n: int = 6, **others) -> dict:
+    """Two episodes, of which the first is terminated and the second is truncated, in ``VECTOR`` with actions in ``BOX``."""
+    rng = np.random.default_rng(0)
+    observations = rng.uniform(-1, 1, (n, 3)).astype(np.float32)
+    following = np.roll(observations, -1, axis=0)
+    following[[n // 2 - 1, n - 1]] = 0.5
+    ends = np.zeros((2, n), dtype=bool)
+    ends[0, n // 2 - 1] = ends[1, n - 1] = True
+    data = dict(
+        observations=observations,
+        actions=rng.uniform(-1, 2, (n, 2)).astype(np.float32),
+        rewards=np.arange(n, dtype=np.float32),
+        next_observations=following,
+        terminations=ends[0],
+        truncations=ends[1],
+    )
+    return data | others
+
+
+def assert_same(one: Dataset, other: Dataset):
+    for (name, array), (_, same) in zip(one._arrays(), other._arrays(), strict=True):
+        np.testing.assert_allclose(array, same, rtol=0, atol=1e-6, err_msg=name)
+
+
+# ---- returns ----
+
+
+def test_returns_of_worked_numbers():
+    """Rewards 0, 1, 2 and an end; 3, 4, 5 and a time limit, after which the value is 10."""
+    dataset = load_dataset(arrays())
+    assert dataset.ends.tolist() == [2, 5] and dataset.episode_returns().tolist() == [3, 12]
+    returns = dataset.returns(0.5, last_values=np.array([99.0, 10.0]))
+    assert returns.tolist() == [0 + 0.5 * 2, 1 + 0.5 * 2, 2, 3 + 0.5 * 9, 4 + 0.5 * 10, 5 + 0.5 * 10]
+
+
+def test_an_episode_that_breaks_off_is_truncated():
+    data = arrays()
+    data["truncations"][:] = False
+    assert load_dataset(data).truncations.tolist() == [False] * 5 + [True]  # its last transition
+    shuffled = {name: array[::-1] for name, array in data.items()}
+    dataset = load_dataset(shuffled)
+    assert (dataset.truncations | dataset.terminations).all() and dataset.terminations.sum() == 1
+
+
+# ---- sources ----
+
+
+def test_a_replay_buffer_that_sac_has_filled(tmp_path):
+    """Two environments, a full ring, actions scaled to [-1, 1], time limits: as the environment gave and took them."""
+    model = SAC("MlpPolicy", random_envs(VECTOR, BOX, episode_length=7), buffer_size=40, learning_starts=1000, seed=0)
+    model.learn(60)
+    buffer = model.replay_buffer
+    dataset = load_dataset(buffer)
+    assert buffer.full and len(dataset) == 40
+    oldest = buffer.pos
+    np.testing.assert_array_equal(dataset.observations[0], buffer.observations[oldest, 0])
+    np.testing.assert_array_equal(dataset.observations[20], buffer.observations[oldest, 1])
+    assert not dataset.terminations.any() and dataset.ends[:3].tolist() == [3, 10, 17]  # of steps 10 to 29, each seventh
+    assert dataset.ends[-1] == 39 and 19 in dataset.ends  # both environments' last transitions
+    scaled = model.policy.scale_action(dataset.actions[:20])
+    np.testing.assert_allclose(scaled, np.roll(buffer.actions[:, 0], -oldest, axis=0), atol=1e-6)
+    dataset.fitted_to(VECTOR, BOX)
+
+    model.save_replay_buffer(tmp_path / "buffer.pkl")
+    assert_same(load_dataset(tmp_path / "buffer.pkl"), dataset)
+    whole = (tmp_path / "buffer.pkl").read_bytes()
+    (tmp_path / "buffer.pkl").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ArgumentError, match=r"buffer.pkl is damaged"):
+        load_dataset(tmp_path / "buffer.pkl")
+    (tmp_path / "other.pkl").write_bytes(pickle.dumps([1]))
+    with pytest.raises(ArgumentError, match=r"other.pkl holds a list, no ReplayBuffer"):
+        load_dataset(str(tmp_path / "other.pkl"))
+    with pytest.raises(ArgumentError, match="no such file"):
+        load_dataset(tmp_path / "missing.pkl")
+
+
+def test_a_replay_buffer_with_optimized_memory():
+    options = dict(optimize_memory_usage=True, replay_buffer_kwargs={"handle_timeout_termination": False})
+    model = DQN("MlpPolicy", "CartPole-v1", buffer_size=50, learning_starts=1000, seed=0, **options).learn(80)
+    dataset = load_dataset(model.replay_buffer)
+    assert len(dataset) == 49
+    inside = ~dataset.terminations
+    np.testing.assert_array_equal(dataset.next_observations[:-1][inside[:-1]], dataset.observations[1:][inside[:-1]])
+
+
+def test_a_replay_buffer_of_dictionaries_and_discrete_observations():
+    space = spaces.Dict(a=VECTOR, b=spaces.Discrete(4))
+    buffer = DictReplayBuffer(5, space, TWO)
+    first, second = {"a": np.ones((1, 3)), "b": np.array([[3]])}, {"a": np.zeros((1, 3)), "b": np.array([[2]])}
+    buffer.add(first, second, np.array([1]), np.array([7.0]), np.array([True]), [{}])
+    dataset = load_dataset(buffer).fitted_to(space, TWO)
+    assert dataset.observations["b"].tolist() == [3] and dataset.next_observations["b"].tolist() == [2]
+    assert dataset.actions.tolist() == [1] and dataset.terminations.tolist() == [True]
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """Minari's local store with one data set, of ``arrays()``."""
+    pytest.importorskip("h5py")
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    data, episodes = arrays(), []
+    for part in (slice(0, 3), slice(3, 6)):
+        following = data["next_observations"][part][-1:]
+        names = ("actions", "rewards", "terminations", "truncations")
+        observations = np.concatenate([data["observations"][part], following])
+        episodes.append(
+            minari.data_collector.EpisodeBuffer(observations=observations, **{name: data[name][part] for name in names})
+        )
+    warnings.simplefilter("ignore", UserWarning)  # Minari's, of authors and descriptions
+    minari.create_dataset_from_buffers("test/small-v0", episodes, observation_space=VECTOR, action_space=BOX)
+    return tmp_path
+
+
+def test_a_minari_data_set_by_name_folder_and_file(store):
+    pytest.importorskip("minari")
+    folder = store / "test/small-v0"
+    for source in ("test/small-v0", folder, str(folder / "data"), folder / "data/main_data.hdf5"):
+        assert_same(load_dataset(source), load_dataset(arrays()))
+
+
+def test_damaged_minari_data_sets_are_refused(store):
+    with pytest.raises(ArgumentError, match=r"'test/smal-v0' cannot work.*nearest: test/small-v0"):
+        load_dataset("test/smal-v0")
+    folder = store / "test/small-v0/data"
+    copy = shutil.copytree(folder, store / "copy")
+    (copy / "metadata.json").unlink()
+    with pytest.raises(ArgumentError, match=r"copy is damaged, or no Minari data set.*metadata.json"):
+        load_dataset(copy / "main_data.hdf5")
+    file = folder / "main_data.hdf5"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:3000])
+    with pytest.raises(ArgumentError, match=r"data is damaged.*truncated file"):
+        load_dataset("test/small-v0")
+    file.write_bytes(whole)
+    metadata = json.loads((folder / "metadata.json").read_text())
+    (folder / "metadata.json").write_text(json.dumps(metadata | {"total_episodes": 0}))
+    with pytest.raises(ArgumentError, match="test/small-v0 is empty"):
+        load_dataset("test/small-v0")
+
+
+# ---- wrong data ----
+
+
+def nan_at(name: str, place: int) -> dict:
+    data = arrays()
+    data[name][place] = np.nan
+    return data
+
+
+WRONG = {
+    "shape": (
+        arrays(observations=np.zeros((6, 4)), next_observations=np.zeros((6, 4))),
+        r"`observations` have shape \(4,\).*\(3,\)",
+    ),
+    "actions' shape": (arrays(actions=np.zeros((6, 3))), r"`actions` have shape \(3,\), the environment's \(2,\)"),
+    "outside": (arrays(actions=np.array([[0, 0]] * 4 + [[0, 2.1]] * 2)), r"`actions` lie outside Box.* at 4 \(2 of 6 tr.*2.1"),
+    "NaN observation": (nan_at("observations", 3), r"`observations` are NaN or infinite at 3 \(1 of 6 transitions\)"),
+    "NaN reward": (nan_at("rewards", 5), r"`rewards` are NaN or infinite at 5"),
+    "NaN action": (nan_at("actions", 0), r"`actions` are NaN or infinite at 0"),
+    "texts": (arrays(observations=np.full((6, 3), "x")), r"`observations` are <U1, no numbers"),
+    "dictionary": (arrays(observations={"a": np.zeros(6)}, next_observations={"a": np.zeros(6)}), "are a dictionary"),
+    "empty": ({name: array[:0] for name, array in arrays().items()}, "is empty"),
+    "lengths": (arrays(rewards=np.zeros(5)), r"different lengths: .*'rewards': 5"),
+    "reward's shape": (arrays(rewards=np.zeros((6, 1))), r"`rewards` have shape \(6, 1\)"),
+    "terminations": (arrays(terminations=np.full(6, 2)), "`terminations` have other values than true and false"),
+    "a name": ({**arrays(), "dones": np.zeros(6)}, "`dones` is none of a data set's arrays"),
+    "too few": ({name: array for name, array in arrays().items() if name != "truncations"}, "`truncations` is missing"),
+    "a number": (3, r"`dataset`=int cannot work"),
+}
+
+
+@pytest.mark.parametrize(("source", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_data_is_refused(source, message):
+    with pytest.raises(ArgumentError, match=message):
+        load_dataset(source).fitted_to(VECTOR, BOX)
+
+
+def test_wrong_data_of_other_spaces_is_refused():
+    dataset = load_dataset(arrays(actions=np.array([0, 1, 0, 1, 2, 0])))
+    with pytest.raises(ArgumentError, match=r"lie outside Discrete\(2\) at 4"):
+        dataset.fitted_to(VECTOR, TWO)
+    with pytest.raises(ArgumentError, match=r"lie outside Discrete\(2\) at 1"):
+        load_dataset(arrays(actions=np.full(6, 0.5) * np.arange(6))).fitted_to(VECTOR, TWO)
+    with pytest.raises(ArgumentError, match=r"have the keys \[\], the environment's \['a'\]"):
+        dataset.fitted_to(spaces.Dict(a=VECTOR), TWO)
+    two = replace(dataset, observations={"a": dataset.observations}, next_observations={"a": dataset.next_observations})
+    with pytest.raises(ArgumentError, match=r"`observations\['a'\]` have shape \(3,\)"):
+        two.fitted_to(spaces.Dict(a=spaces.Box(-1, 1, (5,))), TWO)
+
+
+def test_images_are_uint8_and_become_channel_first():
+    images = np.random.default_rng(0).integers(0, 255, (6, 40, 36, 3), dtype=np.uint8)
+    data = arrays(observations=images, next_observations=images, actions=np.zeros(6))
+    fitted = load_dataset(data).fitted_to(image_space(3, 40, 36), TWO)
+    assert fitted.observations.dtype == np.uint8
+    np.testing.assert_array_equal(fitted.observations[2], images[2].transpose(2, 0, 1))
+    with pytest.raises(ArgumentError, match=r"`observations` are float64, the environment's images uint8"):
+        load_dataset(data | {"observations": images / 255.0}).fitted_to(image_space(3, 40, 36), TWO)
+
+
+def test_rounding_of_actions_at_their_bounds_is_no_error():
+    actions = np.tile(np.float64([2 + 1e-6, -1 - 1e-6]), (6, 1))
+    fitted = load_dataset(arrays(actions=actions)).fitted_to(VECTOR, BOX)
+    assert fitted.actions.dtype == np.float32 and (fitted.actions == [2, -1]).all()
+
+
+def test_a_buffer_of_an_environment_keeps_its_time_limits_apart():
+    env = gym.make("CartPole-v1")
+    buffer = ReplayBuffer(4, env.observation_space, env.action_space)
+    for step, (done, limit) in enumerate([(False, False), (True, False), (True, True)]):
+        infos = [{"TimeLimit.truncated": limit}]
+        row = np.full((1, 4), step)
+        buffer.add(row, row + 1, np.array([1]), np.array([1.0]), np.array([done]), infos)
+    dataset = load_dataset(buffer)
+    assert dataset.terminations.tolist() == [False, True, False] and dataset.truncations.tolist() == [False, False, True]
