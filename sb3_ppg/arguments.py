@@ -126,6 +126,10 @@ RULES: dict[str, Rule] = {
         ("normalize_advantage", "recompute_advantages", "use_sde", "recompute_states", "allow_nonfinite_observations"), FLAG
     ),
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
+    # BCQ
+    **dict.fromkeys(("tau", "lmbda", "threshold"), number(0, 1)),
+    **dict.fromkeys(("phi", "latent_kl_coef", "logit_penalty_coef"), number(0)),
+    **dict.fromkeys(("n_train_samples", "n_play_samples"), count()),
     # Replay
     "policy_rollouts": count(),
     **dict.fromkeys(("value_rollouts", "policy_uses", "value_uses"), optional(count())),

@@ -53,6 +53,7 @@ from sb3_ppg.environments.watched import check_first_observations, innermost, no
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
+from sb3_ppg.offline.warm_start import fit_to_data
 from sb3_ppg.optim.compiled import CompiledTraining, tracing
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, leaf_summary, policy_phase_summary
 from sb3_ppg.optim.epoch import Epoch, mean_losses, optimize_epoch
@@ -766,6 +767,27 @@ class PPG(OnPolicyAlgorithm):
                 self.dump_logs()  # SB3 writes before each update: this is what the last one has recorded
                 for name, value in values.items():  # which stays readable, and is not written again
                     self.logger.record(name, value, exclude=WRITTEN)
+        return self
+
+    def warm_start(
+        self, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True
+    ) -> Self:
+        """
+        Start from recorded data: clone the behaviour in it with the auxiliary phase's losses, loop and optimizer, and fit both
+        value heads to its discounted returns. Where an episode was cut off, the value function completes its return. ``learn``
+        goes on from there. ``VecNormalize`` gets the data's statistics.
+
+        :param dataset: recorded data, see ``sb3_ppg.offline.load_dataset``
+        :param agent: a model of SB3 to imitate on the data's observations, in place of the data's actions: by KL(π_agent, π)
+            if it has such a distribution as this policy, else by its deterministic actions, without fitting ``log_std``
+        :param n_epochs: number of passes over the data
+        :param batch_size: minibatch size, in samples
+        :param fit_std: whether to fit the standard deviation of Box actions, too: data without exploration takes it to zero
+        :return: this model
+        :raises ArgumentError: for data that this environment cannot have given, or a model with memory or masks
+        :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
+        """
+        fit_to_data(self, dataset, agent, n_epochs, batch_size, fit_std)
         return self
 
     def _setup_learn(

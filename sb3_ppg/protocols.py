@@ -29,6 +29,7 @@ class PhasicModel(Protocol):
     n_policy_iterations: int
     n_aux_epochs: int
     aux_batch_size: int | None
+    beta_clone: float
     n_epochs: int
     micro_batch_size: Any
     compile_updates: Any
@@ -49,6 +50,12 @@ class PhasicModel(Protocol):
     env: Any
     policy: Any
     objective: Any
+    value_optimizer: Any
+    aux_optimizer: Any
+    normalize_value_targets: Any
+    _logger: Any
+    _custom_logger: bool
+    tensorboard_log: str | None
     rollout_buffer: Any
     aux_buffer: Any
     replay: Any
@@ -68,6 +75,12 @@ class PhasicModel(Protocol):
     def get_env(self) -> VecEnv | None: ...
 
     def network_inputs(self, batch: Any) -> tuple: ...
+
+    @property
+    def aux_lr_schedule(self) -> Any: ...
+
+    @property
+    def logger(self) -> Any: ...
 
     @property
     def compiled_training(self) -> Any: ...

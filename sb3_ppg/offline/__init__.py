@@ -1,5 +1,7 @@
 """Learning from recorded data: BCQ, data sets, and PPG's start from them."""
 
+from sb3_ppg.offline.bcq import BCQ
 from sb3_ppg.offline.data import Dataset, load_dataset
+from sb3_ppg.offline.policies import BCQPolicy
 
-__all__ = ["Dataset", "load_dataset"]
+__all__ = ["BCQ", "BCQPolicy", "Dataset", "load_dataset"]

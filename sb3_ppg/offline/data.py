@@ -10,9 +10,11 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.save_util import load_from_pkl
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.rollouts import Observations
+from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest
 
 ACTION_TOLERANCE = 1e-5  # of the action space's width: rounding to float32 and back
@@ -196,6 +198,27 @@ def _equal_rows(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     if one.shape != other.shape:
         return np.zeros(len(one), dtype=bool)
     return (one == other).all(axis=tuple(range(1, one.ndim)))
+
+
+def fit_normalizers(env: VecEnv | None, data: Dataset) -> None:
+    """
+    Let ``VecNormalize`` have the statistics of the data, unless its own are not to change (``training=False``).
+
+    :param env: environments with any wrappers, or None
+    :param data: in the types of the spaces
+    """
+    for normalizer in normalizers(env):
+        if normalizer.training and normalizer.norm_obs:
+            statistics, observations = normalizer.obs_rms, data.observations
+            by_key: Any = statistics if isinstance(statistics, dict) else {None: statistics}
+            for key, of_key in by_key.items():
+                of_key.update(observations[key] if isinstance(observations, dict) else observations)
+        if normalizer.training and normalizer.norm_reward:
+            running, returns = 0.0, np.zeros(len(data))  # as VecNormalize sums rewards up
+            for step, (reward, ends) in enumerate(zip(data.rewards, data.terminations | data.truncations, strict=True)):
+                returns[step] = running = normalizer.gamma * running + reward
+                running = 0.0 if ends else running
+            normalizer.ret_rms.update(returns)
 
 
 # ---- sources ----

@@ -1,0 +1,366 @@
+"""Batch-Constrained deep Q-learning, on SB3's off-policy algorithm."""
+
+import time
+from collections import deque
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import configure_logger, polyak_update
+
+from sb3_ppg.arguments import arguments_explained, check_arguments, require
+from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.errors import ArgumentError, NonFiniteLossError
+from sb3_ppg.offline import losses
+from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
+from sb3_ppg.offline.policies import BCQPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
+
+
+class BCQ(OffPolicyAlgorithm):
+    """
+    Batch-Constrained deep Q-learning (BCQ): learns from recorded data, with actions that the data's policy may take.
+
+    Papers: https://arxiv.org/abs/1812.02900 (Box), https://arxiv.org/abs/1910.01708 (Discrete).
+
+    Box actions: a conditional VAE learns the data's actions, a perturbation network moves them towards higher values by at
+    most ``phi``, and two critics learn soft clipped targets over sampled actions. Discrete actions: Double DQN among the
+    actions whose probability in the data is at least ``threshold`` times that of the likeliest.
+
+    Learning never touches the environment, which gives the spaces, and in which callbacks and you evaluate. A timestep is
+    a gradient step. What ``VecNormalize`` normalizes is normalized by the data's statistics, which it takes over.
+
+    Example::
+
+        from stable_baselines3 import SAC
+
+        from sb3_ppg.offline import BCQ
+
+        recorded = SAC("MlpPolicy", "Pendulum-v1", seed=0).learn(5_000).replay_buffer
+        model = BCQ("MlpPolicy", "Pendulum-v1", dataset=recorded, seed=0).learn(10_000)
+        model.save("bcq_pendulum")
+
+    :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``BCQPolicy``
+    :param env: The environment that the data is from (if registered in Gym, can be str)
+    :param learning_rate: of all networks, it can be a function of the current progress remaining (from 1 to 0)
+    :param batch_size: Minibatch size of each gradient step
+    :param tau: Soft update coefficient of the target networks, from 0 to 1
+    :param gamma: Discount factor
+    :param replay_buffer_class: Replay buffer class that holds the data. If ``None``, it will be automatically selected
+    :param replay_buffer_kwargs: Keyword arguments to pass to it; ``dict(handle_timeout_termination=False)`` lets time limits
+        end an episode like a termination
+    :param n_steps: Number of steps of the targets' returns
+    :param policy_kwargs: Additional arguments to be passed to the policy on creation, see ``BCQPolicy``
+    :param stats_window_size: Not used; SB3's algorithms have it
+    :param tensorboard_log: The log location for tensorboard (if None, no logging)
+    :param verbose: Verbosity level: 0 for no output, 1 for info messages, 2 for debug messages
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :param dataset: The data, as ``load_dataset`` takes it. None: ``set_dataset`` gives it later; a loaded model can play
+        without
+    :param phi: Φ, how far an action may be moved, where the action space is [-1, 1] (Box)
+    :param lmbda: λ, the weight of the lowest critic in targets; the rest is the highest one's (Box)
+    :param n_train_samples: Number of actions among which targets take the best (Box)
+    :param n_play_samples: Number of actions among which ``predict`` takes the best (Box)
+    :param latent_kl_coef: Weight of the KL term in the VAE's loss (Box)
+    :param threshold: τ, the least probability of an action, as a part of that of the likeliest one (Discrete)
+    :param logit_penalty_coef: Weight of the imitation head's squared logits (Discrete)
+    :raises ArgumentError: (a ``ValueError``) for arguments that cannot work, and data that does not fit the environment
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+    policy: BCQPolicy
+
+    @arguments_explained
+    def __init__(
+        self,
+        policy: str | type[BCQPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-3,
+        batch_size: int = 100,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        n_steps: int = 1,
+        policy_kwargs: dict[str, Any] | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        dataset: Any = None,
+        phi: float = 0.05,
+        lmbda: float = 0.75,
+        n_train_samples: int = 10,
+        n_play_samples: int = 100,
+        latent_kl_coef: float = 0.5,
+        threshold: float = 0.3,
+        logit_penalty_coef: float = 0.01,
+    ):
+        super().__init__(
+            policy,
+            env,
+            learning_rate,
+            buffer_size=1,
+            learning_starts=0,
+            batch_size=batch_size,
+            tau=tau,
+            gamma=gamma,
+            replay_buffer_class=replay_buffer_class,
+            replay_buffer_kwargs=replay_buffer_kwargs,
+            n_steps=n_steps,
+            policy_kwargs=policy_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            sde_support=False,
+            supported_action_spaces=(spaces.Box, spaces.Discrete),
+        )
+        self.dataset = dataset
+        self.phi = phi
+        self.lmbda = lmbda
+        self.n_train_samples = n_train_samples
+        self.n_play_samples = n_play_samples
+        self.latent_kl_coef = latent_kl_coef
+        self.threshold = threshold
+        self.logit_penalty_coef = logit_penalty_coef
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        self._check_arguments()
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        of_policy = {name: getattr(self, name) for name in ("phi", "threshold", "n_play_samples")}
+        policy: Any = self.policy_class
+        self.policy = policy(
+            self.observation_space, self.action_space, self.lr_schedule, **{**of_policy, **self.policy_kwargs}
+        ).to(self.device)
+        if self.dataset is not None:
+            self.set_dataset(self.dataset)
+
+    def _check_arguments(self) -> None:
+        check_arguments(self)  # type: ignore[arg-type]
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"
+        require(self, self.n_steps == 1 or not is_dict or self.replay_buffer_class is not None, "n_steps", remedy)
+
+    # ---- data ----
+
+    def set_dataset(self, dataset: Any) -> None:
+        """
+        Take the data to learn from, in place of that before.
+
+        :param dataset: as ``load_dataset`` takes it
+        :raises ArgumentError: if it is damaged, or not from such an environment
+        """
+        data = load_dataset(dataset).fitted_to(self.observation_space, self.action_space)
+        self.replay_buffer = self._filled_buffer(data)
+        self.dataset = None  # the buffer has it
+        fit_normalizers(self.env, data)
+
+    def _filled_buffer(self, data: Dataset) -> ReplayBuffer:
+        """Return a replay buffer as SB3's algorithms fill it: actions scaled to [-1, 1]; full, so that its end is known."""
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        cls: Any = self.replay_buffer_class or (DictReplayBuffer if is_dict else ReplayBuffer)
+        kwargs = dict(self.replay_buffer_kwargs)
+        if self.replay_buffer_class is None and self.n_steps > 1:
+            cls = NStepReplayBuffer
+            kwargs |= {"n_steps": self.n_steps, "gamma": self.gamma}
+        buffer = cls(len(data), self.observation_space, self.action_space, device=self.device, **kwargs)
+        for name in ("observations", "next_observations"):
+            map_arrays(_fill, getattr(buffer, name), getattr(data, name))
+        actions = data.actions
+        if isinstance(self.action_space, spaces.Discrete):
+            actions = actions - self.action_space.start
+        else:
+            actions = self.policy.scale_action(actions)
+        _fill(buffer.actions, actions)
+        _fill(buffer.rewards, data.rewards)
+        _fill(buffer.dones, data.terminations | data.truncations)
+        if buffer.handle_timeout_termination:
+            _fill(buffer.timeouts, data.truncations & ~data.terminations)
+        buffer.full = True
+        return buffer
+
+    # ---- learning ----
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1000,
+        tb_log_name: str = "BCQ",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """
+        Learn from the data. Callbacks are called after each gradient step, as after a step in an environment.
+
+        :param total_timesteps: number of gradient steps
+        :param callback: callback(s) called at every gradient step
+        :param log_interval: number of gradient steps between two logs
+        :param tb_log_name: the name of the run for TensorBoard logging
+        :param reset_num_timesteps: whether to count gradient steps from zero
+        :param progress_bar: display a progress bar using tqdm and rich
+        :raises ArgumentError: without data
+        :raises NonFiniteLossError: if a loss is NaN or infinite
+        """
+        if self.replay_buffer is None:
+            raise ArgumentError("`dataset`=None cannot work: BCQ learns from recorded data; use `set_dataset`")
+        total_timesteps, callback = self._setup_learn(
+            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
+        )
+        callback.on_training_start(locals(), globals())
+        while self.num_timesteps < total_timesteps:
+            self.train(1, self.batch_size)
+            self.num_timesteps += 1
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+            if self.num_timesteps % log_interval == 0 or self.num_timesteps == total_timesteps:
+                self.dump_logs()
+            callback.update_locals(locals())
+            if not callback.on_step():
+                break
+        callback.on_training_end()
+        return self
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        """Prepare as SB3 does, except that the environment is not reset."""
+        self.start_time = time.time_ns()
+        if self.ep_info_buffer is None:
+            self.ep_info_buffer, self.ep_success_buffer = deque(maxlen=1), deque(maxlen=1)  # for SB3's log
+        if reset_num_timesteps:
+            self.num_timesteps = 0
+        total_timesteps += self.num_timesteps
+        self._total_timesteps = total_timesteps
+        self._num_timesteps_at_start = self.num_timesteps
+        self._losses: dict[str, list[th.Tensor]] = {}  # since the latest log
+        if not self._custom_logger:
+            self._logger = configure_logger(self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps)
+        return total_timesteps, self._init_callback(callback, progress_bar)
+
+    def train(self, gradient_steps: int, batch_size: int) -> None:
+        """
+        Take gradient steps.
+
+        :param gradient_steps: how many
+        :param batch_size: samples in each
+        """
+        assert self.replay_buffer is not None
+        self.policy.set_training_mode(True)
+        self._update_learning_rate([getattr(self.policy, name) for name in self.policy.optimizer_names])
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+            for name, loss in self.update(batch).items():
+                self._losses.setdefault(name, []).append(loss.detach())
+            self._n_updates += 1
+
+    def update(self, batch: Any) -> dict[str, th.Tensor]:
+        """
+        Take one step of each optimizer, then move the target networks.
+
+        :param batch: B samples, as SB3's replay buffers give them
+        :return: the losses by name, scalars
+        """
+        policy = self.policy
+        obs, next_obs = policy.preprocess(batch.observations), policy.preprocess(batch.next_observations)
+        discounts = self.gamma if batch.discounts is None else batch.discounts.flatten()
+        outcome = (batch.rewards.flatten(), batch.dones.flatten(), discounts)
+        update = self._update_box if policy.is_box else self._update_discrete
+        terms = update(obs, batch.actions, next_obs, outcome)
+        for network, target in policy.targets:
+            polyak_update(network.parameters(), target.parameters(), self.tau)
+            polyak_update(network.buffers(), target.buffers(), 1.0)  # of batch normalisation
+        return terms
+
+    def _update_box(self, obs: Any, actions: th.Tensor, next_obs: Any, outcome: tuple[Any, Any, Any]) -> dict[str, th.Tensor]:
+        policy, n_samples = self.policy, len(actions)
+        reconstructed, mean, std = policy.vae(obs, actions)
+        terms = losses.vae_loss(reconstructed, actions, mean, std)
+        _step(policy.vae_optimizer, terms["reconstruction_loss"] + self.latent_kl_coef * terms["latent_kl"])
+
+        with th.no_grad():
+            codes = policy.vae.random_codes(n_samples, self.n_train_samples)
+            next_actions = policy.sampled_actions(next_obs, codes, policy.actor_target)
+            next_values = policy.critics_target(next_obs, next_actions)
+            targets = losses.soft_clipped_targets(*outcome, next_values, self.lmbda)
+        values = policy.critics(obs, actions.unsqueeze(1)).squeeze(-1)
+        terms["critic_loss"] = losses.critic_loss(values, targets)
+        _step(policy.critic_optimizer, terms["critic_loss"])
+
+        with th.no_grad():
+            of_data = policy.vae.decode(obs, policy.vae.random_codes(n_samples, 1))
+        perturbed = policy.actor(obs, of_data)
+        terms["actor_loss"] = losses.perturbation_loss(policy.critics(obs, perturbed, only_first=True).flatten())
+        _step(policy.actor_optimizer, terms["actor_loss"])
+        return {**terms, "q_value": values.mean()}
+
+    def _update_discrete(
+        self, obs: Any, actions: th.Tensor, next_obs: Any, outcome: tuple[Any, Any, Any]
+    ) -> dict[str, th.Tensor]:
+        policy = self.policy
+        with th.no_grad():
+            next_values, next_logits = policy.q_net(next_obs)
+            next_actions = losses.constrained_actions(next_values, next_logits.log_softmax(dim=1), self.threshold)
+            targets = losses.discrete_targets(*outcome, policy.q_net_target(next_obs)[0], next_actions)
+        values, logits = policy.q_net(obs)
+        terms = losses.discrete_losses(values, logits, actions.flatten().long(), targets)
+        total = terms["critic_loss"] + terms["imitation_loss"] + self.logit_penalty_coef * terms["logit_penalty"]
+        _step(policy.optimizer, total)
+        return {**terms, "q_value": values.mean()}
+
+    def dump_logs(self) -> None:
+        """
+        Write the means of the losses since the latest log.
+
+        :raises NonFiniteLossError: if one of them is NaN or infinite
+        """
+        for name, history in self._losses.items():
+            mean = float(th.stack(history).mean())
+            if not np.isfinite(mean):
+                raise NonFiniteLossError(f"`{name}` is not finite after {self.num_timesteps} gradient steps: {mean}")
+            self.logger.record(f"train/{name}", mean)
+        self._losses = {}
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        super().dump_logs()
+
+    # ---- files ----
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "dataset", "_losses"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", *(f"policy.{name}" for name in self.policy.optimizer_names)], []
+
+
+def _step(optimizer: Any, loss: th.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def _fill(stored: np.ndarray, array: np.ndarray) -> None:
+    """Copy (N, ...) into a buffer's array, (N, 1, ...)."""
+    stored[:] = array.reshape(stored.shape)

@@ -1,0 +1,172 @@
+"""PPG's start from recorded data: its losses, what it converges to, and that training goes on from it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg.offline import BCQ, Dataset
+from tests.helpers import BOX, SMALL, VECTOR, RandomEnv, learn_and_log, masked_envs, random_envs, weights
+from tests.offline.test_bcq import THREE, TINY, random_data
+
+STATES = spaces.Discrete(2)
+
+
+def two_states(n: int = 400) -> Dataset:
+    """Episodes of one step. In the first state, a quarter of the actions are 2 and the rest 4; in the second all are 3."""
+    states, step = np.arange(n) % 2, np.arange(n)
+    actions = np.where(states == 0, np.where(step % 8 == 0, 2, 4), 3)
+    ends = np.ones(n, dtype=bool)
+    return Dataset(states, actions, 10.0 * states, states, ends, ~ends)
+
+
+def test_the_policy_takes_actions_as_often_as_the_data_does_and_both_heads_learn_its_returns():
+    model = PPG("MlpPolicy", RandomEnv(STATES, THREE), **SMALL, aux_learning_rate=3e-3)
+    assert model.warm_start(two_states(), n_epochs=60, batch_size=100) is model
+    states = th.tensor([0, 1])
+    probabilities = model.policy.get_distribution(states).distribution.probs.detach().numpy()
+    np.testing.assert_allclose(probabilities, [[0.25, 0, 0.75], [0, 1, 0]], atol=0.05)
+    evaluation = model.policy.evaluate_auxiliary(states)
+    for values in (evaluation.values, evaluation.aux_values):
+        np.testing.assert_allclose(values.detach().numpy(), [0, 10], atol=1)
+    assert model.policy.value_unit == pytest.approx(5, rel=1e-3)  # the standard deviation of 0, 10, 0, 10, ...
+
+
+def test_its_losses_are_those_of_the_data_before_the_first_step():
+    """One minibatch of all: -E[log π(a|s)], and half the squared errors of both heads, in value units."""
+    data = random_data(VECTOR, BOX, 50)
+    model = PPG("MlpPolicy", RandomEnv(VECTOR, BOX), **SMALL, gamma=0.9)
+    observations = th.as_tensor(data.observations)
+    with th.no_grad():
+        _, log_prob, _ = model.policy.evaluate_actions(observations, th.as_tensor(data.actions))
+        last = model.policy.predict_values(th.as_tensor(data.next_observations[data.ends])).flatten()
+        evaluation = model.policy.evaluate_auxiliary(observations)
+    returns = data.returns(0.9, last.numpy())
+    logged = warm_start_and_log(model, data, n_epochs=1, batch_size=50)
+    assert logged["imitation_loss"] == pytest.approx(-log_prob.mean().item(), rel=1e-5)
+    unit = max(returns.std(), 1)
+    for name, values in (("value_loss", evaluation.values), ("aux_value_loss", evaluation.aux_values)):
+        expected = 0.5 * (((values.numpy() - returns) / unit) ** 2).mean()
+        assert logged[name] == pytest.approx(expected, rel=1e-4), name
+    assert logged["loss"] == pytest.approx(
+        logged["imitation_loss"] + logged["value_loss"] + logged["aux_value_loss"], rel=1e-5
+    )
+
+
+def warm_start_and_log(model: PPG, *args, **kwargs) -> dict[str, float]:
+    """Start from data; the latest values in the log."""
+    logged: dict[str, float] = {}
+
+    class Kept(KVWriter):
+        def write(self, values, excluded, step=0):
+            logged.update({name.removeprefix("warm_start/"): value for name, value in values.items()})
+
+        def close(self):
+            pass
+
+    model.set_logger(Logger(None, [Kept()]))
+    model.warm_start(*args, **kwargs)
+    return logged
+
+
+def test_the_divergence_from_itself_is_zero_and_from_another_shrinks():
+    data = random_data(VECTOR, BOX, 200)
+    model = PPG("MlpPolicy", RandomEnv(VECTOR, BOX), **SMALL, aux_learning_rate=3e-3)
+    logged = warm_start_and_log(model, data, agent=model, n_epochs=1, batch_size=200)
+    assert logged["kl"] == pytest.approx(0, abs=1e-6) and "imitation_loss" not in logged
+
+    agent = PPO("MlpPolicy", RandomEnv(VECTOR, BOX), seed=7, device="cpu", policy_kwargs=dict(log_std_init=-0.5))
+    agent.policy.action_net.bias.data += th.tensor([0.5, 1.0])
+    first, last = (warm_start_and_log(model, data, agent=agent, n_epochs=n, batch_size=50)["kl"] for n in (1, 120))
+    assert last < 0.1 * first
+    np.testing.assert_allclose(model.policy.log_std.detach(), -0.5, atol=0.1)
+
+
+def test_an_agent_without_a_distribution_is_imitated_in_its_actions():
+    data = random_data(VECTOR, BOX)
+    agent = BCQ("MlpPolicy", RandomEnv(VECTOR, BOX), **TINY)
+    model = PPG("MlpPolicy", RandomEnv(VECTOR, BOX), **SMALL, aux_learning_rate=3e-3)
+    log_std = model.policy.log_std.detach().clone()
+    model.warm_start(data, agent=agent, n_epochs=100, batch_size=8)
+    actions = agent.predict(data.observations, deterministic=True)[0]
+    played = model.predict(data.observations, deterministic=True)[0]
+    assert (played - actions).std() < 0.5 * actions.std()
+    assert (played - data.actions).std() > 1.5 * (played - actions).std()
+    assert th.equal(model.policy.log_std, log_std) and model.policy.log_std.requires_grad
+
+
+@pytest.mark.parametrize("fit_std", [True, False])
+def test_the_standard_deviation_is_fitted_if_asked(fit_std):
+    model = PPG("MlpPolicy", RandomEnv(VECTOR, BOX), **SMALL, aux_learning_rate=1e-2)
+    model.warm_start(random_data(VECTOR, BOX), n_epochs=20, fit_std=fit_std)
+    assert (model.policy.log_std.abs().max() > 0.05) == fit_std
+
+
+def test_training_goes_on_and_a_saved_model_is_the_same(tmp_path):
+    model = PPG("MlpPolicy", random_envs(VECTOR, BOX), **SMALL).warm_start(random_data(VECTOR, BOX), n_epochs=2)
+    model.save(tmp_path / "model")
+    loaded = PPG.load(tmp_path / "model", env=random_envs(VECTOR, BOX))
+    for name, value in weights(model).items():
+        assert th.equal(value, weights(loaded)[name]), name
+    state = model.aux_optimizer.state_dict()["state"]
+    assert len(state) > 0 and len(loaded.aux_optimizer.state_dict()["state"]) == len(state)
+    logged = learn_and_log(model, 32)
+    assert model.num_timesteps == 32 and model.n_aux_phases == 1 and np.isfinite(logged["aux/kl"])
+
+
+def test_data_is_normalized_as_the_environment_will_be():
+    env = VecNormalize(DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]))
+    data = random_data(VECTOR, BOX)
+    model = PPG("MlpPolicy", env, **SMALL, gamma=0.9)
+    normalized = []
+    forward = model.policy.evaluate
+
+    def evaluate(observations, **kwargs):
+        normalized.append(observations)
+        return forward(observations, **kwargs)
+
+    model.policy.evaluate = evaluate
+    model.warm_start(data, n_epochs=1, batch_size=64)
+    np.testing.assert_allclose(env.obs_rms.mean, data.observations.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(normalized[-1].mean(dim=0), 0, atol=1e-3)
+    assert env.ret_rms.count > 64 - 1e-6 and env.ret_rms.var != 1
+
+
+SPACES = {
+    "MultiDiscrete": spaces.MultiDiscrete([3, 2], start=[1, 5]),
+    "MultiBinary": spaces.MultiBinary(3),
+    "squashed": BOX,
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_actions_of_every_kind_are_cloned(name):
+    """All actions are the same; the policy's most likely one becomes it."""
+    space = SPACES[name]
+    action = np.array([1.0, -0.5]) if name == "squashed" else space.sample()
+    data = replace(random_data(VECTOR, space, 40), actions=np.tile(action, (40, 1)))
+    squashed = dict(use_sde=True, policy_kwargs=dict(squash_output=True)) if name == "squashed" else {}
+    model = PPG("MlpPolicy", RandomEnv(VECTOR, space), **SMALL, **squashed, aux_learning_rate=1e-2)
+    model.warm_start(data, n_epochs=60)
+    played = model.predict(data.observations, deterministic=True)[0]
+    np.testing.assert_allclose(played, np.tile(action, (40, 1)), atol=0.2)
+
+
+def test_what_it_is_not_for_is_refused():
+    data = random_data(VECTOR, THREE)
+    for model in (MaskablePPG("MlpPolicy", masked_envs(), **SMALL), RecurrentPPG("MlpLstmPolicy", random_envs(), **SMALL)):
+        with pytest.raises(ArgumentError, match=f"`warm_start` is not for {type(model).__name__}"):
+            model.warm_start(data)
+    model = PPG("MlpPolicy", random_envs(VECTOR, THREE), **SMALL)
+    with pytest.raises(ArgumentError, match=r"`actions` have shape"):
+        model.warm_start(random_data(VECTOR, BOX))
+    with pytest.raises(ArgumentError, match=r"`n_epochs`=0 cannot work"):
+        model.warm_start(data, n_epochs=0)
+    with pytest.raises(ArgumentError, match=r"`agent` has a DiagGaussianDistribution.*the model a Categorical"):
+        model.warm_start(data, agent=PPO("MlpPolicy", RandomEnv(VECTOR, BOX), device="cpu"))
