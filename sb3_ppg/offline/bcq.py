@@ -204,7 +204,7 @@ class BCQ(OffPolicyAlgorithm):
         self,
         total_timesteps: int,
         callback: MaybeCallback = None,
-        log_interval: int = 1000,
+        log_interval: int | None = 1000,
         tb_log_name: str = "BCQ",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -214,7 +214,7 @@ class BCQ(OffPolicyAlgorithm):
 
         :param total_timesteps: number of gradient steps
         :param callback: callback(s) called at every gradient step
-        :param log_interval: number of gradient steps between two logs
+        :param log_interval: number of gradient steps between two logs. None: nothing is written
         :param tb_log_name: the name of the run for TensorBoard logging
         :param reset_num_timesteps: whether to count gradient steps from zero
         :param progress_bar: display a progress bar using tqdm and rich
@@ -231,8 +231,10 @@ class BCQ(OffPolicyAlgorithm):
             self.train(1, self.batch_size)
             self.num_timesteps += 1
             self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-            if self.num_timesteps % log_interval == 0 or self.num_timesteps == total_timesteps:
-                self.dump_logs()
+            if self.num_timesteps % (log_interval or 1000) == 0 or self.num_timesteps == total_timesteps:
+                self._record_losses()
+                if log_interval is not None:
+                    self.dump_logs()
             callback.update_locals(locals())
             if not callback.on_step():
                 break
@@ -331,12 +333,8 @@ class BCQ(OffPolicyAlgorithm):
         _step(policy.optimizer, total)
         return {**terms, "q_value": values.mean()}
 
-    def dump_logs(self) -> None:
-        """
-        Write the means of the losses since the latest log.
-
-        :raises NonFiniteLossError: if one of them is NaN or infinite
-        """
+    def _record_losses(self) -> None:
+        """Record the means of the losses since the latest log."""
         for name, history in self._losses.items():
             mean = float(th.stack(history).mean())
             if not np.isfinite(mean):
@@ -344,7 +342,6 @@ class BCQ(OffPolicyAlgorithm):
             self.logger.record(f"train/{name}", mean)
         self._losses = {}
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        super().dump_logs()
 
     # ---- files ----
 

@@ -62,6 +62,14 @@ SCRIPTS = {
         PLAY,
         "--env Pendulum-v1 -n 200",
     ),
+    "record_dataset": Script(
+        "record a Minari data set from a trained agent",
+        "sb3_ppg.zoo.record_dataset",
+        "main",
+        PLAY,
+        "--env Pendulum-v1 --dataset pendulum/ppg-v0 -n 20000 --stochastic",
+        "-f",
+    ),
     "benchmark": Script(
         "evaluate all trained agents of a folder", "rl_zoo3.benchmark", None, ["--log-dir", "logs"], "--no-hub"
     ),
@@ -85,10 +93,11 @@ SCRIPTS = {
 }
 
 # Our options, and the scripts that take them
-PRETRAINED, CONTINUE = "--pretrained", "--continue"
+PRETRAINED, CONTINUE, DATASET = "--pretrained", "--continue", "--dataset"
 OWN_OPTIONS = {
     PRETRAINED: ("an agent that comes with the repository", [name for name, script in SCRIPTS.items() if script.agent]),
     CONTINUE: ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
+    DATASET: ("with --algo bcq: Minari data set (name, folder, hdf5 file), or a replay buffer's .pkl", ["train"]),
 }
 # Errors of which the message is enough
 EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv)
@@ -164,6 +173,11 @@ def run(name: str, arguments: list[str]) -> None:
             if CONTINUE in arguments and name == "train":
                 arguments = [argument for argument in arguments if argument != CONTINUE]
                 stack.enter_context(patch.object(Manager, "asked_to_continue", True))
+            if name == "train":
+                parser = ArgumentParser(add_help=False, allow_abbrev=False)
+                parser.add_argument(DATASET)
+                args, arguments = parser.parse_known_args(arguments)
+                stack.enter_context(patch.object(Manager, "dataset", args.dataset))
             # Our defaults come first: where an option is given twice, the last one counts
             sys.argv[1:] = [*script.defaults, *arguments]
             if {"-h", "--help"} & {*arguments}:
@@ -203,4 +217,6 @@ def _init_with_our_help(parser: ArgumentParser, script: str, *args: Any, **kwarg
     parser.epilog = f"Example: {parser.prog} {SCRIPTS[script].example}"
     for option, (about, scripts) in OWN_OPTIONS.items():
         if script in scripts:
-            parser.add_argument(option, action="store_true", help=about)
+            parser.add_argument(option, help=about) if option == DATASET else parser.add_argument(
+                option, action="store_true", help=about
+            )

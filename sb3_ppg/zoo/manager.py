@@ -15,6 +15,7 @@ import optuna
 import rl_zoo3.exp_manager
 import yaml
 from huggingface_sb3 import EnvironmentName
+from rl_zoo3 import ALGOS
 from rl_zoo3.callbacks import TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER
@@ -51,6 +52,7 @@ from sb3_ppg.zoo.interrupted import (
     restore_evaluations,
     sigterm_blocked_in_children,
 )
+from sb3_ppg.zoo.offline import OFFLINE
 from sb3_ppg.zoo.search import BUDGET, report, warn_of_short_trials
 
 # Hyperparameters that RL Zoo consumes, and arguments that its options or itself give
@@ -86,6 +88,7 @@ class Manager(ExperimentManager):
     """
 
     asked_to_continue: ClassVar[bool] = False  # `train --continue`: counters and schedules go on where the model's are
+    dataset: ClassVar[str | None] = None  # `train --dataset`
 
     def __init__(self, args: argparse.Namespace, algo: str, env_id: str, *others: Any, **options: Any):
         self.is_ours = algo in FAMILY
@@ -96,8 +99,10 @@ class Manager(ExperimentManager):
         self.first_monitor = 0  # number of the first monitor file
         self.study: optuna.Study | None = None  # of a search
         self.saved_hyperparams: dict[str, Any] = {}  # as in the folder of the training
-        if self.is_ours and options.get("config") is None:
+        if (self.is_ours or algo in OFFLINE) and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
+        if self.dataset is not None and algo not in OFFLINE:
+            raise ArgumentError(f"--dataset is for {', '.join(OFFLINE)}; {algo} learns in its environment")
         super().__init__(args, algo, env_id, *others, **options)
         if self.asked_to_continue and not self.continue_training:
             raise ArgumentError("--continue needs the model whose training is to go on: -i MODEL.zip")
@@ -140,6 +145,8 @@ class Manager(ExperimentManager):
             trial = self.load_trial(self.storage, self.study_name, self.trial_id)
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
             self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
+        if self.dataset is not None:
+            self.custom_hyperparams = {**(self.custom_hyperparams or {}), "dataset": self.dataset}
         env_name, entry = self.env_name, entry_of(self.env_name.gym_id, self.config)
         if entry != env_name.gym_id:
             print(f"Using {entry!r} hyperparameters")
@@ -151,6 +158,8 @@ class Manager(ExperimentManager):
             raise ArgumentError(f"{what} ({type(error).__name__}: {error})") from error
         finally:
             self.env_name = env_name
+        if self.algo in OFFLINE and "dataset" not in hyperparams:
+            raise ArgumentError(f"{self.algo.upper()} learns from recorded data: name it with --dataset")
         self.command = command_of(self.args, saved, self.asked_to_continue)
         return hyperparams, saved
 
@@ -176,8 +185,8 @@ class Manager(ExperimentManager):
         :raises ArgumentError: for a hyperparameter that the algorithm does not have
         """
         place = f"(from {self.config}, -params or a study)"
-        if self.is_ours:
-            known = {*argument_names(FAMILY[self.algo].algorithm), *OF_THE_ZOO} - {*NOT_IN_FILES}
+        if self.is_ours or self.algo in OFFLINE:
+            known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO} - {*NOT_IN_FILES}
             for name in hyperparams.keys() - known:
                 raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
             for name in {"n_timesteps", "policy"} - hyperparams.keys():
@@ -402,7 +411,8 @@ class Manager(ExperimentManager):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
             file = max(Path(self.log_path).glob("report_*.csv"), key=lambda path: path.stat().st_mtime)
-            report(self.study, sys.argv[1:], file.with_suffix(""), is_drawn=not self.no_optim_plots)
+            data = [] if self.dataset is None else ["--dataset", self.dataset]
+            report(self.study, [*sys.argv[1:], *data], file.with_suffix(""), is_drawn=not self.no_optim_plots)
 
     @overrides
     def objective(self, trial: optuna.Trial) -> float:

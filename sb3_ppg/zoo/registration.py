@@ -13,6 +13,7 @@ try:
     from rl_zoo3.exp_manager import ExperimentManager
     from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 
+    from sb3_ppg.zoo import offline
     from sb3_ppg.zoo.environments import register_environments
     from sb3_ppg.zoo.manager import Manager
     from sb3_ppg.zoo.repairs import REPAIRS, swap_in_the_zoo
@@ -44,9 +45,9 @@ def register() -> None:
     """
     if rl_zoo3.exp_manager.ExperimentManager is Manager:
         return
-    ZOO_ALGOS.update(ALGOS)
-    HYPERPARAMS_SAMPLER.update(SAMPLERS)
-    HYPERPARAMS_CONVERTER.update(CONVERTERS)
+    ZOO_ALGOS.update({**ALGOS, **offline.OFFLINE})
+    HYPERPARAMS_SAMPLER.update(SAMPLERS | offline.SAMPLERS)
+    HYPERPARAMS_CONVERTER.update(CONVERTERS | offline.CONVERTERS)
     register_environments()
     swap_in_the_zoo(ExperimentManager, Manager)
 

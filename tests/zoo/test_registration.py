@@ -71,7 +71,7 @@ register()
 changed = changes(before, state())
 named = {{key for key in changed if key[0] != "entries"}}
 assert named == {{("rl_zoo3.exp_manager", "ExperimentManager"), ("rl_zoo3.train", "ExperimentManager")}}, named
-assert changed - named == {{("entries", name, algo) for name in tables for algo in ALGOS}}
+assert changed - named == {{("entries", name, algo) for name in tables for algo in (*ALGOS, "bcq")}}
 assert rl_zoo3.train.ExperimentManager.__name__ == "Manager"
 once = state()
 register()

@@ -1,0 +1,129 @@
+"""Data recorded from an agent, and Minari data sets made of it."""
+
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ppg.arguments import check_value, count, number
+from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.environments.watched import only_normalizer
+from sb3_ppg.errors import ArgumentError, missing_extras_named
+from sb3_ppg.offline.data import Dataset
+
+
+def record(
+    agent: Any,
+    env: VecEnv,
+    n_steps: int,
+    deterministic: bool = False,
+    noise: float = 0.0,
+    random_episodes: float = 0.0,
+    seed: int | None = None,
+) -> Dataset:
+    """
+    Let an agent act, and record what happens.
+
+    :param agent: a model of SB3
+    :param env: environments; a ``VecNormalize`` has to be the outermost wrapper: it stays as it is, and the data is recorded
+        before it
+    :param n_steps: number of steps of all environments together
+    :param deterministic: whether the agent takes its most likely actions
+    :param noise: exploration noise on top: the standard deviation of Gaussian noise, where the action space is [-1, 1] (Box),
+        or the probability of a random action
+    :param random_episodes: the part of the episodes in which all actions are random
+    :param seed: of the noise and the environments
+    :return: the data
+    :raises ArgumentError: for numbers that cannot work
+    """
+    check_value("n_steps", n_steps, count())
+    check_value("noise", noise, number(0))
+    check_value("random_episodes", random_episodes, number(0, 1))
+    normalizer = only_normalizer(env)
+    if normalizer is not None and normalizer is not env:
+        raise ArgumentError("`env` cannot be recorded: its VecNormalize has to be the outermost wrapper")
+    env = env if normalizer is None else normalizer.venv
+    space, rng, n_envs = env.action_space, np.random.default_rng(seed), env.num_envs
+    space.seed(seed)
+    if seed is not None:
+        env.seed(seed)
+    steps: list[tuple] = []
+    observations, state, starts = env.reset(), None, np.ones(n_envs, dtype=bool)
+    is_random = rng.random(n_envs) < random_episodes
+    for _ in range(-(-n_steps // n_envs)):
+        seen: Any = observations if normalizer is None else normalizer.normalize_obs(observations)  # type: ignore[arg-type]
+        actions, state = agent.predict(seen, state, starts, deterministic=deterministic)
+        drawn = np.array([space.sample() for _ in range(n_envs)])
+        if isinstance(space, spaces.Box):
+            width = (space.high - space.low) / 2
+            actions = np.clip(actions + noise * width * rng.normal(size=actions.shape), space.low, space.high)
+            chosen = is_random
+        else:
+            chosen = is_random | (rng.random(n_envs) < noise)
+        actions = np.where(chosen.reshape(-1, *[1] * (drawn.ndim - 1)), drawn, actions).astype(space.dtype)
+        following, rewards, starts, infos = env.step(actions)
+        limits = np.array([info.get("TimeLimit.truncated", False) for info in infos])
+        last = map_arrays(np.array, following)
+        for i in np.flatnonzero(starts):
+            map_arrays(lambda array, one, i=i: array.__setitem__(i, one), last, infos[i]["terminal_observation"])
+        steps.append((map_arrays(np.array, observations), actions, rewards.copy(), last, starts & ~limits, limits))
+        observations = following
+        is_random = np.where(starts, rng.random(n_envs) < random_episodes, is_random)
+
+    def by_environment(*arrays: np.ndarray) -> np.ndarray:
+        return np.stack(arrays, axis=1).reshape(-1, *arrays[0].shape[1:])
+
+    return Dataset(*(map_arrays(by_environment, *column) for column in zip(*steps, strict=True)))
+
+
+def save_as_minari(
+    data: Dataset,
+    name: str,
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    env_id: str | None = None,
+    algorithm: str | None = None,
+) -> None:
+    """
+    Write data into Minari's local store.
+
+    :param data: transitions in the order of their episodes
+    :param name: new name, such as "pendulum/half-trained-v0"
+    :param observation_space: of the environment
+    :param action_space: of the environment
+    :param env_id: ID of the environment
+    :param algorithm: name of the algorithm that acted
+    :raises ArgumentError: if the name cannot be one, or there is such a data set
+    """
+    with missing_extras_named():
+        import h5py  # noqa: F401  Minari names its own extra
+        import minari
+        from minari.data_collector import EpisodeBuffer
+    episodes, start = [], 0
+    for end in data.ends + 1:
+        part = slice(start, end)
+        observations = map_arrays(
+            lambda now, following, part=part: np.concatenate([now[part], following[part][-1:]]),
+            data.observations,
+            data.next_observations,
+        )
+        columns: Any = {name: getattr(data, name)[part] for name in ("actions", "rewards", "terminations", "truncations")}
+        episodes.append(EpisodeBuffer(observations=observations, **columns))
+        start = end
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Minari's, of authors and descriptions
+        try:
+            minari.create_dataset_from_buffers(
+                name,
+                episodes,
+                env=None if env_id is None else gym.spec(env_id),
+                algorithm_name=algorithm,
+                observation_space=observation_space,
+                action_space=action_space,
+                jpeg_encoding=False,  # which would change images
+            )
+        except ValueError as error:
+            raise ArgumentError(f"the data cannot be saved as {name!r}: {error}") from error

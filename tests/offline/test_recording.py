@@ -1,0 +1,81 @@
+"""Data of an agent: as the environment gave it, with the exploration that was asked for, and as a Minari data set."""
+
+import numpy as np
+import pytest
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+
+from sb3_ppg import PPG, ArgumentError
+from sb3_ppg.offline import load_dataset, record, save_as_minari
+from tests.helpers import BOX, DICT, SMALL, VECTOR, image_space, random_envs
+from tests.offline.test_bcq import THREE
+
+
+def test_a_recording_is_the_environments_before_normalization():
+    env = VecNormalize(make_vec_env("CartPole-v1", 3, seed=0))
+    agent = PPG("MlpPolicy", env, **SMALL).learn(200)
+    before, count = env.obs_rms.mean.copy(), env.obs_rms.count
+    data = record(agent, env, 301, seed=3)
+    assert len(data) == 303 and (data.rewards == 1).all()  # equally many of each environment
+    assert env.obs_rms.count == count and (env.obs_rms.mean == before).all()
+    inside = np.setdiff1d(np.arange(302), data.ends)
+    np.testing.assert_array_equal(data.next_observations[inside], data.observations[inside + 1])
+    terminal = data.next_observations[data.terminations]
+    assert (data.terminations.sum() > 3) and ((abs(terminal[:, 0]) > 2.4) | (abs(terminal[:, 2]) > 0.2)).all()
+    assert set(data.ends[data.truncations[data.ends]]) <= {100, 201, 302}  # where the recording ends
+
+
+def test_time_limits_are_truncations():
+    env = random_envs(VECTOR, BOX, n_envs=1, episode_length=10)
+    data = record(PPG("MlpPolicy", env, **SMALL), env, 35)
+    assert data.ends.tolist() == [9, 19, 29, 34] and not data.terminations.any()
+
+
+def test_noise_and_random_episodes_are_as_asked():
+    """The agent always takes action 2 of 2, 3 and 4, or the middle of the box."""
+
+    class Still:
+        def predict(self, observations, state, starts, deterministic):
+            action = np.full(2, 2) if is_discrete else np.tile((BOX.low + BOX.high) / 2, (2, 1))
+            return action, state
+
+    is_discrete = True
+    env = random_envs(VECTOR, THREE, episode_length=10)
+    assert (record(Still(), env, 200).actions == 2).all()
+    assert np.mean(record(Still(), env, 4000, noise=0.3, seed=0).actions == 2) == pytest.approx(0.7 + 0.1, abs=0.03)
+    episodes = record(Still(), env, 4000, random_episodes=0.25, seed=0).actions.reshape(-1, 10)
+    assert np.mean((episodes == 2).all(axis=1)) == pytest.approx(0.75, abs=0.05)
+
+    is_discrete, env = False, random_envs(VECTOR, BOX, episode_length=10)
+    actions = record(Still(), env, 4000, noise=0.2, seed=0).actions
+    np.testing.assert_allclose(actions.std(axis=0), 0.2 * 1.5, rtol=0.05)
+    assert record(Still(), env, 4000, noise=5, seed=0).actions.max() == 2
+    with pytest.raises(ArgumentError, match="`random_episodes`=2 cannot work"):
+        record(Still(), env, 10, random_episodes=2)
+
+
+def test_a_normalizer_that_is_not_outermost_is_refused():
+    env = VecFrameStack(VecNormalize(random_envs(VECTOR, BOX)), 2)
+    with pytest.raises(ArgumentError, match="outermost"):
+        record(PPG("MlpPolicy", env, **SMALL), env, 10)
+
+
+@pytest.mark.parametrize(
+    ("policy", "space", "actions"),
+    [("MlpPolicy", VECTOR, BOX), ("MultiInputPolicy", DICT, THREE), ("CnnPolicy", image_space(40, 36, 3), THREE)],
+    ids=["vectors", "Dict", "images"],
+)
+def test_a_recording_survives_minari(policy, space, actions, tmp_path, monkeypatch):
+    pytest.importorskip("minari")
+    pytest.importorskip("h5py")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env = random_envs(space, actions)
+    agent = PPG(policy, env, **SMALL)
+    data = record(agent, agent.get_env(), 50, seed=0)
+    places = agent.observation_space, agent.action_space
+    save_as_minari(data, "test/recorded-v0", *places)
+    loaded = load_dataset("test/recorded-v0").fitted_to(*places)
+    for (name, array), (_, same) in zip(data.fitted_to(*places)._arrays(), loaded._arrays(), strict=True):
+        np.testing.assert_array_equal(array, same, err_msg=name)
+    with pytest.raises(ArgumentError, match="cannot be saved as 'test/recorded-v0'"):
+        save_as_minari(data, "test/recorded-v0", *places)

@@ -1,0 +1,86 @@
+"""``record_dataset``, and BCQ by RL Zoo's commands."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sb3_ppg.offline import BCQ, load_dataset
+from tests.helpers import run
+
+pytest.importorskip("rl_zoo3")
+pytest.importorskip("minari")
+pytest.importorskip("h5py")
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    "--algo",
+    "bcq",
+    "--env",
+    "Pendulum-v1",
+    "-params",
+    "policy_kwargs:dict(net_arch=[8],vae_net_arch=[8])",
+    "n_play_samples:5",
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    """A folder with an agent, and a Minari store with its data."""
+    folder = tmp_path_factory.mktemp("recorded")
+    run("train", "--env", "Pendulum-v1", "-n", "1000", "-params", "n_envs:1", cwd=folder)
+    options = ("--env", "Pendulum-v1", "--dataset", "pendulum/new-v0", "-n", "450", "--noise", "0.1", "--stochastic")
+    said = run("record_dataset", *options, cwd=folder, MINARI_DATASETS_PATH=str(folder / "store"))
+    assert "Recorded 450 steps as pendulum/new-v0: 3 episodes, mean return -" in said
+    return folder
+
+
+def test_bcq_is_trained_continued_evaluated_and_recorded(recorded):
+    store = dict(MINARI_DATASETS_PATH=str(recorded / "store"))
+    data = ("--dataset", "pendulum/new-v0")
+    run("train", *SMALL, *data, "-n", "30", "--eval-freq", "20", "--save-freq", "20", "--progress", cwd=recorded, **store)
+    folder = recorded / "logs/bcq/Pendulum-v1_1"
+    model = BCQ.load(folder / "Pendulum-v1.zip")
+    assert "pendulum/new-v0" in (folder / "Pendulum-v1/config.yml").read_text()
+    assert model.num_timesteps == 30 and np.load(folder / "evaluations.npz")["timesteps"].tolist() == [20]
+    run("train", *SMALL, *data, "-n", "10", "-i", str(folder / "Pendulum-v1.zip"), cwd=recorded, **store)
+    assert BCQ.load(recorded / "logs/bcq/Pendulum-v1_2/Pendulum-v1.zip")._n_updates == 40
+    agent = ("--algo", "bcq", "--env", "Pendulum-v1")
+    assert "Mean return over 1 episodes" in run("report", *agent, "--episodes", "1", cwd=recorded)
+    run("enjoy", *agent, "-n", "5", "--no-render", cwd=recorded)
+    run("record_video", *agent, "-n", "5", cwd=recorded)
+    assert list((recorded / "logs/bcq/Pendulum-v1_2/videos").glob("*.mp4"))
+
+
+def test_bcq_is_searched(recorded):
+    options = (
+        "--dataset",
+        "pendulum/new-v0",
+        "-optimize",
+        "--n-trials",
+        "1",
+        "-n",
+        "10",
+        "--n-evaluations",
+        "1",
+        "--no-optim-plots",
+    )
+    command = ("train", *SMALL, *options)
+    said = run(*command, cwd=recorded, MINARI_DATASETS_PATH=str(recorded / "store"))
+    assert "The best trial is number 0" in said
+
+
+def test_a_missing_or_needless_data_set_is_one_line(recorded):
+    said = run("train", *SMALL, "-n", "10", cwd=recorded, fails=True)
+    assert "sb3-ppg train: BCQ learns from recorded data: name it with --dataset" in said
+    said = run("train", "--env", "Pendulum-v1", "--dataset", "pendulum/new-v0", cwd=recorded, fails=True)
+    assert "--dataset is for bcq; ppg learns in its environment" in said
+    said = run("train", *SMALL, "--dataset", "pendulum/old-v0", cwd=recorded, fails=True)
+    assert "`dataset`='pendulum/old-v0' cannot work" in said
+
+
+def test_a_recording_has_the_agents_environment(recorded, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(recorded / "store"))
+    data = load_dataset("pendulum/new-v0")
+    assert data.ends.tolist() == [199, 399, 449] and not data.terminations.any()
+    np.testing.assert_allclose(data.observations[:, 0] ** 2 + data.observations[:, 1] ** 2, 1, atol=1e-5)  # not normalized
