@@ -19,7 +19,15 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "results" not in path.parts)]
 # tests/zoo runs the code of these
 IN_OTHER_TESTS = {DOCS / "guides" / "zoo.md", DOCS / "distributed.md"}
-PUBLIC = ("sb3_ppg", "sb3_ppg.objectives", "sb3_ppg.hub", "sb3_ppg.environments", "sb3_ppg.zoo", "sb3_ppg.export")
+PUBLIC = (
+    "sb3_ppg",
+    "sb3_ppg.objectives",
+    "sb3_ppg.hub",
+    "sb3_ppg.environments",
+    "sb3_ppg.zoo",
+    "sb3_ppg.export",
+    "sb3_ppg.offline",
+)
 
 
 def run(code: str, n_timesteps: int = 1) -> dict:

@@ -540,7 +540,7 @@ def test_scripts_of_the_page(which, trained, tmp_path):
 @pytest.mark.parametrize("script", launcher.SCRIPTS)
 def test_the_help_of_a_script_has_its_name_our_options_and_an_example(script):
     said = run(script, "--help")
-    options = {"train": 2, "enjoy": 1, "report": 1, "record_video": 1}.get(script, 0)
+    options = {"train": 2, "enjoy": 1, "report": 1, "record_video": 1, "record_dataset": 1}.get(script, 0)
     assert said.startswith(f"usage: sb3-ppg {script} [-h]") and f"Example: sb3-ppg {script} -" in said
     assert sum(f"[{option}]" in said for option in ("--pretrained", "--continue")) == options
 

@@ -1,0 +1,200 @@
+"""
+Recorded data: BCQ against the data's mean return, behavior cloning (``PPG.warm_start`` alone) and d3rlpy's BCQ; and PPG from
+scratch, from a warm start, and from a warm start on BCQ's actions: steps to a threshold.
+
+The data is of a half-trained PPG agent with its exploration, and of the same agent with half of the episodes random.
+d3rlpy needs other versions of Gymnasium: give its Python by ``D3RLPY_PYTHON`` (and ``D3RLPY_PATH`` for PYTHONPATH), else its
+trainings end in an error.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
+
+from benchmarks.harness import Experiment, Report, locked
+from benchmarks.suites.training import Episodes, curve
+from benchmarks.tables import draw_seeds, finish, machines, page, table
+from sb3_ppg import PPG
+from sb3_ppg.offline import BCQ, Dataset, load_dataset, record
+
+
+class Task(NamedTuple):
+    """
+    An environment.
+
+    :param half: mean return of 20 episodes at which an agent is half-trained
+    :param threshold: mean return of 100 episodes that PPG is to reach
+    :param n_online: steps of PPG
+    :param ppg: arguments of PPG
+    :param n_data: recorded steps
+    :param n_offline: gradient steps of BCQ, ours and d3rlpy's
+    """
+
+    half: float
+    threshold: float
+    n_online: int
+    ppg: dict[str, Any]
+    n_data: int = 50_000
+    n_offline: int = 50_000
+
+
+SMALL_PPG = dict(n_steps=128, batch_size=256, n_policy_iterations=8, learning_rate=1e-3)
+TASKS = {
+    "CartPole-v1": Task(100, 475, 100_000, SMALL_PPG, n_data=20_000, n_offline=10_000),
+    "Pendulum-v1": Task(-700, -200, 200_000, {**SMALL_PPG, "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4}),
+    "LunarLander-v3": Task(0, 200, 500_000, {**SMALL_PPG, "gamma": 0.999, "ent_coef": 0.01}),
+    "Hopper-v5": Task(800, 2000, 1_000_000, {**SMALL_PPG, "learning_rate": 3e-4}),
+}
+KINDS = {"half-trained": 0.0, "mixed": 0.5}  # the part of random episodes
+OFFLINE: dict[str, dict[str, Any]] = {  # arguments of BCQ
+    "BCQ": {},
+    "BCQ, learning rate 3e-4": dict(learning_rate=3e-4),
+    "cloning": {},
+    "d3rlpy": {},
+}
+ONLINE = {"PPG": "tab:gray", "PPG from data": "tab:blue", "PPG from BCQ": "tab:green"}
+N_SEEDS, N_EPISODES, N_CLONING_EPOCHS = 3, 50, 20
+
+
+def wanted() -> list[dict[str, Any]]:
+    contestants = [*OFFLINE, *ONLINE]
+    return [
+        dict(env=env, data=kind, contestant=contestant, seed=seed)
+        for env in TASKS
+        for seed in range(N_SEEDS)
+        for kind in KINDS
+        for contestant in contestants
+        if contestant != "PPG" or kind == "half-trained"  # it sees no data
+    ]
+
+
+class StopHalfTrained(BaseCallback):
+    """Stop at a mean return of the latest episodes."""
+
+    def __init__(self, half: float) -> None:
+        super().__init__()
+        self.half = half
+
+    def _on_step(self) -> bool:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or []]
+        return len(returns) < 20 or float(np.mean(returns[-20:])) < self.half  # of 100, it would lag behind the policy
+
+
+def make_ppg(env_id: str, seed: int) -> PPG:
+    env = VecNormalize(make_vec_env(env_id, 8, seed=seed), norm_obs=False, gamma=TASKS[env_id].ppg.get("gamma", 0.99))
+    return PPG("MlpPolicy", env, **TASKS[env_id].ppg, seed=seed, device="cpu")
+
+
+def data_of(env_id: str, kind: str, folder: Path) -> tuple[Path, Dataset]:
+    """Return the data of a kind, which is recorded once: the same for all contestants and seeds."""
+    file = folder / f"{env_id}_{kind}.npz"
+    with locked(file.with_suffix(".lock")):
+        if not file.exists():
+            task = TASKS[env_id]
+            agent = make_ppg(env_id, seed=1000).learn(task.n_online, callback=StopHalfTrained(task.half))
+            env = agent.get_env()
+            assert env is not None
+            data = record(agent, env, task.n_data, random_episodes=KINDS[kind], seed=0)
+            columns = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
+            np.savez(file, **{name: getattr(data, name) for name in columns})
+    with np.load(file) as arrays:
+        return file, load_dataset(dict(arrays))
+
+
+def train_offline(training: dict[str, Any], file: Path, data: Dataset, folder: Path) -> float:
+    """Return the mean return of deterministic episodes after learning from data."""
+    env_id, contestant, seed = training["env"], training["contestant"], training["seed"]
+    n_steps = TASKS[env_id].n_offline
+    model: Any
+    if contestant == "d3rlpy":
+        program = os.environ.get("D3RLPY_PYTHON", sys.executable)
+        script = Path(__file__).with_name("offline_d3rlpy.py")
+        command = [program, str(script), str(file), env_id, str(n_steps), str(seed), str(N_EPISODES)]
+        environment = {**os.environ, "PYTHONPATH": os.environ.get("D3RLPY_PATH", "")}
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
+        return float(done.stdout.split()[-1])
+    if contestant == "cloning":
+        model = make_ppg(env_id, seed).warm_start(data, n_epochs=N_CLONING_EPOCHS)
+    else:
+        model = BCQ("MlpPolicy", env_id, dataset=data, seed=seed, device="cpu", **OFFLINE[contestant])
+        model.learn(n_steps)
+    mean, _ = evaluate_policy(model, make_vec_env(env_id, 1, seed=2000 + seed), N_EPISODES)
+    return float(mean)  # type: ignore[arg-type]
+
+
+def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
+    """Learn from data, or train PPG online after a start from data."""
+    env_id, contestant, seed = training["env"], training["contestant"], training["seed"]
+    task = TASKS[env_id]
+    file, data = data_of(env_id, training["data"], folder.parent)
+    of_data, start = data.episode_returns().mean(), time.process_time()
+    if contestant in OFFLINE:
+        result = train_offline(training, file, data, folder)
+        return {"data_return": of_data, "return": result, "seconds": round(time.process_time() - start)}, None
+    model, episodes = make_ppg(env_id, seed), Episodes(folder / "episodes.csv")
+    if contestant == "PPG from data":
+        model.warm_start(data, n_epochs=N_CLONING_EPOCHS)
+    elif contestant == "PPG from BCQ":
+        agent = BCQ("MlpPolicy", env_id, dataset=data, seed=seed, device="cpu").learn(task.n_offline)
+        model.warm_start(data, agent=agent, n_epochs=N_CLONING_EPOCHS)
+    model.learn(task.n_online, callback=episodes)
+    mean, _ = evaluate_policy(model, make_vec_env(env_id, 1, seed=2000 + seed), N_EPISODES)
+    points = curve(episodes.read(task.n_online), task.n_online)
+    return {"data_return": of_data, "return": mean, "seconds": round(time.process_time() - start)}, points
+
+
+def report(experiment: Experiment) -> Report:
+    rows, curves = experiment.rows(), experiment.curves()
+    texts, present = [], [env for env in TASKS if (rows["env"] == env).any()]
+    figure = Figure(figsize=(5 * max(len(present), 1), 4), dpi=120, layout="constrained")
+    for place, env_id in enumerate(present):
+        axes = figure.add_subplot(1, len(present), place + 1)
+        lines = []
+        for kind in KINDS:
+            own = rows[(rows["env"] == env_id) & (rows["data"] == kind)]
+            points = curves[(curves["env"] == env_id) & (curves["data"] == kind)]
+            for contestant in [*OFFLINE, *ONLINE]:
+                each = own[own["contestant"] == contestant]
+                if len(each) == 0:
+                    continue
+                returns = each["return"]
+                steps = ""
+                if contestant in ONLINE:
+                    seeds = points[points["contestant"] == contestant].pivot(index="steps", columns="seed", values="return")
+                    reached = np.array([one.index[one >= TASKS[env_id].threshold].min() for _, one in seeds.items()])
+                    n_reached = int(np.isfinite(reached).sum())
+                    steps = f"{np.median(reached):,.0f}" if n_reached == len(each) else f"{n_reached} of {len(each)} seeds"
+                    if kind == "half-trained":
+                        draw_seeds(axes, seeds, contestant, ONLINE[contestant])
+                spread = f"{returns.mean():.1f} ({returns.min():.1f} to {returns.max():.1f})"
+                of_data = f"{each['data_return'].iloc[0]:.1f}"
+                lines.append([kind, of_data, contestant, len(each), spread, steps, f"{each['seconds'].median():.0f}"])
+        finish(axes, env_id, "steps", "return of the latest 100 episodes", legend="lower right")
+        reaching = f"steps to {TASKS[env_id].threshold:g}, median"
+        head = ["data", "its mean return", "", "seeds", "return, mean (range of the seeds)", reaching, "seconds of a core"]
+        texts += [f"## {env_id}", table(head, lines)]
+    text = page(
+        "Recorded data",
+        f'`python -m benchmarks.offline`: {N_EPISODES} deterministic episodes after learning. "half-trained": data of one PPG '
+        f'agent with its exploration; "mixed": half of the episodes are random. {machines(rows) if len(rows) else ""}',
+        *texts,
+        "![learning curves](offline.png)",
+    )
+    return {"offline.md": text, "offline.png": figure}
+
+
+OFFLINE_DATA = Experiment("offline", wanted, train, report)
+
+if __name__ == "__main__":
+    OFFLINE_DATA.main()
