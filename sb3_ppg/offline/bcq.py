@@ -146,6 +146,7 @@ class BCQ(OffPolicyAlgorithm):
         self._check_arguments()
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
+        self._losses: dict[str, list[th.Tensor]] = {}  # since the latest log
         of_policy = {name: getattr(self, name) for name in ("phi", "threshold", "n_play_samples")}
         policy: Any = self.policy_class
         self.policy = policy(
@@ -258,7 +259,6 @@ class BCQ(OffPolicyAlgorithm):
         total_timesteps += self.num_timesteps
         self._total_timesteps = total_timesteps
         self._num_timesteps_at_start = self.num_timesteps
-        self._losses: dict[str, list[th.Tensor]] = {}  # since the latest log
         if not self._custom_logger:
             self._logger = configure_logger(self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps)
         return total_timesteps, self._init_callback(callback, progress_bar)
@@ -335,12 +335,12 @@ class BCQ(OffPolicyAlgorithm):
 
     def _record_losses(self) -> None:
         """Record the means of the losses since the latest log."""
-        for name, history in self._losses.items():
+        losses_since, self._losses = self._losses, {}
+        for name, history in losses_since.items():
             mean = float(th.stack(history).mean())
             if not np.isfinite(mean):
                 raise NonFiniteLossError(f"`{name}` is not finite after {self.num_timesteps} gradient steps: {mean}")
             self.logger.record(f"train/{name}", mean)
-        self._losses = {}
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     # ---- files ----

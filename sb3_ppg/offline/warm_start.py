@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.utils import configure_logger, obs_as_tensor, update_learning_rate
 
 from sb3_ppg.arguments import check_value, check_values, count
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.buffers.nested import map_arrays, n_samples
 from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import only_normalizer
@@ -134,9 +134,9 @@ def _losses(model: PhasicModel, batch: Samples) -> Losses:
 
 def _minibatches(samples: Samples, batch_size: int, device: th.device) -> Iterator[Samples]:
     """Draw one epoch: all samples, shuffled by NumPy's global generator, as SB3 does."""
-    n_samples = len(samples.actions)
-    for places in np.array_split(np.random.permutation(n_samples), math.ceil(n_samples / batch_size)):
-        yield Samples(*map_arrays(lambda array: th.as_tensor(array[places], device=device), tuple(samples)))  # noqa: B023
+    order = np.random.permutation(len(samples.actions))
+    for places in np.array_split(order, math.ceil(len(order) / batch_size)):
+        yield map_arrays(lambda array, places=places: th.as_tensor(array[places], device=device), samples)
 
 
 @th.no_grad()
@@ -145,7 +145,7 @@ def _value_targets(model: PhasicModel, data: Dataset) -> np.ndarray:
     policy: Any = model.policy
     policy.set_training_mode(False)
     last = map_arrays(lambda array: array[data.ends], data.next_observations)
-    values = [policy.predict_values(obs).flatten().cpu().numpy() for obs in _parts(last, model.device)]
+    values = [policy.predict_values(obs_as_tensor(part, model.device)).flatten().cpu().numpy() for part in _chunks(last)]
     targets = data.returns(model.gamma, np.concatenate(values)).astype(np.float32)
     if model.normalize_value_targets and model.n_aux_epochs > 0:
         optimizers = (policy.optimizer, model.value_optimizer, model.aux_optimizer)
@@ -153,10 +153,11 @@ def _value_targets(model: PhasicModel, data: Dataset) -> np.ndarray:
     return targets
 
 
-def _parts(observations: Observations, device: th.device) -> Iterator[Any]:
-    n_samples = len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
-    for start in range(0, n_samples, AT_ONCE):
-        yield obs_as_tensor(map_arrays(lambda array: array[start : start + AT_ONCE], observations), device)  # noqa: B023
+def _chunks(observations: Observations) -> Iterator[Any]:
+    """Split observations into parts for one forward pass each."""
+    for start in range(0, n_samples(observations), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        yield map_arrays(lambda array, part=part: array[part], observations)
 
 
 def _for_buffer(model: PhasicModel, actions: np.ndarray) -> np.ndarray:
@@ -179,10 +180,11 @@ def _agents_observations(agent: Any, data: Dataset) -> Observations:
 def _agents_distribution(agent: Any, data: Dataset, model: PhasicModel) -> np.ndarray:
     """Return the parameters of an agent's distribution after each observation, (N, P)."""
     agent.policy.set_training_mode(False)
-    distributions = map(agent.policy.get_distribution, _parts(_agents_observations(agent, data), agent.device))
+    chunks = _chunks(_agents_observations(agent, data))
+    distributions = (agent.policy.get_distribution(obs_as_tensor(chunk, agent.device)) for chunk in chunks)
     parameters = np.concatenate([distribution_parameters(one).cpu().numpy() for one in distributions])
-    own = next(_parts(map_arrays(lambda array: array[:1], data.observations), model.device))
-    wanted = distribution_parameters(model.policy.get_distribution(own)).shape[1]
+    first = obs_as_tensor(map_arrays(lambda array: array[:1], data.observations), model.device)
+    wanted = distribution_parameters(model.policy.get_distribution(first)).shape[1]
     if parameters.shape[1] != wanted or type(agent.policy.action_dist) is not type(model.policy.action_dist):
         kinds = [type(one.policy.action_dist).__name__ for one in (agent, model)]
         raise ArgumentError(
@@ -193,7 +195,5 @@ def _agents_distribution(agent: Any, data: Dataset, model: PhasicModel) -> np.nd
 
 def _agents_actions(agent: Any, data: Dataset) -> np.ndarray:
     """Return the deterministic actions of an agent that has no distribution, (N, ...)."""
-    observations = _agents_observations(agent, data)
-    starts = range(0, len(data), AT_ONCE)
-    parts = (map_arrays(lambda array, start=start: array[start : start + AT_ONCE], observations) for start in starts)
-    return np.concatenate([agent.predict(part, deterministic=True)[0] for part in parts])
+    chunks = _chunks(_agents_observations(agent, data))
+    return np.concatenate([agent.predict(chunk, deterministic=True)[0] for chunk in chunks])
