@@ -51,7 +51,7 @@ class Task(NamedTuple):
 
 SMALL_PPG = dict(n_steps=128, batch_size=256, n_policy_iterations=8, learning_rate=1e-3)
 TASKS = {
-    "CartPole-v1": Task(100, 475, 100_000, SMALL_PPG, n_data=20_000, n_offline=10_000),
+    "CartPole-v1": Task(100, 475, 100_000, SMALL_PPG, n_data=20_000, n_offline=30_000),
     "Pendulum-v1": Task(-700, -200, 200_000, {**SMALL_PPG, "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4}),
     "LunarLander-v3": Task(0, 200, 500_000, {**SMALL_PPG, "gamma": 0.999, "ent_coef": 0.01}),
     "Hopper-v5": Task(800, 2000, 1_000_000, {**SMALL_PPG, "learning_rate": 3e-4}),
