@@ -113,7 +113,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("max_grad_norm", "target_kl"), optional(number(0, exclusive=True))),
     **dict.fromkeys(("clip_range", "clip_range_vf"), optional(number_or_schedule(0, exclusive=True))),
     "learning_rate": number_or_schedule(0),
-    "aux_learning_rate": optional(number_or_schedule(0), "for that of the policy phase"),
+    **dict.fromkeys(
+        ("aux_learning_rate", "value_learning_rate"), optional(number_or_schedule(0), "for that of the policy phase")
+    ),
     "normalize_value_targets": Rule(
         lambda value: FLAG.is_allowed(value) or (isinstance(value, str) and value == "running"),
         'use True, False, or "running"',

@@ -125,6 +125,8 @@ class PPG(OnPolicyAlgorithm):
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :param aux_learning_rate: The learning rate of the auxiliary phase, it can be a function of the current progress remaining.
         None: the same as ``learning_rate``
+    :param value_learning_rate: The learning rate of the value function's epochs (``n_value_epochs``), likewise. None: the same
+        as ``learning_rate``
     :param n_value_epochs: E_V, the number of epochs on the value function's loss, which then has its own optimizer and comes
         first. None: both losses are summed and share E_π epochs and one optimizer
     :param n_policy_iterations: N_π, the number of rollouts in a phase
@@ -224,6 +226,7 @@ class PPG(OnPolicyAlgorithm):
         _init_setup_model: bool = True,
         *,
         aux_learning_rate: float | Schedule | None = None,
+        value_learning_rate: float | Schedule | None = None,
         n_value_epochs: int | None = None,
         n_policy_iterations: int = 4,
         n_aux_epochs: int = 6,
@@ -267,6 +270,7 @@ class PPG(OnPolicyAlgorithm):
         )
         self.use_sde = use_sde
         self.aux_learning_rate = aux_learning_rate
+        self.value_learning_rate = value_learning_rate
         self.batch_size = batch_size
         self.n_epochs = n_epochs
         self.n_value_epochs = n_value_epochs
@@ -324,7 +328,7 @@ class PPG(OnPolicyAlgorithm):
         # The policy's own optimizer is the one of the policy (or joint) epochs
         if self.objective.trained_with_policy():
             self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
-        self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
+        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
         self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
@@ -335,6 +339,11 @@ class PPG(OnPolicyAlgorithm):
     def aux_lr_schedule(self) -> Schedule:
         """The learning rate of the auxiliary phase: the policy phase's current one, unless it has its own."""
         return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
+
+    @property
+    def value_lr_schedule(self) -> Schedule:
+        """The learning rate of the value function's epochs: the policy phase's current one, unless they have their own."""
+        return self.lr_schedule if self.value_learning_rate is None else FloatSchedule(self.value_learning_rate)
 
     @property
     def n_aux_phases(self) -> int:
@@ -373,6 +382,10 @@ class PPG(OnPolicyAlgorithm):
         optimizers = {"policy": self.policy.optimizer, "value": self.value_optimizer}
         others = [] if objective.adversary_optimizer is None else [objective.adversary_optimizer]
         self._update_learning_rate([*optimizers.values(), *others])
+        if self.value_learning_rate is not None:
+            learning_rate = self.value_lr_schedule(self._current_progress_remaining)
+            update_learning_rate(self.value_optimizer, learning_rate)
+            self.logger.record("train/value_learning_rate", learning_rate)
         plan = self._plan()
         self._prepare_rollouts([kind for kind, *_ in plan])
         coefficients = self.coefficients()
@@ -794,6 +807,8 @@ class PPG(OnPolicyAlgorithm):
         require(self, not self.use_sde or isinstance(self.action_space, spaces.Box), "use_sde", remedy)
         remedy = "the advantage of a single sample is normalised to zero; use more steps, or normalize_advantage=False"
         require(self, self.n_steps * self.n_envs > 1 or not self.normalize_advantage, "n_steps", remedy)
+        remedy = "both losses share one optimizer; set `n_value_epochs`, which gives the value function its own, or leave it None"
+        require(self, self.value_learning_rate is None or self.n_value_epochs is not None, "value_learning_rate", remedy)
         check_rollout_buffer_class(self)
         if hasattr(self, "aux_buffer"):  # the model is complete
             self._check_policy()
@@ -841,7 +856,7 @@ class PPG(OnPolicyAlgorithm):
                 f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
                 f"{rollout_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`."
             )
-        for name in ("learning_rate", "aux_learning_rate"):
+        for name in ("learning_rate", "aux_learning_rate", "value_learning_rate"):
             value = getattr(self, name)
             rate = value(1.0) if callable(value) else value
             if rate is not None and rate > 1:

@@ -62,6 +62,13 @@ def test_train_uses_our_algorithm_and_our_hyperparameters(run_folder):
     assert model.aux_lr_schedule(0.5) == pytest.approx(0.001)
 
 
+def test_the_value_epochs_may_have_a_schedule_in_the_zoo(tmp_path):
+    given = ("-params", "n_value_epochs:1", "value_learning_rate:'lin_0.002'", *SMALL[1:])
+    run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", *given, cwd=tmp_path)
+    model = PPG.load(tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
+    assert model.value_lr_schedule(0.5) == pytest.approx(0.001)
+
+
 def test_the_model_loads_where_the_zoo_is_not_installed(run_folder):
     """No class of RL Zoo is pickled into it."""
     with zipfile.ZipFile(run_folder / "CartPole-v1.zip") as file:
