@@ -123,6 +123,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("normalize_advantage", "recompute_advantages", "use_sde", "recompute_states", "allow_nonfinite_observations"), FLAG
     ),
+    "ignore_terminations": FLAG,
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
     # Replay
     "policy_rollouts": count(),

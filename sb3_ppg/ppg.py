@@ -165,6 +165,9 @@ class PPG(OnPolicyAlgorithm):
         path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
     :param allow_nonfinite_observations: Whether the features extractor takes care of observations that are NaN or infinite,
         such as padding or a missing echo. False: they end the training, with an error that names the environment and the step
+    :param ignore_terminations: Whether every end of an episode is bootstrapped with γ V(last observation), as a time limit is:
+        for environments whose ends are time limits that they report as terminations, as DI-engine's ``ignore_done``. Wrong
+        where an episode ends with a failure or a goal
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     :raises TypeError: for an argument that there is not
     """
@@ -243,6 +246,7 @@ class PPG(OnPolicyAlgorithm):
         objective_kwargs: dict[str, Any] | None = None,
         aux_buffer_kwargs: dict[str, Any] | None = None,
         allow_nonfinite_observations: bool = False,
+        ignore_terminations: bool = False,
     ):
         _check_policy_class(policy, type(self))
         super().__init__(
@@ -293,6 +297,7 @@ class PPG(OnPolicyAlgorithm):
         self.objective_kwargs = objective_kwargs
         self.aux_buffer_kwargs = aux_buffer_kwargs
         self.allow_nonfinite_observations = allow_nonfinite_observations
+        self.ignore_terminations = ignore_terminations
 
         self._n_aux_phases = 0
         self._n_rollouts = 0  # that have been learned from
@@ -807,7 +812,7 @@ class PPG(OnPolicyAlgorithm):
         require(self, not self.use_sde or isinstance(self.action_space, spaces.Box), "use_sde", remedy)
         remedy = "the advantage of a single sample is normalised to zero; use more steps, or normalize_advantage=False"
         require(self, self.n_steps * self.n_envs > 1 or not self.normalize_advantage, "n_steps", remedy)
-        remedy = "both losses share one optimizer; set `n_value_epochs`, which gives the value function its own, or leave it None"
+        remedy = "both losses share one optimizer; set `n_value_epochs`, which gives the value function its own, or use None"
         require(self, self.value_learning_rate is None or self.n_value_epochs is not None, "value_learning_rate", remedy)
         check_rollout_buffer_class(self)
         if hasattr(self, "aux_buffer"):  # the model is complete

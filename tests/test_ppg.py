@@ -424,6 +424,7 @@ BAD_VALUES = dict(
     policy=[None, 3],
     aux_buffer_kwargs=["mmap", dict(size=3)],
     recompute_advantages=["yes"],
+    ignore_terminations=["yes"],
     mixed_precision=["fp16"],
 )
 CONTRADICTORY_NETWORKS = [
@@ -448,7 +449,10 @@ BAD_ARGUMENTS += [(dict(policy_kwargs=kwargs), message) for kwargs, message in C
 BAD_ARGUMENTS += [
     (dict(aux_batch_size=24), "aux_batch_size.*24.*n_steps.*16.*use a multiple of it, or less, for minibatches of single"),
     (dict(aux_batch_size=64), "aux_batch_size.*64.*48"),
-    (dict(value_learning_rate=1e-3), "value_learning_rate`=0.001 cannot work: both losses share one optimizer.*n_value_epochs"),
+    (
+        dict(value_learning_rate=1e-3),
+        "value_learning_rate`=0.001 cannot work: both losses share.*n_value_epochs",
+    ),
     (dict(mixed_precision="bf16"), "mixed_precision`='bf16' cannot work.*no layers"),
     (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalisation.*None"),
     (dict(micro_batch_size=4, policy_kwargs=dict(compile_mode="reduce-overhead")), "micro_batch_size`=4 .*: CUDA graphs"),
