@@ -125,6 +125,9 @@ RULES: dict[str, Rule] = {
     ),
     "ignore_terminations": FLAG,
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
+    # Play
+    "epsilon": number(0, 1),
+    "temperature": number(0, exclusive=True),
     # Replay
     "policy_rollouts": count(),
     **dict.fromkeys(("value_rollouts", "policy_uses", "value_uses"), optional(count())),

@@ -50,6 +50,7 @@ from sb3_ppg.optim.epoch import Epoch, mean_losses, optimize_epoch
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, split
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
+from sb3_ppg.play import Player
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
@@ -796,6 +797,27 @@ class PPG(OnPolicyAlgorithm):
             first = getattr(innermost(self.env), "_seeds", [None])[0] if seed is None else seed  # None: that of `make_vec_env`
             if first is not None:
                 self.env.seed(first + rank() * self.n_envs)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        *,
+        epsilon: float = 0.0,
+        temperature: float = 1.0,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """
+        Choose actions, like SB3's ``predict``.
+
+        :param epsilon: probability of a sample in place of the most likely action, for each environment, see ``Player``
+        :param temperature: samples are drawn from π(a|s)^(1/T), normalised
+        :raises ArgumentError: if they cannot work, such as an ``epsilon`` without ``deterministic``
+        """
+        if epsilon or temperature != 1:
+            return Player(self, epsilon, temperature).predict(observation, state, episode_start, deterministic)
+        return self.policy.predict(observation, state, episode_start, deterministic)
 
     # ---- arguments that have to fit together ----
 

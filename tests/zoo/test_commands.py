@@ -110,6 +110,32 @@ def test_report_acts_as_enjoy_does(env_id, options, deterministic):
     assert is_deterministic(args) is deterministic
 
 
+@pytest.mark.parametrize("algo", ["ppg", "ppo"])
+def test_agents_play_with_epsilon(algo, trained):
+    """With an epsilon of 1 all actions are samples; the same seed plays the same episodes."""
+    options = ("--algo", algo, "--env", "CartPole-v1", "--no-render", "-n", "300")
+    plain, none, some, again, all_samples, stochastic = (
+        run("enjoy", *options, *given, cwd=trained).partition("Loading")[2]
+        for given in ([], ["--epsilon", "0"], ["--epsilon", "0.5"], ["--epsilon=0.5"], ["--epsilon", "1"], ["--stochastic"])
+    )
+    assert plain == none and some == again and len({plain, some, all_samples, stochastic}) == 4
+    printed = run("report", *options[:4], "--epsilon", "0.5", "--episodes", "2", cwd=trained)
+    assert "with deterministic actions\n" in printed and "Epsilon:        0.5\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("--epsilon 2", "`epsilon`=2.0 cannot work: use a number from 0 to 1"),
+        ("--epsilon 0.1 --stochastic", "`epsilon`=0.1 cannot work: all actions are samples already; use .*--deterministic"),
+    ],
+)
+@pytest.mark.parametrize("script", ["enjoy --no-render", "report"])
+def test_an_epsilon_that_cannot_work_is_named(script, given, complaint, trained):
+    printed = run(*script.split(), "--env", "CartPole-v1", *given.split(), cwd=trained, fails=True)
+    assert re.search(complaint, printed) and "Traceback" not in printed
+
+
 def test_report_says_the_return_also_where_it_cannot_draw(run_folder, tmp_path):
     shutil.copytree(run_folder, tmp_path / "logs" / "ppg" / "CartPole-v1_1")
     picture = tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "learning_curve.png"
@@ -510,7 +536,7 @@ def test_bad_input_names_what_is_nearest(trained, command, complaint, tmp_path):
 
 def test_the_console_command_lists_the_scripts(tmp_path):
     output = subprocess.check_output([Path(sys.executable).parent / "sb3-ppg"], text=True, cwd=tmp_path)
-    for name in [*launcher.SCRIPTS, "--pretrained", "--continue"]:
+    for name in [*launcher.SCRIPTS, "--pretrained", "--continue", "--epsilon"]:
         assert re.search(rf"^ +{name} +\w+", output, re.MULTILINE), name
 
 
@@ -549,6 +575,7 @@ def test_the_help_of_a_script_has_its_name_our_options_and_an_example(script):
     options = {"train": 2, "enjoy": 1, "report": 1, "record_video": 1}.get(script, 0)
     assert said.startswith(f"usage: sb3-ppg {script} [-h]") and f"Example: sb3-ppg {script} -" in said
     assert sum(f"[{option}]" in said for option in ("--pretrained", "--continue")) == options
+    assert ("[--epsilon EPSILON]" in said) == (script in ("enjoy", "report"))
 
 
 def test_files_of_a_training_are_read_without_making_objects(trained, tmp_path):
