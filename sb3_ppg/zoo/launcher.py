@@ -89,7 +89,7 @@ PRETRAINED, CONTINUE, EPSILON = "--pretrained", "--continue", "--epsilon"
 OWN_OPTIONS = {
     PRETRAINED: ("an agent that comes with the repository", [name for name, script in SCRIPTS.items() if script.agent]),
     CONTINUE: ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
-    EPSILON: ("probability of a sample in place of the best action", ["enjoy"]),
+    EPSILON: ("probability of a sample in place of the most likely action", ["enjoy"]),
 }
 # Errors of which the message is enough
 EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv)

@@ -28,7 +28,9 @@ def main() -> None:
     """Run the command."""
     parser = agent_parser(__doc__)
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
-    parser.add_argument("--epsilon", type=float, default=0.0, help="probability of a sample in place of the best action")
+    parser.add_argument(
+        "--epsilon", type=float, default=0.0, help="probability of a sample in place of the most likely action"
+    )
     args = parser.parse_args()
     model, model_path, log_path = load_agent(args)
     evaluate(Player(model, args.epsilon), args)

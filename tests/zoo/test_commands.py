@@ -334,8 +334,10 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
     assert "Going on after 192 steps" in output and "aux_buffer.npz" in output
     assert ALGOS[algo].load(tmp_path / "logs" / algo / f"{env_id}_2" / f"{env_id}.zip").n_aux_phases == 2
 
-    assert "Mean episode length" in run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", cwd=tmp_path)
-    assert "over 5 episodes" in run("report", *which, "--episodes", "5", cwd=tmp_path)
+    for epsilon in ([], ["--epsilon", "0.5"]):
+        played = run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", *epsilon, cwd=tmp_path)
+        assert "Mean episode length" in played
+        assert "over 5 episodes" in run("report", *which, "--episodes", "5", *epsilon, cwd=tmp_path)
     search = ("-optimize", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "-n", "1536")
     assert "Number of finished trials:  2" in run("train", *which, *search, "--seed", "1", cwd=tmp_path)
 
