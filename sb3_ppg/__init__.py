@@ -11,6 +11,7 @@ from sb3_ppg.callbacks import PhasicCallback
 from sb3_ppg.distributed.group import process_group
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.play import EpsilonEvalCallback, MaskableEpsilonEvalCallback, Player
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 from sb3_ppg.ppg import PPG
@@ -23,7 +24,9 @@ __all__ = [
     "PPG",
     "ArgumentError",
     "CnnPolicy",
+    "EpsilonEvalCallback",
     "ImpalaCNN",
+    "MaskableEpsilonEvalCallback",
     "MaskablePPG",
     "MinAtarCNN",
     "MlpPolicy",
@@ -34,6 +37,7 @@ __all__ = [
     "NormalizedRewardRolloutBuffer",
     "PhasicCallback",
     "PhasicCheckpointCallback",
+    "Player",
     "RecurrentPPG",
     "RewardNormalizer",
     "__version__",

@@ -117,7 +117,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("max_grad_norm", "target_kl"), optional(number(0, exclusive=True))),
     **dict.fromkeys(("clip_range", "clip_range_vf"), optional(number_or_schedule(0, exclusive=True))),
     "learning_rate": number_or_schedule(0),
-    "aux_learning_rate": optional(number_or_schedule(0), "for that of the policy phase"),
+    **dict.fromkeys(
+        ("aux_learning_rate", "value_learning_rate"), optional(number_or_schedule(0), "for that of the policy phase")
+    ),
     "normalize_value_targets": Rule(
         lambda value: FLAG.is_allowed(value) or (isinstance(value, str) and value == "running"),
         'use True, False, or "running"',
@@ -125,7 +127,11 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("normalize_advantage", "recompute_advantages", "use_sde", "recompute_states", "allow_nonfinite_observations"), FLAG
     ),
+    "ignore_terminations": FLAG,
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
+    # Play
+    "epsilon": number(0, 1),
+    "temperature": number(0, exclusive=True),
     # Replay
     "policy_rollouts": count(),
     **dict.fromkeys(("value_rollouts", "policy_uses", "value_uses"), optional(count())),

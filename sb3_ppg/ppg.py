@@ -59,6 +59,7 @@ from sb3_ppg.optim.epoch import Epoch, mean_losses, optimize_epoch
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, split
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
+from sb3_ppg.play import Player
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
@@ -135,6 +136,8 @@ class PPG(OnPolicyAlgorithm):
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :param aux_learning_rate: The learning rate of the auxiliary phase, it can be a function of the current progress remaining.
         None: the same as ``learning_rate``
+    :param value_learning_rate: The learning rate of the value function's epochs (``n_value_epochs``), likewise. None: the same
+        as ``learning_rate``
     :param n_value_epochs: E_V, the number of epochs on the value function's loss, which then has its own optimizer and comes
         first. None: both losses are summed and share E_π epochs and one optimizer
     :param n_policy_iterations: N_π, the number of rollouts in a phase
@@ -173,6 +176,9 @@ class PPG(OnPolicyAlgorithm):
         path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
     :param allow_nonfinite_observations: Whether the features extractor takes care of observations that are NaN or infinite,
         such as padding or a missing echo. False: they end the training, with an error that names the environment and the step
+    :param ignore_terminations: Whether every end of an episode is bootstrapped with γ V(last observation), as a time limit is:
+        for environments whose ends are time limits that they report as terminations, as DI-engine's ``ignore_done``. Wrong
+        where an episode ends with a failure or a goal
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     :raises TypeError: for an argument that there is not
     """
@@ -237,6 +243,7 @@ class PPG(OnPolicyAlgorithm):
         _init_setup_model: bool = True,
         *,
         aux_learning_rate: float | Schedule | None = None,
+        value_learning_rate: float | Schedule | None = None,
         n_value_epochs: int | None = None,
         n_policy_iterations: int = 4,
         n_aux_epochs: int = 6,
@@ -253,6 +260,7 @@ class PPG(OnPolicyAlgorithm):
         objective_kwargs: dict[str, Any] | None = None,
         aux_buffer_kwargs: dict[str, Any] | None = None,
         allow_nonfinite_observations: bool = False,
+        ignore_terminations: bool = False,
     ):
         _check_policy_class(policy, type(self))
         super().__init__(
@@ -280,6 +288,7 @@ class PPG(OnPolicyAlgorithm):
         )
         self.use_sde = use_sde
         self.aux_learning_rate = aux_learning_rate
+        self.value_learning_rate = value_learning_rate
         self.batch_size = batch_size
         self.n_epochs = n_epochs
         self.n_value_epochs = n_value_epochs
@@ -302,6 +311,7 @@ class PPG(OnPolicyAlgorithm):
         self.objective_kwargs = objective_kwargs
         self.aux_buffer_kwargs = aux_buffer_kwargs
         self.allow_nonfinite_observations = allow_nonfinite_observations
+        self.ignore_terminations = ignore_terminations
 
         self._n_aux_phases = 0
         self._n_rollouts = 0  # that have been learned from
@@ -354,7 +364,7 @@ class PPG(OnPolicyAlgorithm):
         # The policy's own optimizer is the one of the policy (or joint) epochs
         if self.objective.trained_with_policy():
             self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
-        self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
+        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
         self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
@@ -365,6 +375,11 @@ class PPG(OnPolicyAlgorithm):
     def aux_lr_schedule(self) -> Schedule:
         """The learning rate of the auxiliary phase: the policy phase's current one, unless it has its own."""
         return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
+
+    @property
+    def value_lr_schedule(self) -> Schedule:
+        """The learning rate of the value function's epochs: the policy phase's current one, unless they have their own."""
+        return self.lr_schedule if self.value_learning_rate is None else FloatSchedule(self.value_learning_rate)
 
     @property
     def n_aux_phases(self) -> int:
@@ -403,6 +418,10 @@ class PPG(OnPolicyAlgorithm):
         optimizers = {"policy": self.policy.optimizer, "value": self.value_optimizer}
         others = [] if objective.adversary_optimizer is None else [objective.adversary_optimizer]
         self._update_learning_rate([*optimizers.values(), *others])
+        if self.value_learning_rate is not None:
+            learning_rate = self.value_lr_schedule(self._current_progress_remaining)
+            update_learning_rate(self.value_optimizer, learning_rate)
+            self.logger.record("train/value_learning_rate", learning_rate)
         plan = self._plan()
         self._prepare_rollouts([kind for kind, *_ in plan])
         coefficients = self.coefficients()
@@ -819,6 +838,27 @@ class PPG(OnPolicyAlgorithm):
             if first is not None:
                 self.env.seed(first + rank() * self.n_envs)
 
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        *,
+        epsilon: float = 0.0,
+        temperature: Any = 1.0,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """
+        Choose actions, like SB3's ``predict``.
+
+        :param epsilon: probability of a sample in place of the most likely action, for each environment, see ``Player``
+        :param temperature: samples are drawn from π(a|s)^(1/T), normalised; see ``Player``
+        :raises ArgumentError: if they cannot work, such as an ``epsilon`` without ``deterministic``
+        """
+        if epsilon or temperature != 1:
+            return Player(self, epsilon, temperature).predict(observation, state, episode_start, deterministic)
+        return self.policy.predict(observation, state, episode_start, deterministic)
+
     # ---- arguments that have to fit together ----
 
     def check_arguments(self) -> None:
@@ -836,6 +876,8 @@ class PPG(OnPolicyAlgorithm):
         require(self, self.n_steps * self.n_envs > 1 or not self.normalize_advantage, "n_steps", remedy)
         for coefficient in by_leaf(self.action_space, "ent_coef", self.ent_coef):
             check_value("ent_coef", coefficient, FINITE)
+        remedy = "both losses share one optimizer; set `n_value_epochs`, which gives the value function its own, or use None"
+        require(self, self.value_learning_rate is None or self.n_value_epochs is not None, "value_learning_rate", remedy)
         check_rollout_buffer_class(self)
         if hasattr(self, "aux_buffer"):  # the model is complete
             self._check_policy()
@@ -883,7 +925,7 @@ class PPG(OnPolicyAlgorithm):
                 f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
                 f"{rollout_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`."
             )
-        for name in ("learning_rate", "aux_learning_rate"):
+        for name in ("learning_rate", "aux_learning_rate", "value_learning_rate"):
             value = getattr(self, name)
             rate = value(1.0) if callable(value) else value
             if rate is not None and rate > 1:

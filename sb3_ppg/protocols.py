@@ -39,6 +39,7 @@ class PhasicModel(Protocol):
     normalize_advantage: bool
     recompute_advantages: bool
     allow_nonfinite_observations: bool
+    ignore_terminations: bool
     replay_kwargs: dict[str, Any] | None
     rollout_buffer_class: Any
     use_sde: bool

@@ -126,7 +126,7 @@ def test_everything_public_is_documented(module):
 # Entry points for users, whose docstrings have an example
 EXAMPLES = {
     "sb3_ppg": "PPG RecurrentPPG MaskablePPG ImpalaCNN NormalizedRewardRolloutBuffer PhasicCallback PhasicCheckpointCallback "
-    "process_group",
+    "Player process_group",
     "sb3_ppg.family": "with_preset",
     "sb3_ppg.hub": "save_pretrained push",
     "sb3_ppg.environments": "EnvPoolVecEnv",

@@ -71,6 +71,17 @@ class Actions:
         """
         return ent_coef
 
+    @staticmethod
+    def tempered(distribution: Any, temperature: float) -> Any:
+        """
+        Return the distribution with the probabilities π(a|s)^(1/T), normalised. Override it for play at a temperature.
+
+        :param distribution: π(.|s), which stays as it is
+        :param temperature: T > 0
+        :return: a new distribution of the same kind
+        """
+        raise ArgumentError(f"`temperature`={temperature} cannot work: {type(distribution).__name__} has none; leave it 1")
+
     # ---- forms of an action ----
 
     def for_environments(self, actions: np.ndarray) -> np.ndarray:

@@ -206,6 +206,17 @@ class NestedActions(Actions):
         self.entropy_weights.fill_(1.0)
         return ent_coef
 
+    def tempered(self, distribution: "NestedDistribution", temperature: Any) -> "NestedDistribution":  # type: ignore[override]
+        """
+        :param distribution: π(.|s), which stays as it is
+        :param temperature: one for all leaves, or for each part of the space
+        :return: a new distribution
+        """
+        temperatures, tempered = by_leaf(self.space, "temperature", temperature), copy.copy(distribution)
+        parts = zip(distribution.pairs(), temperatures, strict=True)
+        tempered.distributions = [kind.tempered(one, its) for (kind, one), its in parts]
+        return tempered
+
     def for_environments(self, actions: np.ndarray) -> list[Any]:  # type: ignore[override]
         """
         :param actions: rows of numbers, (n_envs, n)

@@ -24,11 +24,13 @@ class CheckedSteps:
 
     :param env: environments with any wrappers, which stay the same during the rollout
     :param allow_observations: whether observations may be NaN or infinite
+    :param values_every_end: whether the last observation of every episode is valued, not only of those that are cut off
     """
 
-    def __init__(self, env: VecEnv, allow_observations: bool = False):
+    def __init__(self, env: VecEnv, allow_observations: bool = False, values_every_end: bool = False):
         self.env = env
         self.allow_observations = allow_observations
+        self.values_every_end = values_every_end
         self.normalizers = [*normalizers(env)]
         self.innermost = innermost(env)
 
@@ -39,8 +41,8 @@ class CheckedSteps:
         :param actions: of all environments
         :param step: its number in the rollout, for the message
         :return: as ``VecEnv.step``
-        :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode that was cut off
-            is NaN or infinite; the statistics of ``VecNormalize`` are then as before the step
+        :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode whose value
+            is asked for is NaN or infinite; the statistics of ``VecNormalize`` are then as before the step
         """
         with statistics_protected(self.normalizers):
             observations, rewards, dones, infos = self.env.step(actions)
@@ -50,7 +52,8 @@ class CheckedSteps:
             numbers += [("reward", rewards, None), ("observation", observations, None)]
             for index in dones.nonzero()[0].tolist():
                 last = infos[index].get("terminal_observation")
-                if last is not None and infos[index].get("TimeLimit.truncated", False):  # otherwise its value is not asked for
+                is_valued = self.values_every_end or infos[index].get("TimeLimit.truncated", False)
+                if last is not None and is_valued:
                     numbers.append(("last observation of an episode", last, index))
             if self.allow_observations:
                 numbers = [one for one in numbers if one[0] == "reward"]

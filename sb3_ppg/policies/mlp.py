@@ -129,6 +129,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     algorithm: ClassVar[str] = "PPG"  # the algorithm that can train it
     mixed_precision: MixedPrecision | None = None
+    temperature: Any = 1.0  # of the actions' distribution, in a copy that plays
     value_net: ValueHead
     aux_value_net: ValueHead
     actions: Actions
@@ -454,6 +455,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if isinstance(distribution, StateDependentNoiseDistribution):
             parameters.append(latent_pi)
         distribution = distribution.proba_distribution(*parameters)
+        if self.temperature != 1:
+            distribution = self.actions.tempered(distribution, self.temperature)
         if th.compiler.is_compiling():  # the object would lead out of the compiled function
             return distribution
         vars(self._action_dist).update({name: vars(distribution)[name] for name in LATEST if name in vars(distribution)})

@@ -11,6 +11,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.arguments import require
 from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
 from sb3_ppg.buffers.rollouts import RolloutEnd, as_stored, by_step, last_step, samples
@@ -45,7 +46,7 @@ def take_steps(
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
     callback.on_rollout_start()
-    steps = CheckedSteps(env, model.allow_nonfinite_observations)
+    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.ignore_terminations)
     with unvalidated_distributions():
         while n_steps < n_rollout_steps:
             if model.use_sde and n_steps == 0:
@@ -107,12 +108,17 @@ def _bootstrap_at_time_limits(
     model: PhasicModel, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
 ) -> None:
     """
-    Add γ V(last observation) to the last reward of an episode that a time limit ended. A buffer that normalises rewards has a
-    separate array for these values.
+    Add γ V(last observation) to the last reward of an episode that a time limit ended, or, with ``ignore_terminations``, of
+    every episode. A buffer that normalises rewards has a separate array for these values.
+
+    :raises ArgumentError: with ``ignore_terminations``, if the environments do not give the last observation
     """
     for index in dones.nonzero()[0].tolist():
         last_observation = infos[index].get("terminal_observation")
-        if last_observation is not None and infos[index].get("TimeLimit.truncated", False):
+        remedy = f"the info of environment {index} has no 'terminal_observation' at the end of an episode; use False"
+        require(model, last_observation is not None or not model.ignore_terminations, "ignore_terminations", remedy)
+        is_cut_off = model.ignore_terminations or infos[index].get("TimeLimit.truncated", False)
+        if last_observation is not None and is_cut_off:
             observation, _ = model.policy.obs_to_tensor(last_observation)
             with th.no_grad():
                 (value,) = model.next_values(observation, np.array([False]), index)

@@ -308,3 +308,31 @@ def test_a_choice_and_its_parameter_are_learned(seed):
     model = PPG("MlpPolicy", env, n_steps=64, n_epochs=5, learning_rate=2e-3, gamma=0, seed=seed, device="cpu").learn(12_288)
     reward, _ = evaluate_policy(model, make_vec_env(Kick, seed=100), n_eval_episodes=200)
     assert reward > 0.85
+
+
+# ---- play ----
+
+
+def test_leaves_have_temperatures():
+    model = PPG("MlpPolicy", nested_envs(), **SMALL)
+    observation = np.stack([VECTOR.sample()] * 500)
+    plain, _ = model.predict(observation)
+    cold = dict(kind=1e-6, how=1.0, move=dict(here=1.0, there=1.0, far=1e-6))
+    actions, _ = model.predict(observation, temperature=cold)
+    assert len({action["kind"] for action in plain}) == 3 and len({action["kind"] for action in actions}) == 1
+    spread = {name: np.std([action["move"][name][..., 0] for action in actions], axis=0).max() for name in ("here", "far")}
+    assert spread["far"] < 2e-3 and spread["here"] > 0.3
+    with pytest.raises(ArgumentError, match="`temperature`=0"):
+        model.predict(observation, temperature=dict(kind=0, how=1, move=1))
+
+
+def test_epsilon_replaces_whole_actions():
+    """Gaussians' samples and modes differ."""
+    model = PPG("MlpPolicy", nested_envs(), **SMALL)
+    observation = np.stack([VECTOR.sample()] * 1000)
+    modes, _ = model.predict(observation, deterministic=True)
+    actions, _ = model.predict(observation, deterministic=True, epsilon=0.2)
+    explored = [action["move"]["far"] != mode["move"]["far"] for action, mode in zip(actions, modes, strict=True)]
+    assert 0.15 < np.mean(explored) < 0.25
+    one, _ = model.predict(observation[0], deterministic=True, epsilon=1.0)
+    assert NESTED.contains(one)

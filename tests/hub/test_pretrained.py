@@ -79,6 +79,7 @@ MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
         dict(
             learning_rate=LinearSchedule(1e-3, 1e-5, 0.5),
             aux_learning_rate=LinearSchedule(1e-4, 0.0, 1.0),
+            value_learning_rate=LinearSchedule(2e-4, 0.0, 1.0),
             clip_range_vf=0.3,
             n_value_epochs=2,
             target_kl=0.5,
