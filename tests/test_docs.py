@@ -45,6 +45,13 @@ def test_code_of_a_page_runs(code, tmp_path, monkeypatch):
     assert "learn(" not in code or names["model"].num_timesteps >= 1
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_fits_a_page(page):
+    """A site's column has room for 88 characters."""
+    blocks = re.findall(r"^```(?:python|bash)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
+
+
 @pytest.mark.slow
 def test_the_objective_that_a_page_shows_learns_and_is_shared(tmp_path):
     code = code_blocks("docs/extending.md")[0]
