@@ -319,7 +319,6 @@ class PPG(OnPolicyAlgorithm):
         if self.env is not None:
             self.check_arguments()
             self._warn_of_unlikely_arguments()
-            self._tell_weights(self.env)
         if _init_setup_model:
             self._setup_model()
             if self.env is not None:
@@ -354,6 +353,7 @@ class PPG(OnPolicyAlgorithm):
         self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
         self._check_policy()
         self._check_objective()
+        self._tell_weights()
 
     @property
     def aux_lr_schedule(self) -> Schedule:
@@ -811,11 +811,11 @@ class PPG(OnPolicyAlgorithm):
         """
         super().set_env(env, force_reset)
         store_floats(self.rollout_buffer, self.env)
-        self._tell_weights(self.env)
+        self._tell_weights()
 
-    def _tell_weights(self, env: VecEnv | None) -> None:
-        if env is not None and isinstance(self.reward_weights, list):
-            tell_weights(env, self.reward_weights)
+    def _tell_weights(self) -> None:
+        if self.env is not None and isinstance(self.reward_weights, list):
+            tell_weights(self.env, self.reward_weights)
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """

@@ -21,8 +21,8 @@ TARGETS, OLD_VALUES = "component_targets", "component_values"
 
 class VectorRewardBuffer(RolloutBuffer):
     """
-    What vector rewards add to any class of rollout buffers, see ``with_vector_rewards``. ``values``, ``returns`` and
-    ``advantages`` are the weighted sums of those of the components, ``rewards`` are what the environments give.
+    A mixin for any class of rollout buffers, see ``with_vector_rewards``: rewards, values and value targets of each component.
+    ``values``, ``returns`` and ``advantages`` are their weighted sums, ``rewards`` are what the environments give.
 
     :param n_components: K
     :param reward_weights: a weight for each component, or "observation", see ``PPG``

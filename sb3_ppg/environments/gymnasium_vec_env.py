@@ -126,8 +126,8 @@ class GymnasiumVecEnv(VecEnv):
             return rewards
         if self.reward_weights is None or len(self.reward_weights) != rewards.shape[1]:
             raise ArgumentError(
-                f"{self.env} gives vectors of {rewards.shape[1]} numbers as rewards: use PPG(..., reward_weights=[...]) with a "
-                "weight for each"
+                f"{self.env} gives vectors of {rewards.shape[1]} numbers as rewards: use PPG(..., reward_weights=[...]) with "
+                "a weight for each"
             )
         return rewards @ self.reward_weights
 
