@@ -266,6 +266,14 @@ def test_rewards_that_vec_normalize_changes_are_refused():
     make(VecNormalize(vector_envs(), norm_reward=False), reward_weights=[1.0, 1.0]).learn(16)
 
 
+def test_statistics_of_other_rewards_are_refused():
+    kwargs = normalized()
+    make(vector_envs(), reward_weights=[1.0, 1.0], **kwargs).learn(16)
+    for other in (dict(reward_weights=[1.0, 1.0, 1.0]), {}):
+        with pytest.raises(ArgumentError, match="statistics of another number of components"):
+            make(vector_envs(3), **other, **kwargs)
+
+
 def test_scalar_value_heads_are_refused():
     from sb3_ppg.policies import MlpPolicy, ValueHead
 

@@ -9,6 +9,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 from sb3_ppg.arguments import argument_value, made_from, require
 from sb3_ppg.buffers.protocol import has_usual_samples, is_recomputable
 from sb3_ppg.buffers.replay import RolloutReplay, full_like
+from sb3_ppg.buffers.reward_normalizer import RewardNormalizer
 from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.distributed.collectives import n_local_processes
@@ -46,6 +47,11 @@ def check_vector_rewards(model: PhasicModel) -> None:
         value, n_components = getattr(model, name), model.n_reward_components
         remedy = f"use one number, or one for each component of the rewards, of which there are {n_components or 1}"
         require(model, not isinstance(value, (list, tuple)) or len(value) == n_components, name, remedy)
+    normalizer = (model.rollout_buffer_kwargs or {}).get("reward_normalizer")
+    shapes = ((), (model.n_reward_components,)) if weights is not None else ((),)
+    is_same = not isinstance(normalizer, RewardNormalizer) or np.shape(normalizer.return_rms.var) in shapes
+    remedy = "its `reward_normalizer` has the statistics of another number of components; use a new one"
+    require(model, is_same, "rollout_buffer_kwargs", remedy)
     if weights is None:
         return
     for normalizer in normalizers(model.env):
