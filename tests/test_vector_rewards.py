@@ -250,6 +250,10 @@ def test_logs_have_each_component():
         (dict(reward_weights=[1.0, 1.0], clip_range_vf=0.2), "`clip_range_vf`.*a loss of its own"),
         (dict(reward_weights=[1.0, 1.0], objective_kwargs=dict(value_clip=0.2)), "`value_clip`.*a loss of its own"),
         (
+            dict(reward_weights=[1.0, 1.0], objective="daac", n_value_epochs=1, n_aux_epochs=0),
+            "`clip_range`.*`value_net` has a loss of its own",
+        ),
+        (
             dict(reward_weights=[1.0, 1.0], objective="dna", n_value_epochs=1),
             "`reward_weights`.*DistillationObjective has its own value targets",
         ),
