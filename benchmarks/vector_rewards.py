@@ -18,7 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.harness import Experiment, Report
-from benchmarks.tables import finish, formatted, machines, page
+from benchmarks.tables import finish, machines, mean_and_error, page, table
 from sb3_ppg import PPG, DrawnWeights
 
 
@@ -42,7 +42,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "deep-sea-treasure-v0": Task(
-        200_000, dict(n_steps=128, ent_coef=0.01, n_epochs=4), 1, (0, -100), ("treasure", "steps, negative")
+        50_000, dict(n_steps=128, ent_coef=0.01, n_epochs=4), 1, (0, -100), ("treasure", "steps, negative")
     ),
     "mo-halfcheetah-v5": Task(
         500_000, dict(n_steps=256, batch_size=256), 5, (0, -6000), ("distance", "squared actions, negative")
@@ -122,7 +122,7 @@ def report(experiment: Experiment) -> Report:
     for axes, (env_id, task) in zip(figure.subplots(1, 2), TASKS.items(), strict=True):
         for arm, color in ARMS.items():
             own = rows[(rows["env"] == env_id) & (rows["arm"] == arm)].assign(
-                weight=lambda table: table["weight"].astype(float)
+                weight=lambda points: points["weight"].astype(float)
             )
             if own.empty:
                 continue
@@ -132,32 +132,16 @@ def report(experiment: Experiment) -> Report:
             seeds = own.groupby("seed")
             volumes = pd.Series([hypervolume(one[["first", "second"]].to_numpy(), task.reference) for _, one in seeds])
             scores = (own["weight"] * own["first"] + (1 - own["weight"]) * own["second"]).groupby(own["seed"]).mean()
-            lines.append(
-                dict(
-                    env=env_id,
-                    arm=arm,
-                    seeds=len(volumes),
-                    **{f"{name}_mean": values.mean() for name, values in (("volume", volumes), ("score", scores))},
-                    **{f"{name}_error": values.sem() for name, values in (("volume", volumes), ("score", scores))},
-                    seconds=seeds["seconds"].first().median(),
-                )
-            )
+            seconds = f"{seeds['seconds'].first().median():.0f}"
+            lines.append([env_id, arm, len(volumes), mean_and_error(volumes), mean_and_error(scores), seconds])
         finish(axes, f"{env_id}, {task.n_timesteps:,} steps in all", task.labels[0], task.labels[1], "best")
-    columns = {
-        "": "{env}",
-        "policies": "{arm}",
-        "seeds": "{seeds}",
-        "hypervolume": "{volume_mean:,.0f} ± {volume_error:,.0f}",
-        "weighted return": "{score_mean:.1f} ± {score_error:.1f}",
-        "seconds of a core": "{seconds:.0f}",
-    }
     text = page(
         "Vector rewards: one policy for all weights",
         f"`python -m benchmarks.vector_rewards`. {machines(rows)} One policy, which observes weights that are drawn for each "
         f"episode, beside one policy for each of {len(WEIGHTS)} weights with a {len(WEIGHTS)}th of the steps each. Both are "
         f"evaluated with these weights of the first component: {', '.join(map(str, WEIGHTS))}. The hypervolume is the area "
         "that the returns exceed; the weighted return is the mean over the weights; ± is the standard error over seeds.",
-        formatted(pd.DataFrame(lines), columns),
+        table(["", "policies", "seeds", "hypervolume", "weighted return", "seconds of a core"], lines),
     )
     return {"vector_rewards.md": text, "vector_rewards.png": figure}
 

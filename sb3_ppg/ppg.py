@@ -488,8 +488,7 @@ class PPG(OnPolicyAlgorithm):
             targets = component_samples(self.rollout_buffer).get(TARGETS, self.rollout_buffer.returns)
             change_value_units(self.policy, optimizers, targets, weight)
         elif self.policy.value_unit != 1.0:
-            n_components = self.n_reward_components or 1
-            set_value_units(self.policy, optimizers, np.zeros(n_components), np.ones(n_components))
+            set_value_units(self.policy, optimizers, 0.0, 1.0)
 
     def _store_rollout(self) -> None:
         """Keep the rollout for the auxiliary phase, which follows once the rollouts of a phase are together."""

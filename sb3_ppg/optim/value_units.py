@@ -32,19 +32,23 @@ def change_value_units(
         return  # the losses are not finite, and say so
     shift = mean - old_mean
     variance = (1 - weight) * old_std**2 + weight * std**2 + weight * (1 - weight) * shift**2
-    set_value_units(policy, optimizers, old_mean + weight * shift, np.maximum(variance**0.5, 1.0))
+    units = (old_mean + weight * shift, np.maximum(variance**0.5, 1.0))
+    set_value_units(policy, optimizers, *(one if len(one) > 1 else one.item() for one in units))
 
 
 def set_value_units(
-    policy: PhasicActorCriticPolicy, optimizers: Iterable[th.optim.Optimizer], mean: np.ndarray, std: np.ndarray
+    policy: PhasicActorCriticPolicy,
+    optimizers: Iterable[th.optim.Optimizer],
+    mean: float | np.ndarray,
+    std: float | np.ndarray,
 ) -> None:
     """
     Change the units; the values that the heads predict stay as they are.
 
     :param policy: with its heads
     :param optimizers: of its parameters
-    :param mean: where values are zero in the new unit, (number of components,)
-    :param std: the new unit, (number of components,); both in the units of the (normalised) return
+    :param mean: where values are zero in the new unit; one number, or one for each component
+    :param std: the new unit, likewise; both in the units of the (normalised) return
     """
     for head in (policy.value_net, policy.aux_value_net):
         factor = head.change_units(mean, std)

@@ -42,12 +42,12 @@ class ValueHead(nn.Linear):
         """
         Let the layer's weights predict (value - mean) / std; its output stays the same.
 
-        :param mean: in the units of the returns, (number of values,)
-        :param std: in the units of the returns, above zero, (number of values,)
+        :param mean: in the units of the returns; one number, or one for each of several values
+        :param std: in the units of the returns, above zero, likewise
         :return: the factor by which the weights have changed, and with them the gradient of an error in the head's units,
             (number of values,)
         """
-        new_mean, new_std = (th.as_tensor(one).to(self.mean).reshape(self.mean.shape) for one in (mean, std))
+        new_mean, new_std = (th.as_tensor(one).to(self.mean).expand(self.mean.shape) for one in (mean, std))
         factor = self.std / new_std
         self.weight.mul_(factor.reshape(-1, 1))
         self.bias.copy_((self.std * self.bias + self.mean - new_mean) / new_std)
