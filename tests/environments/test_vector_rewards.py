@@ -54,6 +54,14 @@ def test_monitors_files_have_the_return_of_each_component(tmp_path):
         np.testing.assert_allclose(log[f"rollout/ep_rew_mean/{k}"], episodes[f"return_{k}"].mean(), rtol=1e-5)
 
 
+def test_returns_of_components_begin_again_with_the_episodes():
+    """Also with those that ``learn`` begins."""
+    model = PPG("MlpPolicy", VectorRewardEnv(), reward_weights=[1.0, 10.0], **SMALL).learn(16).learn(64)
+    assert len(model.ep_info_buffer) >= 5
+    for episode in model.ep_info_buffer:
+        np.testing.assert_allclose(np.dot([1, 10], episode["vector_return"]), episode["r"], atol=1e-4)
+
+
 def test_vec_monitor_works():
     env = VecMonitor(DummyVecEnv([lambda: VectorRewards(VectorRewardEnv())] * 2))
     log = learn_and_log(PPG("MlpPolicy", env, reward_weights=[1.0, 2.0], **SMALL), 64)
