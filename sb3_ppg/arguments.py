@@ -33,9 +33,9 @@ def is_number(value: Any) -> bool:
     return is_real and math.isfinite(value)
 
 
-def is_list_of_numbers(value: Any) -> bool:
-    """Return whether a value is a list of at least one finite number."""
-    return isinstance(value, list) and len(value) > 0 and all(map(is_number, value))
+def is_list_of_weights(value: Any) -> bool:
+    """Return whether a value is a list of at least one number within a million."""
+    return isinstance(value, list) and len(value) > 0 and all(is_number(one) and abs(one) <= 1e6 for one in value)
 
 
 # ---- rules ----
@@ -122,8 +122,8 @@ RULES: dict[str, Rule] = {
     "sde_sample_freq": Rule(lambda value: is_count(value, -1), "use an integer of at least 1, or -1 or 0 for never"),
     **dict.fromkeys(("gamma", "gae_lambda"), one_or_several(number(0, 1))),
     "reward_weights": Rule(
-        lambda value: value is None or value == "observation" or is_list_of_numbers(value),
-        'use a list of finite numbers, one for each component of the rewards, "observation", or None for scalar rewards',
+        lambda value: value is None or value == "observation" or is_list_of_weights(value),
+        'use a list of numbers within 1e6, one for each component of the rewards, "observation", or None for scalar rewards',
     ),
     "ent_coef": Rule(is_number, "use a finite number"),
     **dict.fromkeys(("beta_clone", "kl_coef", "vf_coef"), number(0)),
