@@ -16,7 +16,14 @@ project = "sb3_ppg"
 author = "the sb3_ppg developers"
 project_copyright = f"2026, {author}"
 release = version = importlib.metadata.version("sb3-ppg")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode", "sphinx.ext.mathjax", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.viewcode",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"sb3_ppg {release}"

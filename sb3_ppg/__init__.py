@@ -9,6 +9,7 @@ from sb3_ppg.buffers.reward_normalizer import (
 )
 from sb3_ppg.callbacks import PhasicCallback
 from sb3_ppg.distributed.group import process_group
+from sb3_ppg.environments.vector_rewards import DrawnWeights, VectorRewards
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.play import EpsilonEvalCallback, MaskableEpsilonEvalCallback, Player
@@ -24,6 +25,7 @@ __all__ = [
     "PPG",
     "ArgumentError",
     "CnnPolicy",
+    "DrawnWeights",
     "EpsilonEvalCallback",
     "ImpalaCNN",
     "MaskableEpsilonEvalCallback",
@@ -40,6 +42,7 @@ __all__ = [
     "Player",
     "RecurrentPPG",
     "RewardNormalizer",
+    "VectorRewards",
     "__version__",
     "aux_buffer_path",
     "latest_checkpoint",

@@ -15,6 +15,7 @@ from sb3_ppg.arguments import require
 from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
 from sb3_ppg.buffers.rollouts import RolloutEnd, as_stored, by_step, last_step, samples
+from sb3_ppg.buffers.vector_rewards import VectorRewardBuffer
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
@@ -33,8 +34,8 @@ def take_steps(
     :param callback: callback to call after each step
     :param rollout_buffer: buffer to fill
     :param n_rollout_steps: number of steps in each environment
-    :return: the observations after the last step, (n_envs, ...); their values, (n_envs, 1); whether they begin an episode,
-        (n_envs,). None if a callback stopped the training
+    :return: the observations after the last step, (n_envs, ...); their values, (n_envs, 1), or (n_envs, K) for vector
+        rewards; whether they begin an episode, (n_envs,). None if a callback stopped the training
     :raises NonFiniteError: if an action, a value, an observation or a reward is NaN or infinite
     """
     model.policy.set_training_mode(False)
@@ -46,7 +47,7 @@ def take_steps(
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
     callback.on_rollout_start()
-    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.ignore_terminations)
+    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.ignore_terminations, model.vector_reader())
     with unvalidated_distributions():
         while n_steps < n_rollout_steps:
             if model.use_sde and n_steps == 0:
@@ -73,7 +74,7 @@ def take_steps(
             model.objective.after_environment_step(dones, infos, steps.reset_infos())
             _bootstrap_at_time_limits(model, rewards, dones, infos, rollout_buffer)
             stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
-            rollout_buffer.add(*stored, values, log_probs, **also_stored)
+            rollout_buffer.add(*stored, values, log_probs, **{**also_stored, **steps.also_stored})
             model._last_obs, model._last_episode_starts = new_obs, dones
         with th.no_grad():
             values = model.next_values(obs_as_tensor(new_obs, model.device), dones)
@@ -125,7 +126,8 @@ def _bootstrap_at_time_limits(
             place = rewards
             if isinstance(rollout_buffer, SeparatesBootstrap):
                 place = rollout_buffer.bootstrapped[rollout_buffer.pos]
-            place[index] += model.gamma * value
+            bootstrap = value.cpu().numpy().reshape(place.shape[1:])  # of each component, if there are several
+            place[index] += np.asarray(model.gamma, bootstrap.dtype) * bootstrap
 
 
 def finish_rollout(
@@ -137,12 +139,12 @@ def finish_rollout(
     :param model: algorithm that collected the rollout
     :param rollout_buffer: full buffer
     :param last_observations: observations after the last step, (n_envs, ...)
-    :param last_values: their values, (n_envs, 1)
+    :param last_values: their values, (n_envs, 1), or (n_envs, K) for vector rewards
     :param dones: whether they begin an episode, (n_envs,)
     :return: end of the rollout
     """
     rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
-    observations, values = as_stored(rollout_buffer, last_observations), last_values.flatten().cpu().numpy()
+    observations, values = as_stored(rollout_buffer, last_observations), last_values.squeeze(1).cpu().numpy()
     return RolloutEnd(observations, values, dones.astype(bool), model.memory())
 
 
@@ -190,11 +192,14 @@ def recompute_advantages(model: PhasicModel, rollout_buffer: RolloutBuffer, end:
     values = th.cat([model.policy.evaluate_values(*model.network_inputs(part)) for _, part in parts])
     last_values = model.next_values(obs_as_tensor(end.observations, model.device), end.dones, memory=end.memory)
     model.policy.set_training_mode(True)
-    current = by_step(rollout_buffer, values.cpu().numpy())
-    rewards, starts = (by_step(rollout_buffer, array) for array in (rollout_buffer.rewards, rollout_buffer.episode_starts))
-    last = last_values.flatten().cpu().numpy()
-    advantages = gae(rewards, current, starts, last, end.dones, model.gamma, model.gae_lambda)
-    rollout_buffer.returns = (advantages + current).T.reshape(-1, 1)
-    rollout_buffer.advantages = advantages.T.reshape(-1, 1)
+    current, last = values.cpu().numpy(), last_values.squeeze(1).cpu().numpy()
+    if isinstance(rollout_buffer, VectorRewardBuffer):
+        rollout_buffer.estimate(current, last, end.dones, model.gamma, model.gae_lambda)
+    else:
+        arrays = (rollout_buffer.rewards, current, rollout_buffer.episode_starts)
+        rewards, current, starts = (by_step(rollout_buffer, array) for array in arrays)
+        advantages = gae(rewards, current, starts, last, end.dones, model.gamma, model.gae_lambda)
+        rollout_buffer.returns = (advantages + current).T.reshape(-1, 1)
+        rollout_buffer.advantages = advantages.T.reshape(-1, 1)
     if model.normalize_advantage:
         rollout_buffer.advantages = model.objective.normalized_advantages(rollout_buffer.advantages, model.device)
