@@ -44,7 +44,7 @@ class MaskablePPG(PPG):
         model = MaskablePPG("MlpPolicy", env).learn(50_000)
         action, _ = model.predict(env.reset()[0], action_masks=env.action_masks())
 
-    Arguments are those of ``PPG``. Actions are Discrete, MultiDiscrete or MultiBinary, so there is no gSDE.
+    Arguments are those of ``PPG``. Actions are Discrete, MultiDiscrete or MultiBinary, or nested, so there is no gSDE.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {

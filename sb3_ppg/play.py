@@ -21,7 +21,8 @@ class Player:
     A model that takes a sample in place of the most likely action with a probability, as in ALF's evaluations. It has all
     attributes of the model, and acts for it wherever ``predict`` is called, as in SB3's ``evaluate_policy``.
 
-    Each environment draws for itself in each step, from torch's generator, which ``set_random_seed`` seeds.
+    Each environment draws for itself in each step, from torch's generator, which ``set_random_seed`` seeds. (With gSDE a
+    sample is the mode and the current noise.)
 
     Example::
 
@@ -33,8 +34,9 @@ class Player:
 
     :param model: an algorithm of this package, of SB3 or sb3-contrib
     :param epsilon: probability of a sample where ``deterministic`` actions are asked for
-    :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalised; below 1 they are more alike. For a Dict or
-        Tuple action space also a temperature for each of its parts. For algorithms of this package
+    :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalised (before actions are squashed); T < 1 favors
+        likely actions. For a Dict or Tuple action space also a temperature for each of its parts. For algorithms of this
+        package
     :raises ArgumentError: if they cannot work
     """
 
@@ -124,4 +126,4 @@ class EpsilonEvalCallback(EvalCallback):
 
 
 class MaskableEpsilonEvalCallback(EpsilonEvalCallback, MaskableEvalCallback):
-    """sb3-contrib's ``MaskableEvalCallback``, likewise."""
+    """sb3-contrib's ``MaskableEvalCallback``, which evaluates a ``Player``."""

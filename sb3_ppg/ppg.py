@@ -356,6 +356,7 @@ class PPG(OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
             self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
+        # As SB3's method, with other spaces, classes and arguments
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         buffer_class, buffer_kwargs, policy_kwargs = with_vector_rewards(self)
@@ -631,7 +632,7 @@ class PPG(OnPolicyAlgorithm):
             clip_range=clip_range,
             clip_range_vf=clip_range_vf,
             value_unit=self.policy.value_unit,
-            ent_coef=self.policy.actions.entropy_coefficient(self.ent_coef),
+            ent_coef=self.policy.actions.weigh_entropy(self.ent_coef, self.device),
             vf_coef=self.vf_coef,
             kl_coef=self.kl_coef or None,
             beta_clone=self.beta_clone,
@@ -681,12 +682,22 @@ class PPG(OnPolicyAlgorithm):
         summary = policy_phase_summary(self.policy, self.rollout_buffer, history["policy"], history["value"], clip_range)
         self._record("train", summary)
         if isinstance(self.policy.actions, NestedActions):
-            some = samples(self.rollout_buffer, self.batch_size, lambda n: np.arange(0, n, math.ceil(n / EVALUATED_SAMPLES)))
-            self._record("train", leaf_summary(self.policy, ((self.network_inputs(one), one.actions) for _, one in some)))
+            for name, value in self._leaf_summary().items():
+                self.logger.record(f"train/{name}", value, exclude=("stdout", "log"))  # which cut long names off
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit")}
         self._record("train", {name: value for name, value in scales.items() if value is not None})
         self._record("train", component_summary(self.rollout_buffer, self.policy))
+
+    def _leaf_summary(self) -> dict[str, float]:
+        """Evaluate the leaves of nested actions on an evenly spread part of the rollout."""
+        stride = math.ceil(self.n_steps * self.n_envs / EVALUATED_SAMPLES)
+        some = samples(self.rollout_buffer, self.batch_size, lambda n: np.arange(0, n, stride))
+        parts = (part for _, batch in some for part in split(batch, self.resolved_micro_batch_size()))
+        self.policy.set_training_mode(False)
+        summary = leaf_summary(self.policy, ((self.network_inputs(part), part.actions) for part in parts))
+        self.policy.set_training_mode(True)
+        return summary
 
     # ---- hooks: what memory, masks and the like override ----
 
@@ -903,7 +914,7 @@ class PPG(OnPolicyAlgorithm):
         Choose actions, like SB3's ``predict``.
 
         :param epsilon: probability of a sample in place of the most likely action, for each environment, see ``Player``
-        :param temperature: samples are drawn from π(a|s)^(1/T), normalised; see ``Player``
+        :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalised; see ``Player``
         :raises ArgumentError: if they cannot work, such as an ``epsilon`` without ``deterministic``
         """
         if epsilon or temperature != 1:

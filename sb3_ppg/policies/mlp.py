@@ -13,7 +13,6 @@ from gymnasium import spaces
 from stable_baselines3.common.distributions import (
     DiagGaussianDistribution,
     Distribution,
-    SquashedDiagGaussianDistribution,
     StateDependentNoiseDistribution,
     make_proba_distribution,
 )
@@ -32,6 +31,7 @@ from torch.nn.parameter import is_lazy
 
 from sb3_ppg.actions import NESTED, Actions, NestedDistribution, actions_class_of, flat_space
 from sb3_ppg.actions.base import with_python_integers
+from sb3_ppg.actions.kinds import SquashedGaussianDistribution
 from sb3_ppg.arguments import FLAG, check_value, choice, is_count, optional
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
@@ -246,7 +246,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def _build(self, lr_schedule: Schedule) -> None:
         with th.no_grad():  # gSDE's noise, which has a graph in SB3, could not be copied
             super()._build(lr_schedule)
-        self.action_space = self._given_action_space  # SB3 has made networks for the flat one
+        self.action_space = vars(self).pop("_given_action_space")  # SB3 has made networks for the flat one
         value_net = self.value_net  # SB3's, whose weights stay
         with th.random.fork_rng(devices=[]):  # so that the first actions are those of SB3's policy with the same seed
             heads = self.make_heads()
@@ -317,7 +317,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :return: the distribution over it, without parameters
         """
         if self.squash_leaves and isinstance(space, spaces.Box):
-            return SquashedDiagGaussianDistribution(math.prod(space.shape))
+            return SquashedGaussianDistribution(math.prod(space.shape))
         return make_proba_distribution(space)
 
     def _build_action_net(self) -> None:
