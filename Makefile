@@ -6,16 +6,18 @@ export OMP_NUM_THREADS ?= 2
 
 .PHONY: train test quick attack lint format type check docs dist benchmark sb3-suite clean
 
-# Builds .venv when it is missing or its requirements have changed
-$(VENV)/.installed: pyproject.toml constraints.txt
+# Each builds .venv when it is missing or its requirements have changed: for training, and for everything
+$(VENV)/.training: EXTRAS := zoo,plots
+$(VENV)/.installed: EXTRAS := dev
+$(VENV)/.training $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $@
 
 # Trains PPG on CartPole-v1 with RL Zoo's train script, evaluates the agent, draws its learning curve
-train: $(VENV)/.installed
-	$(RUN) -m sb3_ppg train --env CartPole-v1 --seed 1 --eval-freq 10000 --progress --num-threads 1
+train: $(VENV)/.training
+	$(RUN) -m sb3_ppg train --env CartPole-v1 --seed 1 --eval-freq 10000 --progress --num-threads 1 --verbose 0
 	$(RUN) -m sb3_ppg report --env CartPole-v1
 
 # One process per core, each with one thread

@@ -22,7 +22,7 @@ from benchmarks.tables import draw_seeds, finish, machines, page, table
 from examples.parameterized_actions import ACCELERATE, BRAKE, TURN, Docking
 from sb3_ppg import PPG
 
-N_SEEDS, N_TIMESTEPS, N_EPISODES = 5, 200_000, 200
+N_SEEDS, N_TIMESTEPS, N_EPISODES = 5, 100_000, 200
 THRESHOLD = 1.4  # mean return of 100 episodes
 POWERS, ANGLES = (0.2, 0.4, 0.6, 0.8, 1.0), (-1, -0.5, -0.25, -0.1, 0.1, 0.25, 0.5)
 

@@ -16,13 +16,20 @@ project = "sb3_ppg"
 author = "the sb3_ppg developers"
 project_copyright = f"2026, {author}"
 release = version = importlib.metadata.version("sb3-ppg")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.viewcode",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"sb3_ppg {release}"
 
 myst_heading_anchors = 3
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 
 add_module_names = False
 autodoc_member_order = "bysource"

@@ -57,8 +57,8 @@ class Docking(gym.Env):
         return self.observe(), reward, has_docked or is_lost, self.steps == self.max_steps, {"is_success": has_docked}
 
 
-def main(total_timesteps: int = 200_000) -> None:
-    """Train and evaluate. The action space needs no argument and no wrapper. Takes two minutes on two cores."""
+def main(total_timesteps: int = 100_000) -> None:
+    """Train and evaluate. The action space needs no argument and no wrapper. Takes a minute on two cores."""
     model = PPG("MlpPolicy", make_vec_env(Docking, n_envs=8, seed=0), n_steps=256, ent_coef=0.01, seed=0)
     model.learn(total_timesteps)
     mean, _ = evaluate_policy(model, make_vec_env(Docking, seed=1), n_eval_episodes=100)

@@ -9,8 +9,10 @@ from sb3_ppg.buffers.reward_normalizer import (
 )
 from sb3_ppg.callbacks import PhasicCallback
 from sb3_ppg.distributed.group import process_group
+from sb3_ppg.environments.vector_rewards import DrawnWeights, VectorRewards
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.maskable import MaskablePPG
+from sb3_ppg.play import EpsilonEvalCallback, MaskableEpsilonEvalCallback, Player
 from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 from sb3_ppg.ppg import PPG
@@ -23,7 +25,10 @@ __all__ = [
     "PPG",
     "ArgumentError",
     "CnnPolicy",
+    "DrawnWeights",
+    "EpsilonEvalCallback",
     "ImpalaCNN",
+    "MaskableEpsilonEvalCallback",
     "MaskablePPG",
     "MinAtarCNN",
     "MlpPolicy",
@@ -34,8 +39,10 @@ __all__ = [
     "NormalizedRewardRolloutBuffer",
     "PhasicCallback",
     "PhasicCheckpointCallback",
+    "Player",
     "RecurrentPPG",
     "RewardNormalizer",
+    "VectorRewards",
     "__version__",
     "aux_buffer_path",
     "latest_checkpoint",

@@ -19,7 +19,7 @@ Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 def without_numpy(value: Any) -> Any:
     """Convert a NumPy scalar to a Python number, which promotes float32 arrays differently and which files can store."""
-    return value.item() if isinstance(value, np.generic) else value
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
 def is_count(value: Any, minimum: int = 1) -> bool:
@@ -31,6 +31,11 @@ def is_number(value: Any) -> bool:
     """Return whether a value is a finite number (not a Boolean)."""
     is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     return is_real and math.isfinite(value)
+
+
+def is_list_of_weights(value: Any) -> bool:
+    """Return whether a value is a list of at least one number within a million."""
+    return isinstance(value, list) and len(value) > 0 and all(is_number(one) and abs(one) <= 1e6 for one in value)
 
 
 # ---- rules ----
@@ -79,6 +84,14 @@ def number_or_schedule(minimum: float, *, exclusive: bool = False) -> Rule:
     return Rule(is_allowed, f"{plain.remedy}, or a schedule that starts with one")
 
 
+def one_or_several(rule: Rule) -> Rule:
+    """Make a rule that allows a list of values in addition, one for each component of vector rewards."""
+    return Rule(
+        lambda value: all(map(rule.is_allowed, value if isinstance(value, (list, tuple)) else [value])),
+        f"{rule.remedy}, or, for vector rewards, a list of such numbers",
+    )
+
+
 def choice(*choices: Any) -> Rule:
     """Make a rule that allows these values only."""
     *first, last = (f'"{value}"' if isinstance(value, str) else str(value) for value in choices)
@@ -108,7 +121,11 @@ RULES: dict[str, Rule] = {
     "mixed_precision": optional(choice("bf16", "tf32"), "for float32"),
     "n_aux_epochs": count(0),
     "sde_sample_freq": Rule(lambda value: is_count(value, -1), "use an integer of at least 1, or -1 or 0 for never"),
-    **dict.fromkeys(("gamma", "gae_lambda"), number(0, 1)),
+    **dict.fromkeys(("gamma", "gae_lambda"), one_or_several(number(0, 1))),
+    "reward_weights": Rule(
+        lambda value: value is None or value == "observation" or is_list_of_weights(value),
+        'use a list of numbers within 1e6, one for each component of the rewards, "observation", or None for scalar rewards',
+    ),
     "ent_coef": Rule(
         lambda value: is_number(value) or isinstance(value, (dict, list, tuple)),
         "use a finite number, or one for each part of the action space",
@@ -117,7 +134,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("max_grad_norm", "target_kl"), optional(number(0, exclusive=True))),
     **dict.fromkeys(("clip_range", "clip_range_vf"), optional(number_or_schedule(0, exclusive=True))),
     "learning_rate": number_or_schedule(0),
-    "aux_learning_rate": optional(number_or_schedule(0), "for that of the policy phase"),
+    **dict.fromkeys(
+        ("aux_learning_rate", "value_learning_rate"), optional(number_or_schedule(0), "for that of the policy phase")
+    ),
     "normalize_value_targets": Rule(
         lambda value: FLAG.is_allowed(value) or (isinstance(value, str) and value == "running"),
         'use True, False, or "running"',
@@ -125,7 +144,11 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("normalize_advantage", "recompute_advantages", "use_sde", "recompute_states", "allow_nonfinite_observations"), FLAG
     ),
+    "ignore_terminations": FLAG,
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
+    # Play
+    "epsilon": number(0, 1),
+    "temperature": number(0, exclusive=True),
     # BCQ
     **dict.fromkeys(("tau", "lmbda", "threshold"), number(0, 1)),
     **dict.fromkeys(("phi", "latent_kl_coef", "logit_penalty_coef"), number(0)),
@@ -169,7 +192,7 @@ def check_values(**values: Any) -> None:
 
 
 # Arguments of a policy that the algorithm gives
-OF_THE_ALGORITHM = {"observation_space", "action_space", "lr_schedule", "use_sde", "args", "kwargs"}
+OF_THE_ALGORITHM = {*("observation_space", "action_space", "lr_schedule", "use_sde", "n_reward_components", "args", "kwargs")}
 
 
 def arguments_explained(constructor: Constructor) -> Constructor:

@@ -127,6 +127,7 @@ EXTRAS = {
     "Box2D": "box2d",
     "minigrid": "minigrid",
     "minatar": "minatar",
+    "mo_gymnasium": "mo",
 }
 # Patterns of environment IDs by the module that registers them, and how to register them
 ENVIRONMENTS = {

@@ -160,8 +160,9 @@ class ActionOutput(nn.Module):
         if self.is_box:
             if not rounds:
                 self.dtype = th.promote_types(self.dtype, th.float32)
-            self.register_buffer("low", th.as_tensor(space.low))
-            self.register_buffer("high", th.as_tensor(space.high))
+            exact = np.promote_types(space.dtype, np.float32)  # float64 for wide integers
+            self.register_buffer("low", th.as_tensor(space.low.astype(exact)))
+            self.register_buffer("high", th.as_tensor(space.high.astype(exact)))
         self.register_buffer("start", th.as_tensor(getattr(space, "start", 0)))
 
     def forward(self, actions: th.Tensor) -> th.Tensor:

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.environments.watched import workers_watched
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.play import Player
 from sb3_ppg.policies.masked import (
     MaskableMultiInputPhasicActorCriticPolicy,
     MaskablePhasicActorCriticCnnPolicy,
@@ -43,7 +44,7 @@ class MaskablePPG(PPG):
         model = MaskablePPG("MlpPolicy", env).learn(50_000)
         action, _ = model.predict(env.reset()[0], action_masks=env.action_masks())
 
-    Arguments are those of ``PPG``. Actions are Discrete, MultiDiscrete or MultiBinary, so there is no gSDE.
+    Arguments are those of ``PPG``. Actions are Discrete, MultiDiscrete or MultiBinary, or nested, so there is no gSDE.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -102,13 +103,19 @@ class MaskablePPG(PPG):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
         action_masks: np.ndarray | None = None,
+        *,
+        epsilon: float = 0.0,
+        temperature: Any = 1.0,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """
-        Choose actions, like SB3's ``predict``.
+        Choose actions, like ``PPG.predict``.
 
         :param action_masks: True where an action is possible, (n_envs, ...), or (...) for one observation. None: every action
             is possible
         """
+        if epsilon or temperature != 1:
+            player = Player(self, epsilon, temperature)
+            return player.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
         return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     def _excluded_save_params(self) -> list[str]:

@@ -40,19 +40,28 @@ from sb3_ppg.buffers.checks import (
     check_replay,
     check_rollout_buffer_class,
     check_samples,
+    check_vector_rewards,
     has_single_samples,
 )
 from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation, samples, store_floats
+from sb3_ppg.buffers.vector_rewards import (
+    TARGETS,
+    component_context,
+    component_samples,
+    component_summary,
+    with_vector_rewards,
+)
 from sb3_ppg.callbacks import tell, without_rank_zero_callbacks
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
 from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
+from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights, with_scalar_reward
 from sb3_ppg.environments.watched import check_first_observations, innermost, normalizers, statistics_protected
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
+from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name, targets_of
 from sb3_ppg.offline.warm_start import fit_to_data
 from sb3_ppg.optim.compiled import CompiledTraining, tracing
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, leaf_summary, policy_phase_summary
@@ -60,7 +69,15 @@ from sb3_ppg.optim.epoch import Epoch, mean_losses, optimize_epoch
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_batch, split
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
-from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+from sb3_ppg.play import Player
+from sb3_ppg.policies import (
+    CnnPolicy,
+    MixedPrecision,
+    MlpPolicy,
+    MultiInputPolicy,
+    PhasicActorCriticPolicy,
+    VectorValueHead,
+)
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
@@ -109,8 +126,8 @@ class PPG(OnPolicyAlgorithm):
     :param n_steps: The number of steps to run for each environment per rollout
     :param batch_size: Minibatch size of the policy phase, in samples
     :param n_epochs: E_π, the number of epochs per rollout on the policy's loss
-    :param gamma: Discount factor
-    :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator
+    :param gamma: Discount factor; with ``reward_weights`` one number, or one for each component
+    :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator, likewise
     :param clip_range: Clipping parameter ε, it can be a function of the current progress remaining. None: no clipping, for
         the KL penalty variant
     :param clip_range_vf: Clipping parameter for the value function, likewise, in the unit of the value heads (see
@@ -136,6 +153,8 @@ class PPG(OnPolicyAlgorithm):
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :param aux_learning_rate: The learning rate of the auxiliary phase, it can be a function of the current progress remaining.
         None: the same as ``learning_rate``
+    :param value_learning_rate: The learning rate of the value function's epochs (``n_value_epochs``), likewise. None: the same
+        as ``learning_rate``
     :param n_value_epochs: E_V, the number of epochs on the value function's loss, which then has its own optimizer and comes
         first. None: both losses are summed and share E_π epochs and one optimizer
     :param n_policy_iterations: N_π, the number of rollouts in a phase
@@ -174,6 +193,13 @@ class PPG(OnPolicyAlgorithm):
         path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
     :param allow_nonfinite_observations: Whether the features extractor takes care of observations that are NaN or infinite,
         such as padding or a missing echo. False: they end the training, with an error that names the environment and the step
+    :param ignore_terminations: Whether every end of an episode is bootstrapped with γ V(last observation), as a time limit is:
+        for environments whose ends are time limits that they report as terminations, as DI-engine's ``ignore_done``. Wrong
+        where an episode ends with a failure or a goal
+    :param reward_weights: A weight for each component of rewards that are vectors, as in MO-Gymnasium: both value heads have a
+        value for each, and the weights combine the advantages. ``gamma`` and ``gae_lambda`` may then be lists, too.
+        "observation": the weights are the entry "weights" of the observations, see ``DrawnWeights``: one policy for all
+        weights. None: rewards are scalar
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     :raises TypeError: for an argument that there is not
     """
@@ -216,8 +242,8 @@ class PPG(OnPolicyAlgorithm):
         n_steps: int = 1024,
         batch_size: int = 64,
         n_epochs: int = 10,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
+        gamma: float | list[float] = 0.99,
+        gae_lambda: float | list[float] = 0.95,
         clip_range: float | Schedule | None = 0.3,
         clip_range_vf: float | Schedule | None = None,
         normalize_advantage: bool = True,
@@ -238,6 +264,7 @@ class PPG(OnPolicyAlgorithm):
         _init_setup_model: bool = True,
         *,
         aux_learning_rate: float | Schedule | None = None,
+        value_learning_rate: float | Schedule | None = None,
         n_value_epochs: int | None = None,
         n_policy_iterations: int = 4,
         n_aux_epochs: int = 6,
@@ -254,6 +281,8 @@ class PPG(OnPolicyAlgorithm):
         objective_kwargs: dict[str, Any] | None = None,
         aux_buffer_kwargs: dict[str, Any] | None = None,
         allow_nonfinite_observations: bool = False,
+        ignore_terminations: bool = False,
+        reward_weights: list[float] | Literal["observation"] | None = None,
     ):
         _check_policy_class(policy, type(self))
         super().__init__(
@@ -261,8 +290,8 @@ class PPG(OnPolicyAlgorithm):
             env,  # type: ignore[arg-type]
             learning_rate=learning_rate,
             n_steps=n_steps,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
+            gamma=gamma,  # type: ignore[arg-type]
+            gae_lambda=gae_lambda,  # type: ignore[arg-type]
             ent_coef=ent_coef,  # type: ignore[arg-type]
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
@@ -281,6 +310,7 @@ class PPG(OnPolicyAlgorithm):
         )
         self.use_sde = use_sde
         self.aux_learning_rate = aux_learning_rate
+        self.value_learning_rate = value_learning_rate
         self.batch_size = batch_size
         self.n_epochs = n_epochs
         self.n_value_epochs = n_value_epochs
@@ -303,6 +333,8 @@ class PPG(OnPolicyAlgorithm):
         self.objective_kwargs = objective_kwargs
         self.aux_buffer_kwargs = aux_buffer_kwargs
         self.allow_nonfinite_observations = allow_nonfinite_observations
+        self.ignore_terminations = ignore_terminations
+        self.reward_weights = reward_weights
 
         self._n_aux_phases = 0
         self._n_rollouts = 0  # that have been learned from
@@ -318,17 +350,19 @@ class PPG(OnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """Take vector environments of Gymnasium, too; see SB3's method."""
-        venv: Any = GymnasiumVecEnv(env) if isinstance(env, VectorEnv) else env
+        """Take vector environments of Gymnasium, and environments with vector rewards, too; see SB3's method."""
+        venv: Any = GymnasiumVecEnv(env) if isinstance(env, VectorEnv) else with_scalar_reward(env)
         return OnPolicyAlgorithm._wrap_env(venv, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
             self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
+        # As SB3's method, with other spaces, classes and arguments
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
+        buffer_class, buffer_kwargs, policy_kwargs = with_vector_rewards(self)
         with unknown_names_explained(self.policy_class, self.rollout_buffer_class):
-            self.rollout_buffer = self.rollout_buffer_class(
+            self.rollout_buffer = buffer_class(
                 self.n_steps,
                 self.observation_space,
                 flat_space(self.action_space),
@@ -336,14 +370,15 @@ class PPG(OnPolicyAlgorithm):
                 gamma=self.gamma,
                 gae_lambda=self.gae_lambda,
                 n_envs=self.n_envs,
-                **self.rollout_buffer_kwargs,
+                **buffer_kwargs,
             )
             policy: Any = self.policy_class
             self.policy = policy(
-                self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
+                self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
             )
         self.policy = self.policy.to(self.device)
         self._maybe_recommend_cpu()
+        self._reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         store_floats(self.rollout_buffer, self.env)
         check_samples(self)
         self.policy.mixed_precision = self.mixed_precision
@@ -355,17 +390,30 @@ class PPG(OnPolicyAlgorithm):
         # The policy's own optimizer is the one of the policy (or joint) epochs
         if self.objective.trained_with_policy():
             self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
-        self.value_optimizer = self.policy.make_optimizer(self.lr_schedule(1))
+        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1))
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
         self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
         self._check_policy()
         self._check_objective()
+        self._tell_weights()
 
     @property
     def aux_lr_schedule(self) -> Schedule:
         """The learning rate of the auxiliary phase: the policy phase's current one, unless it has its own."""
         return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
+
+    @property
+    def value_lr_schedule(self) -> Schedule:
+        """The learning rate of the value function's epochs: the policy phase's current one, unless they have their own."""
+        return self.lr_schedule if self.value_learning_rate is None else FloatSchedule(self.value_learning_rate)
+
+    @property
+    def n_reward_components(self) -> int | None:
+        """K, the number of components of vector rewards; None for scalar rewards."""
+        if self.reward_weights == "observation":
+            return self.observation_space["weights"].shape[0]  # type: ignore[index]
+        return None if self.reward_weights is None else len(self.reward_weights)
 
     @property
     def n_aux_phases(self) -> int:
@@ -404,6 +452,10 @@ class PPG(OnPolicyAlgorithm):
         optimizers = {"policy": self.policy.optimizer, "value": self.value_optimizer}
         others = [] if objective.adversary_optimizer is None else [objective.adversary_optimizer]
         self._update_learning_rate([*optimizers.values(), *others])
+        if self.value_learning_rate is not None:
+            learning_rate = self.value_lr_schedule(self._current_progress_remaining)
+            update_learning_rate(self.value_optimizer, learning_rate)
+            self.logger.record("train/value_learning_rate", learning_rate)
         plan = self._plan()
         self._prepare_rollouts([kind for kind, *_ in plan])
         coefficients = self.coefficients()
@@ -476,7 +528,8 @@ class PPG(OnPolicyAlgorithm):
             self.logger.record("train/older_rollouts", len(older))
         objective.before_policy_phase(self.policy)
         for rollout in [*older, self.replay.rollouts[-1]]:
-            rollout.extras = objective.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
+            extras = objective.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
+            rollout.extras = {**component_samples(rollout.buffer), **extras}
 
     def _update_value_units(self) -> None:
         """Measure values in the unit of the latest value targets, or, where that was turned off since, of the return."""
@@ -484,7 +537,8 @@ class PPG(OnPolicyAlgorithm):
         if self.normalize_value_targets and self.n_aux_epochs > 0:
             n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
             weight = 1 / min(self._n_rollouts, n_averaged)  # at first all rollouts weigh the same
-            change_value_units(self.policy, optimizers, self.rollout_buffer.returns, weight)
+            targets = component_samples(self.rollout_buffer).get(TARGETS, self.rollout_buffer.returns)
+            change_value_units(self.policy, optimizers, targets, weight)
         elif self.policy.value_unit != 1.0:
             set_value_units(self.policy, optimizers, 0.0, 1.0)
 
@@ -560,7 +614,7 @@ class PPG(OnPolicyAlgorithm):
         some = self.aux_buffer.evenly_spread(max(1, EVALUATED_SAMPLES // self.aux_buffer.sequence_length))
         batches = (batch for _, batch in self.aux_buffer.batches(some, n_sequences))
         parts = (part for batch in batches for part in split(batch, self.resolved_micro_batch_size()))
-        evaluated = ((self.network_inputs(part), part.value_targets, part.recorded) for part in parts)
+        evaluated = ((self.network_inputs(part), targets_of(part), part.recorded) for part in parts)
         outcome = auxiliary_outcome(self.policy, self.objective.kl_to_recorded, evaluated)
         self.policy.set_training_mode(True)
         return outcome
@@ -579,7 +633,7 @@ class PPG(OnPolicyAlgorithm):
             clip_range=clip_range,
             clip_range_vf=clip_range_vf,
             value_unit=self.policy.value_unit,
-            ent_coef=self.policy.actions.entropy_coefficient(self.ent_coef),
+            ent_coef=self.policy.actions.weigh_entropy(self.ent_coef, self.device),
             vf_coef=self.vf_coef,
             kl_coef=self.kl_coef or None,
             beta_clone=self.beta_clone,
@@ -629,11 +683,22 @@ class PPG(OnPolicyAlgorithm):
         summary = policy_phase_summary(self.policy, self.rollout_buffer, history["policy"], history["value"], clip_range)
         self._record("train", summary)
         if isinstance(self.policy.actions, NestedActions):
-            some = samples(self.rollout_buffer, self.batch_size, lambda n: np.arange(0, n, math.ceil(n / EVALUATED_SAMPLES)))
-            self._record("train", leaf_summary(self.policy, ((self.network_inputs(one), one.actions) for _, one in some)))
+            for name, value in self._leaf_summary().items():
+                self.logger.record(f"train/{name}", value, exclude=("stdout", "log"))  # which cut long names off
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit")}
         self._record("train", {name: value for name, value in scales.items() if value is not None})
+        self._record("train", component_summary(self.rollout_buffer, self.policy))
+
+    def _leaf_summary(self) -> dict[str, float]:
+        """Evaluate the leaves of nested actions on an evenly spread part of the rollout."""
+        stride = math.ceil(self.n_steps * self.n_envs / EVALUATED_SAMPLES)
+        some = samples(self.rollout_buffer, self.batch_size, lambda n: np.arange(0, n, stride))
+        parts = (part for _, batch in some for part in split(batch, self.resolved_micro_batch_size()))
+        self.policy.set_training_mode(False)
+        summary = leaf_summary(self.policy, ((self.network_inputs(part), part.actions) for part in parts))
+        self.policy.set_training_mode(True)
+        return summary
 
     # ---- hooks: what memory, masks and the like override ----
 
@@ -652,6 +717,15 @@ class PPG(OnPolicyAlgorithm):
     def after_environment_step(self) -> None:
         """Follow a step: the environments have taken the actions of ``act``, and callbacks have agreed to go on."""
 
+    def vector_reader(self) -> Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None:
+        """
+        :return: what reads vector rewards from the infos of the next rollout's steps; None for scalar rewards
+        """
+        if self._reward_reader is None:
+            return None
+        self._reward_reader.begin(self._last_episode_starts)  # type: ignore[arg-type] # set when training starts
+        return self._reward_reader.read
+
     def next_values(
         self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
     ) -> th.Tensor:
@@ -662,7 +736,7 @@ class PPG(OnPolicyAlgorithm):
         :param episode_starts: whether they begin an episode, (B,)
         :param env: the number of the environment that they are from. None: of all environments
         :param memory: from ``memory``. None: the current one
-        :return: V, (B, 1)
+        :return: V, (B, 1); for vector rewards (B, K)
         """
         return self.policy.predict_values(observations)
 
@@ -693,7 +767,8 @@ class PPG(OnPolicyAlgorithm):
         :return: ``context``, and what the objective keeps of a rollout
         """
         end = self.rollout_end or self._rollout_end_template()
-        return {**self.context(), **self.objective.aux_data(self.rollout_buffer, end)}
+        of_components = component_context(self.rollout_buffer)
+        return {**self.context(), **of_components, **self.objective.aux_data(self.rollout_buffer, end)}
 
     def rollout_template(self) -> Rollout:
         """
@@ -703,8 +778,8 @@ class PPG(OnPolicyAlgorithm):
 
     def _rollout_end_template(self) -> RolloutEnd:
         observations = map_arrays(lambda one: np.repeat(one, self.n_envs, axis=0), one_observation(self.rollout_buffer))
-        values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, device="cpu")
-        return RolloutEnd(observations, values.numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
+        values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, self.n_reward_components or 1, device="cpu")
+        return RolloutEnd(observations, values.squeeze(1).numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
 
     # ---- SB3's training loop ----
 
@@ -735,6 +810,7 @@ class PPG(OnPolicyAlgorithm):
             check_log_probs(self, rollout_buffer)
             session.has_checked_log_probs = True
         callback.on_rollout_end()
+        self._record("rollout", mean_vector_return(self.ep_info_buffer or []))
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
         return True
 
@@ -827,6 +903,11 @@ class PPG(OnPolicyAlgorithm):
         """
         super().set_env(env, force_reset)
         store_floats(self.rollout_buffer, self.env)
+        self._tell_weights()
+
+    def _tell_weights(self) -> None:
+        if self.env is not None and isinstance(self.reward_weights, list):
+            tell_weights(self.env, self.reward_weights)
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -840,6 +921,27 @@ class PPG(OnPolicyAlgorithm):
             first = getattr(innermost(self.env), "_seeds", [None])[0] if seed is None else seed  # None: that of `make_vec_env`
             if first is not None:
                 self.env.seed(first + rank() * self.n_envs)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        *,
+        epsilon: float = 0.0,
+        temperature: Any = 1.0,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """
+        Choose actions, like SB3's ``predict``.
+
+        :param epsilon: probability of a sample in place of the most likely action, for each environment, see ``Player``
+        :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalised; see ``Player``
+        :raises ArgumentError: if they cannot work, such as an ``epsilon`` without ``deterministic``
+        """
+        if epsilon or temperature != 1:
+            return Player(self, epsilon, temperature).predict(observation, state, episode_start, deterministic)
+        return self.policy.predict(observation, state, episode_start, deterministic)
 
     # ---- arguments that have to fit together ----
 
@@ -858,7 +960,10 @@ class PPG(OnPolicyAlgorithm):
         require(self, self.n_steps * self.n_envs > 1 or not self.normalize_advantage, "n_steps", remedy)
         for coefficient in by_leaf(self.action_space, "ent_coef", self.ent_coef):
             check_value("ent_coef", coefficient, FINITE)
+        remedy = "both losses share one optimizer; set `n_value_epochs`, which gives the value function its own, or use None"
+        require(self, self.value_learning_rate is None or self.n_value_epochs is not None, "value_learning_rate", remedy)
         check_rollout_buffer_class(self)
+        check_vector_rewards(self)
         if hasattr(self, "aux_buffer"):  # the model is complete
             self._check_policy()
             check_auxiliary_batches(self, self.n_envs)
@@ -879,6 +984,9 @@ class PPG(OnPolicyAlgorithm):
         remedy = "it is for the features extractor, and this one has no layers; leave it None"
         require(self, self.mixed_precision != "bf16" or has_layers, "mixed_precision", remedy)
         heads = (self.policy.value_net, self.policy.aux_value_net)
+        has_vectors = all(isinstance(head, VectorValueHead) for head in heads)
+        remedy = f"both value heads have to be sb3_ppg.policies.VectorValueHead; use these, or None ({heads})"
+        require(self, self.reward_weights is None or has_vectors, "reward_weights", remedy)
         works = not self.normalize_value_targets or self.n_aux_epochs == 0 or self.policy.can_change_value_units
         remedy = f"`value_net` and `aux_value_net` are no sb3_ppg.policies.ValueHead; use that class, or False ({heads})"
         require(self, works, "normalize_value_targets", remedy)
@@ -891,6 +999,8 @@ class PPG(OnPolicyAlgorithm):
             remedy = f"this model was made with {made_with.__name__}: give another one to the constructor"
             raise ArgumentError(f"`objective`={given!r} cannot work: {remedy}")
         has_own_targets = cls.value_targets is not Objective.value_targets
+        remedy = f"{cls.__name__} has its own value targets, which are scalar; use another objective, or None"
+        require(self, self.reward_weights is None or not has_own_targets, "reward_weights", remedy)
         remedy = f"{cls.__name__} has its own value targets, which are not recomputed; use False"
         require(self, not (self.recompute_advantages and has_own_targets), "recompute_advantages", remedy)
         require(self, not (self.replay.capacity > 1 and has_own_targets), "replay_kwargs", remedy.replace("False", "None"))
@@ -905,7 +1015,7 @@ class PPG(OnPolicyAlgorithm):
                 f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
                 f"{rollout_size % self.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`."
             )
-        for name in ("learning_rate", "aux_learning_rate"):
+        for name in ("learning_rate", "aux_learning_rate", "value_learning_rate"):
             value = getattr(self, name)
             rate = value(1.0) if callable(value) else value
             if rate is not None and rate > 1:
@@ -1019,7 +1129,7 @@ class PPG(OnPolicyAlgorithm):
         return CompiledTraining(self)
 
     def _excluded_save_params(self) -> list[str]:
-        of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")
+        of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size", "_reward_reader")
         return [*super()._excluded_save_params(), "aux_buffer", "replay", "objective", *of_training]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

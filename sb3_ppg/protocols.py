@@ -23,8 +23,9 @@ class PhasicModel(Protocol):
     n_envs: int
     n_steps: int
     batch_size: int
-    gamma: float
-    gae_lambda: float
+    gamma: Any
+    gae_lambda: Any
+    reward_weights: Any
     n_value_epochs: int | None
     n_policy_iterations: int
     n_aux_epochs: int
@@ -40,8 +41,11 @@ class PhasicModel(Protocol):
     normalize_advantage: bool
     recompute_advantages: bool
     allow_nonfinite_observations: bool
+    ignore_terminations: bool
     replay_kwargs: dict[str, Any] | None
     rollout_buffer_class: Any
+    rollout_buffer_kwargs: Any
+    policy_kwargs: Any
     use_sde: bool
     sde_sample_freq: int
     mixed_precision: Any
@@ -73,6 +77,11 @@ class PhasicModel(Protocol):
     _checkpoint: Any
 
     def get_env(self) -> VecEnv | None: ...
+
+    @property
+    def n_reward_components(self) -> int | None: ...
+
+    def vector_reader(self) -> Any: ...
 
     def network_inputs(self, batch: Any) -> tuple: ...
 

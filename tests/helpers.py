@@ -51,6 +51,27 @@ class RandomEnv(gym.Env):
         return obs, float(np.ravel(first)[0]), False, self.steps == self.episode_length, {}
 
 
+class VectorRewardEnv(RandomEnv):
+    """Random observations; the reward has K components, of the observation and the action, and some episodes end by chance."""
+
+    def __init__(self, n_components: int = 2, action_space: spaces.Space | None = None):
+        super().__init__(spaces.Box(-1, 1, (3,)), action_space or spaces.Discrete(3), episode_length=11)
+        self.reward_space = spaces.Box(-10, 10, (n_components,))
+
+    def step(self, action):
+        obs, first, _, truncated, info = super().step(action)
+        vector = np.array([3 * first, 0.5 - np.sum(action), obs[1]])[: self.reward_space.shape[0]]
+        return obs, vector, bool(obs[2] > 0.9), truncated, info
+
+
+class FirstReward(gym.Wrapper):
+    """The first component of vector rewards as the reward."""
+
+    def step(self, action):
+        obs, vector, *rest = self.env.step(action)
+        return obs, float(vector[0]), *rest
+
+
 class BatchNormExtractor(BaseFeaturesExtractor):
     """Layers that behave differently in training mode."""
 

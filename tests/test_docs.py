@@ -49,8 +49,17 @@ BLOCKS = {
 @pytest.mark.parametrize("code", BLOCKS.values(), ids=BLOCKS)
 def test_code_of_a_page_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if "mo_gymnasium" in code:
+        pytest.importorskip("mo_gymnasium")
     names = run(code, 1100 if "Checkpoint" in code else 1)
     assert "learn(" not in code or names["model"].num_timesteps >= 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_fits_a_page(page):
+    """A site's column has room for 88 characters."""
+    blocks = re.findall(r"^```(?:python|bash)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
 
 
 @pytest.mark.slow
@@ -134,7 +143,7 @@ def test_everything_public_is_documented(module):
 # Entry points for users, whose docstrings have an example
 EXAMPLES = {
     "sb3_ppg": "PPG RecurrentPPG MaskablePPG ImpalaCNN NormalizedRewardRolloutBuffer PhasicCallback PhasicCheckpointCallback "
-    "process_group",
+    "Player process_group",
     "sb3_ppg.family": "with_preset",
     "sb3_ppg.hub": "save_pretrained push",
     "sb3_ppg.environments": "EnvPoolVecEnv",

@@ -11,7 +11,7 @@ LAYERS = [
     ["errors", "protocols", "arguments"],
     ["losses", "actions", "policies.extractors", "distributed", "buffers.nested", "buffers.system_memory"],
     ["policies", "environments"],
-    ["optim", "callbacks"],
+    ["optim", "callbacks", "play"],
     ["buffers", "objectives", "distributed.exchange", "saving"],
     ["training", "offline"],
     ["ppg", "recurrent", "maskable", "family"],

@@ -189,6 +189,38 @@ def test_schedules_run_over_the_whole_budget():
     assert logged["train/clip_range"] == 0.0
 
 
+def test_the_value_epochs_have_a_schedule_of_their_own():
+    """It falls from 4e-3 to zero over six rollouts; the other phases keep their rates."""
+    model = make(n_value_epochs=2, learning_rate=1e-3, value_learning_rate=LinearSchedule(4e-3, 0.0, 1.0))
+    assert model.value_optimizer.param_groups[0]["lr"] == 4e-3
+    policy, value, aux = map(rates_of, (model.policy.optimizer, model.value_optimizer, model.aux_optimizer))
+    logged = learn_and_log(model, 16 * 3)
+    assert logged["train/learning_rate"] == 1e-3 and logged["train/value_learning_rate"] == pytest.approx(0.0)
+    np.testing.assert_allclose(value, np.repeat([4e-3 * 2 / 3, 4e-3 / 3, 0.0], 2), rtol=1e-6, atol=1e-12)
+    assert {*policy} == {*aux} == {1e-3}
+    assert "`train/value_learning_rate`" in (ROOT / "docs" / "logs.md").read_text()
+
+
+def test_a_value_learning_rate_equal_to_the_policys_changes_nothing():
+    results = []
+    for given in ({}, dict(value_learning_rate=1e-3), dict(value_learning_rate=2e-3)):
+        model = make(n_value_epochs=2, learning_rate=1e-3, **given)
+        results.append((learn_and_log(model, 16 * 4), weights(model)))
+    (logged, one), (logged_same, same), (_, other) = results
+    assert not changed(one, same) and changed(one, other)
+    assert logged_same.keys() - logged.keys() == {"train/value_learning_rate"}
+
+
+def test_a_model_file_keeps_the_value_learning_rate_and_another_can_be_given(tmp_path):
+    model = make(n_value_epochs=1, value_learning_rate=LinearSchedule(4e-3, 0.0, 1.0))
+    model.save(tmp_path / "model.zip")
+    for given, expected in (({}, 4e-3 / 2), (dict(value_learning_rate=5e-3), 5e-3), (dict(value_learning_rate=None), 5e-4)):
+        loaded = PPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu", **given)
+        rates = rates_of(loaded.value_optimizer)
+        loaded.learn(16 * 2)
+        assert rates[0] == pytest.approx(expected)
+
+
 def test_the_auxiliary_learning_rate_follows_the_other_by_default():
     model = make(learning_rate=LinearSchedule(1e-3, 0.0, 1.0))
     rates = rates_of(model.aux_optimizer)
@@ -381,6 +413,7 @@ BAD_VALUES = dict(
     target_kl=[0.0],
     learning_rate=[-1e-3, "fast", None, lambda _: float("nan")],
     aux_learning_rate=[-1e-3],
+    value_learning_rate=[-1e-3],
     normalize_advantage=["False"],
     normalize_value_targets=[None],
     use_sde=["no"],
@@ -391,6 +424,7 @@ BAD_VALUES = dict(
     policy=[None, 3],
     aux_buffer_kwargs=["mmap", dict(size=3)],
     recompute_advantages=["yes"],
+    ignore_terminations=["yes"],
     mixed_precision=["fp16"],
 )
 CONTRADICTORY_NETWORKS = [
@@ -415,6 +449,10 @@ BAD_ARGUMENTS += [(dict(policy_kwargs=kwargs), message) for kwargs, message in C
 BAD_ARGUMENTS += [
     (dict(aux_batch_size=24), "aux_batch_size.*24.*n_steps.*16.*use a multiple of it, or less, for minibatches of single"),
     (dict(aux_batch_size=64), "aux_batch_size.*64.*48"),
+    (
+        dict(value_learning_rate=1e-3),
+        "value_learning_rate`=0.001 cannot work: both losses share.*n_value_epochs",
+    ),
     (dict(mixed_precision="bf16"), "mixed_precision`='bf16' cannot work.*no layers"),
     (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalisation.*None"),
     (dict(micro_batch_size=4, policy_kwargs=dict(compile_mode="reduce-overhead")), "micro_batch_size`=4 .*: CUDA graphs"),
@@ -567,6 +605,7 @@ def test_ppos_arguments_keep_ppos_positions():
         (dict(learning_rate=2048), "`learning_rate`=2048 is above 1"),
         (dict(learning_rate=lambda progress: 3.0 * progress), "`learning_rate`=3 is above 1"),
         (dict(aux_learning_rate=64.0), "`aux_learning_rate`=64 is above 1"),
+        (dict(value_learning_rate=8.0, n_value_epochs=1), "`value_learning_rate`=8 is above 1"),
         (dict(batch_size=10), "truncated mini-batch of size 6"),
     ],
 )

@@ -64,12 +64,26 @@ class Actions:
         """
         return distribution.entropy()
 
-    def entropy_coefficient(self, ent_coef: Any) -> float:
+    def weigh_entropy(self, ent_coef: Any, device: th.device) -> float:
         """
+        Let ``entropy`` have the weights that ``ent_coef`` gives to parts of the actions, if there are parts.
+
         :param ent_coef: argument of the algorithm
+        :param device: device of the losses
         :return: factor of ``entropy`` in the losses
         """
         return ent_coef
+
+    @staticmethod
+    def tempered(distribution: Any, temperature: float) -> Any:
+        """
+        Return the distribution with the probabilities π(a|s)^(1/T), normalised. Override it for play at a temperature.
+
+        :param distribution: π(.|s), which stays as it is
+        :param temperature: T > 0
+        :return: a new distribution of the same kind
+        """
+        raise ArgumentError(f"`temperature`={temperature} cannot work: {type(distribution).__name__} has none; leave it 1")
 
     # ---- forms of an action ----
 
@@ -81,7 +95,11 @@ class Actions:
         if not isinstance(self.space, spaces.Box):
             return actions
         low, high = self.space.low, self.space.high
-        return low + 0.5 * (actions + 1.0) * (high - low) if self.bounded else np.clip(actions, low, high)
+        if not self.bounded:
+            return np.clip(actions, low, high)
+        if np.issubdtype(self.space.dtype, np.integer):  # whose difference may not fit into the type
+            low, high = low.astype(np.float64), high.astype(np.float64)
+        return low + 0.5 * (actions + 1.0) * (high - low)
 
     def for_buffer(self, actions: np.ndarray) -> np.ndarray:
         """

@@ -1,5 +1,7 @@
 """Actions of the distributions of SB3 and sb3-contrib."""
 
+import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,15 @@ def categorical_kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th
     return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
 
 
-class CategoricalActions(Actions):
+class LogitActions(Actions):
+    """Actions whose parameters are logits."""
+
+    @classmethod
+    def tempered(cls, distribution: Any, temperature: float) -> Any:
+        return copy.copy(distribution).proba_distribution(cls.parameters(distribution) / temperature)
+
+
+class CategoricalActions(LogitActions):
     """Discrete actions: integers. Parameters are the log-probabilities, (B, n)."""
 
     kl = staticmethod(categorical_kl)
@@ -62,7 +72,7 @@ class CategoricalActions(Actions):
         return F.one_hot(actions, self.n_features)
 
 
-class MultiCategoricalActions(Actions):
+class MultiCategoricalActions(LogitActions):
     """MultiDiscrete actions. Parameters are the log-probabilities of all dimensions, (B, sum of n)."""
 
     kl = staticmethod(categorical_kl)
@@ -84,7 +94,7 @@ class MultiCategoricalActions(Actions):
         return th.cat([F.one_hot(column, n) for column, n in zip(columns, self.sizes, strict=True)], dim=1)
 
 
-class BernoulliActions(Actions):
+class BernoulliActions(LogitActions):
     """MultiBinary actions. Parameters are the logits, (B, n)."""
 
     @staticmethod
@@ -106,7 +116,7 @@ class MaskableMultiCategoricalActions(MultiCategoricalActions):
         return th.cat([categorical.logits for categorical in distribution.distributions], dim=1)
 
 
-class MaskableBernoulliActions(Actions):
+class MaskableBernoulliActions(LogitActions):
     """MultiBinary actions under masks, as two choices each. Parameters are the log-probabilities, (B, 2 n)."""
 
     kl = staticmethod(categorical_kl)
@@ -131,11 +141,41 @@ class GaussianActions(Actions):
         kl = th.log(std / first_std) + ((first_std / std).square() + ((first_mean - mean) / std).square() - 1) / 2
         return kl.sum(dim=1)
 
+    @staticmethod
+    def tempered(distribution: Any, temperature: float) -> Any:
+        tempered, gaussian, scale = copy.copy(distribution), distribution.distribution, math.sqrt(temperature)
+        tempered.distribution = th.distributions.Normal(gaussian.mean, scale * gaussian.stddev)
+        if isinstance(distribution, StateDependentNoiseDistribution):  # samples are the mean and noise that was drawn before
+            tempered.exploration_mat = scale * distribution.exploration_mat
+            tempered.exploration_matrices = scale * distribution.exploration_matrices
+        return tempered
+
 
 class SquashedGaussianActions(GaussianActions):
     """Box actions that tanh has squashed."""
 
     bounded = True
+
+
+# Gauss-Hermite quadrature for expectations under a standard normal distribution
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+
+
+class SquashedGaussianDistribution(SquashedDiagGaussianDistribution):
+    """SB3's squashed Gaussian, with its entropy."""
+
+    def entropy(self) -> th.Tensor:
+        """
+        Return H(tanh(u)) = H(u) + E[log(1 - tanh²(u))] by quadrature. Unlike an estimate from actions that were taken, it has
+        a gradient.
+
+        :return: (B,), in nats
+        """
+        normal = self.distribution
+        nodes, weights = (th.as_tensor(one).to(normal.mean) for one in (NODES, WEIGHTS / WEIGHTS.sum()))
+        u = normal.mean[..., None] + normal.stddev[..., None] * nodes
+        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u)) @ weights
+        return (normal.entropy() + log_slope).sum(dim=1)
 
 
 register(CategoricalDistribution, CategoricalActions)

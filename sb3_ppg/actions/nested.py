@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution
+from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution, StateDependentNoiseDistribution
 from torch import nn
 
 from sb3_ppg.actions.base import ActionDistribution, Actions, actions_class_of, register, with_python_integers
@@ -68,24 +68,34 @@ def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
         remedy = "give it finite bounds"
     elif math.prod(space.shape or ()) == 0:
         remedy = "leave it out, it has no numbers"
+    elif path and isinstance(space, spaces.Box) and _is_too_wide(space):
+        remedy = "give it bounds within 2**53, up to which a float is an exact integer"
     else:
         return [Leaf(path, space)]
     raise ArgumentError(f"The action space has {space} at {path!r}, which cannot work: {remedy}")
 
 
+def _is_too_wide(space: spaces.Box) -> bool:
+    return np.issubdtype(space.dtype, np.integer) and max(abs(int(space.low.min())), abs(int(space.high.max()))) > 2**53
+
+
 class FlatSpace(spaces.MultiDiscrete):
     """
-    The rows of numbers that stand for the actions of a nested space in buffers: a space that SB3 knows, with one dimension for
-    each dimension of each leaf and its number of choices, but with floats.
+    A row of floats for each nested action, described as a MultiDiscrete space so that SB3 accepts it: ``nvec`` has the number
+    of choices of each dimension of each leaf.
 
     :param space: nested action space
-    :raises ArgumentError: see ``leaves``
+    :raises ArgumentError: if it has no leaves, or two with one path; see also ``leaves``
     """
 
     def __init__(self, space: spaces.Space):
-        n_choices = [n for leaf in leaves(space) for n in leaf.n_choices]
+        of_space = leaves(space)
+        n_choices = [n for leaf in of_space for n in leaf.n_choices]
         if not n_choices:
             raise ArgumentError(f"The action space {space} has no actions")
+        paths = [leaf.path for leaf in of_space]
+        if twice := {path for path in paths if paths.count(path) > 1}:
+            raise ArgumentError(f"The action space {space} has two parts of the path {min(twice)!r}: rename a key")
         super().__init__(n_choices)
         self.dtype = np.dtype(np.float32)  # type: ignore[assignment]
 
@@ -126,8 +136,9 @@ def by_leaf(space: spaces.Space, argument: str, given: Any, path: str = "") -> l
     if not isinstance(given, (Mapping, Sequence)):
         return [given] * len(leaves(space, path))
     parts, values = parts_of(space, path), given if isinstance(given, Mapping) else dict(enumerate(given))
-    if parts.keys() != values.keys() or not parts:
-        remedy = f"give a value for each of its parts {[*parts]}, or one for all" if parts else "give one value"
+    is_nested = isinstance(space, NESTED)
+    if parts.keys() != values.keys() or not is_nested:
+        remedy = f"give a value for each of its parts {[*parts]}, or one for all" if is_nested else "give one value"
         raise ArgumentError(f"`{argument}`={given!r} cannot work for the action space {space}: {remedy}")
     below = [by_leaf(part, argument, values[key], its_path) for key, (part, its_path) in parts.items()]
     return [value for some in below for value in some]
@@ -168,8 +179,8 @@ def _all_possible(space: spaces.Space) -> np.ndarray:
 
 class NestedActions(Actions):
     """
-    Actions of a nested space. Distributions, buffers and networks have one row of floats for them, leaf after leaf; its
-    parameters are those of the leaves, one after the other.
+    Actions of a nested space. In distributions, buffers and networks, an action is one row of floats, leaf after leaf. The
+    parameters of a distribution are those of the leaves, one after the other.
 
     :param space: nested action space
     :param kinds: kind of actions of each leaf
@@ -199,12 +210,24 @@ class NestedActions(Actions):
         entropies = distribution.leaf_entropies(actions)
         return self.entropy_weights.to(entropies) @ entropies
 
-    def entropy_coefficient(self, ent_coef: Any) -> float:
-        if isinstance(ent_coef, (Mapping, Sequence)):
-            self.entropy_weights.copy_(th.tensor(by_leaf(self.space, "ent_coef", ent_coef)))
-            return 1.0
-        self.entropy_weights.fill_(1.0)
-        return ent_coef
+    def weigh_entropy(self, ent_coef: Any, device: th.device) -> float:
+        if self.entropy_weights.device != device:
+            self.entropy_weights = self.entropy_weights.to(device)
+        has_parts = isinstance(ent_coef, (Mapping, Sequence))
+        weights = by_leaf(self.space, "ent_coef", ent_coef if has_parts else 1.0)
+        self.entropy_weights.copy_(th.tensor(weights))  # in place: compiled updates have this tensor
+        return 1.0 if has_parts else ent_coef
+
+    def tempered(self, distribution: "NestedDistribution", temperature: Any) -> "NestedDistribution":  # type: ignore[override]
+        """
+        :param distribution: π(.|s), which stays as it is
+        :param temperature: one for all leaves, or for each part of the space
+        :return: a new distribution
+        """
+        temperatures, tempered = by_leaf(self.space, "temperature", temperature), copy.copy(distribution)
+        parts = zip(distribution.pairs(), temperatures, strict=True)
+        tempered.distributions = [kind.tempered(one, its) for (kind, one), its in parts]
+        return tempered
 
     def for_environments(self, actions: np.ndarray) -> list[Any]:  # type: ignore[override]
         """
@@ -215,7 +238,7 @@ class NestedActions(Actions):
         by_leaf = []
         for leaf, kind, part in zip(self.leaves, self.kinds, parts, strict=True):
             taken = kind.for_environments(kind.from_buffer(part).numpy().reshape(-1, *kind.shape))
-            if np.issubdtype(leaf.space.dtype, np.integer):
+            if isinstance(leaf.space, spaces.Box) and np.issubdtype(leaf.space.dtype, np.integer):
                 taken = np.rint(taken)
             by_leaf.append(taken.astype(leaf.space.dtype).reshape(-1, *leaf.space.shape))  # type: ignore[misc]
         return [structure(self.space, iter(of_env)) for of_env in zip(*by_leaf, strict=True)]
@@ -264,6 +287,8 @@ class NestedDistribution(ActionDistribution):
         super().__init__()
         one_dimensional = [_with_one_dimension(leaf.space) for leaf in leaves(space)]
         self.templates = [with_python_integers(make_leaf(part)) for part in one_dimensional]
+        if any(isinstance(template, StateDependentNoiseDistribution) for template in self.templates):
+            raise ArgumentError("gSDE cannot work for a part of an action space: use another distribution for it")
         parts = zip(self.templates, one_dimensional, strict=True)
         self.actions = NestedActions(space, [actions_class_of(type(one))(part) for one, part in parts])
         self.action_dims = [n for leaf in self.actions.leaves for n in leaf.n_choices]  # as sb3-contrib's, for masks
@@ -286,9 +311,10 @@ class NestedDistribution(ActionDistribution):
 
     def apply_masking(self, masks: np.ndarray | th.Tensor | None) -> None:
         """
-        Exclude actions. The numbers of Box leaves have one mask each, without effect.
+        Exclude actions.
 
-        :param masks: True where an action is possible, (B, total number of choices). None: everywhere
+        :param masks: True where an action is possible, and for each number of a Box, (B, total number of choices). None:
+            everywhere
         """
         sizes = [sum(leaf.n_choices) for leaf in self.actions.leaves]
         parts: Any = [None] * len(sizes)
@@ -319,9 +345,11 @@ class NestedDistribution(ActionDistribution):
         :param actions: rows of numbers, (B, n)
         :return: entropy of each leaf, or the estimate -log π of its action where it has no closed form, (number of leaves, B)
         """
-        known = [one.entropy() for one in self.distributions]
-        estimates = -self.leaf_log_probs(actions)
-        return th.stack([estimate if one is None else one for one, estimate in zip(known, estimates, strict=True)])
+        entropies = []
+        for (kind, one), part in zip(self.pairs(), self.actions.split(actions), strict=True):
+            entropy = one.entropy()
+            entropies.append(-one.log_prob(kind.from_buffer(part)) if entropy is None else entropy)
+        return th.stack(entropies)
 
     def log_prob(self, actions: th.Tensor) -> th.Tensor:
         return self.leaf_log_probs(actions).sum(dim=0)

@@ -9,9 +9,11 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 from sb3_ppg.arguments import argument_value, made_from, require
 from sb3_ppg.buffers.protocol import has_usual_samples, is_recomputable
 from sb3_ppg.buffers.replay import RolloutReplay, full_like
+from sb3_ppg.buffers.reward_normalizer import RewardNormalizer
 from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.buffers.system_memory import available_memory
 from sb3_ppg.distributed.collectives import n_local_processes
+from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.generators import generators_kept
@@ -29,6 +31,38 @@ def check_rollout_buffer_class(model: PhasicModel) -> None:
     wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is no DictRolloutBuffer")
     remedy = f"use a subclass of {wanted} for these observations, or None"
     require(model, cls is None or is_class, "rollout_buffer_class", remedy)
+
+
+def check_vector_rewards(model: PhasicModel) -> None:
+    """
+    :param model: with its arguments
+    :raises ArgumentError: if arguments for vector rewards do not fit together, or to the environments
+    """
+    weights, space = model.reward_weights, model.observation_space
+    entry = space.spaces.get("weights") if isinstance(space, spaces.Dict) else None
+    has_weights = isinstance(entry, spaces.Box) and len(entry.shape) == 1
+    remedy = f"the observations have no weights: wrap each environment in sb3_ppg.DrawnWeights, which adds them to {space}"
+    require(model, weights != "observation" or has_weights, "reward_weights", remedy)
+    for name in ("gamma", "gae_lambda"):
+        value, n_components = getattr(model, name), model.n_reward_components
+        remedy = f"use one number, or one for each component of the rewards, of which there are {n_components or 1}"
+        require(model, not isinstance(value, (list, tuple)) or len(value) == n_components, name, remedy)
+    normalizer = (model.rollout_buffer_kwargs or {}).get("reward_normalizer")
+    shapes = ((), (model.n_reward_components,)) if weights is not None else ((),)
+    is_same = not isinstance(normalizer, RewardNormalizer) or np.shape(normalizer.return_rms.var) in shapes
+    remedy = "its `reward_normalizer` has the statistics of another number of components; use a new one"
+    require(model, is_same, "rollout_buffer_kwargs", remedy)
+    if weights is None:
+        return
+    for normalizer in normalizers(model.env):
+        remedy = (
+            "VecNormalize would normalise the combined reward only: use VecNormalize(..., norm_reward=False), and "
+            "`rollout_buffer_class`=NormalizedRewardRolloutBuffer, which normalises each component"
+        )
+        require(model, not normalizer.norm_reward, "reward_weights", remedy)
+        remedy = "VecNormalize would normalise the weights: leave them out of its `norm_obs_keys`"
+        is_normalized = normalizer.norm_obs and "weights" in (normalizer.norm_obs_keys or [])
+        require(model, weights != "observation" or not is_normalized, "reward_weights", remedy)
 
 
 def check_samples(model: PhasicModel) -> None:
@@ -64,6 +98,7 @@ def check_replay(model: PhasicModel) -> None:
     is_possible = is_recomputable(buffer)
     require(model, not model.recompute_advantages or is_possible, "recompute_advantages", f"{remedy}False")
     require(model, replay.capacity == 1 or is_possible, "replay_kwargs", f"{remedy}None")
+    require(model, model.reward_weights is None or is_possible, "reward_weights", f"{remedy}None")
     asked = made_from("replay_kwargs", model.replay_kwargs, RolloutReplay)
     is_same = all(vars(asked)[name] == vars(replay)[name] for name in ("n_rollouts", "max_uses", "staleness"))
     remedy = "this model was made with others: give these to the constructor, or to `load`"

@@ -42,25 +42,28 @@ class RewardNormalizer:
         """
         Update the statistics with a rollout, then normalise it.
 
-        :param rewards: of the environments, (n_steps, n_envs)
+        :param rewards: of the environments, (n_steps, n_envs), or (n_steps, n_envs, K) for vector rewards, whose components
+            have statistics of their own
         :param episode_starts: whether the step begins an episode, (n_steps, n_envs)
-        :return: (n_steps, n_envs), in the type of ``rewards``
+        :return: in the shape and type of ``rewards``
         :raises NonFiniteError: if a reward or its square is not finite; the statistics are then unchanged
         """
         if not np.isfinite(rewards).all():
-            step, env = np.argwhere(~np.isfinite(rewards))[0]
+            step, env, *_ = np.argwhere(~np.isfinite(rewards))[0]
             raise NonFiniteError(f"The reward of environment {env} at step {step} of the rollout is {rewards[step, env]}")
-        returns = np.zeros(rewards.shape)
-        previous = self.last_returns
-        if previous is None or len(previous) != rewards.shape[1]:  # new, or loaded for another number of environments
-            previous = np.zeros(rewards.shape[1])
+        n_steps, n_envs, *components = rewards.shape
+        returns, previous = np.zeros(rewards.shape), self.last_returns
+        if previous is None or previous.shape != returns.shape[1:]:  # new, or loaded for another number of environments
+            previous = np.zeros(returns.shape[1:])
+        goes_on = 1.0 - episode_starts.reshape(n_steps, n_envs, *[1 for _ in components])
         for step, reward in enumerate(rewards):
-            previous = returns[step] = reward + self.gamma * (1.0 - episode_starts[step]) * previous
-        mean, std = moments(returns)
-        if not np.isfinite(std):
+            previous = returns[step] = reward + self.gamma * goes_on[step] * previous
+        of_components = [moments(column) for column in returns.reshape(n_steps * n_envs, -1).T]
+        mean, std = (np.reshape(one, components) for one in zip(*of_components, strict=True))
+        if not np.isfinite(std).all():
             raise NonFiniteError(f"Rewards of up to {np.abs(rewards).max()} are too large to be normalised")
         self.last_returns = previous.copy()
-        self.return_rms.update_from_moments(np.array(mean), np.array(std**2), returns.size * n_processes())
+        self.return_rms.update_from_moments(mean, std**2, n_steps * n_envs * n_processes())
         scale = np.sqrt(self.return_rms.var + self.epsilon)
         return np.clip(rewards / scale, -self.clip, self.clip).astype(rewards.dtype)
 

@@ -27,7 +27,7 @@ class RolloutEnd(NamedTuple):
     The state after the last step of a rollout.
 
     :param observations: (n_envs, ...), or a dictionary of such arrays
-    :param values: V of them when the rollout was collected, (n_envs,)
+    :param values: V of them when the rollout was collected, (n_envs,); for vector rewards (n_envs, K)
     :param dones: whether they begin an episode, (n_envs,)
     :param memory: what the policy remembers, see ``PPG.memory``
     """

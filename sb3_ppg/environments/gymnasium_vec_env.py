@@ -33,6 +33,9 @@ class GymnasiumVecEnv(VecEnv):
     A class of its own that resets in the next step (such as ``CartPoleVectorEnv``) cannot do this. The step in which it resets
     is an episode of one step, with the last observation, reward 0, and the value of the same observation after it.
 
+    Rewards that are vectors, (num_envs, K), as those of MO-Gymnasium's vector environments, are treated as in
+    ``VectorRewards``.
+
     :param env: the vector environment
     :raises ArgumentError: if it does not say in which step it resets
     """
@@ -55,6 +58,7 @@ class GymnasiumVecEnv(VecEnv):
             )
         self._last: dict[int, Any] = {}  # observations of episodes, by the environments that are resetting
         self._episodes = Episodes(env.num_envs)
+        self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self.waiting_actions = np.zeros(0)
 
@@ -80,7 +84,8 @@ class GymnasiumVecEnv(VecEnv):
         self.waiting_actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        observations, rewards, terminated, truncated, infos = self.env.step(self.waiting_actions)
+        observations, given, terminated, truncated, infos = self.env.step(self.waiting_actions)
+        rewards = self._combined(given)
         observations, infos, dones = map_arrays(np.array, observations), list(infos), np.asarray(terminated | truncated)
         self._episodes.add(rewards)
         finished = dones.nonzero()[0].tolist()
@@ -105,7 +110,31 @@ class GymnasiumVecEnv(VecEnv):
             replace(observations, map_arrays(lambda array: array[dones], first), dones)
         elif self.mode == NEXT_STEP and not self._takes_masks:
             self._last = {index: observation_at(observations, index) for index in finished}
+        if np.ndim(given) > 1:
+            infos = [{**info, "vector_reward": vector} for info, vector in zip(infos, given, strict=True)]
         return observations, np.array(rewards, dtype=np.float32), dones, infos
+
+    def set_reward_weights(self, weights: Sequence[float]) -> None:
+        """
+        Set the weights that combine vector rewards.
+
+        :param weights: a number for each component
+        """
+        self.reward_weights = np.asarray(weights)
+
+    def _combined(self, rewards: np.ndarray) -> np.ndarray:
+        """
+        :param rewards: (num_envs,), or (num_envs, K)
+        :return: (num_envs,)
+        """
+        if np.ndim(rewards) == 1:
+            return rewards
+        if self.reward_weights is None or len(self.reward_weights) != rewards.shape[1]:
+            raise ArgumentError(
+                f"{self.env} gives vectors of {rewards.shape[1]} numbers as rewards: use PPG(..., reward_weights=[...]) with "
+                "a weight for each"
+            )
+        return rewards @ self.reward_weights
 
     # ---- the rest of a VecEnv ----
 

@@ -1,6 +1,6 @@
 """Checks of environments while a rollout is collected: bad numbers and dead workers end it with an error that names them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, WorkerError
 
 ALLOWING = "`allow_nonfinite_observations`=True"
+REWARD = "reward"
 Numbers = tuple[str, Any, int | None]  # see `check_finite`
 
 # ---- bad numbers ----
@@ -24,11 +25,22 @@ class CheckedSteps:
 
     :param env: environments with any wrappers, which stay the same during the rollout
     :param allow_observations: whether observations may be NaN or infinite
+    :param values_every_end: whether the last observation of every episode is valued, not only of those that are cut off
+    :param read_vectors: returns vector rewards, (n_envs, K), from ``dones`` and ``infos``. None: rewards are scalar
     """
 
-    def __init__(self, env: VecEnv, allow_observations: bool = False):
+    def __init__(
+        self,
+        env: VecEnv,
+        allow_observations: bool = False,
+        values_every_end: bool = False,
+        read_vectors: Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None = None,
+    ):
         self.env = env
         self.allow_observations = allow_observations
+        self.values_every_end = values_every_end
+        self.read_vectors = read_vectors
+        self.also_stored: dict[str, Any] = {}  # further arguments of the rollout buffer's ``add``
         self.normalizers = [*normalizers(env)]
         self.innermost = innermost(env)
 
@@ -39,21 +51,26 @@ class CheckedSteps:
         :param actions: of all environments
         :param step: its number in the rollout, for the message
         :return: as ``VecEnv.step``
-        :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode that was cut off
-            is NaN or infinite; the statistics of ``VecNormalize`` are then as before the step
+        :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode whose value
+            is asked for is NaN or infinite; the statistics of ``VecNormalize`` are then as before the step
         """
         with statistics_protected(self.normalizers):
             observations, rewards, dones, infos = self.env.step(actions)
             numbers: list[Numbers] = []
+            if self.read_vectors is not None:
+                vectors = self.read_vectors(dones, infos)
+                numbers += [(f"{REWARD} component {k}", component, None) for k, component in enumerate(vectors.T)]
+                self.also_stored = {"vector_rewards": vectors}
             for one in reversed(self.normalizers):  # a bad number spoils those of all environments when it is normalized
-                numbers += [("reward", one.old_reward, None), ("observation", one.old_obs, None)]
-            numbers += [("reward", rewards, None), ("observation", observations, None)]
+                numbers += [(REWARD, one.old_reward, None), ("observation", one.old_obs, None)]
+            numbers += [(REWARD, rewards, None), ("observation", observations, None)]
             for index in dones.nonzero()[0].tolist():
                 last = infos[index].get("terminal_observation")
-                if last is not None and infos[index].get("TimeLimit.truncated", False):  # otherwise its value is not asked for
+                is_valued = self.values_every_end or infos[index].get("TimeLimit.truncated", False)
+                if last is not None and is_valued:
                     numbers.append(("last observation of an episode", last, index))
             if self.allow_observations:
-                numbers = [one for one in numbers if one[0] == "reward"]
+                numbers = [one for one in numbers if one[0].startswith(REWARD)]
             when = f"after step {step} of the rollout; the policy has not been trained with it"
             check_finite(self.normalizers, numbers, when)
         return observations, rewards, dones, infos
@@ -91,7 +108,7 @@ def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: 
                 place = tuple(np.argwhere(~np.isfinite(array))[0])
                 of_key = "" if key is None else f" (key {key!r})"
                 environment = place[0] if index is None else index
-                remedy = "" if name == "reward" else f". If the policy takes care of such numbers, use {ALLOWING}"
+                remedy = "" if name.startswith(REWARD) else f". If the policy takes care of such numbers, use {ALLOWING}"
                 raise NonFiniteEnvironmentError(
                     f"The {name}{of_key} of environment {environment} is {array[place]} {when}{remedy}"
                 )

@@ -288,8 +288,9 @@ def _load_arrays(model: PPG, arrays: Arrays) -> None:
     with th.no_grad():
         for name, tensor in _weights(model).items():  # `load_state_dict` would take quadratic time for many
             tensor.copy_(arrays.take(name, tensor))
+    schedules = {"aux_optimizer": model.aux_lr_schedule, "value_optimizer": model.value_lr_schedule}
     for name, optimizer in _optimizers(model).items():
-        schedule = model.aux_lr_schedule if name == "aux_optimizer" else model.lr_schedule
+        schedule = schedules.get(name, model.lr_schedule)
         load_optimizer(optimizer, arrays, max(schedule(1.0), schedule(0.0)), model.policy.value_unit, name)
     if arrays.left:
         raise ModelFormatError(f"{ARRAYS} has arrays that no part of the model is for: {sorted(arrays.left)}")

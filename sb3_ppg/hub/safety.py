@@ -45,7 +45,8 @@ def check_rollout_size(model: PPG) -> None:
     parts = space.values() if isinstance(space, spaces.Dict) else [space]
     n_bytes = sum(np.dtype(part.dtype).itemsize * math.prod(map(int, get_obs_shape(part))) for part in parts)
     n_samples = model.n_steps * model.n_envs
-    claimed = (n_bytes + 8 * (get_action_dim(flat_space(model.action_space)) + 6)) * n_samples
+    n_numbers = get_action_dim(flat_space(model.action_space)) + 6 + 3 * (model.n_reward_components or 0)
+    claimed = (n_bytes + 8 * n_numbers) * n_samples
     masks = 8 * spaces.utils.flatdim(model.action_space) * n_samples if isinstance(model, MaskablePPG) else 0
     if claimed > total_memory() or masks > MAX_MASK_BYTES:
         raise ModelFormatError(
@@ -164,8 +165,8 @@ def try_out(model: PPG, is_listed: bool) -> None:
     :param is_listed: whether all of its classes are on the list; of others there is no bound
     :raises ModelFormatError: if its networks give no numbers that it could be trained with
     """
-    units = [module.std.item() for module in model.policy.modules() if isinstance(module, ValueHead)]
-    if not all(0 < unit <= MAX_OUTPUT for unit in units) or not model.objective.has_plausible_state():
+    units = [module.std for module in model.policy.modules() if isinstance(module, ValueHead)]
+    if not all(((unit > 0) & (unit <= MAX_OUTPUT)).all() for unit in units) or not model.objective.has_plausible_state():
         raise ModelFormatError("its value heads or its objective are in a state to which no training leads")
     was_training = model.policy.training
     model.policy.set_training_mode(False)

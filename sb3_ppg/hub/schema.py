@@ -54,10 +54,10 @@ class RewardStatistics(Struct, forbid_unknown_fields=True):
     gamma: Fraction
     clip: Limit
     epsilon: Annotated[float, Meta(ge=0)]
-    mean: Statistic
-    var: Positive
+    mean: Statistic | list[Statistic]  # a list for vector rewards, with one number for each component
+    var: Positive | list[Positive]
     count: Positive
-    last_returns: list[Statistic] | None  # one for each environment
+    last_returns: list[Statistic | list[Statistic]] | None  # one for each environment
 
 
 class Description(Struct, forbid_unknown_fields=True):

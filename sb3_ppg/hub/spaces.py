@@ -165,7 +165,7 @@ def describe(space: spaces.Space, path: str) -> Any:
             return MultiDiscrete(nvec, start, list(space.shape), np.dtype(space.dtype).name)  # type: ignore[arg-type]
         case spaces.MultiBinary():
             return MultiBinary(list(space.n) if isinstance(space.n, tuple) else int(space.n))
-        case spaces.Dict():
+        case spaces.Dict() if all(isinstance(key, str) for key in space):
             return Dict({key: describe(part, f"{path}.{key}") for key, part in space.items()})
         case spaces.Tuple():
             return Tuple([describe(part, f"{path}.{index}") for index, part in enumerate(space)])

@@ -131,8 +131,8 @@ def _describe_reward_normalizer(normalizer: RewardNormalizer) -> RewardStatistic
         gamma=float(normalizer.gamma),
         clip=float(normalizer.clip) if math.isfinite(normalizer.clip) else None,
         epsilon=float(normalizer.epsilon),
-        mean=float(rms.mean),
-        var=float(rms.var),
+        mean=np.asarray(rms.mean, dtype=np.float64).tolist(),  # a list for vector rewards
+        var=np.asarray(rms.var, dtype=np.float64).tolist(),
         count=float(rms.count),
         last_returns=None if returns is None else returns.tolist(),
     )

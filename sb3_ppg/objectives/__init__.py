@@ -11,7 +11,7 @@ from sb3_ppg.objectives.base import Coefficients, Objective
 from sb3_ppg.objectives.delayed_critic import DelayedCriticObjective, DynamicsObjective
 from sb3_ppg.objectives.distillation import DistillationObjective
 from sb3_ppg.objectives.ewma import DecoupledObjective, EWMAObjective
-from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.objectives.paper import PaperObjective, targets_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # Objectives by the names that the algorithms' argument `objective` takes
@@ -87,4 +87,5 @@ __all__ = [
     "find_objective",
     "make_objective",
     "objective_name",
+    "targets_of",
 ]

@@ -14,10 +14,11 @@ from torch.nn import functional as F
 from sb3_ppg.arguments import check_value, count, number, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd
+from sb3_ppg.buffers.vector_rewards import OLD_VALUES
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, require_architecture
-from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.objectives.paper import PaperObjective, also_in
 from sb3_ppg.optim.micro_batches import looks_at_the_batch
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
 from sb3_ppg.protocols import PhasicModel
@@ -56,7 +57,8 @@ class DelayedCriticObjective(PaperObjective):
     def value_error(
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
     ) -> Losses:
-        distance = 0.5 * head_loss(policy.value_net, latent, batch.old_values, coefficients.value_unit)
+        held = also_in(batch).get(OLD_VALUES, batch.old_values)
+        distance = 0.5 * head_loss(policy.value_net, latent, held, coefficients.value_unit)
         return Losses(self.value_distance_coef * distance, {"value_distance": distance})
 
     def evaluated_losses(

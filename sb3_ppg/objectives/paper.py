@@ -8,6 +8,7 @@ from torch import nn
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, number, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.buffers.vector_rewards import TARGETS
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, Objective
@@ -137,7 +138,7 @@ class PaperObjective(Objective):
         head, unit, weights = policy.value_net, coefficients.value_unit, weights_of(batch)
         clip_range = coefficients.clip_range_vf
         if self.value_clip is None and clip_range is None:
-            loss = head_loss(head, latent, batch.returns, unit, weights)
+            loss = head_loss(head, latent, targets_of(batch), unit, weights)
         else:
             in_units = (head(latent).flatten() / unit, batch.returns / unit, batch.old_values / unit)
             if self.value_clip is None:
@@ -184,9 +185,17 @@ class PaperObjective(Objective):
         """
         weights = weights_of(batch)
         if self.value_clip is None:
-            return 0.5 * head_loss(head, latent, batch.value_targets, unit, weights)
+            return 0.5 * head_loss(head, latent, targets_of(batch), unit, weights)
         in_units = (head(latent).flatten() / unit, batch.value_targets / unit, batch.context["values"].flatten() / unit)
         return 0.5 * losses.clipped_value_loss(*in_units, self.value_clip, weights)
+
+
+def also_in(batch: Any) -> dict[str, th.Tensor]:
+    """
+    :param batch: a minibatch of either phase
+    :return: what it has in addition to SB3's fields, by name
+    """
+    return batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
 
 
 def weights_of(batch: Any) -> th.Tensor | None:
@@ -194,5 +203,16 @@ def weights_of(batch: Any) -> th.Tensor | None:
     :param batch: a minibatch of either phase
     :return: the samples' weights in the losses, (B,); None if there are none
     """
-    also = batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
+    also = also_in(batch)
     return also["weights"].flatten() if "weights" in also else None
+
+
+def targets_of(batch: Any) -> th.Tensor:
+    """
+    :param batch: a minibatch of either phase
+    :return: V_targ, (B,); for vector rewards those of each component, (B, K)
+    """
+    also = also_in(batch)
+    if TARGETS in also:
+        return also[TARGETS]
+    return batch.value_targets if isinstance(batch, AuxiliaryBatch) else batch.returns

@@ -57,20 +57,15 @@ def fit_to_data(
     :param fit_std: whether to fit ``log_std``, too
     :raises ArgumentError: for data that does not fit, and models that it cannot be for
     """
-    check_values(batch_size=batch_size)
-    check_value("n_epochs", n_epochs, count())
-    if model.context():
-        raise ArgumentError(
-            f"`warm_start` is not for {type(model).__name__}: recorded data has no memory and no masks; use PPG"
-        )
-    if n_processes() > 1:
-        raise ArgumentError("`warm_start` is for one process: save the model there, and let all load it")
+    _check(model, n_epochs, batch_size)
     data = load_dataset(dataset).fitted_to(model.observation_space, model.action_space)
     has_distribution = agent is not None and hasattr(agent.policy, "get_distribution")
     is_relabeled = agent is not None and not has_distribution
     recorded = _agents_distribution(agent, data, model) if has_distribution else np.zeros((len(data), 0), np.float32)
     actions = _for_buffer(model, _agents_actions(agent, data) if is_relabeled else data.actions)
     data = _normalized(model, data)
+    if model.ignore_terminations:
+        data = replace(data, terminations=np.zeros(len(data), dtype=bool), truncations=data.terminations | data.truncations)
     samples = Samples(data.observations, actions, np.zeros(len(data), np.float32), recorded)
     if not model._custom_logger:
         name = f"{type(model).__name__}_warm_start"
@@ -98,6 +93,22 @@ def fit_to_data(
     finally:
         if log_std is not None:
             log_std.requires_grad_(True)
+
+
+def _check(model: PhasicModel, n_epochs: int, batch_size: int) -> None:
+    """
+    :raises ArgumentError: for numbers that cannot work, and models that recorded data has too little for
+    """
+    check_values(batch_size=batch_size)
+    check_value("n_epochs", n_epochs, count())
+    if model.context():
+        raise ArgumentError(
+            f"`warm_start` is not for {type(model).__name__}: recorded data has no memory and no masks; use PPG"
+        )
+    if model.n_reward_components is not None:
+        raise ArgumentError("`warm_start` is not for vector rewards: recorded data has one reward for each step")
+    if n_processes() > 1:
+        raise ArgumentError("`warm_start` is for one process: save the model there, and let all load it")
 
 
 def _normalized(model: PhasicModel, data: Dataset) -> Dataset:

@@ -92,22 +92,25 @@ def auxiliary_outcome(
 
     :param policy: policy after the phase
     :param kl_to_recorded: method of the objective
-    :param batches: inputs of the policy's ``evaluate_auxiliary``; V_targ, (B,); recorded data, (B, P)
-    :return: KL(π_old, π), in nats, and the explained variance of both value heads (NaN if all targets are equal)
+    :param batches: inputs of the policy's ``evaluate_auxiliary``; V_targ, (B,), or (B, K) for vector rewards; recorded data,
+        (B, P)
+    :return: KL(π_old, π), in nats, and the explained variance of both value heads (NaN if all targets are equal), for vector
+        rewards the mean over the components
     """
     kls, errors, targets = [], [], []
     with unvalidated_distributions():
         for inputs, value_targets, recorded in batches:
             evaluation = policy.evaluate_auxiliary(*inputs)
             kls.append(kl_to_recorded(evaluation.distribution, recorded))
-            errors.append(value_targets - th.stack([evaluation.values, evaluation.aux_values]))
-            targets.append(value_targets)
-    columns = th.cat([th.cat(errors, dim=1), th.cat(targets).unsqueeze(0)])
+            values = th.stack([evaluation.values, evaluation.aux_values])
+            errors.append((value_targets - values.reshape(2, *value_targets.shape)).reshape(2, len(value_targets), -1))
+            targets.append(value_targets.reshape(1, len(value_targets), -1))
+    columns = th.cat([th.cat(errors, dim=1), th.cat(targets, dim=1)])  # (3, number of samples, number of components)
     centers = columns.mean(dim=1, keepdim=True)
     average_over_processes([centers])
     kl, variances = th.cat(kls).mean(), (columns - centers).square().mean(dim=1)
     average_over_processes([kl, variances])
     of_errors, of_targets = variances[:2], variances[2]
-    explained = th.where(of_targets > 0, 1 - of_errors / of_targets, th.nan)
+    explained = th.where(of_targets > 0, 1 - of_errors / of_targets, th.nan).mean(dim=1)
     numbers = th.stack([kl, *explained])
     return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers.tolist(), strict=True))

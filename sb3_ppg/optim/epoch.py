@@ -228,14 +228,15 @@ def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Param
 
     :param optimizer: optimizer of these parameters, among others
     :param parameters: parameters whose gradients change
-    :param factor: factor of the change, scalar
+    :param factor: factor of the change, (1,), or one for each row of a parameter, (n,)
     """
     powers = {**MOMENTS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENTS
     for parameter in parameters:
-        state = optimizer.state.get(parameter, {})
+        state, of_rows = optimizer.state.get(parameter, {}), factor.reshape(-1, *[1] * (parameter.dim() - 1))
         for name, power in powers.items():
-            if name in state:
-                state[name].mul_(factor**power)
+            if name in state:  # Adafactor's variances of columns have no rows
+                has_rows = len(state[name]) == len(of_rows) or len(of_rows) == 1
+                state[name].mul_((of_rows if has_rows else of_rows.mean()) ** power)
 
 
 def _backed_up(networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Optimizer]) -> Callable[[], None]:

@@ -21,28 +21,34 @@ def change_value_units(
 
     :param policy: with its heads
     :param optimizers: of its parameters
-    :param value_targets: of the latest rollout, of any shape, in the units of the (normalised) return
+    :param value_targets: of the latest rollout, in the units of the (normalised) return, of any shape; with several components
+        (..., K), each of which has its own unit
     :param weight: of this rollout in the average, from 0 to 1
     """
-    mean, std = moments(value_targets, policy.device)
-    if not np.isfinite(std):
+    old_mean, old_std = (np.atleast_1d(one.double().cpu().numpy()) for one in (policy.value_net.mean, policy.value_net.std))
+    columns = value_targets.reshape(-1, len(old_mean)).T
+    mean, std = np.array([moments(column, policy.device) for column in columns]).T
+    if not np.isfinite(std).all():
         return  # the losses are not finite, and say so
-    old_mean, old_std = policy.value_net.mean.item(), policy.value_net.std.item()
     shift = mean - old_mean
     variance = (1 - weight) * old_std**2 + weight * std**2 + weight * (1 - weight) * shift**2
-    set_value_units(policy, optimizers, old_mean + weight * shift, max(variance**0.5, 1.0))
+    units = (old_mean + weight * shift, np.maximum(variance**0.5, 1.0))
+    set_value_units(policy, optimizers, *(one if len(one) > 1 else one.item() for one in units))
 
 
 def set_value_units(
-    policy: PhasicActorCriticPolicy, optimizers: Iterable[th.optim.Optimizer], mean: float, std: float
+    policy: PhasicActorCriticPolicy,
+    optimizers: Iterable[th.optim.Optimizer],
+    mean: float | np.ndarray,
+    std: float | np.ndarray,
 ) -> None:
     """
     Change the units; the values that the heads predict stay as they are.
 
     :param policy: with its heads
     :param optimizers: of its parameters
-    :param mean: where values are zero in the new unit
-    :param std: the new unit; both in the units of the (normalised) return
+    :param mean: where values are zero in the new unit; one number, or one for each component
+    :param std: the new unit, likewise; both in the units of the (normalised) return
     """
     for head in (policy.value_net, policy.aux_value_net):
         factor = head.change_units(mean, std)

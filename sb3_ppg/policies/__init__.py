@@ -1,6 +1,6 @@
 """Policies with an auxiliary value head, and the networks that they are made of."""
 
-from sb3_ppg.policies.heads import ValueHead, head_loss
+from sb3_ppg.policies.heads import ValueHead, VectorValueHead, head_loss
 from sb3_ppg.policies.mlp import (
     ARCHITECTURES,
     AuxiliaryEvaluation,
@@ -28,5 +28,6 @@ __all__ = [
     "PhasicActorCriticPolicy",
     "SharedTrunk",
     "ValueHead",
+    "VectorValueHead",
     "head_loss",
 ]

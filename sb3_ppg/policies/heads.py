@@ -1,5 +1,6 @@
 """Value heads: their values, their loss, and the unit in which they work."""
 
+import numpy as np
 import torch as th
 from torch import nn
 
@@ -14,13 +15,14 @@ class ValueHead(nn.Linear):
 
     :param in_features: size of its input, or of what ``layers`` give
     :param layers: layers before it
+    :param n_values: number of values
     """
 
     mean: th.Tensor
     std: th.Tensor
 
-    def __init__(self, in_features: int, layers: nn.Module | None = None):
-        super().__init__(in_features, 1)
+    def __init__(self, in_features: int, layers: nn.Module | None = None, n_values: int = 1):
+        super().__init__(in_features, n_values)
         self.layers = layers
         self.register_buffer("mean", th.zeros(()))
         self.register_buffer("std", th.ones(()))
@@ -33,23 +35,53 @@ class ValueHead(nn.Linear):
     @property
     def unit(self) -> float:
         """Unit in which the layer works, in the units of the (normalised) return: one, until it is changed."""
-        return float(self.std)
+        return float(self.std.mean())
 
     @th.no_grad()
-    def change_units(self, mean: float, std: float) -> th.Tensor:
+    def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
         """
         Let the layer's weights predict (value - mean) / std; its output stays the same.
 
-        :param mean: in the units of the returns
-        :param std: in the units of the returns, above zero
-        :return: the factor by which the weights have changed, and with them the gradient of an error in the head's units, ()
+        :param mean: in the units of the returns; one number, or one for each of several values
+        :param std: in the units of the returns, above zero, likewise
+        :return: the factor by which the weights have changed, and with them the gradient of an error in the head's units,
+            (number of values,)
         """
-        factor = self.std / std
-        self.weight.mul_(factor)
-        self.bias.copy_((self.std * self.bias + self.mean - mean) / std)
-        self.mean.fill_(mean)
-        self.std.fill_(std)
-        return factor
+        new_mean, new_std = (th.as_tensor(one).to(self.mean).expand(self.mean.shape) for one in (mean, std))
+        factor = self.std / new_std
+        self.weight.mul_(factor.reshape(-1, 1))
+        self.bias.copy_((self.std * self.bias + self.mean - new_mean) / new_std)
+        self.mean.copy_(new_mean)
+        self.std.copy_(new_std)
+        return factor.reshape(-1)
+
+
+class VectorValueHead(ValueHead):
+    """
+    A value head for vector rewards: a value for each component, in a unit of its own, (B, in) -> (B, K).
+
+    :param in_features: size of its input
+    :param n_components: K
+    """
+
+    def __init__(self, in_features: int, n_components: int):
+        super().__init__(in_features, n_values=n_components)
+        self.mean, self.std = th.zeros(n_components), th.ones(n_components)
+
+    def loss(
+        self, latent: th.Tensor, targets: th.Tensor, unit: float | None = None, weights: th.Tensor | None = None
+    ) -> th.Tensor:
+        """
+        Return the mean over the components of their mean squared errors, each in its component's unit.
+
+        :param latent: (B, in)
+        :param targets: V_targ of each component, in the units of its return, (B, K)
+        :param unit: without effect
+        :param weights: see ``losses.weighted_mean``, (B,), or None
+        :return: scalar
+        """
+        of_components = None if weights is None else weights[:, None].expand_as(targets)
+        return losses.value_loss(self(latent) / self.std, targets / self.std, weights=of_components)
 
 
 def head_loss(

@@ -13,7 +13,6 @@ from gymnasium import spaces
 from stable_baselines3.common.distributions import (
     DiagGaussianDistribution,
     Distribution,
-    SquashedDiagGaussianDistribution,
     StateDependentNoiseDistribution,
     make_proba_distribution,
 )
@@ -32,10 +31,11 @@ from torch.nn.parameter import is_lazy
 
 from sb3_ppg.actions import NESTED, Actions, NestedDistribution, actions_class_of, flat_space
 from sb3_ppg.actions.base import with_python_integers
+from sb3_ppg.actions.kinds import SquashedGaussianDistribution
 from sb3_ppg.arguments import FLAG, check_value, choice, is_count, optional
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
-from sb3_ppg.policies.heads import ValueHead
+from sb3_ppg.policies.heads import ValueHead, VectorValueHead
 
 Architecture = Literal["dual", "detached", "shared"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")
@@ -84,8 +84,8 @@ class AuxiliaryEvaluation(NamedTuple):
     Distribution and values that the auxiliary phase trains.
 
     :param distribution: π(.|s)
-    :param aux_values: values of the auxiliary value head, (B,)
-    :param values: V(s), values of the true value function, (B,)
+    :param aux_values: values of the auxiliary value head, (B,); for vector rewards (B, K)
+    :param values: V(s), values of the true value function, likewise
     :param latent_pi: features that the heads of the policy's network read, (B, latent_dim_pi)
     """
 
@@ -121,6 +121,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         architecture says. With ``"dual"``, True shares the extractor under two separate trunks, like SB3's PPO
     :param distribution_class: Action distribution, one of SB3's kind that ``sb3_ppg.actions.register`` knows; it is made with
         the action space. Default: SB3's for the action space
+    :param n_reward_components: K, the number of values of each value head for vector rewards; the algorithm gives it. None:
+        scalar rewards
     :param compile_mode: Compile the features extractor with ``torch.compile`` in this mode: "reduce-overhead" (CUDA graphs),
         "max-autotune" or "default". For GPUs: on a CPU it was slower in our measurements. None: do not compile
     :param kwargs: further arguments of SB3's ``ActorCriticPolicy``
@@ -129,6 +131,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     algorithm: ClassVar[str] = "PPG"  # the algorithm that can train it
     mixed_precision: MixedPrecision | None = None
+    temperature: Any = 1.0  # of the actions' distribution, in a copy that plays
     value_net: ValueHead
     aux_value_net: ValueHead
     actions: Actions
@@ -153,6 +156,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         detach_value_in_aux_phase: bool = False,
         distribution_class: type[Distribution] | None = None,
         compile_mode: str | None = None,
+        n_reward_components: int | None = None,
         **kwargs: Any,
     ):
         _check_overrides(type(self))
@@ -184,6 +188,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self.compile_mode = compile_mode
         self._given_action_space = action_space
         self.squash_leaves = squash_output and is_nested
+        self.n_reward_components = n_reward_components
         # NumPy's integers become Python's, as torch's compiler takes the former for tensors
         self.preprocessed_space = _with_integers(observation_space)
         by_name = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
@@ -219,6 +224,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             detach_value_in_aux_phase=self.detach_value_in_aux_phase,
             distribution_class=self.distribution_class,
             compile_mode=self.compile_mode,
+            n_reward_components=self.n_reward_components,
         )
         if self.squash_leaves:
             data["squash_output"] = True
@@ -240,7 +246,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def _build(self, lr_schedule: Schedule) -> None:
         with th.no_grad():  # gSDE's noise, which has a graph in SB3, could not be copied
             super()._build(lr_schedule)
-        self.action_space = self._given_action_space  # SB3 has made networks for the flat one
+        self.action_space = vars(self).pop("_given_action_space")  # SB3 has made networks for the flat one
         value_net = self.value_net  # SB3's, whose weights stay
         with th.random.fork_rng(devices=[]):  # so that the first actions are those of SB3's policy with the same seed
             heads = self.make_heads()
@@ -272,11 +278,13 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         value head may be any module, and may have a loss of its own, see ``head_loss``.
 
         :return: by the names of their attributes, with "value_net", from (B, latent_dim_vf) to (B, 1), and "aux_value_net",
-            from (B, latent_dim_pi) to (B, 1)
+            from (B, latent_dim_pi) to (B, 1); for vector rewards to (B, K)
         """
+        n_components = self.n_reward_components
+        head: Any = ValueHead if n_components is None else partial(VectorValueHead, n_components=n_components)
         return {
-            "value_net": ValueHead(self.mlp_extractor.latent_dim_vf),
-            "aux_value_net": ValueHead(self.mlp_extractor.latent_dim_pi),
+            "value_net": head(self.mlp_extractor.latent_dim_vf),
+            "aux_value_net": head(self.mlp_extractor.latent_dim_pi),
         }
 
     def _initialize_heads(self, heads: dict[str, nn.Module], value_net: nn.Linear) -> None:
@@ -309,7 +317,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :return: the distribution over it, without parameters
         """
         if self.squash_leaves and isinstance(space, spaces.Box):
-            return SquashedDiagGaussianDistribution(math.prod(space.shape))
+            return SquashedGaussianDistribution(math.prod(space.shape))
         return make_proba_distribution(space)
 
     def _build_action_net(self) -> None:
@@ -454,6 +462,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if isinstance(distribution, StateDependentNoiseDistribution):
             parameters.append(latent_pi)
         distribution = distribution.proba_distribution(*parameters)
+        if self.temperature != 1:
+            distribution = self.actions.tempered(distribution, self.temperature)
         if th.compiler.is_compiling():  # the object would lead out of the compiled function
             return distribution
         vars(self._action_dist).update({name: vars(distribution)[name] for name in LATEST if name in vars(distribution)})
@@ -542,9 +552,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def evaluate_values(self, *inputs: Any) -> th.Tensor:
         """
         :param inputs: arguments of ``evaluate``
-        :return: V(s) of the true value function, as in the policy phase, (B,)
+        :return: V(s) of the true value function, as in the policy phase, (B,); for vector rewards (B, K)
         """
-        return self.value_net(self.evaluate(*inputs, reads=("latent_vf",)).latent_vf).flatten()
+        return self.value_net(self.evaluate(*inputs, reads=("latent_vf",)).latent_vf).squeeze(1)
 
     def evaluate_auxiliary(self, *inputs: Any) -> AuxiliaryEvaluation:
         """
@@ -554,7 +564,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :return: π(.|s), and both value functions
         """
         distribution, latent_pi, latent_vf, _ = self.evaluate(*inputs, auxiliary=True)
-        values, aux_values = self.value_net(latent_vf).flatten(), self.aux_value_net(latent_pi).flatten()
+        values, aux_values = self.value_net(latent_vf).squeeze(1), self.aux_value_net(latent_pi).squeeze(1)
         return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False, **context: Any) -> th.Tensor:

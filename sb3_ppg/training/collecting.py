@@ -11,9 +11,11 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.arguments import require
 from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
 from sb3_ppg.buffers.rollouts import RolloutEnd, as_stored, by_step, last_step, samples
+from sb3_ppg.buffers.vector_rewards import VectorRewardBuffer
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
@@ -32,8 +34,8 @@ def take_steps(
     :param callback: callback to call after each step
     :param rollout_buffer: buffer to fill
     :param n_rollout_steps: number of steps in each environment
-    :return: the observations after the last step, (n_envs, ...); their values, (n_envs, 1); whether they begin an episode,
-        (n_envs,). None if a callback stopped the training
+    :return: the observations after the last step, (n_envs, ...); their values, (n_envs, 1), or (n_envs, K) for vector
+        rewards; whether they begin an episode, (n_envs,). None if a callback stopped the training
     :raises NonFiniteError: if an action, a value, an observation or a reward is NaN or infinite
     """
     model.policy.set_training_mode(False)
@@ -45,7 +47,7 @@ def take_steps(
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
     callback.on_rollout_start()
-    steps = CheckedSteps(env, model.allow_nonfinite_observations)
+    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.ignore_terminations, model.vector_reader())
     with unvalidated_distributions():
         while n_steps < n_rollout_steps:
             if model.use_sde and n_steps == 0:
@@ -72,7 +74,7 @@ def take_steps(
             model.objective.after_environment_step(dones, infos, steps.reset_infos())
             _bootstrap_at_time_limits(model, rewards, dones, infos, rollout_buffer)
             stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
-            rollout_buffer.add(*stored, values, log_probs, **also_stored)
+            rollout_buffer.add(*stored, values, log_probs, **{**also_stored, **steps.also_stored})
             model._last_obs, model._last_episode_starts = new_obs, dones
         with th.no_grad():
             values = model.next_values(obs_as_tensor(new_obs, model.device), dones)
@@ -107,19 +109,25 @@ def _bootstrap_at_time_limits(
     model: PhasicModel, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
 ) -> None:
     """
-    Add γ V(last observation) to the last reward of an episode that a time limit ended. A buffer that normalises rewards has a
-    separate array for these values.
+    Add γ V(last observation) to the last reward of an episode that a time limit ended, or, with ``ignore_terminations``, of
+    every episode. A buffer that normalises rewards has a separate array for these values.
+
+    :raises ArgumentError: with ``ignore_terminations``, if the environments do not give the last observation
     """
     for index in dones.nonzero()[0].tolist():
         last_observation = infos[index].get("terminal_observation")
-        if last_observation is not None and infos[index].get("TimeLimit.truncated", False):
+        remedy = f"the info of environment {index} has no 'terminal_observation' at the end of an episode; use False"
+        require(model, last_observation is not None or not model.ignore_terminations, "ignore_terminations", remedy)
+        is_cut_off = model.ignore_terminations or infos[index].get("TimeLimit.truncated", False)
+        if last_observation is not None and is_cut_off:
             observation, _ = model.policy.obs_to_tensor(last_observation)
             with th.no_grad():
                 (value,) = model.next_values(observation, np.array([False]), index)
             place = rewards
             if isinstance(rollout_buffer, SeparatesBootstrap):
                 place = rollout_buffer.bootstrapped[rollout_buffer.pos]
-            place[index] += model.gamma * value
+            bootstrap = value.cpu().numpy().reshape(place.shape[1:])  # of each component, if there are several
+            place[index] += np.asarray(model.gamma, bootstrap.dtype) * bootstrap
 
 
 def finish_rollout(
@@ -131,12 +139,12 @@ def finish_rollout(
     :param model: algorithm that collected the rollout
     :param rollout_buffer: full buffer
     :param last_observations: observations after the last step, (n_envs, ...)
-    :param last_values: their values, (n_envs, 1)
+    :param last_values: their values, (n_envs, 1), or (n_envs, K) for vector rewards
     :param dones: whether they begin an episode, (n_envs,)
     :return: end of the rollout
     """
     rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
-    observations, values = as_stored(rollout_buffer, last_observations), last_values.flatten().cpu().numpy()
+    observations, values = as_stored(rollout_buffer, last_observations), last_values.squeeze(1).cpu().numpy()
     return RolloutEnd(observations, values, dones.astype(bool), model.memory())
 
 
@@ -184,11 +192,14 @@ def recompute_advantages(model: PhasicModel, rollout_buffer: RolloutBuffer, end:
     values = th.cat([model.policy.evaluate_values(*model.network_inputs(part)) for _, part in parts])
     last_values = model.next_values(obs_as_tensor(end.observations, model.device), end.dones, memory=end.memory)
     model.policy.set_training_mode(True)
-    current = by_step(rollout_buffer, values.cpu().numpy())
-    rewards, starts = (by_step(rollout_buffer, array) for array in (rollout_buffer.rewards, rollout_buffer.episode_starts))
-    last = last_values.flatten().cpu().numpy()
-    advantages = gae(rewards, current, starts, last, end.dones, model.gamma, model.gae_lambda)
-    rollout_buffer.returns = (advantages + current).T.reshape(-1, 1)
-    rollout_buffer.advantages = advantages.T.reshape(-1, 1)
+    current, last = values.cpu().numpy(), last_values.squeeze(1).cpu().numpy()
+    if isinstance(rollout_buffer, VectorRewardBuffer):
+        rollout_buffer.estimate(current, last, end.dones, model.gamma, model.gae_lambda)
+    else:
+        arrays = (rollout_buffer.rewards, current, rollout_buffer.episode_starts)
+        rewards, current, starts = (by_step(rollout_buffer, array) for array in arrays)
+        advantages = gae(rewards, current, starts, last, end.dones, model.gamma, model.gae_lambda)
+        rollout_buffer.returns = (advantages + current).T.reshape(-1, 1)
+        rollout_buffer.advantages = advantages.T.reshape(-1, 1)
     if model.normalize_advantage:
         rollout_buffer.advantages = model.objective.normalized_advantages(rollout_buffer.advantages, model.device)

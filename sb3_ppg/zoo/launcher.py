@@ -49,7 +49,7 @@ SCRIPTS = {
         "-i",
     ),
     "enjoy": Script(
-        "watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "enjoy", PLAY, "--env Pendulum-v1 --no-render", "-f"
+        "watch a trained agent, or evaluate it", "sb3_ppg.zoo.scripts", "enjoy", PLAY, "--env Pendulum-v1 --no-render", "-f"
     ),
     "report": Script(
         "evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, "--env Pendulum-v1", "-f"
@@ -93,10 +93,11 @@ SCRIPTS = {
 }
 
 # Our options, and the scripts that take them
-PRETRAINED, CONTINUE, DATASET = "--pretrained", "--continue", "--dataset"
+PRETRAINED, CONTINUE, EPSILON, DATASET = "--pretrained", "--continue", "--epsilon", "--dataset"
 OWN_OPTIONS = {
     PRETRAINED: ("an agent that comes with the repository", [name for name, script in SCRIPTS.items() if script.agent]),
     CONTINUE: ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
+    EPSILON: ("probability of a sample in place of the most likely action", ["enjoy"]),
     DATASET: ("with --algo bcq: Minari data set (name, folder, hdf5 file), or a replay buffer's .pkl", ["train"]),
 }
 # Errors of which the message is enough
@@ -217,6 +218,4 @@ def _init_with_our_help(parser: ArgumentParser, script: str, *args: Any, **kwarg
     parser.epilog = f"Example: {parser.prog} {SCRIPTS[script].example}"
     for option, (about, scripts) in OWN_OPTIONS.items():
         if script in scripts:
-            parser.add_argument(option, help=about) if option == DATASET else parser.add_argument(
-                option, action="store_true", help=about
-            )
+            parser.add_argument(option, action="store" if option in (EPSILON, DATASET) else "store_true", help=about)

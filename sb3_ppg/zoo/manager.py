@@ -200,10 +200,9 @@ class Manager(ExperimentManager):
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ArgumentError(f"the hyperparameters cannot be read {place}: {reason}") from error
         if self.is_ours:
-            if isinstance(hyperparams.get("aux_learning_rate"), str):  # which the Zoo does not know
-                parsed = self._preprocess_schedules({"learning_rate": hyperparams["aux_learning_rate"]})
-                hyperparams["aux_learning_rate"] = parsed["learning_rate"]
             for name, value in hyperparams.items():
+                if name in ("aux_learning_rate", "value_learning_rate") and isinstance(value, str):  # unknown to the Zoo
+                    value = self._preprocess_schedules({"learning_rate": value})["learning_rate"]
                 if isinstance(value, SimpleLinearSchedule):
                     hyperparams[name] = LinearSchedule(value.initial_value, 0.0, 1.0)
             hyperparams = with_preset(self.algo, hyperparams)

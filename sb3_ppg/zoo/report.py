@@ -21,15 +21,21 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import Evaluation
+from sb3_ppg.play import Player
 
 
 def main() -> None:
     """Run the command."""
     parser = agent_parser(__doc__)
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
+    parser.add_argument(
+        "--epsilon", type=float, default=0.0, help="probability of a sample in place of the most likely action"
+    )
     args = parser.parse_args()
     model, model_path, log_path = load_agent(args)
-    evaluate(model, args)
+    evaluate(Player(model, args.epsilon), args)
+    if args.epsilon:
+        print(f"Epsilon:        {args.epsilon}")
     print(f"Model:          {model_path}")
     print(f"Logs:           {log_path}")
     picture = log_path / "learning_curve.png"
@@ -123,7 +129,7 @@ def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
     return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
 
 
-def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> Evaluation:
+def evaluate(model: BaseAlgorithm | Player, args: argparse.Namespace) -> Evaluation:
     """Play episodes in the agent's environment; print and return what it reached."""
     if args.episodes < 1:
         raise ArgumentError(f"--episodes {args.episodes} cannot work: use at least 1")

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -20,12 +21,30 @@ import rl_zoo3.utils
 import yaml
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
+from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.play import Player
 from sb3_ppg.zoo.repairs import ffmpeg_on_path
 from sb3_ppg.zoo.report import PlainLoader
 
 CURVES = ("timesteps", "mean", "std_error", "last_evals")  # in the files of `all_plots`
+
+
+def enjoy() -> None:
+    """Run the script, with ``--epsilon`` for any algorithm."""
+    # In the script's help, the launcher has added the option already
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
+    parser.add_argument("--epsilon", type=float, default=0.0)
+    args, sys.argv[1:] = parser.parse_known_args()
+    script = importlib.import_module("rl_zoo3.enjoy")
+    loaders = {name: SimpleNamespace(load=partial(_load_player, cls, args.epsilon)) for name, cls in script.ALGOS.items()}
+    with patch.dict(script.ALGOS, loaders if args.epsilon else {}):
+        script.enjoy()
+
+
+def _load_player(algorithm: type[BaseAlgorithm], epsilon: float, *args: Any, **kwargs: Any) -> Player:
+    return Player(algorithm.load(*args, **kwargs), epsilon)
 
 
 def record_training() -> None:

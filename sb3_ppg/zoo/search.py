@@ -70,6 +70,8 @@ def _suggest(zoo_name: str, trial: BaseTrial, n_envs: int, longest: int) -> None
     trial.suggest_categorical("n_epochs", [1, 2, 4, 8, 16])
     trial.suggest_float("max_grad_norm", 0.3, 2)
     preset = FAMILY[zoo_name].preset
+    if "n_value_epochs" in preset:
+        trial.suggest_float("value_learning_rate", 1e-5, 3e-3, log=True)
     if preset.get("n_aux_epochs") != 0:
         if "n_aux_epochs" not in preset:
             trial.suggest_categorical("n_aux_epochs", [1, 3, 6, 9])

@@ -10,13 +10,15 @@ from stable_baselines3.common.distributions import CategoricalDistribution, Diag
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize
+from torch.nn import functional as F
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG, hub
 from sb3_ppg.actions import NestedDistribution, flat_masks, leaves
+from sb3_ppg.actions.kinds import SquashedGaussianDistribution
 from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
 from sb3_ppg.family import with_preset
 from sb3_ppg.losses import distribution_parameters, kl_divergence
-from tests.helpers import NESTED, SMALL, VECTOR, RandomEnv, assert_both_phases_train, random_envs
+from tests.helpers import BOX, NESTED, SMALL, VECTOR, BatchNormExtractor, RandomEnv, assert_both_phases_train, random_envs
 
 PATHS = ["kind", "how.0", "how.1", "move.here", "move.there", "move.far"]
 MASKS = dict(kind=[True, False, True], how={1: [True, False] + 6 * [True]})
@@ -147,6 +149,47 @@ def test_a_space_with_one_leaf_trains_as_the_leaf(kind):
         th.testing.assert_close(weight, trained[names.get(name, name)], rtol=1e-5, atol=1e-7)
 
 
+def test_integers_reach_their_bounds():
+    """The difference of the bounds does not fit into their type."""
+    space = spaces.Dict(
+        small=spaces.Box(-100, 100, (3,), np.int8),
+        wide=spaces.Box(-(2**40), 2**40, (3,), np.int64),
+        kind=spaces.Discrete(5, start=-2),
+    )
+    row = np.array([[-1.0, 0.0, 1.0, -1.0, 0.5, 1.0, 4.0]], np.float32)
+    squashed = PPG("MlpPolicy", random_envs(VECTOR, space), policy_kwargs=dict(squash_output=True), **SMALL)
+    (action,) = squashed.policy.actions.for_environments(row)
+    assert action["small"].tolist() == [-100, 0, 100] and action["small"].dtype == np.int8
+    assert action["wide"].tolist() == [-(2**40), 2**39, 2**40] and action["kind"] == 2
+    row[:, :6] *= 100.5
+    (action,) = PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL).policy.actions.for_environments(row)
+    assert action["small"].tolist() == [-100, 0, 100] and space.contains(action)
+
+
+def test_the_entropy_of_squashed_leaves():
+    """Compare with a Monte Carlo estimate, and the gradient with a difference."""
+    th.manual_seed(0)
+    mean, log_std = th.tensor([[0.3, -1.0]]), th.tensor([-0.5, 0.4], requires_grad=True)
+
+    def entropy(log_std):
+        return SquashedGaussianDistribution(2).proba_distribution(mean, log_std).entropy()
+
+    distribution = SquashedGaussianDistribution(2).proba_distribution(mean.expand(200_000, 2), log_std.detach())
+    u = distribution.distribution.sample()
+    log_prob = distribution.distribution.log_prob(u) - 2 * (np.log(2) - u - F.softplus(-2 * u))
+    assert entropy(log_std).item() == pytest.approx(-log_prob.sum(1).mean().item(), abs=0.01)
+    entropy(log_std).sum().backward()
+    step = th.tensor([1e-2, 0.0])
+    slope = (entropy(log_std + step) - entropy(log_std - step)).item() / 2e-2
+    assert log_std.grad[0].item() == pytest.approx(slope, abs=1e-3) and slope > 0.3
+
+
+def test_features_of_actions_are_those_of_the_leaves():
+    actions = PPG("MlpPolicy", random_envs(VECTOR, PAIR), **SMALL).policy.actions
+    assert actions.n_features == 5
+    assert actions.features(th.tensor([[2.0, 0.5, -0.25]])).tolist() == [[0, 0, 1, 0.5, -0.25]]
+
+
 # ---- training ----
 
 
@@ -181,6 +224,43 @@ def test_equal_coefficients_are_one_coefficient():
 
     np.testing.assert_allclose(train(dict(kind=0.1, how=[0.1, 0.1], move=0.1)), train(0.1), rtol=1e-4, atol=1e-6)
     assert (train(0.1) != train(0.2)).any()
+
+
+def test_one_coefficient_can_follow_several():
+    model = PPG("MlpPolicy", nested_envs(), ent_coef=dict(kind=0.5, how=0, move=0), **SMALL).learn(16)
+    model.ent_coef = 0.1
+    model.learn(16)
+    normal = 0.5 * np.log(2 * np.pi * np.e)
+    expected = np.log(3) + np.log(48) + np.log(16) + (4 + 3 + 1) * normal
+    assert -model.logger.name_to_value["train/entropy_loss"] == pytest.approx(expected, rel=1e-2)
+
+
+def test_empty_parts_have_a_place_in_coefficients():
+    space = spaces.Dict(a=spaces.Dict(), b=spaces.Discrete(2))
+    PPG("MlpPolicy", random_envs(VECTOR, space), ent_coef=dict(a={}, b=0.1), **SMALL).learn(16)
+
+
+def test_the_initial_standard_deviation_is_that_of_all_leaves():
+    model = PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(log_std_init=-2.0), **SMALL)
+    constants = [one for name, one in model.policy.named_parameters() if "constants" in name]
+    assert len(constants) == 3 and all((one == -2).all() for one in constants)
+
+
+def test_a_saved_policy_squashes(tmp_path):
+    model = PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(squash_output=True), **SMALL)
+    model.policy.save(tmp_path / "policy.zip")
+    loaded = type(model.policy).load(tmp_path / "policy.zip", device="cpu")
+    assert [kind.bounded for kind in loaded.actions.kinds] == [False, False, False, True, True, True]
+
+
+def test_logs_leave_the_training_alone_and_have_room(capsys):
+    """Names may be longer than SB3's table, and layers that behave differently in training do not notice."""
+    parts = dict(left_arm_joint_position=BOX, left_arm_joint_velocity=BOX)
+    env = random_envs(VECTOR, spaces.Dict(robot_manipulator=spaces.Dict(parts)))
+    networks = dict(features_extractor_class=BatchNormExtractor)
+    model = PPG("MlpPolicy", env, verbose=1, policy_kwargs=networks, **SMALL | dict(n_aux_epochs=0)).learn(16)
+    assert "train/entropy/robot_manipulator.left_arm_joint_velocity" in model.logger.name_to_value
+    assert model.policy.features_extractor.layers[0].num_batches_tracked == 2  # minibatches
 
 
 @pytest.mark.parametrize("ent_coef", [dict(kind=1), dict(kind=1, how=[1], move=1), dict(kind="a", how=0, move=0), [1, 2, 3]])
@@ -250,11 +330,28 @@ def test_vectorized_environments_take_the_structure(kind):
     model.get_env().close()
 
 
+class FirstNumber(RandomEnv):
+    """The reward is a number of the action."""
+
+    def step(self, action):
+        observation, _, *others = super().step(action)
+        return observation, float(action["move"]["far"][0]), *others
+
+
+def test_each_environment_takes_its_own_action():
+    env = GymnasiumVecEnv(gym.vector.SyncVectorEnv([lambda: FirstNumber(VECTOR, NESTED)] * 3))
+    env.reset()
+    actions = [NESTED.sample() for _ in range(3)]
+    _, rewards, _, _ = env.step(actions)
+    np.testing.assert_allclose(rewards, [action["move"]["far"][0] for action in actions], rtol=1e-6)
+
+
 LEAVES = {
     "text": spaces.Text(3),
     "sequence": spaces.Sequence(spaces.Discrete(2)),
     "graph": spaces.Graph(spaces.Discrete(2), None),
     "one of": spaces.OneOf([spaces.Discrete(2), spaces.Discrete(3)]),
+    "wide integers": spaces.Box(-(2**60), 2**60, (2,), np.int64),
     "no bounds": spaces.Box(-np.inf, 1, (2,)),
     "nothing": spaces.Box(0, 1, (0,)),
 }
@@ -265,6 +362,17 @@ def test_other_leaves_are_refused_by_their_path(leaf):
     env = random_envs(VECTOR, spaces.Dict(good=spaces.Discrete(2), outer=spaces.Tuple([spaces.Dict(bad=LEAVES[leaf])])))
     with pytest.raises(ArgumentError, match=r"'outer\.0\.bad', which cannot work: "):
         PPG("MlpPolicy", env, **SMALL)
+
+
+def test_two_parts_of_one_path_are_refused():
+    with pytest.raises(ArgumentError, match=r"two parts of the path 'a\.b': rename a key"):
+        PPG("MlpPolicy", random_envs(VECTOR, spaces.Dict({"a.b": BOX, "a": spaces.Dict(b=BOX)})), **SMALL)
+
+
+def test_keys_that_json_does_not_have_are_not_shared(tmp_path):
+    model = PPG("MlpPolicy", random_envs(VECTOR, spaces.Dict({0: BOX, 1: BOX})), **SMALL)
+    with pytest.raises(ModelFormatError, match="action_space"):
+        hub.save_pretrained(model, tmp_path)
 
 
 @pytest.mark.parametrize("space", [spaces.Dict(), spaces.Tuple([spaces.Dict()])])
@@ -308,3 +416,31 @@ def test_a_choice_and_its_parameter_are_learned(seed):
     model = PPG("MlpPolicy", env, n_steps=64, n_epochs=5, learning_rate=2e-3, gamma=0, seed=seed, device="cpu").learn(12_288)
     reward, _ = evaluate_policy(model, make_vec_env(Kick, seed=100), n_eval_episodes=200)
     assert reward > 0.85
+
+
+# ---- play ----
+
+
+def test_leaves_have_temperatures():
+    model = PPG("MlpPolicy", nested_envs(), **SMALL)
+    observation = np.stack([VECTOR.sample()] * 500)
+    plain, _ = model.predict(observation)
+    cold = dict(kind=1e-6, how=1.0, move=dict(here=1.0, there=1.0, far=1e-6))
+    actions, _ = model.predict(observation, temperature=cold)
+    assert len({action["kind"] for action in plain}) == 3 and len({action["kind"] for action in actions}) == 1
+    spread = {name: np.std([action["move"][name][..., 0] for action in actions], axis=0).max() for name in ("here", "far")}
+    assert spread["far"] < 2e-3 and spread["here"] > 0.3
+    with pytest.raises(ArgumentError, match="`temperature`=0"):
+        model.predict(observation, temperature=dict(kind=0, how=1, move=1))
+
+
+def test_epsilon_replaces_whole_actions():
+    """Gaussians' samples and modes differ."""
+    model = PPG("MlpPolicy", nested_envs(), **SMALL)
+    observation = np.stack([VECTOR.sample()] * 1000)
+    modes, _ = model.predict(observation, deterministic=True)
+    actions, _ = model.predict(observation, deterministic=True, epsilon=0.2)
+    explored = [action["move"]["far"] != mode["move"]["far"] for action, mode in zip(actions, modes, strict=True)]
+    assert 0.15 < np.mean(explored) < 0.25
+    one, _ = model.predict(observation[0], deterministic=True, epsilon=1.0)
+    assert NESTED.contains(one)

@@ -13,7 +13,15 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg import (
+    PPG,
+    ImpalaCNN,
+    MaskablePPG,
+    NormalizedRewardRolloutBuffer,
+    RecurrentPPG,
+    RewardNormalizer,
+    VectorRewards,
+)
 from sb3_ppg.distributed import agreement
 from sb3_ppg.distributed.collectives import gather, n_processes, rank
 from sb3_ppg.errors import ProcessGroupError
@@ -28,6 +36,7 @@ from tests.helpers import (
     BatchNormExtractor,
     MaskedEnv,
     RandomEnv,
+    VectorRewardEnv,
     image_space,
     learn_and_log,
     masked_envs,
@@ -71,6 +80,12 @@ def variants() -> dict[str, PPG]:
             rollout_buffer_class=NormalizedRewardRolloutBuffer,
             rollout_buffer_kwargs=rewards,
             normalize_value_targets="running",
+        ),
+        "vector rewards": make(
+            env=make_vec_env(lambda: VectorRewards(VectorRewardEnv()), N_ENVS),
+            reward_weights=[1.0, 0.3],
+            rollout_buffer_class=NormalizedRewardRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
         ),
         "batch normalisation": make(env=random_env(), policy_kwargs=dict(features_extractor_class=BatchNormExtractor)),
         "mmap": make(aux_buffer_kwargs=dict(storage="mmap", path=f"disk{rank()}"), recompute_advantages=True),

@@ -79,6 +79,8 @@ def test_a_bad_last_observation_matters_only_where_its_value_is_asked_for(wrap):
     small(env=wrap(DummyVecEnv([lambda: Diverging(False)] * 2))).learn(64)
     with pytest.raises(NonFiniteEnvironmentError, match="last observation of an episode of environment 0 is nan after step 5"):
         small(env=wrap(DummyVecEnv([lambda: Diverging(True)] * 2))).learn(64)
+    with pytest.raises(NonFiniteEnvironmentError, match="last observation of an episode of environment 0 is nan after step 5"):
+        small(env=wrap(DummyVecEnv([lambda: Diverging(False)] * 2)), ignore_terminations=True).learn(64)
 
 
 class Foreign(VecEnv):

@@ -30,13 +30,21 @@ from hypothesis import strategies as st
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg import (
+    PPG,
+    ArgumentError,
+    MaskablePPG,
+    NormalizedRewardRolloutBuffer,
+    RecurrentPPG,
+    RewardNormalizer,
+    VectorRewards,
+)
 from sb3_ppg.errors import ModelFormatError, NonFiniteError
 from sb3_ppg.family import with_preset
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from sb3_ppg.hub.schema import Counters
-from tests.helpers import MaskedEnv, RandomEnv
+from tests.helpers import MaskedEnv, RandomEnv, VectorRewardEnv
 from tests.hub import watch
 from tests.hub.small_models import BOX, DICT, SMALL, nested
 from tests.hub.watch import watched
@@ -107,6 +115,17 @@ MODELS: dict[str, tuple[Callable[..., PPG], str, Callable[[], VecEnv], dict[str,
             rollout_buffer_class=NormalizedRewardRolloutBuffer,
             rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
             policy_kwargs=dict(TINY, architecture="shared", **CENTERED),
+        ),
+    ),
+    "vector rewards": (
+        PPG,
+        "MlpPolicy",
+        lambda: DummyVecEnv([lambda: VectorRewards(VectorRewardEnv())] * 2),
+        dict(
+            reward_weights=[1.0, 0.5],
+            gamma=[0.9, 0.99],
+            rollout_buffer_class=NormalizedRewardRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
         ),
     ),
     "ewma": (PPG, "MlpPolicy", random_envs(BOX, spaces.Discrete(3)), with_preset("ppg_ewma", {})),

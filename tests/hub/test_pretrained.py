@@ -27,6 +27,7 @@ from sb3_ppg import (
     NormalizedRewardRolloutBuffer,
     RecurrentPPG,
     RewardNormalizer,
+    VectorRewards,
 )
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ModelFormatError
@@ -36,7 +37,7 @@ from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, NOT_SHARED
 from sb3_ppg.hub.schema import Counters
 from sb3_ppg.hub.spaces import Space, describe, make
 from sb3_ppg.protocols import COUNTERS
-from tests.helpers import MASKED_ACTIONS, NESTED, MaskedEnv, RandomEnv, image_space
+from tests.helpers import MASKED_ACTIONS, NESTED, MaskedEnv, RandomEnv, VectorRewardEnv, image_space
 from tests.hub.small_models import BOX, DICT, SMALL, change, refused, small_model
 from tests.saving.small_models import same
 
@@ -46,6 +47,7 @@ pytestmark = pytest.mark.slow
 # ---- round trips ----
 
 
+REWARD_VECTORS = spaces.Box(-1, 1, (3,))  # of environments with vector rewards
 MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
     "discrete": ("MlpPolicy", BOX, spaces.Discrete(3), {}),
     "gSDE": ("MlpPolicy", BOX, spaces.Box(-1, 1, (2,), np.float32), dict(use_sde=True)),
@@ -79,6 +81,7 @@ MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
         dict(
             learning_rate=LinearSchedule(1e-3, 1e-5, 0.5),
             aux_learning_rate=LinearSchedule(1e-4, 0.0, 1.0),
+            value_learning_rate=LinearSchedule(2e-4, 0.0, 1.0),
             clip_range_vf=0.3,
             n_value_epochs=2,
             target_kl=0.5,
@@ -102,6 +105,17 @@ MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
         spaces.Box(-1, 1, (2,), np.float32),
         dict(algorithm=RecurrentPPG, use_sde=True, policy_kwargs=dict(lstm_hidden_size=4, shared_lstm=True)),
     ),
+    "vector rewards": (
+        "MlpPolicy",
+        REWARD_VECTORS,
+        spaces.Discrete(3),
+        dict(
+            reward_weights=[1.0, 0.5],
+            gamma=[0.9, 0.99],
+            rollout_buffer_class=NormalizedRewardRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+        ),
+    ),
     "a queue of rollouts": ("MlpPolicy", BOX, spaces.Discrete(3), dict(aux_buffer_kwargs=dict(capacity=3))),
     "replay": ("MlpPolicy", BOX, spaces.Discrete(3), with_preset("ppg_replay", {})),
     "masks": ("MlpPolicy", BOX, MASKED_ACTIONS["Discrete"][0], dict(algorithm=MaskablePPG)),
@@ -110,7 +124,9 @@ MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
 
 
 def make_env(observations: spaces.Space, actions: spaces.Space) -> gym.Env:
-    """One with masks, where there can be."""
+    """One with masks or vector rewards, where there can be."""
+    if observations is REWARD_VECTORS:
+        return VectorRewards(VectorRewardEnv())
     for name, (space, _) in MASKED_ACTIONS.items():
         if space is actions:
             return MaskedEnv(observations, name)

@@ -212,6 +212,20 @@ def test_moments_that_another_unit_of_the_values_makes_infinite(copied):
     refused(copied, f"policy.optimizer.{index}.exp_avg_sq has numbers that are too large to train with")
 
 
+@pytest.mark.parametrize("rate", [1e-6, 1e-2])
+def test_a_step_of_the_value_epochs_is_judged_by_their_own_learning_rate(tmp_path, rate):
+    """A moment of 0.1 without a second one moves a weight by about 0.1 / eps = 1e4 learning rates, or a few times that."""
+    model = small_model(n_value_epochs=1, learning_rate=1e-6, value_learning_rate=rate)
+    save_pretrained(model, tmp_path)
+    index = [name for name, _ in model.policy.named_parameters()].index("value_net.weight")
+    replace_array(tmp_path, f"value_optimizer.{index}.exp_avg", lambda moment: moment * 0 + 0.1)
+    replace_array(tmp_path, f"value_optimizer.{index}.exp_avg_sq", lambda moment: moment * 0)
+    if rate == 1e-6:
+        assert from_pretrained(tmp_path, device="cpu").value_learning_rate == rate
+    else:
+        refused(tmp_path, "value_optimizer: its state would change weights by more than")
+
+
 @pytest.mark.parametrize(
     ("part", "value"), [("mean", 1e155), ("mean", -1e16), ("var", 1e300), ("var", -1.0), ("count", 1e300), ("count", 0.0)]
 )

@@ -198,6 +198,8 @@ def test_distillation(file, monkeypatch):
         architecture="dual",
         adam_eps=setting["adam_epsilon"],
         learning_rate=setting["policy_lr"],
+        value_learning_rate=setting["value_lr"],
+        aux_learning_rate=setting["distil_lr"],
         batch_size=setting["policy_mini_batch_size"],
         n_epochs=setting["policy_epochs"],
         n_value_epochs=setting["value_epochs"],

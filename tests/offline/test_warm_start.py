@@ -138,6 +138,17 @@ def test_data_is_normalized_as_the_environment_will_be():
     assert env.ret_rms.count > 64 - 1e-6 and env.ret_rms.var != 1
 
 
+def test_terminations_that_are_ignored_are_cut_off():
+    """Each episode of one step has a reward of 1; the value goes on, so that it approaches 1 / (1 - 0.5)."""
+    data = Dataset(np.zeros(50, int), np.full(50, 2), np.ones(50), np.zeros(50, int), np.ones(50), np.zeros(50))
+    values = []
+    for ignored in (False, True):
+        options = dict(gamma=0.5, ignore_terminations=ignored, aux_learning_rate=1e-2)
+        model = PPG("MlpPolicy", RandomEnv(STATES, THREE), **SMALL, **options).warm_start(data, n_epochs=150)
+        values.append(model.policy.predict_values(th.tensor([0])).item())
+    assert values == pytest.approx([1, 2], abs=0.1)
+
+
 SPACES = {
     "MultiDiscrete": spaces.MultiDiscrete([3, 2], start=[1, 5]),
     "MultiBinary": spaces.MultiBinary(3),

@@ -18,7 +18,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_ppg import (
     PPG,
+    DrawnWeights,
     MaskablePPG,
+    NormalizedRewardDictRolloutBuffer,
     NormalizedRewardRolloutBuffer,
     PhasicCheckpointCallback,
     RecurrentPPG,
@@ -26,7 +28,7 @@ from sb3_ppg import (
     latest_checkpoint,
 )
 from sb3_ppg.family import FAMILY, with_preset
-from tests.helpers import NESTED, image_space, masked_envs, random_envs, run_in_a_new_process
+from tests.helpers import NESTED, VectorRewardEnv, image_space, masked_envs, random_envs, run_in_a_new_process
 from tests.saving.small_models import everything, resumed, small
 
 pytestmark = pytest.mark.slow
@@ -77,6 +79,18 @@ SETTINGS = {
     "NumPy's numbers": lambda: (
         discrete(),
         of_the_family("dna")[1] | dict(gamma=np.float64(0.99), objective_kwargs=dict(td_lambda=np.float64(0.9))),
+    ),
+    "vector rewards, normalised, other weights in each episode": lambda: (
+        make_vec_env(lambda: DrawnWeights(VectorRewardEnv()), N_ENVS, seed=0),
+        dict(
+            policy="MultiInputPolicy",
+            reward_weights="observation",
+            gamma=[0.9, 0.99],
+            rollout_buffer_class=NormalizedRewardDictRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+            objective="decoupled",
+            replay_kwargs=dict(policy_rollouts=2),
+        ),
     ),
     "a queue of rollouts": lambda: (discrete(), dict(aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True)),
     "late rollouts, LSTMs, two kinds of epochs": lambda: (

@@ -62,6 +62,13 @@ def test_train_uses_our_algorithm_and_our_hyperparameters(run_folder):
     assert model.aux_lr_schedule(0.5) == pytest.approx(0.001)
 
 
+def test_the_value_epochs_may_have_a_schedule_in_the_zoo(tmp_path):
+    given = ("-params", "n_value_epochs:1", "value_learning_rate:'lin_0.002'", *SMALL[1:])
+    run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", *given, cwd=tmp_path)
+    model = PPG.load(tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
+    assert model.value_lr_schedule(0.5) == pytest.approx(0.001)
+
+
 def test_the_model_loads_where_the_zoo_is_not_installed(run_folder):
     """No class of RL Zoo is pickled into it."""
     with zipfile.ZipFile(run_folder / "CartPole-v1.zip") as file:
@@ -101,6 +108,32 @@ def test_report_acts_as_enjoy_does(env_id, options, deterministic):
     args = agent_parser("").parse_args(options)
     args.env = EnvironmentName(env_id)
     assert is_deterministic(args) is deterministic
+
+
+@pytest.mark.parametrize("algo", ["ppg", "ppo"])
+def test_agents_play_with_epsilon(algo, trained):
+    """With an epsilon of 1 all actions are samples; the same seed plays the same episodes."""
+    options = ("--algo", algo, "--env", "CartPole-v1", "--no-render", "-n", "300")
+    plain, none, some, again, all_samples, stochastic = (
+        run("enjoy", *options, *given, cwd=trained).partition("Loading")[2]
+        for given in ([], ["--epsilon", "0"], ["--epsilon", "0.5"], ["--epsilon=0.5"], ["--epsilon", "1"], ["--stochastic"])
+    )
+    assert plain == none and some == again and len({plain, some, all_samples, stochastic}) == 4
+    printed = run("report", *options[:4], "--epsilon", "0.5", "--episodes", "2", cwd=trained)
+    assert "with deterministic actions\n" in printed and "Epsilon:        0.5\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("--epsilon 2", "`epsilon`=2.0 cannot work: use a number from 0 to 1"),
+        ("--epsilon 0.1 --stochastic", "`epsilon`=0.1 cannot work: all actions are samples already; use .*--deterministic"),
+    ],
+)
+@pytest.mark.parametrize("script", ["enjoy --no-render", "report"])
+def test_an_epsilon_that_cannot_work_is_named(script, given, complaint, trained):
+    printed = run(*script.split(), "--env", "CartPole-v1", *given.split(), cwd=trained, fails=True)
+    assert re.search(complaint, printed) and "Traceback" not in printed
 
 
 def test_report_says_the_return_also_where_it_cannot_draw(run_folder, tmp_path):
@@ -302,8 +335,10 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
     assert "Going on after 192 steps" in output and "aux_buffer.npz" in output
     assert ALGOS[algo].load(tmp_path / "logs" / algo / f"{env_id}_2" / f"{env_id}.zip").n_aux_phases == 2
 
-    assert "Mean episode length" in run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", cwd=tmp_path)
-    assert "over 5 episodes" in run("report", *which, "--episodes", "5", cwd=tmp_path)
+    for epsilon in ([], ["--epsilon", "0.5"]):
+        played = run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", *epsilon, cwd=tmp_path)
+        assert "Mean episode length" in played
+        assert "over 5 episodes" in run("report", *which, "--episodes", "5", *epsilon, cwd=tmp_path)
     search = ("-optimize", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "-n", "1536")
     assert "Number of finished trials:  2" in run("train", *which, *search, "--seed", "1", cwd=tmp_path)
 
@@ -504,7 +539,7 @@ def test_bad_input_names_what_is_nearest(trained, command, complaint, tmp_path):
 
 def test_the_console_command_lists_the_scripts(tmp_path):
     output = subprocess.check_output([Path(sys.executable).parent / "sb3-ppg"], text=True, cwd=tmp_path)
-    for name in [*launcher.SCRIPTS, "--pretrained", "--continue"]:
+    for name in [*launcher.SCRIPTS, "--pretrained", "--continue", "--epsilon"]:
         assert re.search(rf"^ +{name} +\w+", output, re.MULTILINE), name
 
 
@@ -543,6 +578,7 @@ def test_the_help_of_a_script_has_its_name_our_options_and_an_example(script):
     options = {"train": 2, "enjoy": 1, "report": 1, "record_video": 1, "record_dataset": 1}.get(script, 0)
     assert said.startswith(f"usage: sb3-ppg {script} [-h]") and f"Example: sb3-ppg {script} -" in said
     assert sum(f"[{option}]" in said for option in ("--pretrained", "--continue")) == options
+    assert ("[--epsilon EPSILON]" in said) == (script in ("enjoy", "report"))
 
 
 def test_files_of_a_training_are_read_without_making_objects(trained, tmp_path):

@@ -55,6 +55,7 @@ def test_every_sampled_model_can_be_made(algo):
         trial = study.ask()
         sampled = SAMPLERS[algo](trial, n_actions=2, n_envs=4, additional_args={})
         assert sampled == CONVERTERS[algo](trial.params) and sampled["batch_size"] <= 4 * sampled["n_steps"]
+        assert ("value_learning_rate" in sampled) == (sampled.get("n_value_epochs") is not None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # truncated minibatches
             ALGOS[algo](policy, make_vec_env("CartPole-v1", 4), **sampled)

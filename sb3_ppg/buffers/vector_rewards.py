@@ -1,0 +1,158 @@
+"""Rollouts with vector rewards: values and rewards of each component, and advantages that weights combine."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+
+from sb3_ppg.buffers.advantages import gae
+from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
+from sb3_ppg.buffers.rollouts import by_environment, order_by_environment
+from sb3_ppg.optim.diagnostics import explained_variance
+from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.protocols import PhasicModel
+
+# Names under which losses find value targets and old values of the components, (B, K)
+TARGETS, OLD_VALUES = "component_targets", "component_values"
+
+
+class VectorRewardBuffer(RolloutBuffer):
+    """
+    A mixin for any class of rollout buffers, see ``with_vector_rewards``: rewards, values and value targets of each component.
+    ``values``, ``returns`` and ``advantages`` are their weighted sums, ``rewards`` are what the environments give.
+
+    :param n_components: K
+    :param reward_weights: a weight for each component, or "observation", see ``PPG``
+    """
+
+    recomputable: ClassVar[bool] = True
+    new_arrays: ClassVar[bool] = True
+    # (n_steps, n_envs, K) each, or environment by environment
+    vector_rewards: np.ndarray  # with what was bootstrapped, once the rollout is complete
+    vector_values: np.ndarray
+    vector_returns: np.ndarray
+    weights: np.ndarray
+    bootstrapped: np.ndarray  # γ V of what followed a time limit, see ``SeparatesBootstrap``
+
+    def __init__(self, *args: Any, n_components: int, reward_weights: Any, **kwargs: Any):
+        self.n_components = n_components
+        self.reward_weights = reward_weights
+        super().__init__(*args, **kwargs)
+
+    def reset(self) -> None:
+        super().reset()
+        for name in ("vector_rewards", "vector_values", "vector_returns", "weights", "bootstrapped"):
+            setattr(self, name, np.zeros((self.buffer_size, self.n_envs, self.n_components), dtype=np.float32))
+
+    def add(  # type: ignore[override]
+        self,
+        obs: Any,
+        action: np.ndarray,
+        reward: np.ndarray,
+        episode_start: np.ndarray,
+        value: th.Tensor,
+        log_prob: th.Tensor,
+        *,
+        vector_rewards: np.ndarray,
+        **kwargs: Any,
+    ) -> None:
+        """
+        :param value: of each component, (n_envs, K)
+        :param vector_rewards: (n_envs, K)
+        """
+        self.vector_rewards[self.pos] = vector_rewards
+        self.vector_values[self.pos] = value.cpu().numpy()
+        self.weights[self.pos] = obs["weights"] if self.reward_weights == "observation" else self.reward_weights
+        combined = (self.weights[self.pos] * self.vector_values[self.pos]).sum(axis=-1)
+        super().add(obs, action, reward, episode_start, th.as_tensor(combined), log_prob, **kwargs)
+
+    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
+        rewards = self.vector_rewards
+        if isinstance(self, NormalizedRewardRolloutBuffer):
+            rewards = self.reward_normalizer.normalize(rewards, self.episode_starts)
+        self.vector_rewards = rewards + self.bootstrapped
+        last = last_values.cpu().numpy()
+        self.estimate(self.vector_values, last, dones.astype(np.float32), self.gamma, self.gae_lambda)
+
+    def estimate(self, values: np.ndarray, last_values: np.ndarray, dones: np.ndarray, gamma: Any, gae_lambda: Any) -> None:
+        """
+        Compute the advantages and value targets of each component, and combine them.
+
+        :param values: V(s) of each component, as collected or environment by environment
+        :param last_values: V of what follows, (n_envs, K)
+        :param dones: whether that begins an episode, (n_envs,)
+        :param gamma: γ, one number or one for each component
+        :param gae_lambda: λ, likewise
+        """
+
+        def by_step(array: np.ndarray) -> np.ndarray:
+            return by_environment(self, array).swapaxes(0, 1)
+
+        def ordered(array: np.ndarray) -> np.ndarray:
+            return self.swap_and_flatten(array) if self.generator_ready else array
+
+        values, rewards, weights = map(by_step, (values, self.vector_rewards, self.weights))
+        starts, last_values = by_step(self.episode_starts)[:, :, 0], last_values.reshape(self.n_envs, -1)
+        factors = zip(*(np.broadcast_to(one, self.n_components).tolist() for one in (gamma, gae_lambda)), strict=True)
+        of_components = [
+            gae(rewards[:, :, k], values[:, :, k], starts, last_values[:, k], dones, *both) for k, both in enumerate(factors)
+        ]
+        advantages = np.stack(of_components, axis=-1)
+        targets = advantages + values
+        self.vector_returns[:] = ordered(targets)  # in place: epochs that are going on have this array
+        self.returns, self.advantages = (ordered((weights * array).sum(axis=-1)) for array in (targets, advantages))
+
+
+def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """
+    :param model: algorithm, before its parts are made
+    :return: class and keyword arguments of its rollout buffer, and keyword arguments of its policy: the model's own, or, if it
+        has ``reward_weights``, those for vector rewards
+    """
+    cls, n_components = model.rollout_buffer_class, model.n_reward_components
+    if n_components is None:
+        return cls, model.rollout_buffer_kwargs, model.policy_kwargs
+    vector_class = type(f"Vector{cls.__name__}", (VectorRewardBuffer, cls), {})
+    of_buffer = dict(n_components=n_components, reward_weights=model.reward_weights)
+    of_policy = dict(n_reward_components=n_components)
+    return vector_class, model.rollout_buffer_kwargs | of_buffer, model.policy_kwargs | of_policy
+
+
+def component_samples(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
+    """
+    :param rollout_buffer: full
+    :return: value targets and old values of each sample's components, by name, (n_envs * n_steps, K), environment by
+        environment; nothing for scalar rewards
+    """
+    if not isinstance(rollout_buffer, VectorRewardBuffer):
+        return {}
+    order_by_environment(rollout_buffer)
+    return {TARGETS: rollout_buffer.vector_returns, OLD_VALUES: rollout_buffer.vector_values}
+
+
+def component_context(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
+    """
+    :param rollout_buffer: full or empty
+    :return: what the auxiliary phase keeps of the components, by name, (n_envs, n_steps, K); nothing for scalar rewards
+    """
+    if not isinstance(rollout_buffer, VectorRewardBuffer):
+        return {}
+    # A copy, as `estimate` changes the array when an older rollout is used again
+    return {TARGETS: by_environment(rollout_buffer, rollout_buffer.vector_returns).copy()}
+
+
+def component_summary(rollout_buffer: RolloutBuffer, policy: PhasicActorCriticPolicy) -> dict[str, float]:
+    """
+    Summarise an update for each component of vector rewards.
+
+    :param rollout_buffer: rollout that the policy was trained on
+    :param policy: policy after the update
+    :return: explained variance and value unit by component; nothing for scalar rewards
+    """
+    samples = component_samples(rollout_buffer)
+    if not samples:
+        return {}
+    columns = enumerate(zip(samples[OLD_VALUES].T, samples[TARGETS].T, strict=True))
+    explained = {f"explained_variance/{k}": explained_variance(*both, policy.device) for k, both in columns}
+    return explained | {f"value_unit/{k}": unit for k, unit in enumerate(policy.value_net.std.tolist())}

@@ -1,0 +1,199 @@
+"""Environments with vector rewards, such as MO-Gymnasium's, for Stable-Baselines3, whose rewards are numbers."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ppg.environments.watched import innermost
+from sb3_ppg.errors import ArgumentError
+
+
+class VectorRewards(gym.Wrapper):
+    """
+    An environment whose ``step`` gives a vector of K components as the reward, with their weighted sum in place of it. The
+    vector is in ``info["vector_reward"]``, as with ``mo_gymnasium.wrappers.LinearReward``, and after an episode its sums are
+    in ``info["return_0"]`` to ``info["return_<K - 1>"]``, for ``Monitor(env, file, info_keywords=(...))``.
+
+    ``PPG`` wraps a single environment itself, and tells all of them its ``reward_weights``. For several::
+
+        env = make_vec_env(lambda: VectorRewards(gymnasium.make("mo_gymnasium:deep-sea-treasure-v0")), n_envs=8)
+
+    :param env: the environment, with ``reward_space``, a Box of shape (K,)
+    :param weights: a number for each component. None: those that ``PPG`` will tell
+    :raises ArgumentError: if a ``Monitor`` is inside, which adds up numbers
+    """
+
+    def __init__(self, env: gym.Env, weights: Sequence[float] | None = None):
+        if is_wrapped(env, Monitor):
+            name = type(self).__name__
+            raise ArgumentError(
+                f"{name} has to be inside Monitor, and `wrapper_class` puts it outside: use make_vec_env(lambda: "
+                f"{name}(gymnasium.make(...)), n_envs=...)"
+            )
+        super().__init__(env)
+        self.n_components = int(env.get_wrapper_attr("reward_space").shape[0])
+        self.set_reward_weights(weights)
+
+    def set_reward_weights(self, weights: Sequence[float] | None) -> None:
+        """
+        Set the weights.
+
+        :param weights: a number for each component, or None
+        :raises ArgumentError: for another number of them
+        """
+        if weights is not None and np.shape(weights) != (self.n_components,):
+            raise ArgumentError(
+                f"`reward_weights`={weights!r} cannot work: {self.env} has {self.n_components} components of rewards; use a "
+                "number for each"
+            )
+        self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.returns = np.zeros(self.n_components)
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward: Any
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self.weights is None:
+            if np.ndim(reward) > 0:
+                raise ArgumentError(f"{self.env} gives vectors as rewards: use PPG(..., reward_weights=[...])")
+            return observation, float(reward), terminated, truncated, info  # MO-Gymnasium's LinearReward is inside
+        vector = np.array(info["vector_reward"] if np.ndim(reward) == 0 else reward, dtype=np.float64)
+        self.returns = self.returns + vector
+        info["vector_reward"] = vector
+        if terminated or truncated:
+            info |= {f"return_{k}": one for k, one in enumerate(self.returns.tolist())}
+        return observation, float(self.weights @ vector), terminated, truncated, info
+
+
+class DrawnWeights(VectorRewards):
+    """
+    ``VectorRewards`` whose weights are drawn for each episode, uniformly from those that are not negative and add up to one,
+    and given to the policy: observations are a dictionary with "weights" beside the environment's "observation" (or beside
+    the entries of its own dictionary). One policy then learns for all weights: ``PPG("MultiInputPolicy", ...,
+    reward_weights="observation")``.
+
+    :param env: the environment, with ``reward_space``, a Box of shape (K,)
+    :param weights: weights of all episodes, for evaluations. None: they are drawn
+    """
+
+    def __init__(self, env: gym.Env, weights: Sequence[float] | None = None):
+        super().__init__(env, weights)
+        own = env.observation_space
+        parts = own.spaces if isinstance(own, spaces.Dict) else {"observation": own}
+        of_weights = spaces.Box(0.0, 1.0, (self.n_components,), np.float32)
+        self.observation_space = spaces.Dict({**parts, "weights": of_weights})
+        self.generator = np.random.default_rng()
+
+    def set_reward_weights(self, weights: Sequence[float] | None) -> None:
+        """
+        Set the weights of all episodes from the next one on.
+
+        :param weights: a number for each component, or None to draw them again
+        :raises ArgumentError: for another number of them
+        """
+        current = getattr(self, "weights", None)
+        super().set_reward_weights(weights)
+        self.chosen_weights, self.weights = self.weights, current
+
+    def reset(self, *, seed: int | None = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self.generator = np.random.default_rng(seed)
+        observation, info = super().reset(seed=seed, **kwargs)
+        drawn = self.generator.dirichlet(np.ones(self.n_components)) if self.chosen_weights is None else self.chosen_weights
+        self.weights = drawn.astype(np.float32)
+        return self._with_weights(observation), info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return self._with_weights(observation), reward, terminated, truncated, info
+
+    def _with_weights(self, observation: Any) -> dict[str, Any]:
+        is_dict = isinstance(self.env.observation_space, spaces.Dict)
+        return {**(observation if is_dict else {"observation": observation}), "weights": self.weights}
+
+
+def with_scalar_reward(env: Any) -> Any:
+    """
+    :param env: a single environment, or several
+    :return: a single environment that has vector rewards in ``VectorRewards``; any other one as it is
+    """
+    if isinstance(env, gym.Env) and not is_wrapped(env, VectorRewards) and not is_wrapped(env, Monitor):
+        space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
+        return VectorRewards(env) if getattr(space, "shape", ()) != () else env
+    return env
+
+
+def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
+    """
+    Tell environments that combine vector rewards the weights of a model.
+
+    :param env: environments with any wrappers
+    :param weights: a number for each component
+    """
+    inside = innermost(env)
+    if hasattr(inside, "set_reward_weights"):
+        inside.set_reward_weights(weights)
+    elif env.has_attr("set_reward_weights"):
+        env.env_method("set_reward_weights", weights)
+
+
+class RewardReader:
+    """
+    Reads vector rewards from the infos of steps, and adds the sums of an episode to what ``Monitor`` tells of it.
+
+    :param n_components: K
+    """
+
+    def __init__(self, n_components: int):
+        self.n_components = n_components
+        self.returns = np.zeros((0, n_components))  # of the current episodes, (n_envs, K)
+
+    def begin(self, episode_starts: np.ndarray) -> None:
+        """
+        Begin a rollout.
+
+        :param episode_starts: whether the latest observations begin an episode, (n_envs,)
+        """
+        if len(self.returns) != len(episode_starts):
+            self.returns = np.zeros((len(episode_starts), self.n_components))
+        self.returns[episode_starts.astype(bool)] = 0
+
+    def read(self, dones: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
+        """
+        :param dones: whether an episode has ended, (n_envs,)
+        :param infos: infos of the step
+        :return: vector rewards, (n_envs, K)
+        :raises ArgumentError: if an info has none
+        """
+        for index, info in enumerate(infos):
+            vector: Any = info.get("vector_reward")
+            if np.shape(vector) != (self.n_components,):
+                raise ArgumentError(
+                    f"The info of environment {index} has 'vector_reward'={vector!r}, `reward_weights` "
+                    f"needs an array of {self.n_components} numbers: wrap each environment in sb3_ppg.VectorRewards, by "
+                    "make_vec_env(lambda: VectorRewards(gymnasium.make(...)), n_envs=...)"
+                )
+        vectors = np.array([info["vector_reward"] for info in infos], dtype=np.float32)
+        self.returns += vectors
+        for index in dones.nonzero()[0].tolist():
+            if "episode" in infos[index]:
+                infos[index]["episode"]["vector_return"] = self.returns[index].tolist()
+            self.returns[index] = 0
+        return vectors
+
+
+def mean_vector_return(episodes: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """
+    :param episodes: what ``Monitor`` tells of them, and ``RewardReader`` has added
+    :return: mean of each component's return, by name; nothing for scalar rewards
+    """
+    returns = [episode["vector_return"] for episode in episodes if "vector_return" in episode]
+    return {f"ep_rew_mean/{k}": float(mean) for k, mean in enumerate(np.mean(returns, axis=0))} if returns else {}

@@ -1,0 +1,129 @@
+"""Actions between the most likely ones and samples, for evaluations and play."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch as th
+from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
+from stable_baselines3.common.callbacks import EvalCallback
+
+from sb3_ppg.actions import by_leaf
+from sb3_ppg.arguments import check_value
+from sb3_ppg.buffers.nested import n_samples
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.policies import PhasicActorCriticPolicy
+
+
+class Player:
+    """
+    A model that takes a sample in place of the most likely action with a probability, as in ALF's evaluations. It has all
+    attributes of the model, and acts for it wherever ``predict`` is called, as in SB3's ``evaluate_policy``.
+
+    Each environment draws for itself in each step, from torch's generator, which ``set_random_seed`` seeds. (With gSDE a
+    sample is the mode and the current noise.)
+
+    Example::
+
+        from stable_baselines3.common.evaluation import evaluate_policy
+        from sb3_ppg import PPG, Player
+
+        model = PPG("MlpPolicy", "CartPole-v1").learn(10_000)
+        mean, std = evaluate_policy(Player(model, epsilon=0.05), model.get_env())
+
+    :param model: an algorithm of this package, of SB3 or sb3-contrib
+    :param epsilon: probability of a sample where ``deterministic`` actions are asked for
+    :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalised (before actions are squashed); T < 1 favors
+        likely actions. For a Dict or Tuple action space also a temperature for each of its parts. For algorithms of this
+        package
+    :raises ArgumentError: if they cannot work
+    """
+
+    model: Any = None
+
+    def __init__(self, model: Any, epsilon: float = 0.0, temperature: Any = 1.0):
+        check_value("epsilon", epsilon)
+        if temperature != 1:
+            if not isinstance(model.policy, PhasicActorCriticPolicy):
+                name = type(model).__name__
+                raise ArgumentError(f"`temperature`={temperature} cannot work: {name} is no algorithm of sb3_ppg; leave it 1")
+            for one in by_leaf(model.action_space, "temperature", temperature):
+                check_value("temperature", one)
+        self.model = model
+        self.epsilon = epsilon
+        self.temperature = temperature
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        **context: Any,
+    ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
+        """
+        Choose actions, with the arguments of the model's ``predict``. A second pass through the networks draws the samples, in
+        steps where an environment takes one.
+
+        :param context: ``action_masks``, where the model takes them
+        :raises ArgumentError: for an ``epsilon`` if all actions are samples
+        """
+        sample = partial(self._sampler().predict, observation, state, episode_start, deterministic=False, **context)
+        if not deterministic:
+            if self.epsilon > 0:
+                remedy = "all actions are samples already; use deterministic=True (--deterministic)"
+                raise ArgumentError(f"`epsilon`={self.epsilon} cannot work: {remedy}")
+            return sample()
+        actions, next_state = self.model.predict(observation, state, episode_start, deterministic=True, **context)
+        is_batch = self.model.policy.is_vectorized_observation(observation)
+        explores = th.rand(n_samples(observation) if is_batch else ()).numpy() < self.epsilon
+        if not explores.any():
+            return actions, next_state
+        samples, _ = sample()
+        if not is_batch:
+            return samples, next_state
+        if isinstance(actions, list):  # of nested actions
+            return [one if takes else mode for takes, one, mode in zip(explores, samples, actions, strict=True)], next_state
+        return np.where(explores.reshape(-1, *[1] * (actions.ndim - 1)), samples, actions), next_state
+
+    def _sampler(self) -> Any:
+        """Return the model, or a copy with the same networks whose policy has the temperature."""
+        if self.temperature == 1:
+            return self.model
+        sampler, policy = copy.copy(self.model), copy.copy(self.model.policy)
+        policy.temperature = self.temperature
+        sampler.policy = policy
+        return sampler
+
+
+class EpsilonEvalCallback(EvalCallback):
+    """
+    SB3's ``EvalCallback``, which evaluates a ``Player``.
+
+    :param args: of ``EvalCallback``
+    :param epsilon: of ``Player``
+    :param temperature: of ``Player``
+    :param kwargs: of ``EvalCallback``
+    """
+
+    def __init__(self, *args: Any, epsilon: float, temperature: Any = 1.0, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        check_value("epsilon", epsilon)
+        self.epsilon = epsilon
+        self.temperature = temperature
+
+    def _on_step(self) -> bool:
+        model = self.model
+        self.model = Player(model, self.epsilon, self.temperature)  # type: ignore[assignment]
+        try:
+            return super()._on_step()
+        finally:
+            self.model = model
+
+
+class MaskableEpsilonEvalCallback(EpsilonEvalCallback, MaskableEvalCallback):
+    """sb3-contrib's ``MaskableEvalCallback``, which evaluates a ``Player``."""

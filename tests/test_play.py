@@ -1,0 +1,224 @@
+"""Play with epsilon and temperature: between the most likely actions and samples."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_under_masks
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.distributions import StateDependentNoiseDistribution
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.utils import set_random_seed
+
+from sb3_ppg import PPG, ArgumentError, EpsilonEvalCallback, MaskableEpsilonEvalCallback, MaskablePPG, Player, RecurrentPPG
+from sb3_ppg.actions import Actions
+from tests.helpers import BOX, SMALL, THREE_ACTIONS, VECTOR, MaskedEnv, random_envs
+
+N_STEPS = 25
+PROBABILITIES = np.array([0.5, 0.3, 0.2])  # of the actions that the masks allow
+
+
+class Choice(gym.Env):
+    """The reward is 1 for the first of four actions; the mask excludes the last."""
+
+    observation_space, action_space = VECTOR, spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(3, np.float32), float(action == 0), False, self.steps == N_STEPS, {}
+
+    def action_masks(self) -> np.ndarray:
+        return np.array([True, True, True, False])
+
+
+ALGORITHMS = {
+    "PPG": (PPG, "MlpPolicy", SMALL),
+    "RecurrentPPG": (RecurrentPPG, "MlpLstmPolicy", {**SMALL, "policy_kwargs": dict(lstm_hidden_size=4)}),
+    "MaskablePPG": (MaskablePPG, "MlpPolicy", SMALL),
+    "PPO": (PPO, "MlpPolicy", dict(device="cpu")),
+    "RecurrentPPO": (RecurrentPPO, "MlpLstmPolicy", dict(device="cpu", policy_kwargs=dict(lstm_hidden_size=4))),
+    "MaskablePPO": (MaskablePPO, "MlpPolicy", dict(device="cpu")),
+}
+OURS = ("PPG", "RecurrentPPG", "MaskablePPG")
+
+
+def chooser(name: str, **kwargs):
+    """Make a model that takes the actions with ``PROBABILITIES`` in every state, and what its ``predict`` needs."""
+    algorithm, policy, arguments = ALGORITHMS[name]
+    model = algorithm(policy, make_vec_env(Choice, 2, seed=0), **{**arguments, **kwargs})
+    masked = "Maskable" in name
+    with th.no_grad():
+        model.policy.action_net.weight.zero_()
+        # Without masks the last action has no probability; with masks it would be the most likely one
+        model.policy.action_net.bias.copy_(th.as_tensor([*np.log(PROBABILITIES), 5.0 if masked else -50.0]))
+    n = 20_000
+    return model, np.zeros((n, 3), np.float32), dict(action_masks=np.tile([1, 1, 1, 0], (n, 1))) if masked else {}
+
+
+def shares(actions: np.ndarray) -> np.ndarray:
+    return np.bincount(actions, minlength=4)[:3] / len(actions)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_epsilon_is_the_probability_of_a_sample(name):
+    """With 0.4: 0.6 + 0.4 * 0.5 = 0.8, 0.4 * 0.3 = 0.12 and 0.4 * 0.2 = 0.08."""
+    model, observations, context = chooser(name)
+    actions, _ = model.predict(observations, deterministic=True, epsilon=0.4, **context)
+    np.testing.assert_allclose(shares(actions), [0.8, 0.12, 0.08], atol=0.01)
+    of_ppo, *_ = chooser(name.replace("PPG", "PPO"))
+    actions, _ = Player(of_ppo, epsilon=0.4).predict(observations, deterministic=True, **context)
+    np.testing.assert_allclose(shares(actions), [0.8, 0.12, 0.08], atol=0.01)
+    for epsilon, expected in ((0.0, [1, 0, 0]), (1.0, PROBABILITIES)):
+        actions, _ = model.predict(observations, deterministic=True, epsilon=epsilon, **context)
+        np.testing.assert_allclose(shares(actions), expected, atol=0.015 * epsilon)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_samples_have_a_temperature(name):
+    """With T = 1/2 probabilities are squared: 0.25, 0.09 and 0.04, over 0.38. The model keeps its own."""
+    model, observations, context = chooser(name)
+    squared = PROBABILITIES**2 / (PROBABILITIES**2).sum()
+    actions, _ = model.predict(observations, temperature=0.5, **context)
+    np.testing.assert_allclose(shares(actions), squared, atol=0.015)
+    actions, _ = model.predict(observations, deterministic=True, epsilon=0.4, temperature=0.5, **context)
+    np.testing.assert_allclose(shares(actions), 0.6 * np.eye(3)[0] + 0.4 * squared, atol=0.01)
+    actions, _ = model.predict(observations, **context)
+    np.testing.assert_allclose(shares(actions), PROBABILITIES, atol=0.015)
+
+
+def test_an_environment_gets_a_whole_sample_or_the_whole_mode():
+    model = PPG("MlpPolicy", random_envs(VECTOR, BOX), **SMALL)
+    observations = np.random.default_rng(0).random((10_000, 3), np.float32)
+    modes, _ = model.predict(observations, deterministic=True)
+    actions, _ = model.predict(observations, deterministic=True, epsilon=0.3)
+    is_mode = actions == modes
+    clipped = np.isin(actions, [-1.0, 2.0])  # where two samples may be equal
+    is_whole = ~clipped.any(axis=1)
+    assert (is_mode[is_whole].all(axis=1) | ~is_mode[is_whole].any(axis=1)).all()
+    assert is_mode.all(axis=1).mean() == pytest.approx(0.7, abs=0.02)
+
+
+SPACES = [THREE_ACTIONS, BOX, spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3), spaces.Box(-1, 1, (2, 2))]
+
+
+@pytest.mark.parametrize("actions", SPACES, ids=str)
+@pytest.mark.parametrize("epsilon", [0.5, 1.0])
+def test_actions_have_the_form_of_those_without_epsilon(actions, epsilon):
+    """For one observation and for several; the same seed gives the same actions."""
+    model = PPG("MlpPolicy", random_envs(VECTOR, actions), **SMALL)
+    for observation in (np.zeros(3, np.float32), np.zeros((1, 3), np.float32), np.zeros((5, 3), np.float32)):
+        plain, _ = model.predict(observation, deterministic=True)
+        found = []
+        for _ in range(2):
+            set_random_seed(7)
+            found += [model.predict(observation, deterministic=True, epsilon=epsilon)[0] for _ in range(10)]
+        assert all(type(one) is type(plain) and one.shape == plain.shape and one.dtype == plain.dtype for one in found)
+        np.testing.assert_array_equal(found[:10], found[10:])
+        assert any((one != found[0]).any() for one in found)
+
+
+def test_memory_goes_on_as_without_epsilon():
+    model, *_ = chooser("RecurrentPPG")
+    observations = np.ones((6, 3), np.float32)
+    states, starts, plain = None, np.ones(6, bool), None
+    for _ in range(3):
+        _, states = model.predict(observations, states, starts, deterministic=True, epsilon=0.5, temperature=2.0)
+        _, plain = model.predict(observations, plain, starts, deterministic=True)
+        starts = np.array([True, False, False, False, False, False])
+    np.testing.assert_array_equal(states, plain)
+
+
+CONTINUOUS = {"Gaussian": {}, "gSDE": dict(use_sde=True)}
+KINDS = {
+    "Discrete": (PPG, lambda: random_envs(VECTOR, THREE_ACTIONS), {}),
+    "MultiDiscrete": (PPG, lambda: random_envs(VECTOR, spaces.MultiDiscrete([3, 4])), {}),
+    "MultiBinary": (PPG, lambda: random_envs(VECTOR, spaces.MultiBinary(4)), {}),
+    **{name: (PPG, lambda: random_envs(VECTOR, BOX), kwargs) for name, kwargs in CONTINUOUS.items()},
+    **{
+        f"masks, {name}": (MaskablePPG, lambda name=name: make_vec_env(lambda: MaskedEnv(VECTOR, name), 2), {})
+        for name in ("Discrete", "MultiDiscrete", "MultiBinary")
+    },
+}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_odds_are_divided_by_the_temperature(kind, temperature):
+    """log π_T(a|s) - log π_T(b|s) = (log π(a|s) - log π(b|s)) / T for any two actions; π stays as it was."""
+    algorithm, make_envs, kwargs = KINDS[kind]
+    model = algorithm("MlpPolicy", make_envs(), **SMALL, **kwargs)
+    with th.no_grad():
+        model.policy.action_net.weight.mul_(100)  # SB3 begins with nearly equal probabilities
+        distribution = model.policy.get_distribution(th.rand(64, 3))
+        actions = [distribution.sample(), distribution.sample().flip(0)]
+        before = [distribution.log_prob(one) for one in actions]
+        tempered = model.policy.actions.tempered(distribution, temperature)
+        first, second = (tempered.log_prob(one) for one in actions)
+        th.testing.assert_close(first - second, (before[0] - before[1]) / temperature, rtol=1e-4, atol=1e-4)
+        assert all(th.equal(distribution.log_prob(one), log_prob) for one, log_prob in zip(actions, before, strict=True))
+        assert th.equal(tempered.mode(), distribution.mode())
+        if isinstance(distribution, StateDependentNoiseDistribution):
+            noise, plain_noise = (one.sample() - one.mode() for one in (tempered, distribution))
+            th.testing.assert_close(noise, temperature**0.5 * plain_noise)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("PPG", dict(epsilon=1.5, deterministic=True), "`epsilon`=1.5 cannot work: use a number from 0 to 1"),
+        ("PPG", dict(epsilon=float("nan"), deterministic=True), "`epsilon`=nan"),
+        ("PPG", dict(temperature=0.0), "`temperature`=0.0 cannot work: use a finite number above 0"),
+        ("PPG", dict(epsilon=0.1), "`epsilon`=0.1 cannot work: all actions are samples already; use deterministic=True"),
+        ("MaskablePPG", dict(epsilon=0.1), "`epsilon`=0.1 cannot work: all actions are samples already"),
+    ],
+)
+def test_what_cannot_work_is_refused(name, kwargs, message):
+    model, observations, context = chooser(name)
+    with pytest.raises(ArgumentError, match=message):
+        model.predict(observations, **context, **kwargs)
+
+
+def test_a_temperature_that_is_not_known_is_refused():
+    with pytest.raises(ArgumentError, match=r"`temperature`=2\.0 cannot work: PPO is no algorithm of sb3_ppg; leave it 1"):
+        Player(chooser("PPO")[0], temperature=2.0)
+    distribution = chooser("PPG")[0].policy.action_dist
+    with pytest.raises(ArgumentError, match=r"`temperature`=2\.0 cannot work: CategoricalDistribution has none"):
+        Actions.tempered(distribution, 2.0)
+
+
+# ---- evaluations ----
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_evaluation_plays_with_epsilon(name):
+    """The most likely action returns 25; with epsilon 0.4 the expected return is 0.8 * 25 = 20 (see above)."""
+    model, *_ = chooser(name)
+    env = make_vec_env(Choice, 20, seed=0)
+    evaluate = evaluate_under_masks if "Maskable" in name else evaluate_policy
+    set_random_seed(0)
+    assert evaluate(model, env, 20) == (25.0, 0.0)
+    mean, std = evaluate(Player(model, epsilon=0.4), env, 60)
+    assert mean == pytest.approx(20, abs=1) and std == pytest.approx(2, abs=1)
+
+
+@pytest.mark.parametrize("name", ["PPG", "MaskablePPG", "PPO"])
+def test_a_callback_evaluates_with_epsilon_and_saves_the_model(name, tmp_path):
+    model, *_ = chooser(name, learning_rate=0.0, n_steps=16, batch_size=32)
+    callback_class = MaskableEpsilonEvalCallback if "Maskable" in name else EpsilonEvalCallback
+    options = dict(n_eval_episodes=60, eval_freq=16, best_model_save_path=str(tmp_path), verbose=0)
+    callback = callback_class(make_vec_env(Choice, 20, seed=0), epsilon=0.4, **options)
+    assert isinstance(callback, EvalCallback)
+    model.learn(32, callback=callback)
+    assert callback.last_mean_reward == pytest.approx(20, abs=1)
+    assert callback.model is model
+    assert type(model).load(tmp_path / "best_model.zip", device="cpu").num_timesteps == 32
+    with pytest.raises(ArgumentError, match="`epsilon`=2"):
+        callback_class(make_vec_env(Choice, 2), epsilon=2)
