@@ -227,6 +227,10 @@ def report(experiment: Experiment) -> Report:
                 draw_seeds(axes, seeds["return"].set_axis(seeds["seconds"].mean(axis=1)), name, color)
         title, xlabel = f"{task}, {TASKS[task].curve_steps:,} steps", "seconds, compiling included"
         finish(axes, title, xlabel, "return of the latest 100 episodes", legend="best")
+    about_curves = (
+        f"Learning curves: up to {curves['seed'].nunique()} seeds, mean and range; one core for each "
+        "training, while other programs used the other one."
+    )
     text = page(
         "Compiled updates: whole trainings",
         f"`python -m benchmarks.compiled`. {machines(rows)} Steps per second after the first phase, medians of up to "
@@ -235,6 +239,7 @@ def report(experiment: Experiment) -> Report:
         "environments x 256 steps, minibatches of 64, ten epochs; MinAtar: 32 x 128, 512, eight, where SBX has two CNNs and "
         "the others have one. With one thread a training has one core, environments included.",
         *([table(list(lines[0]), (list(line.values()) for line in lines))] if lines else []),
+        *([about_curves, "![return against seconds](compiled.png)"] if tasks else []),
     )
     return {"compiled.md": text} | ({"compiled.png": figure} if tasks else {})
 
