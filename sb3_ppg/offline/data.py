@@ -130,6 +130,8 @@ class Dataset:
             for name in ("observations", "next_observations")
         }
         self._require_finite("rewards", self.rewards)
+        if isinstance(action_space, spaces.Dict | spaces.Tuple):
+            raise ArgumentError(f"{self.source} cannot be for {action_space}: recorded actions are arrays of numbers")
         actions = self._fitted_actions(action_space)
         return replace(self, **fitted, actions=actions, rewards=self.rewards.astype(np.float32))
 

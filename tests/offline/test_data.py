@@ -211,6 +211,12 @@ def test_wrong_data_of_other_spaces_is_refused():
         two.fitted_to(spaces.Dict(a=spaces.Box(-1, 1, (5,))), TWO)
 
 
+def test_nested_actions_are_refused():
+    data = Dataset(**arrays())
+    with pytest.raises(ArgumentError, match="recorded actions are arrays of numbers"):
+        data.fitted_to(VECTOR, spaces.Dict(a=TWO))
+
+
 def test_images_are_uint8_and_become_channel_first():
     images = np.random.default_rng(0).integers(0, 255, (6, 40, 36, 3), dtype=np.uint8)
     data = arrays(observations=images, next_observations=images, actions=np.zeros(6))
