@@ -90,8 +90,12 @@ def perturbation_loss(values: th.Tensor) -> th.Tensor:
 
 def allowed_actions(log_prob: th.Tensor, threshold: float) -> th.Tensor:
     """
-    Return the actions that the data's policy is likely enough to take: G(a|s) / max_a' G(a'|s) > τ (equation 5 of the second
-    paper). The likeliest one is always allowed.
+    Return the actions that the data's policy is likely enough to take (equation 5 of the second paper). The likeliest one is
+    always allowed:
+
+    .. code-block:: none
+
+        G(a|s) / max_b G(b|s) > τ
 
     :param log_prob: log G(a|s), (B, A)
     :param threshold: τ, from 0 (all actions: Double DQN) to below 1
