@@ -85,7 +85,8 @@ def test_the_objective_that_a_page_shows_learns_and_is_shared(tmp_path):
 
 # A model's file, a study that has finished trials, a Hub
 NEEDS_MORE = r"\.zip|^(?!.* -optimize).*--study-name|-orga|\.\.\."
-COMMANDS = sorted({line.strip() for page in PAGES for line in re.findall(r"sb3-ppg train [^`#\n]*", page.read_text())})
+WRITTEN = [text for page in PAGES for text in re.findall(r"sb3-ppg train (?:[^`#\n\\]|\\\n)*", page.read_text())]
+COMMANDS = sorted({" ".join(text.replace("\\\n", "").split()) for text in WRITTEN})  # lines may be continued
 
 
 class Understood(Exception):
