@@ -57,7 +57,6 @@ SETTINGS: dict[str, Any] = {
     "normalised": normalized,
     "LSTM": lambda: LSTM,
     "masks": lambda: dict(algorithm=MaskablePPG),
-    "compiled": lambda: dict(compile_updates=True, n_epochs=3, n_steps=32),
 }
 
 
@@ -65,9 +64,7 @@ def make(env: VecEnv, algorithm: type[PPG] = PPG, policy: str = "MlpPolicy", **k
     return algorithm(policy, env, **{**SMALL, "aux_batch_size": 8, **kwargs})
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "compiled" else name for name in SETTINGS]
-)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_one_component_of_weight_one_is_ppg_update_for_update(name):
     kwargs = SETTINGS[name]()
     n_steps = 12 * kwargs.get("n_steps", SMALL["n_steps"])

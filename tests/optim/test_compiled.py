@@ -13,15 +13,16 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
-from sb3_ppg import PPG, MaskablePPG, PhasicCallback, RecurrentPPG
+from sb3_ppg import PPG, MaskablePPG, PhasicCallback, RecurrentPPG, VectorRewards
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import PaperObjective
 from sb3_ppg.optim.compiled import n_optimizer_steps
-from tests.helpers import BOX, MIXED, NESTED, VECTOR, image_space, masked_envs, random_envs
+from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, random_envs
 
 ROLLOUT = 64
 SIZES = dict(n_steps=32, batch_size=16, n_epochs=2, n_policy_iterations=1, n_aux_epochs=2, aux_batch_size=32)
@@ -154,6 +155,9 @@ KINDS: dict[str, dict] = {
     "MultiBinary": dict(env=lambda: random_envs(VECTOR, spaces.MultiBinary(3))),
     "gSDE": dict(env=lambda: random_envs(VECTOR, BOX), use_sde=True, policy_kwargs=dict(squash_output=True)),
     "nested actions": dict(env=lambda: random_envs(VECTOR, NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1)),
+    "vector rewards": dict(
+        env=lambda: make_vec_env(lambda: VectorRewards(VectorRewardEnv()), 2, seed=0), reward_weights=[0.5, 1.0]
+    ),
     "masks": dict(cls=MaskablePPG, env=masked_envs),
     "Dict": dict(policy="MultiInputPolicy", env=lambda: random_envs(MIXED)),
     "images": dict(policy="CnnPolicy", env=lambda: random_envs(image_space(36, 36, 1)), mixed_precision="bf16"),
