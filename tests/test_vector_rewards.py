@@ -316,3 +316,10 @@ def test_micro_batches_give_the_same_training():
     whole, parts = (make(vector_envs(), reward_weights=[1.0, 3.0], micro_batch_size=size).learn(32) for size in (None, 3))
     difference = np.abs(whole.policy.parameters_to_vector() - parts.policy.parameters_to_vector()).max()
     assert difference < 1e-5
+
+
+def test_weights_that_the_buffer_does_not_have_are_refused():
+    model = make(vector_envs(), reward_weights=[1.0, 0.0])
+    model.reward_weights = [0.0, 1.0]
+    with pytest.raises(ArgumentError, match="this model was made with others"):
+        model.learn(8)

@@ -54,6 +54,9 @@ def check_vector_rewards(model: PhasicModel) -> None:
     require(model, is_same, "rollout_buffer_kwargs", remedy)
     if weights is None:
         return
+    buffer = getattr(model, "rollout_buffer", None)
+    remedy = "this model was made with others: give these to the constructor, or to `load`"
+    require(model, buffer is None or buffer.reward_weights == weights, "reward_weights", remedy)
     for normalizer in normalizers(model.env):
         remedy = (
             "VecNormalize would normalise the combined reward only: use VecNormalize(..., norm_reward=False), and "

@@ -190,17 +190,22 @@ def store_floats(rollout_buffer: RolloutBuffer, env: VecEnv | None) -> None:
     :param env: environments that it is for, with any wrappers
     """
     spaces_before = rollout_buffer.observation_space, rollout_buffer.action_space
-    rollout_buffer.action_space = _in_floats(rollout_buffer.action_space)
+    rollout_buffer.action_space = in_floats(rollout_buffer.action_space)
     for normalizer in normalizers(env):
         if normalizer.norm_obs:
-            rollout_buffer.observation_space = _in_floats(rollout_buffer.observation_space, normalizer.norm_obs_keys)
+            rollout_buffer.observation_space = in_floats(rollout_buffer.observation_space, normalizer.norm_obs_keys)
     if spaces_before != (rollout_buffer.observation_space, rollout_buffer.action_space):
         rollout_buffer.reset()
 
 
-def _in_floats(space: Any, keys: Sequence[str] | None = None) -> Any:
+def in_floats(space: Any, keys: Sequence[str] | None = None) -> Any:
+    """
+    :param space: a space, or a dictionary of spaces
+    :param keys: of a dictionary, those to convert. None: all
+    :return: the same with floats in place of a Box's integers
+    """
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _in_floats(part) if key in (keys or space) else part for key, part in space.items()})
+        return spaces.Dict({key: in_floats(part) if key in (keys or space) else part for key, part in space.items()})
     if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
     return space

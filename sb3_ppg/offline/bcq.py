@@ -16,6 +16,7 @@ from stable_baselines3.common.utils import configure_logger, polyak_update
 
 from sb3_ppg.arguments import arguments_explained, check_arguments, require
 from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.buffers.rollouts import in_floats
 from sb3_ppg.errors import ArgumentError, NonFiniteLossError
 from sb3_ppg.offline import losses
 from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
@@ -52,8 +53,8 @@ class BCQ(OffPolicyAlgorithm):
     :param tau: Soft update coefficient of the target networks, from 0 to 1
     :param gamma: Discount factor
     :param replay_buffer_class: Replay buffer class that holds the data. If ``None``, it will be automatically selected
-    :param replay_buffer_kwargs: Keyword arguments to pass to it; ``dict(handle_timeout_termination=False)`` lets time limits
-        end an episode like a termination
+    :param replay_buffer_kwargs: Keyword arguments to pass to it; ``dict(handle_timeout_termination=False)`` lets time limits,
+        and all other cuts in the data, end an episode like a termination
     :param n_steps: Number of steps of the targets' returns
     :param policy_kwargs: Additional arguments to be passed to the policy on creation, see ``BCQPolicy``
     :param stats_window_size: Not used; SB3's algorithms have it
@@ -183,7 +184,10 @@ class BCQ(OffPolicyAlgorithm):
         if self.replay_buffer_class is None and self.n_steps > 1:
             cls = NStepReplayBuffer
             kwargs |= {"n_steps": self.n_steps, "gamma": self.gamma}
-        buffer = cls(len(data), self.observation_space, self.action_space, device=self.device, **kwargs)
+        remedy = "its rows have no next observations; leave `optimize_memory_usage` out"
+        require(self, not kwargs.get("optimize_memory_usage"), "replay_buffer_kwargs", remedy)
+        # Scaled actions are floats for a Box of integers, too
+        buffer = cls(len(data), self.observation_space, in_floats(self.action_space), device=self.device, **kwargs)
         for name in ("observations", "next_observations"):
             map_arrays(_fill, getattr(buffer, name), getattr(data, name))
         actions = data.actions
@@ -294,7 +298,8 @@ class BCQ(OffPolicyAlgorithm):
         terms = update(obs, batch.actions, next_obs, outcome)
         for network, target in policy.targets:
             polyak_update(network.parameters(), target.parameters(), self.tau)
-            polyak_update(network.buffers(), target.buffers(), 1.0)  # of batch normalisation
+            for buffer, of_target in zip(network.buffers(), target.buffers(), strict=True):  # of batch normalisation
+                of_target.copy_(buffer)
         return terms
 
     def _update_box(self, obs: Any, actions: th.Tensor, next_obs: Any, outcome: tuple[Any, Any, Any]) -> dict[str, th.Tensor]:

@@ -148,8 +148,8 @@ class Dataset:
         is_image = space.dtype == np.uint8 and not np.issubdtype(value.dtype, np.integer)
         self._require(not is_image, name, f"are {value.dtype}, the environment's images uint8: store them as uint8, 0 to 255")
         self._require_finite(name, value)
-        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-            self._require_within(name, value, space)
+        if np.issubdtype(space.dtype, np.integer):
+            self._require_within(name, value, space, whole=True)
         return value.astype(space.dtype, copy=False)
 
     def _fitted_actions(self, space: spaces.Space) -> np.ndarray:
@@ -169,10 +169,11 @@ class Dataset:
         bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
         self._require(not bad.any(), name, f"are NaN or infinite at {bad.argmax()} ({bad.sum()} of {len(bad)} transitions)")
 
-    def _require_within(self, name: str, array: np.ndarray, space: spaces.Space) -> None:
+    def _require_within(self, name: str, array: np.ndarray, space: spaces.Space, whole: bool = False) -> None:
         low, high = bounds(space)
-        margin = ACTION_TOLERANCE * (high - low) if isinstance(space, spaces.Box) else 0
-        is_whole = isinstance(space, spaces.Box) | (array == np.round(array))
+        is_box = isinstance(space, spaces.Box)
+        margin = ACTION_TOLERANCE * (high - low) if is_box and not whole else 0
+        is_whole = (is_box and not whole) | (array == np.round(array))
         bad = ~(is_whole & (array >= low - margin) & (array <= high + margin)).reshape(len(array), -1).all(axis=1)
         place = bad.argmax()
         counted = f"at {place} ({bad.sum()} of {len(bad)} transitions)"
@@ -182,8 +183,8 @@ class Dataset:
 def bounds(space: Any) -> tuple[Any, Any]:
     """Return the least and the greatest value of a space of numbers."""
     match space:
-        case spaces.Box():
-            return space.low, space.high
+        case spaces.Box():  # in a type in which their difference has room
+            return space.low.astype(np.float64), space.high.astype(np.float64)
         case spaces.Discrete():
             return space.start, space.start + space.n - 1
         case spaces.MultiDiscrete():
@@ -278,8 +279,8 @@ def from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer") 
     if buffer.full:
         order = np.roll(order, -buffer.pos)  # the oldest first
     following = order
-    if buffer.optimize_memory_usage:  # the next observation is the next row's; the oldest's predecessor has none
-        order = order[:-1] if buffer.full else order
+    if buffer.optimize_memory_usage:  # the next observation is the next row's; that of the newest is in place of the oldest's
+        order = order[1:] if buffer.full else order
         following = (order + 1) % buffer.buffer_size
     next_observations = buffer.observations if buffer.optimize_memory_usage else buffer.next_observations
 
@@ -293,8 +294,10 @@ def from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer") 
 
     space, actions = buffer.action_space, flat(buffer.actions)
     if isinstance(space, spaces.Box):
-        actions = space.low + 0.5 * (actions.reshape(-1, *space.shape) + 1) * (space.high - space.low)
+        low, high = bounds(space)
+        actions = low + 0.5 * (actions.reshape(-1, *space.shape) + 1) * (high - low)
     dones, timeouts = flat(buffer.dones).astype(bool), flat(buffer.timeouts).astype(bool)
+    timeouts[len(order) - 1 :: len(order)] |= ~dones[len(order) - 1 :: len(order)]  # another environment follows
     return Dataset(
         _as_in(buffer.observation_space, observed(order, buffer.observations)),
         actions,
@@ -357,6 +360,13 @@ def _from_minari(name: str, path: Path) -> Dataset:
         joined(*[one.rewards for one in episodes]),
         map_arrays(joined, *[map_arrays(lambda array: array[1:], one.observations) for one in episodes]),
         joined(*[one.terminations for one in episodes]),
-        joined(*[one.truncations for one in episodes]),
+        joined(*[_ended(one) for one in episodes]),
         source=name,
     )
+
+
+def _ended(episode: Any) -> np.ndarray:
+    """Return the truncations of an episode of Minari's, which another one follows."""
+    truncations = np.array(episode.truncations, dtype=bool)
+    truncations[-1] |= not episode.terminations[-1]
+    return truncations

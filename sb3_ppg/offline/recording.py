@@ -12,7 +12,7 @@ from sb3_ppg.arguments import check_value, count, number
 from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
-from sb3_ppg.offline.data import Dataset
+from sb3_ppg.offline.data import Dataset, bounds
 
 
 def record(
@@ -28,8 +28,8 @@ def record(
     Let an agent act, and record what happens.
 
     :param agent: a model of SB3
-    :param env: environments; a ``VecNormalize`` has to be the outermost wrapper: it stays as it is, and the data is recorded
-        before it
+    :param env: environments of their own, which are reset; a ``VecNormalize`` has to be the outermost wrapper: it stays as it
+        is, and the data is recorded before it
     :param n_steps: number of steps of all environments together
     :param deterministic: whether the agent takes its most likely actions
     :param noise: exploration noise on top: the standard deviation of Gaussian noise, where the action space is [-1, 1] (Box),
@@ -58,8 +58,9 @@ def record(
         actions, state = agent.predict(seen, state, starts, deterministic=deterministic)
         drawn = np.array([space.sample() for _ in range(n_envs)])
         if isinstance(space, spaces.Box):
-            width = (space.high - space.low) / 2
-            actions = np.clip(actions + noise * width * rng.normal(size=actions.shape), space.low, space.high)
+            low, high = bounds(space)
+            actions = np.clip(actions + noise * (high - low) / 2 * rng.normal(size=actions.shape), low, high)
+            actions = np.rint(actions) if np.issubdtype(space.dtype, np.integer) else actions
             chosen = is_random
         else:
             chosen = is_random | (rng.random(n_envs) < noise)
@@ -72,6 +73,9 @@ def record(
         steps.append((map_arrays(np.array, observations), actions, rewards.copy(), last, starts & ~limits, limits))
         observations = following
         is_random = np.where(starts, rng.random(n_envs) < random_episodes, is_random)
+
+    ended, limits = steps[-1][-2:]
+    limits |= ~ended  # another environment follows, or nothing
 
     def by_environment(*arrays: np.ndarray) -> np.ndarray:
         return np.stack(arrays, axis=1).reshape(-1, *arrays[0].shape[1:])

@@ -13,12 +13,13 @@ from stable_baselines3.common.utils import configure_logger, obs_as_tensor, upda
 
 from sb3_ppg.arguments import check_value, check_values, count
 from sb3_ppg.buffers.nested import map_arrays, n_samples
+from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses, distribution_parameters, kl_divergence
-from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
+from sb3_ppg.offline.data import Dataset, bounds, fit_normalizers, load_dataset
 from sb3_ppg.optim.epoch import mean_losses, optimize_epoch
 from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.policies import head_loss
@@ -71,8 +72,9 @@ def fit_to_data(
         name = f"{type(model).__name__}_warm_start"
         model._logger = configure_logger(model.verbose, model.tensorboard_log, name, True)
     update_learning_rate(model.aux_optimizer, model.aux_lr_schedule(1.0))
-    log_std = getattr(model.policy, "log_std", None)
-    if log_std is not None:
+    log_std: Any = getattr(model.policy, "log_std", None)
+    was_trained = log_std is not None and log_std.requires_grad
+    if was_trained:
         log_std.requires_grad_(fit_std and not is_relabeled)
     try:
         for epoch in range(1, n_epochs + 1):
@@ -91,7 +93,7 @@ def fit_to_data(
                 model.logger.record(f"warm_start/{name}", value)
             model.logger.dump(epoch)
     finally:
-        if log_std is not None:
+        if was_trained:
             log_std.requires_grad_(True)
 
 
@@ -107,6 +109,8 @@ def _check(model: PhasicModel, n_epochs: int, batch_size: int) -> None:
         )
     if model.n_reward_components is not None:
         raise ArgumentError("`warm_start` is not for vector rewards: recorded data has one reward for each step")
+    if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
+        raise ArgumentError("`warm_start` does not normalize rewards as NormalizedRewardRolloutBuffer does: use VecNormalize")
     if n_processes() > 1:
         raise ArgumentError("`warm_start` is for one process: save the model there, and let all load it")
 
@@ -177,7 +181,8 @@ def _for_buffer(model: PhasicModel, actions: np.ndarray) -> np.ndarray:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         actions = actions - space.start
     if isinstance(space, spaces.Box) and model.policy.actions.bounded:
-        actions = 2 * (actions - space.low) / (space.high - space.low) - 1
+        low, high = bounds(space)
+        actions = 2 * (actions - low) / (high - low) - 1
     return actions.reshape(len(actions), -1).astype(np.float32)
 
 
@@ -195,6 +200,7 @@ def _agents_distribution(agent: Any, data: Dataset, model: PhasicModel) -> np.nd
     distributions = (agent.policy.get_distribution(obs_as_tensor(chunk, agent.device)) for chunk in chunks)
     parameters = np.concatenate([distribution_parameters(one).cpu().numpy() for one in distributions])
     first = obs_as_tensor(map_arrays(lambda array: array[:1], data.observations), model.device)
+    model.policy.set_training_mode(False)
     wanted = distribution_parameters(model.policy.get_distribution(first)).shape[1]
     if parameters.shape[1] != wanted or type(agent.policy.action_dist) is not type(model.policy.action_dist):
         kinds = [type(one.policy.action_dist).__name__ for one in (agent, model)]

@@ -1,6 +1,7 @@
 """One update of both variants against NumPy, SB3's conventions, and that BCQ learns where its data says how."""
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import ArgumentError, NonFiniteLossError
 from sb3_ppg.offline import BCQ, Dataset
-from tests.helpers import BOX, DICT, VECTOR, RandomEnv, image_space
+from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space
 
 TINY = dict(policy_kwargs=dict(net_arch=[16], vae_net_arch=[16]), n_play_samples=10, seed=0, device="cpu")
 THREE = spaces.Discrete(3, start=2)
@@ -452,3 +453,18 @@ def test_discrete_actions_learn_cartpole_from_a_mixture():
     data = Dataset(*map(np.array, zip(*rows, strict=True)))
     model = BCQ("MlpPolicy", env, dataset=data, policy_kwargs=dict(net_arch=[64, 64]), seed=0, device="cpu").learn(2000)
     assert evaluate_policy(model, env, 5)[0] > 1.5 * data.episode_returns().mean()
+
+
+def test_integer_actions_are_scaled_as_numbers():
+    space = spaces.Box(0, 10, (1,), np.int32)
+    data = replace(random_data(VECTOR, space, 4), actions=np.array([[0], [3], [7], [10]], np.int32))
+    model = make(VECTOR, space, dataset=data)
+    np.testing.assert_allclose(model.replay_buffer.actions[:, 0, 0], [-1, -0.4, 0.4, 1], rtol=1e-6)
+
+
+def test_target_networks_take_over_the_statistics_of_batch_normalisation():
+    networks: dict = dict(TINY["policy_kwargs"], features_extractor_class=BatchNormExtractor)
+    model = make(policy_kwargs=networks).learn(2)
+    for network, target in model.policy.targets:
+        for buffer, of_target in zip(network.buffers(), target.buffers(), strict=True):
+            assert th.equal(buffer, of_target)

@@ -105,6 +105,44 @@ def test_a_replay_buffer_with_optimized_memory():
     np.testing.assert_array_equal(dataset.next_observations[:-1][inside[:-1]], dataset.observations[1:][inside[:-1]])
 
 
+def filled(n_envs: int, size: int, n_adds: int, **kwargs) -> ReplayBuffer:
+    """Observations, actions and rewards are the numbers of the steps; nothing ends."""
+    space = spaces.Box(-100, 100, (1,))
+    buffer = ReplayBuffer(size * n_envs, space, space, n_envs=n_envs, **kwargs)
+    for step in range(n_adds):
+        now = np.full((n_envs, 1), float(step))
+        buffer.add(now, now + 1, now / 100, now[:, 0], np.zeros(n_envs), [{}] * n_envs)
+    return buffer
+
+
+def test_a_full_buffer_with_optimized_memory_keeps_its_newest_rows():
+    """The newest next observation is in place of the oldest observation."""
+    kwargs = dict(optimize_memory_usage=True, handle_timeout_termination=False)
+    data = load_dataset(filled(1, 4, 6, **kwargs))
+    np.testing.assert_allclose(data.observations[:, 0], [3, 4, 5])
+    np.testing.assert_allclose(data.next_observations[:, 0], [4, 5, 6])
+    np.testing.assert_allclose(data.actions[:, 0], [3, 4, 5], rtol=1e-5)
+
+
+def test_the_returns_of_one_environment_do_not_count_for_another():
+    """Although the first observation of the second follows the last one of the first."""
+    buffer = filled(2, 3, 3)
+    buffer.observations[:], buffer.next_observations[:] = 1.0, 1.0
+    data = load_dataset(buffer)
+    assert data.truncations.tolist() == [False, False, True, False, False, True]
+    assert data.returns(1.0, np.zeros(2)).tolist() == [3, 3, 2, 3, 3, 2]
+
+
+def test_integers_of_a_narrow_type():
+    """The width of the space does not fit into its type."""
+    space = spaces.Box(-128, 127, (2,), np.int8)
+    data = load_dataset(arrays(actions=np.full((6, 2), [-128, 127], np.int8))).fitted_to(VECTOR, space)
+    assert data.actions[0].tolist() == [-128, 127]
+    dataset = load_dataset(arrays(observations=np.full((6, 3), 300), next_observations=np.full((6, 3), 300)))
+    with pytest.raises(ArgumentError, match="`observations` lie outside"):
+        dataset.fitted_to(spaces.Box(0, 255, (3,), np.uint8), BOX)
+
+
 def test_a_replay_buffer_of_dictionaries_and_discrete_observations():
     space = spaces.Dict(a=VECTOR, b=spaces.Discrete(4))
     buffer = DictReplayBuffer(5, space, TWO)

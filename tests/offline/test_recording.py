@@ -79,3 +79,8 @@ def test_a_recording_survives_minari(policy, space, actions, tmp_path, monkeypat
         np.testing.assert_array_equal(array, same, err_msg=name)
     with pytest.raises(ArgumentError, match="cannot be saved as 'test/recorded-v0'"):
         save_as_minari(data, "test/recorded-v0", *places)
+
+
+def test_environments_do_not_run_into_each_other():
+    data = record(PPG("MlpPolicy", random_envs(), **SMALL), random_envs(), n_steps=6)
+    assert data.truncations.tolist() == [False, False, True] * 2

@@ -10,9 +10,16 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg import (
+    PPG,
+    ArgumentError,
+    MaskablePPG,
+    NormalizedRewardRolloutBuffer,
+    RecurrentPPG,
+    RewardNormalizer,
+)
 from sb3_ppg.offline import BCQ, Dataset
-from tests.helpers import BOX, SMALL, VECTOR, RandomEnv, learn_and_log, masked_envs, random_envs, weights
+from tests.helpers import BOX, SMALL, VECTOR, BatchNormExtractor, RandomEnv, learn_and_log, masked_envs, random_envs, weights
 from tests.offline.test_bcq import THREE, TINY, random_data
 
 STATES = spaces.Discrete(2)
@@ -181,3 +188,22 @@ def test_what_it_is_not_for_is_refused():
         model.warm_start(data, n_epochs=0)
     with pytest.raises(ArgumentError, match=r"`agent` has a DiagGaussianDistribution.*the model a Categorical"):
         model.warm_start(data, agent=PPO("MlpPolicy", RandomEnv(VECTOR, BOX), device="cpu"))
+    normalized = dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()))
+    model = PPG("MlpPolicy", random_envs(), rollout_buffer_class=NormalizedRewardRolloutBuffer, **normalized, **SMALL)
+    with pytest.raises(ArgumentError, match="use VecNormalize"):
+        model.warm_start(random_data(VECTOR, spaces.Discrete(3)))
+
+
+def test_what_a_user_has_frozen_stays_frozen():
+    model = PPG("MlpPolicy", random_envs(VECTOR, BOX), **SMALL)
+    model.policy.log_std.requires_grad_(False)
+    model.warm_start(random_data(VECTOR, BOX), n_epochs=1)
+    assert not model.policy.log_std.requires_grad and (model.policy.log_std == 0).all()
+
+
+def test_an_agent_is_cloned_into_layers_that_look_at_the_batch():
+    networks = dict(features_extractor_class=BatchNormExtractor)
+    model = PPG("MlpPolicy", random_envs(VECTOR, BOX), policy_kwargs=networks, **SMALL)
+    agent = PPO("MlpPolicy", RandomEnv(VECTOR, BOX), device="cpu")
+    logged = warm_start_and_log(model, random_data(VECTOR, BOX), agent=agent, n_epochs=1)
+    assert np.isfinite(logged["kl"])
