@@ -14,7 +14,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from sb3_ppg.actions import NestedActions, NestedDistribution, leaves
+from sb3_ppg.actions import NestedActions, NestedDistribution, leaves, n_choices
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.optim.precision import unvalidated_distributions
@@ -66,7 +66,7 @@ class DeterministicPolicy(nn.Module):
         self.actions = nn.ModuleList(
             ActionOutput(leaf.space, kind.bounded, is_nested) for leaf, kind in zip(of_space, kinds, strict=True)
         )
-        self.n_choices = sum(n for leaf in of_space for n in leaf.n_choices)
+        self.n_choices = sum(n_choices(model.action_space))
         self.input_names = list(self._observation_spaces())
         self.output_names = [f"action.{leaf.path}" for leaf in of_space] if is_nested else ["action"]
         if isinstance(self.policy, MaskablePhasicActorCriticPolicy):

@@ -54,7 +54,11 @@ class Losses(NamedTuple):
             raise ArgumentError(f"Each of an objective's `Losses` has to be a scalar tensor, not {wrong}") from error
 
 
-def _check_same_shape(**tensors: th.Tensor) -> None:
+def check_same_shape(**tensors: th.Tensor) -> None:
+    """
+    :param tensors: by the names of arguments
+    :raises ValueError: if their shapes differ, with all of them
+    """
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"These tensors must have the same shape: {shapes}")
@@ -69,7 +73,7 @@ def weighted_mean(numbers: th.Tensor, weights: th.Tensor | None) -> th.Tensor:
     """
     if weights is None:
         return numbers.mean()
-    _check_same_shape(numbers=numbers, weights=weights)
+    check_same_shape(numbers=numbers, weights=weights)
     return (weights * numbers).mean()
 
 
@@ -104,7 +108,7 @@ def policy_gradient_loss(
     :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
-    _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages)
+    check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages)
     ratio = th.exp(log_prob - old_log_prob)
     objective = ratio * advantages
     if clip_range is not None:
@@ -143,7 +147,7 @@ def decoupled_policy_gradient_loss(
     :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
-    _check_same_shape(
+    check_same_shape(
         log_prob=log_prob,
         proximal_log_prob=proximal_log_prob,
         behavior_log_prob=behavior_log_prob,
@@ -169,7 +173,7 @@ def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
     :param old_log_prob: log π_old(a|s), shape (B,)
     :return: scalar, in nats
     """
-    _check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob)
+    check_same_shape(log_prob=log_prob, old_log_prob=old_log_prob)
     return 0.5 * (log_prob - old_log_prob).square().mean()
 
 
@@ -185,7 +189,7 @@ def entropy_loss(entropy: th.Tensor | None, log_prob: th.Tensor, weights: th.Ten
     """
     if entropy is None:
         return weighted_mean(log_prob, weights)
-    _check_same_shape(entropy=entropy, log_prob=log_prob)
+    check_same_shape(entropy=entropy, log_prob=log_prob)
     return -weighted_mean(entropy, weights)
 
 
@@ -208,11 +212,11 @@ def value_loss(
     :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
-    _check_same_shape(values=values, targets=targets)
+    check_same_shape(values=values, targets=targets)
     if clip_range_vf is not None:
         if old_values is None:
             raise ValueError("`clip_range_vf` needs `old_values`")
-        _check_same_shape(values=values, old_values=old_values)
+        check_same_shape(values=values, old_values=old_values)
         values = old_values + th.clamp(values - old_values, -clip_range_vf, clip_range_vf)
     return F.mse_loss(values, targets) if weights is None else weighted_mean((values - targets).square(), weights)
 
@@ -241,7 +245,7 @@ def clipped_value_loss(
     :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
-    _check_same_shape(values=values, targets=targets, old_values=old_values)
+    check_same_shape(values=values, targets=targets, old_values=old_values)
     clipped = old_values + th.clamp(values - old_values, -clip_range, clip_range)
     return weighted_mean(th.max((values - targets).square(), (clipped - targets).square()), weights)
 
@@ -298,6 +302,6 @@ def kl_divergence(distribution: Distribution, old_parameters: th.Tensor, reverse
     """
     actions = actions_class_of(type(distribution))
     parameters = actions.parameters(distribution)
-    _check_same_shape(old_parameters=old_parameters, parameters=parameters)
+    check_same_shape(old_parameters=old_parameters, parameters=parameters)
     first, second = (parameters, old_parameters) if reverse else (old_parameters, parameters)
     return actions.kl(distribution, first, second)

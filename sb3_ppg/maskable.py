@@ -15,10 +15,10 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.actions import NESTED
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.environments.watched import workers_watched
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.play import Player
 from sb3_ppg.policies.masked import (
     MaskableMultiInputPhasicActorCriticPolicy,
     MaskablePhasicActorCriticCnnPolicy,
@@ -60,8 +60,7 @@ class MaskablePPG(PPG):
         spaces.Discrete,
         spaces.MultiDiscrete,
         spaces.MultiBinary,
-        spaces.Dict,
-        spaces.Tuple,
+        *NESTED,
     )
     policy: MaskablePhasicActorCriticPolicy
     rollout_buffer: MaskableRolloutBuffer
@@ -96,7 +95,7 @@ class MaskablePPG(PPG):
         finally:
             del self._use_masking
 
-    def predict(
+    def predict(  # type: ignore[override]
         self,
         observation: np.ndarray | dict[str, np.ndarray],
         state: tuple[np.ndarray, ...] | None = None,
@@ -113,10 +112,8 @@ class MaskablePPG(PPG):
         :param action_masks: True where an action is possible, (n_envs, ...), or (...) for one observation. None: every action
             is possible
         """
-        if epsilon or temperature != 1:
-            player = Player(self, epsilon, temperature)
-            return player.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
-        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
+        play: Any = dict(epsilon=epsilon, temperature=temperature)
+        return super().predict(observation, state, episode_start, deterministic, **play, action_masks=action_masks)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_use_masking"]

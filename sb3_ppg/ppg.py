@@ -24,7 +24,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorch
 from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor, update_learning_rate
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.actions import NestedActions, by_leaf, flat_space
+from sb3_ppg.actions import NESTED, NestedActions, by_leaf, flat_space
 from sb3_ppg.arguments import (
     FINITE,
     arguments_explained,
@@ -216,8 +216,7 @@ class PPG(OnPolicyAlgorithm):
         spaces.Discrete,
         spaces.MultiDiscrete,
         spaces.MultiBinary,
-        spaces.Dict,
-        spaces.Tuple,
+        *NESTED,
     )
     has_memory: ClassVar[bool] = False  # whether the policy needs earlier samples of an episode to evaluate one
     policy: PhasicActorCriticPolicy
@@ -931,17 +930,19 @@ class PPG(OnPolicyAlgorithm):
         *,
         epsilon: float = 0.0,
         temperature: Any = 1.0,
+        **context: Any,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
         """
         Choose actions, like SB3's ``predict``.
 
         :param epsilon: probability of a sample in place of the most likely action, for each environment, see ``Player``
         :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalised; see ``Player``
+        :param context: further arguments of the policy's ``predict``
         :raises ArgumentError: if they cannot work, such as an ``epsilon`` without ``deterministic``
         """
         if epsilon or temperature != 1:
-            return Player(self, epsilon, temperature).predict(observation, state, episode_start, deterministic)
-        return self.policy.predict(observation, state, episode_start, deterministic)
+            return Player(self, epsilon, temperature).predict(observation, state, episode_start, deterministic, **context)
+        return self.policy.predict(observation, state, episode_start, deterministic, **context)
 
     # ---- arguments that have to fit together ----
 

@@ -2,7 +2,17 @@
 
 from sb3_ppg.actions.base import ActionDistribution, Actions, actions_class_of, register
 from sb3_ppg.actions.kinds import BernoulliActions, CategoricalActions, GaussianActions, MultiCategoricalActions
-from sb3_ppg.actions.nested import NESTED, Leaf, NestedActions, NestedDistribution, by_leaf, flat_masks, flat_space, leaves
+from sb3_ppg.actions.nested import (
+    NESTED,
+    Leaf,
+    NestedActions,
+    NestedDistribution,
+    by_leaf,
+    flat_masks,
+    flat_space,
+    leaves,
+    n_choices,
+)
 
 __all__ = [
     "NESTED",
@@ -20,5 +30,6 @@ __all__ = [
     "flat_masks",
     "flat_space",
     "leaves",
+    "n_choices",
     "register",
 ]

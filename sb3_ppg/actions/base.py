@@ -101,6 +101,16 @@ class Actions:
             low, high = low.astype(np.float64), high.astype(np.float64)
         return low + 0.5 * (actions + 1.0) * (high - low)
 
+    def from_environments(self, actions: np.ndarray) -> np.ndarray:
+        """
+        :param actions: as environments take them, within the bounds of the action space, (B, ...)
+        :return: as the distribution's samples
+        """
+        if not self.bounded:
+            return actions
+        low, high = self.space.low.astype(np.float64), self.space.high.astype(np.float64)
+        return 2 * (actions - low) / (high - low) - 1
+
     def for_buffer(self, actions: np.ndarray) -> np.ndarray:
         """
         :param actions: samples of the distribution, (n_envs, ...)

@@ -62,6 +62,9 @@ class CategoricalActions(LogitActions):
     def for_environments(self, actions: np.ndarray) -> np.ndarray:
         return actions + self.space.start
 
+    def from_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions - self.space.start
+
     def for_buffer(self, actions: np.ndarray) -> np.ndarray:
         return actions.reshape(-1, 1)
 
@@ -88,6 +91,9 @@ class MultiCategoricalActions(LogitActions):
 
     def for_environments(self, actions: np.ndarray) -> np.ndarray:
         return actions + self.space.start
+
+    def from_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions - self.space.start
 
     def features(self, actions: th.Tensor) -> th.Tensor:
         columns = actions.long().unbind(dim=1)

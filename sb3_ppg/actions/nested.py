@@ -75,6 +75,11 @@ def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
     raise ArgumentError(f"The action space has {space} at {path!r}, which cannot work: {remedy}")
 
 
+def n_choices(space: spaces.Space) -> list[int]:
+    """Return ``Leaf.n_choices`` of all leaves of a space, one after the other."""
+    return [n for leaf in leaves(space) for n in leaf.n_choices]
+
+
 def _is_too_wide(space: spaces.Box) -> bool:
     return np.issubdtype(space.dtype, np.integer) and max(abs(int(space.low.min())), abs(int(space.high.max()))) > 2**53
 
@@ -89,14 +94,12 @@ class FlatSpace(spaces.MultiDiscrete):
     """
 
     def __init__(self, space: spaces.Space):
-        of_space = leaves(space)
-        n_choices = [n for leaf in of_space for n in leaf.n_choices]
-        if not n_choices:
+        paths = [leaf.path for leaf in leaves(space)]
+        if not paths:
             raise ArgumentError(f"The action space {space} has no actions")
-        paths = [leaf.path for leaf in of_space]
         if twice := {path for path in paths if paths.count(path) > 1}:
             raise ArgumentError(f"The action space {space} has two parts of the path {min(twice)!r}: rename a key")
-        super().__init__(n_choices)
+        super().__init__(n_choices(space))
         self.dtype = np.dtype(np.float32)  # type: ignore[assignment]
 
 
@@ -164,17 +167,16 @@ def flat_masks(space: spaces.Space, masks: Any) -> np.ndarray:
         parts = parts_of(space)
         if not isinstance(masks, Mapping) or not masks.keys() <= parts.keys():
             raise ArgumentError(f"`masks`={masks!r} cannot work: use a dictionary with keys of {[*parts]}")
-        below = [flat_masks(part, masks[key]) if key in masks else _all_possible(part) for key, (part, _) in parts.items()]
+        below = [
+            flat_masks(part, masks[key]) if key in masks else np.ones(sum(n_choices(part)), dtype=bool)
+            for key, (part, _) in parts.items()
+        ]
         return np.concatenate(below)
-    mask, n_choices = np.asarray(masks, dtype=bool).ravel(), len(_all_possible(space))
-    if isinstance(space, spaces.Box) or len(mask) != n_choices:
-        remedy = "leave it out" if isinstance(space, spaces.Box) else f"use {n_choices} values"
+    mask, size = np.asarray(masks, dtype=bool).ravel(), sum(n_choices(space))
+    if isinstance(space, spaces.Box) or len(mask) != size:
+        remedy = "leave it out" if isinstance(space, spaces.Box) else f"use {size} values"
         raise ArgumentError(f"`masks`={masks!r} cannot work for {space}: {remedy}")
     return mask
-
-
-def _all_possible(space: spaces.Space) -> np.ndarray:
-    return np.ones(sum(n for leaf in leaves(space) for n in leaf.n_choices), dtype=bool)
 
 
 class NestedActions(Actions):
@@ -291,7 +293,7 @@ class NestedDistribution(ActionDistribution):
             raise ArgumentError("gSDE cannot work for a part of an action space: use another distribution for it")
         parts = zip(self.templates, one_dimensional, strict=True)
         self.actions = NestedActions(space, [actions_class_of(type(one))(part) for one, part in parts])
-        self.action_dims = [n for leaf in self.actions.leaves for n in leaf.n_choices]  # as sb3-contrib's, for masks
+        self.action_dims = n_choices(space)  # as sb3-contrib's, for masks
         self.log_std_init = log_std_init
         self.distributions: list[Distribution] = []  # with parameters
 

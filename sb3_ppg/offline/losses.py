@@ -11,7 +11,7 @@ of one, ``C`` of critics. Every function raises ``ValueError`` for arguments who
 import torch as th
 from torch.nn import functional as F
 
-from sb3_ppg.losses import _check_same_shape as check_same_shape
+from sb3_ppg.losses import check_same_shape
 
 # ---- Box actions ----
 

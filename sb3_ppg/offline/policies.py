@@ -334,32 +334,14 @@ MlpPolicy = BCQPolicy
 class CnnPolicy(BCQPolicy):
     """``BCQPolicy`` for images, with ``NatureCNN`` by default."""
 
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        lr_schedule: Schedule,
-        *,
-        features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN,
-        **kwargs: Any,
-    ):
-        super().__init__(
-            observation_space, action_space, lr_schedule, features_extractor_class=features_extractor_class, **kwargs
-        )
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("features_extractor_class", NatureCNN)
+        super().__init__(*args, **kwargs)
 
 
 class MultiInputPolicy(BCQPolicy):
     """``BCQPolicy`` for dictionaries of observations, with ``CombinedExtractor`` by default."""
 
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        lr_schedule: Schedule,
-        *,
-        features_extractor_class: type[BaseFeaturesExtractor] = CombinedExtractor,
-        **kwargs: Any,
-    ):
-        super().__init__(
-            observation_space, action_space, lr_schedule, features_extractor_class=features_extractor_class, **kwargs
-        )
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("features_extractor_class", CombinedExtractor)
+        super().__init__(*args, **kwargs)

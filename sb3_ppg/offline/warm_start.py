@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.utils import configure_logger, obs_as_tensor, update_learning_rate
 
 from sb3_ppg.arguments import check_value, check_values, count
@@ -19,7 +18,7 @@ from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses, distribution_parameters, kl_divergence
-from sb3_ppg.offline.data import Dataset, bounds, fit_normalizers, load_dataset
+from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
 from sb3_ppg.optim.epoch import mean_losses, optimize_epoch
 from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.policies import head_loss
@@ -177,12 +176,7 @@ def _chunks(observations: Observations) -> Iterator[Any]:
 
 def _for_buffer(model: PhasicModel, actions: np.ndarray) -> np.ndarray:
     """Return environments' actions as samples of the policy's distribution that rollout buffers store."""
-    space = model.action_space
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        actions = actions - space.start
-    if isinstance(space, spaces.Box) and model.policy.actions.bounded:
-        low, high = bounds(space)
-        actions = 2 * (actions - low) / (high - low) - 1
+    actions = model.policy.actions.from_environments(actions)
     return actions.reshape(len(actions), -1).astype(np.float32)
 
 
