@@ -9,10 +9,13 @@ export OMP_NUM_THREADS ?= 2
 # Each builds .venv when it is missing or its requirements have changed: for training, and for everything
 $(VENV)/.training: EXTRAS := zoo,plots
 $(VENV)/.installed: EXTRAS := dev
+# Without dependencies, as its pygame has the files of the Zoo's pygame-ce
+$(VENV)/.installed: ALONE := mo-gymnasium
 $(VENV)/.training $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	$(if $(ALONE),$(RUN) -m pip install --quiet --constraint constraints.txt --no-deps $(ALONE))
 	touch $@
 
 # Trains PPG on CartPole-v1 with RL Zoo's train script, evaluates the agent, draws its learning curve

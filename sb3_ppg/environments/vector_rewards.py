@@ -141,7 +141,7 @@ def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
     inside = innermost(env)
     if hasattr(inside, "set_reward_weights"):
         inside.set_reward_weights(weights)
-    elif env.has_attr("set_reward_weights"):
+    if env.has_attr("set_reward_weights"):
         env.env_method("set_reward_weights", weights)
 
 

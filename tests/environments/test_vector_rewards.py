@@ -166,6 +166,13 @@ def test_normalised_weights_are_refused():
     make(norm_obs_keys=["observation"]).learn(16)
 
 
+def test_gymnasiums_vector_environments_are_told_the_weights():
+    env = gym.vector.SyncVectorEnv([lambda: VectorRewards(VectorRewardEnv())] * 2)
+    model = PPG("MlpPolicy", env, reward_weights=[0.5, 3.0], **SMALL).learn(16)
+    _, rewards, _, infos = model.env.step(np.array([1, 2]))
+    np.testing.assert_allclose(rewards, [[0.5, 3] @ info["vector_reward"] for info in infos], rtol=1e-6)
+
+
 # ---- MO-Gymnasium ----
 
 

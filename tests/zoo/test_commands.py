@@ -305,24 +305,43 @@ STRICT = f"""
 import sys
 
 import gymnasium
+import numpy
 
 sys.path.append({str(ROOT)!r})
-from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv  # in which an invalid action is an error
+from sb3_ppg import VectorRewards
+from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv, VectorRewardEnv  # in which an invalid action is an error
+
+
+class Filmed(RandomEnv):
+    metadata = dict(render_modes=["rgb_array"], render_fps=30)
+
+    def __init__(self, render_mode=None):
+        super().__init__(VECTOR, NESTED)
+        self.render_mode = render_mode
+
+    def render(self):
+        return numpy.full((64, 64, 3), self.steps, numpy.uint8)
+
 
 gymnasium.register("Strict-v0", MaskedEnv, vector_entry_point=None)
-gymnasium.register("Nested-v0", RandomEnv, kwargs=dict(observation_space=VECTOR, action_space=NESTED))
+gymnasium.register("Nested-v0", Filmed)
+gymnasium.register("Goals-v0", lambda: VectorRewards(VectorRewardEnv(), weights=[1.0, 0.5]))
 """
 
 
 @pytest.mark.parametrize(
     ("algo", "env_id"),
-    [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "Strict-v0"), ("ppg", "Nested-v0")],
+    [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "Strict-v0"), ("ppg", "Nested-v0"), ("ppg", "Goals-v0")],
 )
 def test_every_command_knows_the_variants(algo, env_id, tmp_path):
-    """LSTM states and masks are used wherever an agent acts: training, evaluation, searches, enjoy, report."""
+    """
+    LSTM states, masks, nested actions and vector rewards work wherever an agent acts: training, evaluation, searches, enjoy,
+    report.
+    """
     (tmp_path / "strict.py").write_text(STRICT)
     which = ("--algo", algo, "--env", env_id, "--gym-packages", "strict")
-    training = ("-n", "192", "--eval-freq", "64", "--eval-episodes", "2", "--seed", "1", *SMALL)
+    small = (*SMALL, "reward_weights:[1.0,0.5]", "normalize:False") if env_id == "Goals-v0" else SMALL
+    training = ("-n", "192", "--eval-freq", "64", "--eval-episodes", "2", "--seed", "1", *small)
     run("train", *which, *training, "--save-freq", "64", "--save-replay-buffer", cwd=tmp_path)
     folder = tmp_path / "logs" / algo / f"{env_id}_1"
     assert {"best_model.zip", "evaluations.npz", f"{env_id}.zip", f"{env_id}.aux_buffer.npz"} <= {
@@ -330,7 +349,8 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
     }
     model = ALGOS[algo].load(folder / f"{env_id}.zip")
     assert model.num_timesteps == 192 and model.n_aux_phases == 1
-    resume = ("-n", "256", "--eval-freq", "-1", "--continue", "-i", str(folder / f"{env_id}.zip"), *SMALL)
+    assert model.n_reward_components == (2 if env_id == "Goals-v0" else None)
+    resume = ("-n", "256", "--eval-freq", "-1", "--continue", "-i", str(folder / f"{env_id}.zip"), *small)
     output = run("train", *which, *resume, cwd=tmp_path)
     assert "Going on after 192 steps" in output and "aux_buffer.npz" in output
     assert ALGOS[algo].load(tmp_path / "logs" / algo / f"{env_id}_2" / f"{env_id}.zip").n_aux_phases == 2
@@ -339,6 +359,9 @@ def test_every_command_knows_the_variants(algo, env_id, tmp_path):
         played = run("enjoy", *which, "--no-render", "-n", "600", "--exp-id", "1", *epsilon, cwd=tmp_path)
         assert "Mean episode length" in played
         assert "over 5 episodes" in run("report", *which, "--episodes", "5", *epsilon, cwd=tmp_path)
+    if env_id == "Nested-v0":
+        run("record_video", "--env", env_id, "--exp-id", "1", "-n", "30", cwd=tmp_path)  # it has no --gym-packages
+        assert n_frames(next((folder / "videos").glob("*.mp4"))) >= 30
     search = ("-optimize", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "1", "--no-optim-plots", "-n", "1536")
     assert "Number of finished trials:  2" in run("train", *which, *search, "--seed", "1", cwd=tmp_path)
 
