@@ -6,7 +6,7 @@ One setting is for all environments. Each training has one environment, as a use
 at the return of random actions and 1 at a high return of the task, see the tables below.
 
     python -m benchmarks.defaults search        # may be stopped, and continues
-    python -m benchmarks.defaults run [--jobs 2]    # the defaults and PPO's; the best of the search with a further seed
+    python -m benchmarks.defaults run [--jobs 2]    # defaults and PPO's; the search's best, a further seed; the controls
     python -m benchmarks.defaults report
 
 Rows of all trainings: results/defaults.csv. Writes results/defaults.md and defaults.png.
@@ -26,6 +26,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.harness import Experiment, Report, defaults_of
 from benchmarks.scores import Task, improvements, interquartile_means
@@ -77,13 +78,28 @@ def as_text(arguments: Arguments) -> str:
 DEFAULTS = as_text(defaults_of(PPG))
 FIRST = as_text({**PAPERS_VALUES, "batch_size": 64})  # the paper's for Procgen, with smaller rollouts and minibatches
 LIKE_PPO = as_text({**defaults_of(PPO), "n_policy_iterations": 8})  # with an auxiliary phase after each eight rollouts
+NORMALIZED = " + VecNormalize(norm_obs=False)"  # after an algorithm's name
+
+LIKE_PPG = json.dumps({name: defaults_of(PPG)[name] for name in ("n_steps", "clip_range")})
+# What each part of the difference between the defaults is worth: algorithm and arguments
+CONTROLS = {
+    "PPO": ("PPO", "{}"),
+    "PPO, normalized rewards": ("PPO" + NORMALIZED, "{}"),
+    "PPO, normalized rewards, PPG's n_steps and clip_range": ("PPO" + NORMALIZED, LIKE_PPG),
+    "PPG without auxiliary phase, normalized rewards": ("PPG" + NORMALIZED, '{"n_aux_epochs": 0}'),
+    "PPG without value units": ("PPG", '{"normalize_value_targets": false}'),
+    "PPO, PPG's n_steps and clip_range": ("PPO", LIKE_PPG),
+    "PPG without auxiliary phase": ("PPG", '{"n_aux_epochs": 0}'),
+    "PPG, normalized rewards": ("PPG" + NORMALIZED, "{}"),
+    "PPG": ("PPG", DEFAULTS),
+}
 
 
 def training(algorithm: str, arguments: str, env_id: str, seed: int) -> dict[str, Any]:
     """
     Return the columns that identify a row.
 
-    :param algorithm: "PPG" or "PPO"
+    :param algorithm: "PPG" or "PPO", perhaps with ``NORMALIZED``
     :param arguments: JSON of those that are given; the others are the algorithm's defaults
     """
     return dict(algorithm=algorithm, arguments=arguments, env_id=env_id, seed=seed)
@@ -93,7 +109,9 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, float], Non
     """Train an agent; the mean return of the episodes that end in the last tenth of the training."""
     n_timesteps, seed = TASKS[training["env_id"]].n_timesteps, training["seed"]
     env = make_vec_env(training["env_id"], 1, seed=seed)
-    algorithm, arguments = {"PPG": PPG, "PPO": PPO}[training["algorithm"]], json.loads(training["arguments"])
+    if training["algorithm"].endswith(NORMALIZED):
+        env = VecNormalize(env, norm_obs=False)
+    algorithm, arguments = {"PPG": PPG, "PPO": PPO}[training["algorithm"][:3]], json.loads(training["arguments"])
     model = algorithm("MlpPolicy", env, seed=seed, device="cpu", stats_window_size=10**6, **arguments)
     start = time.process_time()
     model.learn(int(0.9 * n_timesteps))
@@ -174,7 +192,7 @@ def candidates(experiment: Experiment) -> list[str]:
 
 
 def wanted() -> Iterator[dict[str, Any]]:
-    """Yield the trainings with the defaults of both algorithms, then those of the search's best."""
+    """Yield the trainings with the defaults of both algorithms, then those of the search's best, then the controls."""
     for seed in FINAL_SEEDS:
         for algorithm, arguments in (("PPO", "{}"), ("PPG", DEFAULTS)):
             yield from (training(algorithm, arguments, env_id, seed) for env_id in TASKS)
@@ -182,6 +200,10 @@ def wanted() -> Iterator[dict[str, Any]]:
     for seed in (0, FURTHER_SEED):
         for arguments in compared:
             yield from (training("PPG", arguments, task.env_id, seed) for task in SEARCHED)
+    for seed in FINAL_SEEDS:
+        for algorithm, arguments in CONTROLS.values():  # the simplest explanations first
+            if arguments != DEFAULTS and (algorithm, arguments) != ("PPO", "{}"):  # above
+                yield from (training(algorithm, arguments, env_id, seed) for env_id in TASKS)
 
 
 def final_scores(rows: pd.DataFrame, tasks: Sequence[Task]) -> dict[str, np.ndarray]:
@@ -210,6 +232,25 @@ def comparison(rows: pd.DataFrame) -> list[str]:
         f'## `PPG("MlpPolicy", env)` and `PPO("MlpPolicy", env)`, {n_seeds} seeds that played no part in the search',
         table(["", "PPO", "PPG", "PPG better"], summary),
         table(["return, mean of the seeds (lowest, highest)", "steps", "PPO", "PPG"], lines),
+    ]
+
+
+def controls(rows: pd.DataFrame) -> list[str]:
+    """Return the paragraphs that take the difference between the defaults apart."""
+    tasks = list(TASKS.values())
+    found = {name: scores(rows, *one, tasks, FINAL_SEEDS) for name, one in CONTROLS.items()}
+    found = {name: own for name, own in found.items() if not np.isnan(own[0]).any()}
+    complete = ~np.isnan(np.stack(list(found.values()))).any(axis=(0, 2))  # seeds that all have
+    lines = []
+    for name, own in interquartile_means({name: own[complete] for name, own in found.items()}).items():
+        means = found[name][complete].mean(axis=0)
+        returns = [f"{task.low + mean * (task.high - task.low):.0f}" for task, mean in zip(tasks, means, strict=True)]
+        lines.append([name, own, *returns])
+    return [
+        f"## What the difference consists of, {complete.sum()} of these seeds",
+        'Interquartile means of the scores; mean returns. "Normalized rewards": `VecNormalize(env, norm_obs=False)`. PPG '
+        "without auxiliary phase has no value units either.",
+        table(["", "score", *[task.env_id.split("-")[0] for task in tasks]], lines),
     ]
 
 
@@ -243,6 +284,7 @@ def report(experiment: Experiment) -> Report:
         "at the return of random actions and 1 at a high return of the task. The table has interquartile means, and the "
         f"probability that a training of PPG is better, with 95 % stratified bootstrap intervals (rliable). {machines(rows)}",
         *compared,
+        *controls(rows),
         "## The search",
         f"Optuna's TPE, seed 0 of {', '.join(task.env_id for task in SEARCHED)}, in this order; {len(trials)} trials, of "
         f"which {sum(len(own) == len(SEARCHED) for own in trials.values())} went through all: the others ended where they "

@@ -112,9 +112,10 @@ def report(title: str, tasks: Tasks, experiment: Experiment) -> Report:
                 steps = points.loc[points["seed"] == points["seed"].iloc[0], "steps"]
                 draw_seeds(axes, pd.DataFrame(seeds, index=steps), contestant, color)
                 returns = own["mean"]
+                axes.plot([own["steps"].max()] * len(own), returns, "D", color=color, alpha=0.6, markersize=5, clip_on=False)
                 last = [f"{own['steps'].max() / 1000:.0f}k", listed(returns), mean_and_error(returns)]
                 lines.append([name, contestant, *last])
-        finish(axes, name.replace(", ", "\n"), "environment steps", "return in training")
+        finish(axes, name.replace(", ", "\n"), "environment steps", "return")
         if axes.has_data():
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), fontsize="small")
     for axes in panels[len(tasks) :]:

@@ -44,7 +44,7 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.Da
 
 
 def learn(n_threads: int, seed: int, folder: Path) -> dict[str, float]:
-    """Train in this process and those beside it."""
+    """Train in this process and the others of its group."""
     th.set_num_threads(n_threads)
     with process_group():
         size = n_processes()

@@ -1,6 +1,6 @@
 """
-One policy for all weights of vector rewards beside one policy for each of five weights, with the same number of steps in all,
-on two of MO-Gymnasium's environments; five seeds.
+One policy for all weights of vector rewards, compared with one policy for each of five weights, with the same number of steps
+in all, on two of MO-Gymnasium's environments; five seeds.
 
     pip install -c constraints.txt ".[mo,mujoco]"
     python -m benchmarks.vector_rewards
@@ -138,7 +138,7 @@ def report(experiment: Experiment) -> Report:
     text = page(
         "Vector rewards: one policy for all weights",
         f"`python -m benchmarks.vector_rewards`. {machines(rows)} One policy, which observes weights that are drawn for each "
-        f"episode, beside one policy for each of {len(WEIGHTS)} weights with a {len(WEIGHTS)}th of the steps each. Both are "
+        f"episode, and one policy for each of {len(WEIGHTS)} weights with a {len(WEIGHTS)}th of the steps each. Both are "
         f"evaluated with these weights of the first component: {', '.join(map(str, WEIGHTS))}. The hypervolume is the area "
         "that the returns exceed; the weighted return is the mean over the weights; ± is the standard error over seeds.",
         table(["", "policies", "seeds", "hypervolume", "weighted return", "seconds of a core"], lines),

@@ -50,7 +50,7 @@ class ProcessGroupError(RuntimeError):
 
 def warn(message: str) -> None:
     """
-    Warn at the line outside this package that led here, whichever functions lie between.
+    Warn at the line outside this package that led here.
 
     :param message: of the ``UserWarning``
     """

@@ -127,11 +127,12 @@ class PPG(OnPolicyAlgorithm):
     :param batch_size: Minibatch size of the policy phase, in samples
     :param n_epochs: E_π, the number of epochs per rollout on the policy's loss
     :param gamma: Discount factor; with ``reward_weights`` one number, or one for each component
-    :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator, likewise
+    :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator; with
+        ``reward_weights`` one number, or one for each component
     :param clip_range: Clipping parameter ε, it can be a function of the current progress remaining. None: no clipping, for
         the KL penalty variant
-    :param clip_range_vf: Clipping parameter for the value function, likewise, in the unit of the value heads (see
-        ``normalize_value_targets``). None: no clipping
+    :param clip_range_vf: Clipping parameter for the value function, in the unit of the value heads (see
+        ``normalize_value_targets``), it can be a function of the current progress remaining. None: no clipping
     :param normalize_advantage: Whether to normalise advantages, once over the whole rollout
     :param ent_coef: Entropy coefficient for the loss calculation. For a Dict or Tuple action space also a coefficient for each
         of its parts, ``dict(kind=0.01, move=0.001)``
@@ -153,8 +154,8 @@ class PPG(OnPolicyAlgorithm):
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :param aux_learning_rate: The learning rate of the auxiliary phase, it can be a function of the current progress remaining.
         None: the same as ``learning_rate``
-    :param value_learning_rate: The learning rate of the value function's epochs (``n_value_epochs``), likewise. None: the same
-        as ``learning_rate``
+    :param value_learning_rate: The learning rate of the value function's epochs (``n_value_epochs``), it can be a function of
+        the current progress remaining. None: the same as ``learning_rate``
     :param n_value_epochs: E_V, the number of epochs on the value function's loss, which then has its own optimizer and comes
         first. None: both losses are summed and share E_π epochs and one optimizer
     :param n_policy_iterations: N_π, the number of rollouts in a phase
@@ -338,7 +339,7 @@ class PPG(OnPolicyAlgorithm):
         self._n_aux_phases = 0
         self._n_rollouts = 0  # that have been learned from
         self._n_stored_rollouts = 0  # in the auxiliary buffer, except in a model that was loaded without it
-        self._n_replayed_rollouts = 0  # in the replay, likewise
+        self._n_replayed_rollouts = 0  # in the replay, except in a model that was loaded without it
         if self.env is not None:
             self.check_arguments()
             self._warn_of_unlikely_arguments()
@@ -827,10 +828,10 @@ class PPG(OnPolicyAlgorithm):
         ``total_timesteps`` leaves incomplete, and they stay for the auxiliary phase of the next call.
 
         :raises ArgumentError: for attributes that cannot work together
-        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite; callbacks are told that
-            the training has ended
-        :raises WorkerError: if the process of an environment has died; likewise
-        :raises ProcessGroupError: if another process has failed; likewise
+        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. Callbacks are told that
+            the training has ended, as with the next two
+        :raises WorkerError: if the process of an environment has died
+        :raises ProcessGroupError: if another process has failed
         :raises SystemExit: after SIGTERM, once the iteration is over and saved by a ``PhasicCheckpointCallback``
         """
         self._fitting_micro_batch_size = None
@@ -910,8 +911,8 @@ class PPG(OnPolicyAlgorithm):
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
-        Seed as in SB3. Several processes share one seed: their environments are numbered consecutively; weights are
-        initialised alike; each draws from generators of its own once it learns.
+        Seed as in SB3. Several processes share one seed: their environments are numbered consecutively; all have the
+        same initial weights; each draws from generators of its own once it learns.
 
         :param seed: the same in all processes
         """

@@ -21,11 +21,11 @@ class PPO(PPG):
 
 
 class RecurrentPPO(RecurrentPPG):
-    """RecurrentPPG, likewise."""
+    """RecurrentPPG under this name."""
 
 
 class MaskablePPO(MaskablePPG):
-    """MaskablePPG, likewise, and with MaskablePPO's defaults: one test asks for a return after few steps."""
+    """MaskablePPG with MaskablePPO's defaults: one test asks for a return after few steps."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         defaults = dict(n_steps=2048, learning_rate=3e-4, n_epochs=10, gamma=0.99, ent_coef=0.0, max_grad_norm=0.5)

@@ -1,5 +1,5 @@
 """
-PPG and its relatives beside PPO, on suites of tasks: MinAtar, Procgen, MuJoCo, MiniGrid.
+PPG, its relatives and PPO on suites of tasks: MinAtar, Procgen, MuJoCo, MiniGrid.
 
     python -m benchmarks.suites run [--suite minatar] [--task ...] [--contestant ...] [--seed 0 1] [--steps N] [--jobs 2]
     python -m benchmarks.suites speed [--suite minatar]     # nothing else should run at the same time

@@ -210,7 +210,7 @@ def ablation_picture(returns: pd.DataFrame) -> Figure:
 def report(experiment: Experiment) -> Report:
     found = comparisons(experiment)
     text = page(
-        "PPG beside PPO",
+        "PPG and PPO",
         "`python -m benchmarks.suites run`, then `report`. One thread per training; seconds are those of the processor. Where "
         "a suite was trained on several machines, compare its times only as measured in turns (`speed`). Returns are, for "
         "each seed, the mean of the last 100 episodes of the training or, where it had some levels only, of episodes on all "

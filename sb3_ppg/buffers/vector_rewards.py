@@ -83,7 +83,7 @@ class VectorRewardBuffer(RolloutBuffer):
         :param last_values: V of what follows, (n_envs, K)
         :param dones: whether that begins an episode, (n_envs,)
         :param gamma: γ, one number or one for each component
-        :param gae_lambda: λ, likewise
+        :param gae_lambda: λ, one number or one for each component
         """
 
         def by_step(array: np.ndarray) -> np.ndarray:

@@ -157,7 +157,7 @@ def _averages(parts: list[th.Tensor]) -> tuple[th.Tensor, ...]:
 
 
 def _dense(tensor: th.Tensor) -> th.Tensor:
-    """Return a tensor without gaps in memory, whatever the order of its dimensions."""
+    """Return a tensor without gaps in memory; its dimensions may be in any order."""
     is_dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=th.channels_last))
     return tensor if is_dense else tensor.contiguous()
 

@@ -146,7 +146,7 @@ class EnvPoolVecEnv(VecEnv):
         return observations, rewards, dones, infos
 
     def _restart(self, finished: np.ndarray, observations: Any) -> None:
-        """Reset environments, which EnvPool does in their next step whatever the action, and replace their observations."""
+        """Reset environments, which EnvPool does in their next step with any action, and replace their observations."""
         actions = np.zeros((len(finished), *self._pool_action_space.shape), dtype=self._pool_action_space.dtype)
         first, *_, pool_infos = self._pool.step(actions, finished)
         first = _cast(first, self.observation_space)

@@ -26,7 +26,7 @@ class GymnasiumVecEnv(VecEnv):
 
         eval_env = GymnasiumVecEnv(gymnasium.make_vec("Pendulum-v1", num_envs=4))
 
-    An environment that has finished is reset in the same step, as SB3 expects, whichever ``autoreset_mode`` it has: its last
+    An environment that has finished is reset in the same step, as SB3 expects, with each ``autoreset_mode``: its last
     observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the episode was
     cut off, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
 

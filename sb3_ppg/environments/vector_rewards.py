@@ -76,8 +76,8 @@ class VectorRewards(gym.Wrapper):
 class DrawnWeights(VectorRewards):
     """
     ``VectorRewards`` whose weights are drawn for each episode, uniformly from those that are not negative and add up to one,
-    and given to the policy: observations are a dictionary with "weights" beside the environment's "observation" (or beside
-    the entries of its own dictionary). One policy then learns for all weights: ``PPG("MultiInputPolicy", ...,
+    and given to the policy: observations are a dictionary with "weights" and the environment's "observation" (or the
+    entries of its own dictionary). One policy then learns for all weights: ``PPG("MultiInputPolicy", ...,
     reward_weights="observation")``.
 
     :param env: the environment, with ``reward_space``, a Box of shape (K,)

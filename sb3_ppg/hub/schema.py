@@ -1,4 +1,4 @@
-"""The contents of ``model.json``. Whatever is not described here is refused, with its path."""
+"""The contents of ``model.json``. Everything that is not described here is refused, with its path."""
 
 from typing import Annotated, Any, Literal
 
@@ -66,8 +66,8 @@ class Description(Struct, forbid_unknown_fields=True):
 
     :param versions: of the packages that wrote it
     :param algorithm: its class, as ``hub.values`` encodes it
-    :param policy: the class of its policy, likewise
-    :param arguments: of the algorithm's constructor, likewise
+    :param policy: the class of its policy, encoded in the same way
+    :param arguments: arguments of the algorithm's constructor, encoded in the same way
     :param vec_normalize: None if its environments were not in ``VecNormalize``
     """
 

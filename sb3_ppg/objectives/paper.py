@@ -22,7 +22,7 @@ class PaperObjective(Objective):
     L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase.
 
     Where ``extras`` has "weights", they weigh each sample's terms in the policy phase, and what is kept as "weights" those of
-    the value losses in the auxiliary phase; the KL terms hold the policy on all samples alike. (Terms that a relative
+    the value losses in the auxiliary phase; the KL terms hold the policy on all samples equally. (Terms that a relative
     adds of its own, as DCPG's distance or DAAC's advantage error, are not weighed.)
 
     :param policy: the policy in training

@@ -74,7 +74,7 @@ class AdamGroup(NamedTuple):
     :param parameters: parameters that the losses reach
     :param moments: lists of the optimizer's state, in the order of the parameters: means of their gradients, means of the
         squares, and the largest of these, an empty list without ``amsgrad``
-    :param steps: numbers of steps so far, likewise, () each
+    :param steps: numbers of steps so far, in the same order, () each
     :param learning_rate: learning rate, ()
     :param options: further arguments of ``torch.optim.adam.adam``
     """

@@ -48,7 +48,7 @@ def set_value_units(
     :param policy: with its heads
     :param optimizers: of its parameters
     :param mean: where values are zero in the new unit; one number, or one for each component
-    :param std: the new unit, likewise; both in the units of the (normalised) return
+    :param std: the new unit; one number, or one for each component; both in the units of the (normalised) return
     """
     for head in (policy.value_net, policy.aux_value_net):
         factor = head.change_units(mean, std)

@@ -43,7 +43,7 @@ class ValueHead(nn.Linear):
         Let the layer's weights predict (value - mean) / std; its output stays the same.
 
         :param mean: in the units of the returns; one number, or one for each of several values
-        :param std: in the units of the returns, above zero, likewise
+        :param std: in the units of the returns, above zero; one number, or one for each
         :return: the factor by which the weights have changed, and with them the gradient of an error in the head's units,
             (number of values,)
         """

@@ -85,7 +85,7 @@ class AuxiliaryEvaluation(NamedTuple):
 
     :param distribution: π(.|s)
     :param aux_values: values of the auxiliary value head, (B,); for vector rewards (B, K)
-    :param values: V(s), values of the true value function, likewise
+    :param values: V(s), values of the true value function, in the same shape
     :param latent_pi: features that the heads of the policy's network read, (B, latent_dim_pi)
     """
 

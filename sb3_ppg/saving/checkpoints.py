@@ -202,7 +202,7 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
     """
     :param save_path: folder of a ``PhasicCheckpointCallback``
     :param name_prefix: the callback's
-    :return: model's file of the complete checkpoint that was written last, whatever its number of steps. The time is stored in
+    :return: model's file of the complete checkpoint that was written last. The time is stored in
         the file, so copying does not change it; for files without it, the time of modification counts. Damaged checkpoints
         are passed over, with a warning
     :raises FileNotFoundError: if there is none

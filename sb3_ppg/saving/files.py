@@ -84,7 +84,7 @@ def _host() -> str:
 
 
 def _make_temporary(path: Path) -> Path:
-    """Make the temporary file for ``path`` beside it or, where nothing can be made there, in the system's temporary folder."""
+    """Make the temporary file for ``path`` in its folder or, if that is not writable, in the system's temporary folder."""
     temporary = path.with_name(f"{_prefix(path)}{_host()}-{os.getpid()}.tmp")
     try:
         temporary.touch()

@@ -180,7 +180,7 @@ class Manager(ExperimentManager):
         """
         Add presets, and replace the Zoo's schedules by SB3's: a model that holds the Zoo's could only be loaded where the Zoo
         is installed. What the Zoo does not consume goes to the constructor or, where training continues (``-i``), becomes an
-        attribute of the model, whatever its name.
+        attribute of the model.
 
         :raises ArgumentError: for a hyperparameter that the algorithm does not have
         """
@@ -301,7 +301,7 @@ class Manager(ExperimentManager):
 
     @overrides
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        """Load the auxiliary buffer that lies beside the model, too."""
+        """Load the auxiliary buffer in the folder of the model, too."""
         is_same_run = self.n_steps_before > 0
         if is_same_run:  # the model's own have statistics of rewards
             hyperparams = {name: value for name, value in hyperparams.items() if name != "rollout_buffer_kwargs"}
