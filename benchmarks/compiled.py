@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch as th
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -202,6 +203,15 @@ def flax_minatar_cnn() -> dict[str, Any]:
     return dict(features_extractor_class=network, features_extractor_kwargs=kwargs, activation_fn=nn.relu)
 
 
+def draw_curves(axes: Axes, curves: pd.DataFrame) -> None:
+    """Draw all contestants on one task against seconds, means over seeds."""
+    for name, (color, _) in CONTESTANTS.items():
+        points = curves[curves["contestant"] == name]
+        if len(points):
+            seeds = points.pivot(index="steps", columns="seed", values=["seconds", "return"]).dropna()
+            draw_seeds(axes, seeds["return"].set_axis(seeds["seconds"].mean(axis=1)), name, color)
+
+
 def report(experiment: Experiment) -> Report:
     """Return the table of medians, and the picture."""
     rows, curves, lines = experiment.rows(), experiment.curves(), []
@@ -220,11 +230,7 @@ def report(experiment: Experiment) -> Report:
     tasks = [name for name in TASKS if name in set(curves["task"])]
     figure = Figure(figsize=(5 * max(1, len(tasks)), 4), dpi=120, layout="constrained")
     for axes, task in zip(figure.subplots(1, max(1, len(tasks)), squeeze=False)[0], tasks, strict=False):
-        for name, (color, _) in CONTESTANTS.items():
-            points = curves[(curves["task"] == task) & (curves["contestant"] == name)]
-            if len(points):
-                seeds = points.pivot(index="steps", columns="seed", values=["seconds", "return"]).dropna()
-                draw_seeds(axes, seeds["return"].set_axis(seeds["seconds"].mean(axis=1)), name, color)
+        draw_curves(axes, curves[curves["task"] == task])
         title, xlabel = f"{task}, {TASKS[task].curve_steps:,} steps", "seconds, compiling included"
         finish(axes, title, xlabel, "return of the latest 100 episodes", legend="best")
     about_curves = (

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
@@ -97,6 +98,19 @@ def train(tasks: Tasks, training: dict[str, Any], folder: Path) -> tuple[dict[st
     return {**row, "seconds": round(time.time() - start)}, curve(episodes, n_timesteps, n_latest=20)
 
 
+def draw_contestant(axes: Axes, rows: pd.DataFrame, curves: pd.DataFrame, name: str, color: str) -> None:
+    """
+    Draw the returns in training and, as diamonds, those of deterministic episodes after it.
+
+    :param rows: of one contestant on one task
+    :param curves: of the same trainings; each seed has as many points, at about the same steps
+    """
+    seeds = {seed: points["return"].to_numpy() for seed, points in curves.groupby("seed")}
+    steps = curves.loc[curves["seed"] == curves["seed"].iloc[0], "steps"]
+    draw_seeds(axes, pd.DataFrame(seeds, index=steps), name, color)
+    axes.plot([rows["steps"].max()] * len(rows), rows["mean"], "D", color=color, alpha=0.6, markersize=5, clip_on=False)
+
+
 def report(title: str, tasks: Tasks, experiment: Experiment) -> Report:
     """Return the table, and a picture with a panel per task."""
     rows, curves, lines = experiment.rows().sort_values("seed"), experiment.curves(), []
@@ -107,12 +121,8 @@ def report(title: str, tasks: Tasks, experiment: Experiment) -> Report:
         for contestant, color in zip(task.contestants, COLORS, strict=False):
             own, points = (one[(one["task"] == name) & (one["contestant"] == contestant)] for one in (rows, curves))
             if len(own):
-                # Each seed has as many points, at about the same steps
-                seeds = {seed: points["return"].to_numpy() for seed, points in points.groupby("seed")}
-                steps = points.loc[points["seed"] == points["seed"].iloc[0], "steps"]
-                draw_seeds(axes, pd.DataFrame(seeds, index=steps), contestant, color)
+                draw_contestant(axes, own, points, contestant, color)
                 returns = own["mean"]
-                axes.plot([own["steps"].max()] * len(own), returns, "D", color=color, alpha=0.6, markersize=5, clip_on=False)
                 last = [f"{own['steps'].max() / 1000:.0f}k", listed(returns), mean_and_error(returns)]
                 lines.append([name, contestant, *last])
         finish(axes, name.replace(", ", "\n"), "environment steps", "return")

@@ -4,14 +4,13 @@ The README's picture: returns against steps and against seconds, from rows of ot
     python -m benchmarks.readme    # writes results/readme.png
 """
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from benchmarks.compiled import COMPILED, CONTESTANTS
+from benchmarks.compiled import COMPILED, draw_curves
 from benchmarks.harness import RESULTS
-from benchmarks.learning import LEARNING
+from benchmarks.learning import LEARNING, draw_contestant
 from benchmarks.seconds import SECONDS, SHORT, scored
 from benchmarks.suites.contestants import TASKS
 from benchmarks.suites.experiment import SUITES
@@ -28,21 +27,18 @@ def draw_suite(axes: Axes, found: list[Comparison], env_id: str, title: str) -> 
 
 
 def draw_lunar_lander(axes: Axes) -> None:
-    curves = LEARNING.curves()
     for name, color in COLORS.items():
-        own = curves[(curves["task"] == "LunarLander-v3, RL Zoo") & (curves["contestant"] == name)]
-        seeds = {seed: points["return"].to_numpy() for seed, points in own.groupby("seed")}
-        draw_seeds(axes, pd.DataFrame(seeds, index=own.loc[own["seed"] == 0, "steps"]), name, color)
+        rows, curves = (
+            table[(table["task"] == "LunarLander-v3, RL Zoo") & (table["contestant"] == name)]
+            for table in (LEARNING.rows(), LEARNING.curves())
+        )
+        draw_contestant(axes, rows, curves, name, color)
     finish(axes, "LunarLander", "environment steps", legend="lower right")
 
 
 def draw_compiled(axes: Axes, task: str, title: str) -> None:
     curves = COMPILED.curves()
-    for name, (color, _) in CONTESTANTS.items():
-        points = curves[(curves["task"] == task) & (curves["contestant"] == name)]
-        if len(points) > 0:
-            seeds = points.pivot(index="steps", columns="seed", values=["seconds", "return"]).dropna()
-            draw_seeds(axes, seeds["return"].set_axis(seeds["seconds"].mean(axis=1)), name, color)
+    draw_curves(axes, curves[curves["task"] == task])
     finish(axes, title, "seconds of one core", legend="lower right")
 
 
