@@ -33,7 +33,7 @@ class BCQ(OffPolicyAlgorithm):
     actions whose probability in the data is at least ``threshold`` times that of the likeliest.
 
     Learning never touches the environment, which gives the spaces, and in which callbacks and you evaluate. A timestep is
-    a gradient step. What ``VecNormalize`` normalizes is normalized by the data's statistics, which it takes over.
+    a gradient step. ``VecNormalize`` takes the data's statistics, see ``set_dataset``.
 
     Example::
 
@@ -160,7 +160,8 @@ class BCQ(OffPolicyAlgorithm):
 
     def set_dataset(self, dataset: Any) -> None:
         """
-        Take the data to learn from, in place of that before.
+        Take the data to learn from, in place of that before. Its statistics replace those of ``VecNormalize``, but not those
+        that the networks have been trained with: a model that is loaded with its ``VecNormalize`` acts as before on new data.
 
         :param dataset: as ``load_dataset`` takes it
         :raises ArgumentError: if it is damaged, or not from such an environment
@@ -168,7 +169,7 @@ class BCQ(OffPolicyAlgorithm):
         data = load_dataset(dataset).fitted_to(self.observation_space, self.action_space)
         self.replay_buffer = self._filled_buffer(data)
         self.dataset = None  # the buffer has it
-        fit_normalizers(self.env, data)
+        fit_normalizers(self.env, data, is_trained=self._n_updates > 0)
 
     def _filled_buffer(self, data: Dataset) -> ReplayBuffer:
         """Return a replay buffer as SB3's algorithms fill it: actions scaled to [-1, 1]; full, so that its end is known."""

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -185,22 +186,30 @@ def bounds(space: Any) -> tuple[Any, Any]:
     return 0, 1
 
 
-def fit_normalizers(env: VecEnv | None, data: Dataset) -> None:
+def fit_normalizers(env: VecEnv | None, data: Dataset, is_trained: bool) -> None:
     """
-    Let ``VecNormalize`` have the statistics of the data, unless its own are not to change (``training=False``).
+    Give ``VecNormalize`` the statistics of the data in place of its own. It keeps those that networks have been trained with,
+    and those that are not to change (``training=False``).
 
     :param env: environments with any wrappers, or None
     :param data: in the types of the spaces
+    :param is_trained: whether the networks have been trained
     """
+
+    def fit(statistics: RunningMeanStd, samples: Any) -> None:
+        if not is_trained or statistics.count < 1:  # less than one sample: they are new
+            statistics.mean, statistics.var = samples.mean(axis=0, dtype=np.float64), samples.var(axis=0, dtype=np.float64)
+            statistics.count = len(samples)
+
     for normalizer in normalizers(env):
         if normalizer.training and normalizer.norm_obs:
-            map_arrays(lambda rms, array: rms.update(array), normalizer.obs_rms, data.observations)
+            map_arrays(fit, normalizer.obs_rms, data.observations)
         if normalizer.training and normalizer.norm_reward:
             running, returns = 0.0, np.zeros(len(data))  # as VecNormalize sums rewards up
             for step, (reward, ends) in enumerate(zip(data.rewards, data.terminations | data.truncations, strict=True)):
                 returns[step] = running = normalizer.gamma * running + reward
                 running = 0.0 if ends else running
-            normalizer.ret_rms.update(returns)
+            fit(normalizer.ret_rms, returns)
 
 
 # ---- sources ----

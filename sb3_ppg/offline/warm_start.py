@@ -57,7 +57,7 @@ def fit_to_data(
         else:
             actions, fit_std = _by_chunks(lambda part: agent.predict(part, deterministic=True)[0], observations), False
     actions = model.policy.actions.from_environments(actions).reshape(len(data), -1).astype(np.float32)
-    fit_normalizers(model.env, data)
+    fit_normalizers(model.env, data, is_trained=model.num_timesteps > 0 or len(model.aux_optimizer.state) > 0)
     data = _normalized(model, data)
     if model.ignore_terminations:
         data = replace(data, terminations=np.zeros(len(data), dtype=bool), truncations=data.terminations | data.truncations)

@@ -17,7 +17,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import ArgumentError, NonFiniteLossError
-from sb3_ppg.offline import BCQ, Dataset
+from sb3_ppg.offline import BCQ, Dataset, load_dataset
 from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space
 
 TINY = dict(policy_kwargs=dict(net_arch=[16], vae_net_arch=[16]), n_play_samples=10, seed=0, device="cpu")
@@ -304,6 +304,36 @@ def test_observations_and_rewards_are_normalized_by_the_datas_statistics():
     assert env.obs_rms.count == before
 
 
+def shifted(data: Dataset) -> Dataset:
+    move = dict(observations=data.observations + 10, next_observations=data.next_observations + 10)
+    return replace(data, **move, rewards=data.rewards * 3)
+
+
+def test_new_data_gives_its_statistics_to_untrained_networks_alone(tmp_path):
+    """A trained model, loaded with its statistics, plays as before; without them, it takes those of the data."""
+    first = random_data(VECTOR, BOX)
+    env = VecNormalize(DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]), gamma=0.5)
+    model = BCQ("MlpPolicy", env, dataset=first, **TINY)
+    spread = env.ret_rms.var
+    model.set_dataset(shifted(first))
+    np.testing.assert_allclose(env.obs_rms.mean, first.observations.mean(axis=0) + 10, rtol=1e-5)
+    assert env.ret_rms.var == pytest.approx(9 * spread, rel=1e-4)
+    model.set_dataset(first)
+    np.testing.assert_allclose(env.obs_rms.mean, first.observations.mean(axis=0), atol=1e-5)
+
+    model.learn(2).save(tmp_path / "model")
+    env.save(tmp_path / "statistics.pkl")
+    loaded_env = VecNormalize.load(tmp_path / "statistics.pkl", DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]))
+    loaded = BCQ.load(tmp_path / "model", env=loaded_env, dataset=shifted(first))
+    loaded.learn(2, reset_num_timesteps=True).set_dataset(shifted(first))
+    for name in ("mean", "var", "count"):
+        np.testing.assert_array_equal(getattr(loaded_env.obs_rms, name), getattr(env.obs_rms, name))
+        np.testing.assert_array_equal(getattr(loaded_env.ret_rms, name), getattr(env.ret_rms, name))
+    new_env = VecNormalize(DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]), gamma=0.5)
+    BCQ.load(tmp_path / "model", env=new_env, dataset=first)
+    np.testing.assert_array_equal(new_env.obs_rms.mean, env.obs_rms.mean)
+
+
 # ---- SB3's conventions ----
 
 
@@ -460,6 +490,7 @@ def test_integer_actions_are_scaled_as_numbers():
     data = replace(random_data(VECTOR, space, 4), actions=np.array([[0], [3], [7], [10]], np.int32))
     model = make(VECTOR, space, dataset=data)
     np.testing.assert_allclose(model.replay_buffer.actions[:, 0, 0], [-1, -0.4, 0.4, 1], rtol=1e-6)
+    assert load_dataset(model.replay_buffer).fitted_to(VECTOR, space).actions.flatten().tolist() == [0, 3, 7, 10]
 
 
 def test_target_networks_take_over_the_statistics_of_batch_normalisation():
