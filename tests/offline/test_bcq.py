@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import ArgumentError, NonFiniteLossError
-from sb3_ppg.offline import BCQ, Dataset, load_dataset
-from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space
+from sb3_ppg.offline import BCQ, Dataset, load_dataset, losses
+from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space, random_envs
 
 TINY = dict(policy_kwargs=dict(net_arch=[16], vae_net_arch=[16]), n_play_samples=10, seed=0, device="cpu")
 THREE = spaces.Discrete(3, start=2)
@@ -278,6 +279,19 @@ def test_n_step_targets_end_where_episodes_do():
     assert np.isfinite(model.learn(3).logger.name_to_value.get("train/critic_loss", 0.0))
 
 
+def test_n_step_targets_have_discounts_of_their_own():
+    """The value of all observations is 8."""
+    model = make(VECTOR, THREE, dataset=random_data(VECTOR, THREE, 14), n_steps=3, gamma=0.5)
+    batch = model.replay_buffer._get_samples(np.arange(14))
+    with patch.object(losses, "discrete_losses", wraps=losses.discrete_losses) as spied:
+        with th.no_grad():
+            model.policy.q_net_target.q_head.weight.zero_()
+            model.policy.q_net_target.q_head.bias.fill_(8.0)
+        model.update(batch)
+    expected = batch.rewards.flatten() + 8 * batch.discounts.flatten()
+    np.testing.assert_allclose(spied.call_args.args[3], expected)
+
+
 def test_data_of_another_environment_is_refused():
     with pytest.raises(ArgumentError, match=r"`observations` have shape \(3,\), the environment's \(4,\)"):
         BCQ("MlpPolicy", "CartPole-v1", dataset=random_data(VECTOR, spaces.Discrete(2)))
@@ -347,6 +361,11 @@ class Untouchable(RandomEnv):
 def test_learning_does_not_touch_the_environment():
     model = BCQ("MlpPolicy", Untouchable(VECTOR, BOX), dataset=random_data(VECTOR, BOX), **TINY)
     assert model.learn(3).num_timesteps == 3
+
+
+def test_several_environments_are_played_in():
+    model = BCQ("MlpPolicy", random_envs(VECTOR, BOX), dataset=random_data(VECTOR, BOX), **TINY).learn(2)
+    assert model.n_envs == 2 and np.isfinite(evaluate_policy(model, model.get_env(), 3)[0])
 
 
 POLICIES = {
