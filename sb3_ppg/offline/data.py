@@ -268,7 +268,7 @@ def _from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer")
         return BaseBuffer.swap_and_flatten(array[rows]).reshape(-1, *shape)
 
     space: Any = buffer.observation_space
-    # Those of buffers are (1,) for Discrete observations and actions
+    # A buffer has Discrete observations and actions as (1,)
     shapes = {key: one.shape for key, one in space.items()} if isinstance(space, spaces.Dict) else space.shape
     actions_space: Any = buffer.action_space
     actions = column(buffer.actions, actions_space.shape)
@@ -325,8 +325,8 @@ def _from_minari(name: str) -> Dataset:
     if not episodes:
         raise ArgumentError(f"{name} is empty: there are no episodes to learn from")
 
-    def joined(name: str, rows: slice = slice(None)) -> Any:
-        parts = [map_arrays(lambda array: np.asarray(array)[rows], getattr(one, name)) for one in episodes]
+    def joined(column: str, rows: slice = slice(None)) -> Any:
+        parts = [map_arrays(lambda array: np.asarray(array)[rows], getattr(one, column)) for one in episodes]
         return map_arrays(lambda *arrays: np.concatenate(arrays), *parts)
 
     terminations, truncations = joined("terminations"), joined("truncations")

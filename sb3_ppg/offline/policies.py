@@ -31,7 +31,7 @@ LOG_STD_RANGE, CODE_LIMIT = (-4.0, 15.0), 0.5
 
 class Network(nn.Module):
     """
-    Layers on the features of observations.
+    Layers on the features of observations. Subclasses take arguments of their own before these.
 
     :param features_extractor: of observations
     :param net_arch: units of each layer

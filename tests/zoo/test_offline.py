@@ -55,7 +55,7 @@ def test_bcq_is_trained_continued_evaluated_and_recorded(recorded):
 
 
 def test_bcq_is_shared_as_the_zoos_algorithms_are(recorded, hub_server, tmp_path):
-    """As SB3's zip file, with the statistics of VecNormalize, and fetched by its card's own commands: it acts as before."""
+    """An SB3 zip file and VecNormalize's statistics, fetched by the card's own commands, act as before."""
     store = dict(MINARI_DATASETS_PATH=str(recorded / "store"))
     data = ("--dataset", "pendulum/new-v0", "-n", "20", "--eval-freq", "-1", "--seed", "0")
     run("train", *SMALL, "normalize:True", *data, cwd=tmp_path, **store)
