@@ -149,9 +149,9 @@ RULES: dict[str, Rule] = {
     # Play
     "epsilon": number(0, 1),
     "temperature": number(0, exclusive=True),
-    # BCQ
-    **dict.fromkeys(("tau", "lmbda", "threshold"), number(0, 1)),
-    **dict.fromkeys(("phi", "latent_kl_coef", "logit_penalty_coef"), number(0)),
+    # Recorded data
+    **dict.fromkeys(("tau", "lmbda", "threshold", "random_episodes"), number(0, 1)),
+    **dict.fromkeys(("phi", "latent_kl_coef", "logit_penalty_coef", "noise"), number(0)),
     **dict.fromkeys(("n_train_samples", "n_play_samples"), count()),
     # Replay
     "policy_rollouts": count(),

@@ -851,7 +851,7 @@ class PPG(OnPolicyAlgorithm):
         """
         Start from recorded data: clone the behaviour in it with the auxiliary phase's losses, loop and optimizer, and fit both
         value heads to its discounted returns. Where an episode was cut off, the value function completes its return. ``learn``
-        goes on from there. ``VecNormalize`` gets the data's statistics.
+        goes on from there. ``VecNormalize`` takes the data's statistics, unless this model has been trained with its own.
 
         :param dataset: recorded data, see ``sb3_ppg.offline.load_dataset``
         :param agent: a model of SB3 to imitate on the data's observations, in place of the data's actions: by KL(π_agent, π)

@@ -63,11 +63,11 @@ def observation_at(observations: Any, index: int) -> Any:
     return map_arrays(lambda array: array[index].copy(), observations)
 
 
-def replace(observations: Any, others: Any, places: np.ndarray) -> None:
+def replace(observations: Any, others: Any, places: Any) -> None:
     """
     :param observations: of all environments, (num_envs, ...), to write into
     :param others: observations of some environments
-    :param places: where those belong: their environments' indices, or a mask of shape (num_envs,)
+    :param places: where those belong: their environments' indices, one index, or a mask of shape (num_envs,)
     """
 
     def put(array: np.ndarray, other: np.ndarray) -> None:

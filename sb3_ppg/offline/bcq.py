@@ -8,7 +8,6 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
@@ -34,7 +33,7 @@ class BCQ(OffPolicyAlgorithm):
     actions whose probability in the data is at least ``threshold`` times that of the likeliest.
 
     Learning never touches the environment, which gives the spaces, and in which callbacks and you evaluate. A timestep is
-    a gradient step. What ``VecNormalize`` normalizes is normalized by the data's statistics, which it takes over.
+    a gradient step. ``VecNormalize`` takes the data's statistics, see ``set_dataset``.
 
     Example::
 
@@ -57,7 +56,6 @@ class BCQ(OffPolicyAlgorithm):
         and all other cuts in the data, end an episode like a termination
     :param n_steps: Number of steps of the targets' returns
     :param policy_kwargs: Additional arguments to be passed to the policy on creation, see ``BCQPolicy``
-    :param stats_window_size: Not used; SB3's algorithms have it
     :param tensorboard_log: The log location for tensorboard (if None, no logging)
     :param verbose: Verbosity level: 0 for no output, 1 for info messages, 2 for debug messages
     :param seed: Seed for the pseudo random generators
@@ -95,7 +93,6 @@ class BCQ(OffPolicyAlgorithm):
         replay_buffer_kwargs: dict[str, Any] | None = None,
         n_steps: int = 1,
         policy_kwargs: dict[str, Any] | None = None,
-        stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         verbose: int = 0,
         seed: int | None = None,
@@ -124,11 +121,11 @@ class BCQ(OffPolicyAlgorithm):
             replay_buffer_kwargs=replay_buffer_kwargs,
             n_steps=n_steps,
             policy_kwargs=policy_kwargs,
-            stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             verbose=verbose,
             device=device,
             seed=seed,
+            support_multi_env=True,
             sde_support=False,
             supported_action_spaces=(spaces.Box, spaces.Discrete),
         )
@@ -144,29 +141,27 @@ class BCQ(OffPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        self._check_arguments()
-        self._setup_lr_schedule()
-        self.set_random_seed(self.seed)
-        self._losses: dict[str, list[th.Tensor]] = {}  # since the latest log
-        of_policy = {name: getattr(self, name) for name in ("phi", "threshold", "n_play_samples")}
-        policy: Any = self.policy_class
-        self.policy = policy(
-            self.observation_space, self.action_space, self.lr_schedule, **{**of_policy, **self.policy_kwargs}
-        ).to(self.device)
-        if self.dataset is not None:
-            self.set_dataset(self.dataset)
-
-    def _check_arguments(self) -> None:
         check_arguments(self)  # type: ignore[arg-type]
         is_dict = isinstance(self.observation_space, spaces.Dict)
         remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"
         require(self, self.n_steps == 1 or not is_dict or self.replay_buffer_class is not None, "n_steps", remedy)
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        self._losses: list[dict[str, th.Tensor]] = []  # since the latest log
+        of_play = {name: getattr(self, name) for name in ("phi", "threshold", "n_play_samples")}
+        policy: Any = self.policy_class
+        self.policy = policy(self.observation_space, self.action_space, self.lr_schedule, **of_play, **self.policy_kwargs).to(
+            self.device
+        )
+        if self.dataset is not None:
+            self.set_dataset(self.dataset)
 
     # ---- data ----
 
     def set_dataset(self, dataset: Any) -> None:
         """
-        Take the data to learn from, in place of that before.
+        Take the data to learn from, in place of that before. Its statistics replace those of ``VecNormalize``, but not those
+        that the networks have been trained with: a model that is loaded with its ``VecNormalize`` acts as before on new data.
 
         :param dataset: as ``load_dataset`` takes it
         :raises ArgumentError: if it is damaged, or not from such an environment
@@ -174,7 +169,7 @@ class BCQ(OffPolicyAlgorithm):
         data = load_dataset(dataset).fitted_to(self.observation_space, self.action_space)
         self.replay_buffer = self._filled_buffer(data)
         self.dataset = None  # the buffer has it
-        fit_normalizers(self.env, data)
+        fit_normalizers(self.env, data, is_trained=self._n_updates > 0)
 
     def _filled_buffer(self, data: Dataset) -> ReplayBuffer:
         """Return a replay buffer as SB3's algorithms fill it: actions scaled to [-1, 1]; full, so that its end is known."""
@@ -190,12 +185,8 @@ class BCQ(OffPolicyAlgorithm):
         buffer = cls(len(data), self.observation_space, in_floats(self.action_space), device=self.device, **kwargs)
         for name in ("observations", "next_observations"):
             map_arrays(_fill, getattr(buffer, name), getattr(data, name))
-        actions = data.actions
-        if isinstance(self.action_space, spaces.Discrete):
-            actions = actions - self.action_space.start
-        else:
-            actions = self.policy.scale_action(actions)
-        _fill(buffer.actions, actions)
+        space: Any = self.action_space
+        _fill(buffer.actions, self.policy.scale_action(data.actions) if self.policy.is_box else data.actions - space.start)
         _fill(buffer.rewards, data.rewards)
         _fill(buffer.dones, data.terminations | data.truncations)
         if buffer.handle_timeout_termination:
@@ -228,9 +219,16 @@ class BCQ(OffPolicyAlgorithm):
         """
         if self.replay_buffer is None:
             raise ArgumentError("`dataset`=None cannot work: BCQ learns from recorded data; use `set_dataset`")
-        total_timesteps, callback = self._setup_learn(
-            total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
-        )
+        # As SB3's `_setup_learn`, except that the environment is not reset
+        self.start_time = time.time_ns()
+        self.ep_info_buffer = self.ep_success_buffer = deque()  # for SB3's log
+        if reset_num_timesteps:
+            self.num_timesteps = 0
+        total_timesteps += self.num_timesteps
+        self._total_timesteps, self._num_timesteps_at_start = total_timesteps, self.num_timesteps
+        if not self._custom_logger:
+            self._logger = configure_logger(self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps)
+        callback = self._init_callback(callback, progress_bar)
         callback.on_training_start(locals(), globals())
         while self.num_timesteps < total_timesteps:
             self.train(1, self.batch_size)
@@ -246,27 +244,6 @@ class BCQ(OffPolicyAlgorithm):
         callback.on_training_end()
         return self
 
-    def _setup_learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        reset_num_timesteps: bool = True,
-        tb_log_name: str = "run",
-        progress_bar: bool = False,
-    ) -> tuple[int, BaseCallback]:
-        """Prepare as SB3 does, except that the environment is not reset."""
-        self.start_time = time.time_ns()
-        if self.ep_info_buffer is None:
-            self.ep_info_buffer, self.ep_success_buffer = deque(maxlen=1), deque(maxlen=1)  # for SB3's log
-        if reset_num_timesteps:
-            self.num_timesteps = 0
-        total_timesteps += self.num_timesteps
-        self._total_timesteps = total_timesteps
-        self._num_timesteps_at_start = self.num_timesteps
-        if not self._custom_logger:
-            self._logger = configure_logger(self.verbose, self.tensorboard_log, tb_log_name, reset_num_timesteps)
-        return total_timesteps, self._init_callback(callback, progress_bar)
-
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """
         Take gradient steps.
@@ -278,9 +255,8 @@ class BCQ(OffPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rate([getattr(self.policy, name) for name in self.policy.optimizer_names])
         for _ in range(gradient_steps):
-            batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-            for name, loss in self.update(batch).items():
-                self._losses.setdefault(name, []).append(loss.detach())
+            terms = self.update(self.replay_buffer.sample(batch_size, env=self._vec_normalize_env))
+            self._losses.append({name: loss.detach() for name, loss in terms.items()})
             self._n_updates += 1
 
     def update(self, batch: Any) -> dict[str, th.Tensor]:
@@ -310,7 +286,7 @@ class BCQ(OffPolicyAlgorithm):
 
         with th.no_grad():
             codes = policy.vae.random_codes(n_samples, self.n_train_samples)
-            next_actions = policy.sampled_actions(next_obs, codes, policy.actor_target)
+            next_actions = policy.actor_target(next_obs, policy.vae.decode(next_obs, codes))
             next_values = policy.critics_target(next_obs, next_actions)
             targets = losses.soft_clipped_targets(*outcome, next_values, self.lmbda)
         values = policy.critics(obs, actions.unsqueeze(1)).squeeze(-1)
@@ -340,9 +316,9 @@ class BCQ(OffPolicyAlgorithm):
 
     def _record_losses(self) -> None:
         """Record the means of the losses since the latest log."""
-        losses_since, self._losses = self._losses, {}
-        for name, history in losses_since.items():
-            mean = float(th.stack(history).mean())
+        recent, self._losses = self._losses, []
+        for name in recent[0]:
+            mean = float(th.stack([terms[name] for terms in recent]).mean())
             if not np.isfinite(mean):
                 raise NonFiniteLossError(f"`{name}` is not finite after {self.num_timesteps} gradient steps: {mean}")
             self.logger.record(f"train/{name}", mean)
@@ -351,7 +327,7 @@ class BCQ(OffPolicyAlgorithm):
     # ---- files ----
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "dataset", "_losses"]
+        return [*super()._excluded_save_params(), "_losses"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", *(f"policy.{name}" for name in self.policy.optimizer_names)], []

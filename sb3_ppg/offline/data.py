@@ -1,7 +1,8 @@
 """Recorded data: one class for all sources, and checks that say what is wrong and where."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -17,10 +19,11 @@ from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest
 
-ACTION_TOLERANCE = 1e-5  # of the action space's width: rounding to float32 and back
+ARRAYS = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
+TOLERANCE = 1e-5  # of the width of a space: rounding to float32 and back
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(repr=False, eq=False)
 class Dataset:
     """
     Transitions of recorded episodes, in the order in which they were recorded.
@@ -48,13 +51,11 @@ class Dataset:
     source: str = "the data"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name != "source":
-                object.__setattr__(self, field.name, map_arrays(np.asarray, value))  # frozen
-        keys = [set(one) if isinstance(one, dict) else None for one in (self.observations, self.next_observations)]
-        self._require(keys[0] == keys[1], "next_observations", f"have the keys {keys[1]}, `observations` {keys[0]}")
-        lengths = {name: _length(array) for name, array in self._arrays()}
+        for name in ARRAYS:
+            setattr(self, name, map_arrays(np.atleast_1d, getattr(self, name)))
+        shape, following = (map_arrays(np.shape, one) for one in (self.observations, self.next_observations))
+        self._require(shape == following, "next_observations", f"have the shapes {following}, `observations` {shape}")
+        lengths = {name: len(array) for name, array in self._arrays()}
         if 0 in lengths.values():
             raise ArgumentError(f"{self.source} is empty: there are no transitions to learn from")
         if len(set(lengths.values())) > 1:
@@ -63,32 +64,35 @@ class Dataset:
             self._require(getattr(self, name).ndim == 1, name, f"have shape {getattr(self, name).shape}; use (N,)")
         for name in ("terminations", "truncations"):
             self._require(np.isin(getattr(self, name), (0, 1)).all(), name, "have other values than true and false")
-            object.__setattr__(self, name, getattr(self, name).astype(bool))
-        object.__setattr__(self, "truncations", self.truncations | self._is_cut_off())
+            setattr(self, name, getattr(self, name).astype(bool))
+        self.truncations = self.truncations | ~(self._continues() | self.terminations)
 
     def __len__(self) -> int:
         return len(self.rewards)
 
     def _arrays(self) -> Iterable[tuple[str, np.ndarray]]:
         """Iterate over all arrays, with the names by which errors call them."""
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name in ARRAYS:
+            value = getattr(self, name)
             if isinstance(value, dict):
-                yield from ((f"{field.name}[{key!r}]", array) for key, array in value.items())
-            elif field.name != "source":
-                yield field.name, value
+                yield from ((f"{name}[{key!r}]", array) for key, array in value.items())
+            else:
+                yield name, value
 
     def _require(self, condition: bool | np.bool, name: str, problem: str) -> None:
         if not condition:
             raise ArgumentError(f"{self.source}: `{name}` {problem}")
 
-    def _is_cut_off(self) -> np.ndarray:
-        """Return where nothing has ended, and the next transition does not begin with the next observation."""
-        now, following = self.observations, self.next_observations
-        pairs: Any = [(now[key], following[key]) for key in now] if isinstance(now, dict) else [(now, following)]
+    def _continues(self) -> np.ndarray:
+        """Return which transitions end where the next one begins, (N,)."""
+
+        def equal(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+            return (after[:-1] == before[1:]).all(axis=tuple(range(1, after.ndim)))
+
+        equal_rows: Any = map_arrays(equal, self.next_observations, self.observations)
         continues = np.zeros(len(self), dtype=bool)
-        continues[:-1] = np.all([_equal_rows(after[:-1], before[1:]) for before, after in pairs], axis=0)
-        return ~(continues | self.terminations)
+        continues[:-1] = np.all([*equal_rows.values()], axis=0) if isinstance(equal_rows, dict) else equal_rows
+        return continues
 
     @property
     def ends(self) -> np.ndarray:
@@ -97,8 +101,7 @@ class Dataset:
 
     def episode_returns(self) -> np.ndarray:
         """Return the sum of the rewards of each episode, (number of episodes,)."""
-        starts = np.concatenate([[0], self.ends[:-1] + 1])
-        return np.add.reduceat(self.rewards.astype(np.float64), starts)
+        return np.add.reduceat(self.rewards.astype(np.float64), [0, *self.ends[:-1] + 1])
 
     def returns(self, gamma: float, last_values: np.ndarray) -> np.ndarray:
         """
@@ -109,11 +112,9 @@ class Dataset:
         :return: (N,), in the units of the rewards
         """
         returns = self.rewards.astype(np.float64)
-        rest = np.zeros(len(self))
-        rest[self.ends] = np.where(self.terminations[self.ends], 0.0, last_values)
-        is_end = self.terminations | self.truncations
-        for step in range(len(self) - 1, -1, -1):
-            returns[step] += gamma * (rest[step] if is_end[step] else returns[step + 1])
+        last = dict(zip(self.ends, np.where(self.terminations[self.ends], 0.0, last_values).astype(np.float64), strict=True))
+        for step in reversed(range(len(self))):
+            returns[step] += gamma * (last[step] if step in last else returns[step + 1])
         return returns
 
     def fitted_to(self, observation_space: spaces.Space, action_space: spaces.Space) -> "Dataset":
@@ -125,59 +126,52 @@ class Dataset:
         :return: the data in the types of the spaces; images channel first; actions (N, ...), within their bounds
         :raises ArgumentError: for the first array that does not fit
         """
-        fitted = {
-            name: self._fitted_observations(name, getattr(self, name), observation_space)
-            for name in ("observations", "next_observations")
-        }
-        self._require_finite("rewards", self.rewards)
         if isinstance(action_space, spaces.Dict | spaces.Tuple):
             raise ArgumentError(f"{self.source} cannot be for {action_space}: recorded actions are arrays of numbers")
-        actions = self._fitted_actions(action_space)
+        names = ("observations", "next_observations")
+        fitted = {name: self._fitted_observations(name, getattr(self, name), observation_space) for name in names}
+        actions = self.actions[:, 0] if action_space.shape == () and self.actions.shape[1:] == (1,) else self.actions
+        actions = self._fitted("actions", actions, action_space, is_bounded=True)
+        if isinstance(action_space, spaces.Box):
+            actions = np.clip(actions, action_space.low, action_space.high)
+        self._require_finite("rewards", self.rewards)
         return replace(self, **fitted, actions=actions, rewards=self.rewards.astype(np.float32))
 
-    def _fitted_observations(self, name: str, value: Any, space: spaces.Space) -> Any:
+    def _fitted_observations(self, name: str, value: Any, space: Any) -> Any:
         if isinstance(space, spaces.Dict):
             keys = set(value) if isinstance(value, dict) else set()
             self._require(keys == set(space), name, f"have the keys {sorted(keys)}, the environment's {sorted(space)}")
             return {key: self._fitted_observations(f"{name}[{key!r}]", value[key], one) for key, one in space.items()}
         self._require(not isinstance(value, dict), name, f"are a dictionary, the environment's are {space}")
-        shape = space.shape or ()
-        if is_image_space(space) and value.shape[1:] == (*shape[1:], shape[0]):
+        if is_image_space(space) and value.shape[1:] == (*space.shape[1:], space.shape[0]):
             value = np.moveaxis(value, -1, 1)
-        self._require(value.shape[1:] == shape, name, f"have shape {value.shape[1:]}, the environment's {shape}")
         is_image = space.dtype == np.uint8 and not np.issubdtype(value.dtype, np.integer)
         self._require(not is_image, name, f"are {value.dtype}, the environment's images uint8: store them as uint8, 0 to 255")
-        self._require_finite(name, value)
-        if np.issubdtype(space.dtype, np.integer):
-            self._require_within(name, value, space, whole=True)
-        return value.astype(space.dtype, copy=False)
+        return self._fitted(name, value, space, is_bounded=np.issubdtype(space.dtype, np.integer))
 
-    def _fitted_actions(self, space: spaces.Space) -> np.ndarray:
-        actions = self.actions
-        shape = space.shape or ()
-        if actions.shape[1:] == (1,) and shape == ():
-            actions = actions[:, 0]
-        self._require(actions.shape[1:] == shape, "actions", f"have shape {actions.shape[1:]}, the environment's {shape}")
-        self._require_finite("actions", actions)
-        self._require_within("actions", actions, space)
-        if isinstance(space, spaces.Box):
-            actions = np.clip(actions, space.low, space.high)
-        return actions.astype(space.dtype, copy=False)
+    def _fitted(self, name: str, array: np.ndarray, space: Any, is_bounded: bool) -> np.ndarray:
+        """Return an array in the type of its space, after checks of its shape, its numbers and, if asked, its bounds."""
+        self._require(array.shape[1:] == space.shape, name, f"have shape {array.shape[1:]}, the environment's {space.shape}")
+        self._require_finite(name, array)
+        is_rounded = np.issubdtype(space.dtype, np.integer) and not np.issubdtype(array.dtype, np.integer)
+        if is_bounded:
+            low, high = bounds(space)
+            margin = TOLERANCE * (high - low) if isinstance(space, spaces.Box) else 0
+            is_good = (array >= low - margin) & (array <= high + margin)
+            if is_rounded:
+                is_good &= abs(array - np.rint(array)) <= margin
+            self._require_each(is_good, name, array, f"lie outside {space}")
+        return (np.rint(array) if is_rounded else array).astype(space.dtype, copy=False)
 
     def _require_finite(self, name: str, array: np.ndarray) -> None:
         self._require(np.issubdtype(array.dtype, np.number) or array.dtype == bool, name, f"are {array.dtype}, no numbers")
-        bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
-        self._require(not bad.any(), name, f"are NaN or infinite at {bad.argmax()} ({bad.sum()} of {len(bad)} transitions)")
+        self._require_each(np.isfinite(array), name, array, "are NaN or infinite")
 
-    def _require_within(self, name: str, array: np.ndarray, space: spaces.Space, whole: bool = False) -> None:
-        low, high = bounds(space)
-        is_box = isinstance(space, spaces.Box)
-        margin = ACTION_TOLERANCE * (high - low) if is_box and not whole else 0
-        is_whole = (is_box and not whole) | (array == np.round(array))
-        bad = ~(is_whole & (array >= low - margin) & (array <= high + margin)).reshape(len(array), -1).all(axis=1)
+    def _require_each(self, is_good: Any, name: str, array: np.ndarray, problem: str) -> None:
+        bad = ~is_good.reshape(len(array), -1).all(axis=1)
         place = bad.argmax()
-        counted = f"at {place} ({bad.sum()} of {len(bad)} transitions)"
-        self._require(not bad.any(), name, f"lie outside {space} {counted}: {array[place]}")
+        counted = f"at {place} ({bad.sum()} of {len(bad)} transitions): {array[place]}"
+        self._require(not bad.any(), name, f"{problem} {counted}")
 
 
 def bounds(space: Any) -> tuple[Any, Any]:
@@ -192,36 +186,30 @@ def bounds(space: Any) -> tuple[Any, Any]:
     return 0, 1
 
 
-def _length(array: np.ndarray) -> int:
-    return len(array) if array.ndim > 0 else 0
-
-
-def _equal_rows(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return which rows are equal, (N,)."""
-    if one.shape != other.shape:
-        return np.zeros(len(one), dtype=bool)
-    return (one == other).all(axis=tuple(range(1, one.ndim)))
-
-
-def fit_normalizers(env: VecEnv | None, data: Dataset) -> None:
+def fit_normalizers(env: VecEnv | None, data: Dataset, is_trained: bool) -> None:
     """
-    Let ``VecNormalize`` have the statistics of the data, unless its own are not to change (``training=False``).
+    Give ``VecNormalize`` the statistics of the data in place of its own. It keeps those that networks have been trained with,
+    and those that are not to change (``training=False``).
 
     :param env: environments with any wrappers, or None
     :param data: in the types of the spaces
+    :param is_trained: whether the networks have been trained
     """
+
+    def fit(statistics: RunningMeanStd, samples: Any) -> None:
+        if not is_trained or statistics.count < 1:  # less than one sample: they are new
+            statistics.mean, statistics.var = samples.mean(axis=0, dtype=np.float64), samples.var(axis=0, dtype=np.float64)
+            statistics.count = len(samples)
+
     for normalizer in normalizers(env):
         if normalizer.training and normalizer.norm_obs:
-            statistics, observations = normalizer.obs_rms, data.observations
-            by_key: Any = statistics if isinstance(statistics, dict) else {None: statistics}
-            for key, of_key in by_key.items():
-                of_key.update(observations[key] if isinstance(observations, dict) else observations)
+            map_arrays(fit, normalizer.obs_rms, data.observations)
         if normalizer.training and normalizer.norm_reward:
             running, returns = 0.0, np.zeros(len(data))  # as VecNormalize sums rewards up
             for step, (reward, ends) in enumerate(zip(data.rewards, data.terminations | data.truncations, strict=True)):
                 returns[step] = running = normalizer.gamma * running + reward
                 running = 0.0 if ends else running
-            normalizer.ret_rms.update(returns)
+            fit(normalizer.ret_rms, returns)
 
 
 # ---- sources ----
@@ -249,71 +237,56 @@ def load_dataset(source: Any) -> Dataset:
     if isinstance(source, Dataset):
         return source
     if isinstance(source, Mapping):
-        names = {field.name for field in fields(Dataset)} - {"source"}
-        for name in source.keys() ^ names:
-            problem = "is missing" if name in names else f"is none of a data set's arrays{nearest(name, names)}"
+        for name in source.keys() ^ {*ARRAYS}:
+            problem = "is missing" if name in ARRAYS else f"is none of a data set's arrays{nearest(name, ARRAYS)}"
             raise ArgumentError(f"The dictionary of recorded data: `{name}` {problem}")
         return Dataset(**source)
     if isinstance(source, ReplayBuffer):
-        return from_replay_buffer(source)
+        return _from_replay_buffer(source)
     if not isinstance(source, str | Path):
         raise ArgumentError(
             f"`dataset`={type(source).__name__} cannot work: use a Dataset, a dictionary of arrays, a ReplayBuffer, or the "
             "name or path of a data set"
         )
     path = Path(source)
-    if path.suffix == ".pkl":
-        return _from_pickle(path)
-    return _from_minari(str(source), path)
+    return _from_pickle(path) if path.suffix == ".pkl" else _from_minari(str(source))
 
 
-def from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer") -> Dataset:
-    """
-    Take the transitions of an off-policy algorithm's replay buffer, environment by environment.
-
-    :param buffer: as SB3's algorithms fill it: with Box actions scaled to [-1, 1]
-    :param source: for error messages
-    :return: its transitions, with actions as the environment takes them
-    """
-    order = np.arange(buffer.buffer_size) if buffer.full else np.arange(buffer.pos)
+def _from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer") -> Dataset:
+    """Return the transitions of a buffer that SB3's algorithms have filled, environment by environment."""
+    rows = np.arange(buffer.buffer_size) if buffer.full else np.arange(buffer.pos)
     if buffer.full:
-        order = np.roll(order, -buffer.pos)  # the oldest first
-    following = order
+        rows = np.roll(rows, -buffer.pos)  # the oldest first
+    following, next_observations = rows, buffer.observations
     if buffer.optimize_memory_usage:  # the next observation is the next row's; that of the newest is in place of the oldest's
-        order = order[1:] if buffer.full else order
-        following = (order + 1) % buffer.buffer_size
-    next_observations = buffer.observations if buffer.optimize_memory_usage else buffer.next_observations
+        rows = rows[1:] if buffer.full else rows
+        following = (rows + 1) % buffer.buffer_size
+    else:
+        next_observations = buffer.next_observations
 
-    def flat(array: np.ndarray, places: np.ndarray = order) -> np.ndarray:
-        return BaseBuffer.swap_and_flatten(array[places]) if array.ndim > 2 else array[places].T.reshape(-1)
+    def column(array: np.ndarray, shape: tuple[int, ...] = (), rows: np.ndarray = rows) -> np.ndarray:
+        return BaseBuffer.swap_and_flatten(array[rows]).reshape(-1, *shape)
 
-    shapes: Any = buffer.obs_shape
-
-    def observed(places: np.ndarray, arrays: Any) -> Any:
-        return map_arrays(lambda array, shape: flat(array, places).reshape(-1, *shape), arrays, shapes)
-
-    space, actions = buffer.action_space, flat(buffer.actions)
-    if isinstance(space, spaces.Box):
-        low, high = bounds(space)
-        actions = low + 0.5 * (actions.reshape(-1, *space.shape) + 1) * (high - low)
-    dones, timeouts = flat(buffer.dones).astype(bool), flat(buffer.timeouts).astype(bool)
-    timeouts[len(order) - 1 :: len(order)] |= ~dones[len(order) - 1 :: len(order)]  # another environment follows
+    space: Any = buffer.observation_space
+    # A buffer has Discrete observations and actions as (1,)
+    shapes = {key: one.shape for key, one in space.items()} if isinstance(space, spaces.Dict) else space.shape
+    actions_space: Any = buffer.action_space
+    actions = column(buffer.actions, actions_space.shape)
+    if isinstance(actions_space, spaces.Box):  # scaled to [-1, 1]
+        low, high = bounds(actions_space)
+        actions = low + 0.5 * (actions + 1) * (high - low)
+    dones, timeouts = column(buffer.dones).astype(bool), column(buffer.timeouts).astype(bool)
+    last = slice(len(rows) - 1, None, len(rows) or 1)  # of each environment, which another one follows
+    timeouts[last] |= ~dones[last]
     return Dataset(
-        _as_in(buffer.observation_space, observed(order, buffer.observations)),
+        map_arrays(column, buffer.observations, shapes),
         actions,
-        flat(buffer.rewards),
-        _as_in(buffer.observation_space, observed(following, next_observations)),
+        column(buffer.rewards),
+        map_arrays(partial(column, rows=following), next_observations, shapes),
         terminations=dones & ~timeouts,
         truncations=timeouts,
         source=source,
     )
-
-
-def _as_in(space: Any, observations: Any) -> Any:
-    """Give observations the shapes of the space, where buffers have (1,) for Discrete ones."""
-    if isinstance(space, spaces.Dict):
-        return {key: _as_in(one, observations[key]) for key, one in space.items()}
-    return observations.reshape(-1, *(space.shape or ()))
 
 
 def _from_pickle(path: Path) -> Dataset:
@@ -325,13 +298,14 @@ def _from_pickle(path: Path) -> Dataset:
         raise ArgumentError(f"{path} is damaged, or no pickle ({type(error).__name__}: {error})") from error
     if not isinstance(buffer, ReplayBuffer):
         raise ArgumentError(f"{path} holds a {type(buffer).__name__}, no ReplayBuffer of SB3")
-    return from_replay_buffer(buffer, str(path))
+    return _from_replay_buffer(buffer, str(path))
 
 
-def _from_minari(name: str, path: Path) -> Dataset:
+def _from_minari(name: str) -> Dataset:
     with missing_extras_named():
         import h5py  # noqa: F401  Minari names its own extra
         import minari
+    path = Path(name)
     if path.suffix in (".hdf5", ".h5") and path.exists():
         folder = path.parent
     elif path.is_dir():
@@ -351,22 +325,19 @@ def _from_minari(name: str, path: Path) -> Dataset:
     if not episodes:
         raise ArgumentError(f"{name} is empty: there are no episodes to learn from")
 
-    def joined(*parts: Any) -> np.ndarray:
-        return np.concatenate([np.asarray(part) for part in parts])
+    def joined(column: str, rows: slice = slice(None)) -> Any:
+        parts = [map_arrays(lambda array: np.asarray(array)[rows], getattr(one, column)) for one in episodes]
+        return map_arrays(lambda *arrays: np.concatenate(arrays), *parts)
 
+    terminations, truncations = joined("terminations"), joined("truncations")
+    last = np.cumsum([len(one.rewards) for one in episodes]) - 1  # of each episode, which another one follows
+    truncations[last] |= ~terminations[last]
     return Dataset(
-        map_arrays(joined, *[map_arrays(lambda array: array[:-1], one.observations) for one in episodes]),
-        map_arrays(joined, *[one.actions for one in episodes]),
-        joined(*[one.rewards for one in episodes]),
-        map_arrays(joined, *[map_arrays(lambda array: array[1:], one.observations) for one in episodes]),
-        joined(*[one.terminations for one in episodes]),
-        joined(*[_ended(one) for one in episodes]),
+        joined("observations", slice(-1)),
+        joined("actions"),
+        joined("rewards"),
+        joined("observations", slice(1, None)),
+        terminations,
+        truncations,
         source=name,
     )
-
-
-def _ended(episode: Any) -> np.ndarray:
-    """Return the truncations of an episode of Minari's, which another one follows."""
-    truncations = np.array(episode.truncations, dtype=bool)
-    truncations[-1] |= not episode.terminations[-1]
-    return truncations

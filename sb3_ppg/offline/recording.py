@@ -8,8 +8,9 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.arguments import check_value, count, number
+from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.environments.episodes import replace
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.offline.data import Dataset, bounds
@@ -39,9 +40,7 @@ def record(
     :return: the data
     :raises ArgumentError: for numbers that cannot work
     """
-    check_value("n_steps", n_steps, count())
-    check_value("noise", noise, number(0))
-    check_value("random_episodes", random_episodes, number(0, 1))
+    check_values(n_steps=n_steps, noise=noise, random_episodes=random_episodes)
     normalizer = only_normalizer(env)
     if normalizer is not None and normalizer is not env:
         raise ArgumentError("`env` cannot be recorded: its VecNormalize has to be the outermost wrapper")
@@ -69,7 +68,7 @@ def record(
         limits = np.array([info.get("TimeLimit.truncated", False) for info in infos])
         last = map_arrays(np.array, following)
         for i in np.flatnonzero(starts):
-            map_arrays(lambda array, one, i=i: array.__setitem__(i, one), last, infos[i]["terminal_observation"])
+            replace(last, infos[i]["terminal_observation"], i)
         steps.append((map_arrays(np.array, observations), actions, rewards.copy(), last, starts & ~limits, limits))
         observations = following
         is_random = np.where(starts, rng.random(n_envs) < random_episodes, is_random)
@@ -106,17 +105,15 @@ def save_as_minari(
         import h5py  # noqa: F401  Minari names its own extra
         import minari
         from minari.data_collector import EpisodeBuffer
-    episodes, start = [], 0
-    for end in data.ends + 1:
-        part = slice(start, end)
+    episodes = []
+    for rows in np.split(np.arange(len(data)), data.ends[:-1] + 1):
         observations = map_arrays(
-            lambda now, following, part=part: np.concatenate([now[part], following[part][-1:]]),
+            lambda now, following, rows=rows: np.concatenate([now[rows], following[rows[-1:]]]),
             data.observations,
             data.next_observations,
         )
-        columns: Any = {name: getattr(data, name)[part] for name in ("actions", "rewards", "terminations", "truncations")}
+        columns: Any = {name: getattr(data, name)[rows] for name in ("actions", "rewards", "terminations", "truncations")}
         episodes.append(EpisodeBuffer(observations=observations, **columns))
-        start = end
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # Minari's, of authors and descriptions
         try:

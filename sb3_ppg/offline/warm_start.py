@@ -1,7 +1,7 @@
 """PPG's start from recorded data: policy and value heads are fitted to it with the auxiliary phase's loop and optimizer."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.policies import head_loss
 from sb3_ppg.protocols import PhasicModel
 
-AT_ONCE = 4096  # samples in a forward pass that trains nothing
+AT_ONCE = 256  # observations in a forward pass that trains nothing: BCQ samples 100 actions for each
 
 
 class Samples(NamedTuple):
@@ -46,35 +46,30 @@ class Samples(NamedTuple):
 def fit_to_data(
     model: PhasicModel, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True
 ) -> None:
-    """
-    Fit a model to recorded data, see ``PPG.warm_start``.
-
-    :param model: without memory and masks
-    :param dataset: as ``load_dataset`` takes it
-    :param agent: a model of SB3, or None
-    :param n_epochs: passes over the data
-    :param batch_size: samples of a minibatch
-    :param fit_std: whether to fit ``log_std``, too
-    :raises ArgumentError: for data that does not fit, and models that it cannot be for
-    """
+    """Fit a model to recorded data, with the arguments and errors of ``PPG.warm_start``."""
     _check(model, n_epochs, batch_size)
     data = load_dataset(dataset).fitted_to(model.observation_space, model.action_space)
-    has_distribution = agent is not None and hasattr(agent.policy, "get_distribution")
-    is_relabeled = agent is not None and not has_distribution
-    recorded = _agents_distribution(agent, data, model) if has_distribution else np.zeros((len(data), 0), np.float32)
-    actions = _for_buffer(model, _agents_actions(agent, data) if is_relabeled else data.actions)
+    actions, recorded = data.actions, np.zeros((len(data), 0), np.float32)
+    if agent is not None:
+        observations = _normalized(agent, data).observations
+        if hasattr(agent.policy, "get_distribution"):
+            recorded = _distributions(agent, observations, model)
+        else:
+            actions, fit_std = _by_chunks(lambda part: agent.predict(part, deterministic=True)[0], observations), False
+    actions = model.policy.actions.from_environments(actions).reshape(len(data), -1).astype(np.float32)
+    fit_normalizers(model.env, data, is_trained=model.num_timesteps > 0 or len(model.aux_optimizer.state) > 0)
     data = _normalized(model, data)
     if model.ignore_terminations:
         data = replace(data, terminations=np.zeros(len(data), dtype=bool), truncations=data.terminations | data.truncations)
-    samples = Samples(data.observations, actions, np.zeros(len(data), np.float32), recorded)
+    samples = Samples(data.observations, actions, None, recorded)
     if not model._custom_logger:
         name = f"{type(model).__name__}_warm_start"
         model._logger = configure_logger(model.verbose, model.tensorboard_log, name, True)
     update_learning_rate(model.aux_optimizer, model.aux_lr_schedule(1.0))
     log_std: Any = getattr(model.policy, "log_std", None)
-    was_trained = log_std is not None and log_std.requires_grad
-    if was_trained:
-        log_std.requires_grad_(fit_std and not is_relabeled)
+    is_frozen = not fit_std and log_std is not None and log_std.requires_grad
+    if is_frozen:
+        log_std.requires_grad_(False)
     try:
         for epoch in range(1, n_epochs + 1):
             samples = samples._replace(value_targets=_value_targets(model, data))
@@ -92,14 +87,11 @@ def fit_to_data(
                 model.logger.record(f"warm_start/{name}", value)
             model.logger.dump(epoch)
     finally:
-        if was_trained:
+        if is_frozen:
             log_std.requires_grad_(True)
 
 
 def _check(model: PhasicModel, n_epochs: int, batch_size: int) -> None:
-    """
-    :raises ArgumentError: for numbers that cannot work, and models that recorded data has too little for
-    """
     check_values(batch_size=batch_size)
     check_value("n_epochs", n_epochs, count())
     if model.context():
@@ -114,15 +106,31 @@ def _check(model: PhasicModel, n_epochs: int, batch_size: int) -> None:
         raise ArgumentError("`warm_start` is for one process: save the model there, and let all load it")
 
 
-def _normalized(model: PhasicModel, data: Dataset) -> Dataset:
-    """Return the data as ``VecNormalize`` gives it, with the statistics of the data."""
-    fit_normalizers(model.env, data)
+def _normalized(model: Any, data: Dataset) -> Dataset:
+    """Return the data as a model's ``VecNormalize`` gives it."""
     normalizer = only_normalizer(model.env)
     if normalizer is None:
         return data
     names = ("observations", "next_observations")
     observations: Any = {name: normalizer.normalize_obs(getattr(data, name)) for name in names}
     return replace(data, **observations, rewards=normalizer.normalize_reward(data.rewards))
+
+
+def _distributions(agent: Any, observations: Observations, model: PhasicModel) -> np.ndarray:
+    """
+    :return: the parameters of the agent's distribution after each observation, (N, P)
+    :raises ArgumentError: if the model's distribution is of another kind
+    """
+    kinds = [f"{type(one.policy.action_dist).__name__} over {one.action_space}" for one in (agent, model)]
+    if kinds[0] != kinds[1]:
+        raise ArgumentError(f"`agent` has a {kinds[0]}, the model a {kinds[1]}: use an agent like it")
+    agent.policy.set_training_mode(False)
+
+    def parameters(part: Observations) -> np.ndarray:
+        distribution = agent.policy.get_distribution(obs_as_tensor(part, agent.device))
+        return distribution_parameters(distribution).cpu().numpy()
+
+    return _by_chunks(parameters, observations)
 
 
 def _losses(model: PhasicModel, batch: Samples) -> Losses:
@@ -153,58 +161,24 @@ def _minibatches(samples: Samples, batch_size: int, device: th.device) -> Iterat
         yield map_arrays(lambda array, places=places: th.as_tensor(array[places], device=device), samples)
 
 
-@th.no_grad()
 def _value_targets(model: PhasicModel, data: Dataset) -> np.ndarray:
     """Return the discounted returns, which the present value function completes where episodes were cut off, (N,)."""
     policy: Any = model.policy
     policy.set_training_mode(False)
-    last = map_arrays(lambda array: array[data.ends], data.next_observations)
-    values = [policy.predict_values(obs_as_tensor(part, model.device)).flatten().cpu().numpy() for part in _chunks(last)]
-    targets = data.returns(model.gamma, np.concatenate(values)).astype(np.float32)
+
+    def values(part: Observations) -> np.ndarray:
+        return policy.predict_values(obs_as_tensor(part, model.device)).flatten().cpu().numpy()
+
+    last = _by_chunks(values, map_arrays(lambda array: array[data.ends], data.next_observations))
+    targets = data.returns(model.gamma, last).astype(np.float32)
     if model.normalize_value_targets and model.n_aux_epochs > 0:
         optimizers = (policy.optimizer, model.value_optimizer, model.aux_optimizer)
         change_value_units(policy, optimizers, targets, 1.0)
     return targets
 
 
-def _chunks(observations: Observations) -> Iterator[Any]:
-    """Split observations into parts for one forward pass each."""
-    for start in range(0, n_samples(observations), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        yield map_arrays(lambda array, part=part: array[part], observations)
-
-
-def _for_buffer(model: PhasicModel, actions: np.ndarray) -> np.ndarray:
-    """Return environments' actions as samples of the policy's distribution that rollout buffers store."""
-    actions = model.policy.actions.from_environments(actions)
-    return actions.reshape(len(actions), -1).astype(np.float32)
-
-
-def _agents_observations(agent: Any, data: Dataset) -> Observations:
-    """Return the data's observations as an agent takes them: normalized by its own ``VecNormalize``."""
-    normalizer = only_normalizer(agent.env)
-    return data.observations if normalizer is None else normalizer.normalize_obs(data.observations)
-
-
 @th.no_grad()
-def _agents_distribution(agent: Any, data: Dataset, model: PhasicModel) -> np.ndarray:
-    """Return the parameters of an agent's distribution after each observation, (N, P)."""
-    agent.policy.set_training_mode(False)
-    chunks = _chunks(_agents_observations(agent, data))
-    distributions = (agent.policy.get_distribution(obs_as_tensor(chunk, agent.device)) for chunk in chunks)
-    parameters = np.concatenate([distribution_parameters(one).cpu().numpy() for one in distributions])
-    first = obs_as_tensor(map_arrays(lambda array: array[:1], data.observations), model.device)
-    model.policy.set_training_mode(False)
-    wanted = distribution_parameters(model.policy.get_distribution(first)).shape[1]
-    if parameters.shape[1] != wanted or type(agent.policy.action_dist) is not type(model.policy.action_dist):
-        kinds = [type(one.policy.action_dist).__name__ for one in (agent, model)]
-        raise ArgumentError(
-            f"`agent` has a {kinds[0]} over {agent.action_space}, the model a {kinds[1]}: use an agent like it"
-        )
-    return parameters
-
-
-def _agents_actions(agent: Any, data: Dataset) -> np.ndarray:
-    """Return the deterministic actions of an agent that has no distribution, (N, ...)."""
-    chunks = _chunks(_agents_observations(agent, data))
-    return np.concatenate([agent.predict(chunk, deterministic=True)[0] for chunk in chunks])
+def _by_chunks(function: Callable[[Any], np.ndarray], observations: Observations) -> np.ndarray:
+    """Call a function with a part of the observations at a time, and join its values."""
+    parts = [slice(start, start + AT_ONCE) for start in range(0, n_samples(observations), AT_ONCE)]
+    return np.concatenate([function(map_arrays(lambda array, part=part: array[part], observations)) for part in parts])

@@ -3,7 +3,7 @@
 import argparse
 import runpy
 import tempfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ from sb3_ppg.family import FAMILY
 from sb3_ppg.ppg import PPG
 from sb3_ppg.zoo.environment_file import ZOO, Environment, environment_of
 from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS
-from sb3_ppg.zoo.repairs import ffmpeg_on_path
+from sb3_ppg.zoo.offline import OFFLINE
+from sb3_ppg.zoo.repairs import ffmpeg_on_path, our_commands_on_cards
 from sb3_ppg.zoo.report import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
 
 
@@ -40,7 +41,7 @@ def main() -> None:
     """Run the command; for algorithms that are not ours, the Zoo's."""
     args = parser().parse_args()
     if args.algo not in FAMILY:
-        with ffmpeg_on_path():
+        with ffmpeg_on_path(), our_commands_on_cards() if args.algo in OFFLINE else nullcontext():
             runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
         return
 

@@ -22,6 +22,7 @@ import matplotlib
 import numpy as np
 import rl_zoo3.load_from_hub
 import rl_zoo3.utils
+from huggingface_hub import repocard
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
@@ -205,6 +206,18 @@ REPAIRS = (
 
 
 # ---- for the scripts that need it ----
+
+
+def our_commands_on_cards() -> AbstractContextManager:
+    """rl_zoo3 2.9.2: the model cards of ``push_to_hub`` name the Zoo's own commands, which do not know our algorithms."""
+    original = repocard.metadata_save
+
+    def save(card: Path, metadata: dict[str, Any]) -> None:
+        text = card.read_text().replace("python -m rl_zoo3.", "sb3-ppg ").replace("install rl_zoo3", 'install "sb3-ppg[zoo]"')
+        card.write_text(text)
+        original(card, metadata)
+
+    return patch.object(repocard, "metadata_save", save)
 
 
 @contextmanager

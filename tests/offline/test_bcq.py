@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import ArgumentError, NonFiniteLossError
-from sb3_ppg.offline import BCQ, Dataset
-from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space
+from sb3_ppg.offline import BCQ, Dataset, load_dataset, losses
+from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space, random_envs
 
 TINY = dict(policy_kwargs=dict(net_arch=[16], vae_net_arch=[16]), n_play_samples=10, seed=0, device="cpu")
 THREE = spaces.Discrete(3, start=2)
@@ -278,6 +279,19 @@ def test_n_step_targets_end_where_episodes_do():
     assert np.isfinite(model.learn(3).logger.name_to_value.get("train/critic_loss", 0.0))
 
 
+def test_n_step_targets_have_discounts_of_their_own():
+    """The value of all observations is 8."""
+    model = make(VECTOR, THREE, dataset=random_data(VECTOR, THREE, 14), n_steps=3, gamma=0.5)
+    batch = model.replay_buffer._get_samples(np.arange(14))
+    with patch.object(losses, "discrete_losses", wraps=losses.discrete_losses) as spied:
+        with th.no_grad():
+            model.policy.q_net_target.q_head.weight.zero_()
+            model.policy.q_net_target.q_head.bias.fill_(8.0)
+        model.update(batch)
+    expected = batch.rewards.flatten() + 8 * batch.discounts.flatten()
+    np.testing.assert_allclose(spied.call_args.args[3], expected)
+
+
 def test_data_of_another_environment_is_refused():
     with pytest.raises(ArgumentError, match=r"`observations` have shape \(3,\), the environment's \(4,\)"):
         BCQ("MlpPolicy", "CartPole-v1", dataset=random_data(VECTOR, spaces.Discrete(2)))
@@ -304,6 +318,36 @@ def test_observations_and_rewards_are_normalized_by_the_datas_statistics():
     assert env.obs_rms.count == before
 
 
+def shifted(data: Dataset) -> Dataset:
+    move = dict(observations=data.observations + 10, next_observations=data.next_observations + 10)
+    return replace(data, **move, rewards=data.rewards * 3)
+
+
+def test_new_data_gives_its_statistics_to_untrained_networks_alone(tmp_path):
+    """A trained model, loaded with its statistics, plays as before; without them, it takes those of the data."""
+    first = random_data(VECTOR, BOX)
+    env = VecNormalize(DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]), gamma=0.5)
+    model = BCQ("MlpPolicy", env, dataset=first, **TINY)
+    spread = env.ret_rms.var
+    model.set_dataset(shifted(first))
+    np.testing.assert_allclose(env.obs_rms.mean, first.observations.mean(axis=0) + 10, rtol=1e-5)
+    assert env.ret_rms.var == pytest.approx(9 * spread, rel=1e-4)
+    model.set_dataset(first)
+    np.testing.assert_allclose(env.obs_rms.mean, first.observations.mean(axis=0), atol=1e-5)
+
+    model.learn(2).save(tmp_path / "model")
+    env.save(tmp_path / "statistics.pkl")
+    loaded_env = VecNormalize.load(tmp_path / "statistics.pkl", DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]))
+    loaded = BCQ.load(tmp_path / "model", env=loaded_env, dataset=shifted(first))
+    loaded.learn(2, reset_num_timesteps=True).set_dataset(shifted(first))
+    for name in ("mean", "var", "count"):
+        np.testing.assert_array_equal(getattr(loaded_env.obs_rms, name), getattr(env.obs_rms, name))
+        np.testing.assert_array_equal(getattr(loaded_env.ret_rms, name), getattr(env.ret_rms, name))
+    new_env = VecNormalize(DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]), gamma=0.5)
+    BCQ.load(tmp_path / "model", env=new_env, dataset=first)
+    np.testing.assert_array_equal(new_env.obs_rms.mean, env.obs_rms.mean)
+
+
 # ---- SB3's conventions ----
 
 
@@ -317,6 +361,11 @@ class Untouchable(RandomEnv):
 def test_learning_does_not_touch_the_environment():
     model = BCQ("MlpPolicy", Untouchable(VECTOR, BOX), dataset=random_data(VECTOR, BOX), **TINY)
     assert model.learn(3).num_timesteps == 3
+
+
+def test_several_environments_are_played_in():
+    model = BCQ("MlpPolicy", random_envs(VECTOR, BOX), dataset=random_data(VECTOR, BOX), **TINY).learn(2)
+    assert model.n_envs == 2 and np.isfinite(evaluate_policy(model, model.get_env(), 3)[0])
 
 
 POLICIES = {
@@ -460,6 +509,7 @@ def test_integer_actions_are_scaled_as_numbers():
     data = replace(random_data(VECTOR, space, 4), actions=np.array([[0], [3], [7], [10]], np.int32))
     model = make(VECTOR, space, dataset=data)
     np.testing.assert_allclose(model.replay_buffer.actions[:, 0, 0], [-1, -0.4, 0.4, 1], rtol=1e-6)
+    assert load_dataset(model.replay_buffer).fitted_to(VECTOR, space).actions.flatten().tolist() == [0, 3, 7, 10]
 
 
 def test_target_networks_take_over_the_statistics_of_batch_normalisation():

@@ -221,6 +221,7 @@ WRONG = {
     "texts": (arrays(observations=np.full((6, 3), "x")), r"`observations` are <U1, no numbers"),
     "dictionary": (arrays(observations={"a": np.zeros(6)}, next_observations={"a": np.zeros(6)}), "are a dictionary"),
     "empty": ({name: array[:0] for name, array in arrays().items()}, "is empty"),
+    "empty buffer": (ReplayBuffer(5, VECTOR, BOX), "the replay buffer is empty"),
     "lengths": (arrays(rewards=np.zeros(5)), r"different lengths: .*'rewards': 5"),
     "reward's shape": (arrays(rewards=np.zeros((6, 1))), r"`rewards` have shape \(6, 1\)"),
     "terminations": (arrays(terminations=np.full(6, 2)), "`terminations` have other values than true and false"),

@@ -145,6 +145,16 @@ def test_data_is_normalized_as_the_environment_will_be():
     assert env.ret_rms.count > 64 - 1e-6 and env.ret_rms.var != 1
 
 
+def test_a_second_data_set_leaves_the_statistics_of_the_first():
+    """The networks have been trained with them."""
+    env = VecNormalize(DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]))
+    data = random_data(VECTOR, BOX)
+    other = replace(data, observations=data.observations + 10, next_observations=data.next_observations + 10)
+    PPG("MlpPolicy", env, **SMALL).warm_start(data, n_epochs=1).warm_start(other, n_epochs=1)
+    np.testing.assert_allclose(env.obs_rms.mean, data.observations.mean(axis=0), atol=1e-5)
+    assert env.obs_rms.count == len(data)
+
+
 def test_terminations_that_are_ignored_are_cut_off():
     """Each episode of one step has a reward of 1; the value goes on, so that it approaches 1 / (1 - 0.5)."""
     data = Dataset(np.zeros(50, int), np.full(50, 2), np.ones(50), np.zeros(50, int), np.ones(50), np.zeros(50))

@@ -1,5 +1,6 @@
 """``record_dataset``, and BCQ by RL Zoo's commands."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from sb3_ppg.offline import BCQ, load_dataset
 from tests.helpers import run
+from tests.zoo.test_sharing import commands_of
 
 pytest.importorskip("rl_zoo3")
 pytest.importorskip("minari")
@@ -50,6 +52,24 @@ def test_bcq_is_trained_continued_evaluated_and_recorded(recorded):
     run("enjoy", *agent, "-n", "5", "--no-render", cwd=recorded)
     run("record_video", *agent, "-n", "5", cwd=recorded)
     assert list((recorded / "logs/bcq/Pendulum-v1_2/videos").glob("*.mp4"))
+
+
+def test_bcq_is_shared_as_the_zoos_algorithms_are(recorded, hub_server, tmp_path):
+    """An SB3 zip file and VecNormalize's statistics, fetched by the card's own commands, act as before."""
+    store = dict(MINARI_DATASETS_PATH=str(recorded / "store"))
+    data = ("--dataset", "pendulum/new-v0", "-n", "20", "--eval-freq", "-1", "--seed", "0")
+    run("train", *SMALL, "normalize:True", *data, cwd=tmp_path, **store)
+    agent = ("--algo", "bcq", "--env", "Pendulum-v1")
+    run("push_to_hub", *agent, "-orga", "me", "-n", "20", cwd=tmp_path)
+    files = hub_server.files("me/bcq-Pendulum-v1")
+    assert {"bcq-Pendulum-v1.zip", "vec_normalize.pkl", "README.md", "replay.mp4"} <= set(files)
+    fetch, enjoy, *_ = commands_of(files["README.md"].decode())
+    assert "TRUST_REMOTE_CODE" in run(*fetch, cwd=tmp_path, fails=True)
+    run(*fetch, cwd=tmp_path, TRUST_REMOTE_CODE="True")
+    assert "Mean reward" in run(*enjoy, "--no-render", "-n", "200", cwd=tmp_path)
+    report = ("report", *agent, "--episodes", "2", "--exp-id")
+    returns = [re.search(r"Mean return.*", run(*report, number, cwd=tmp_path))[0] for number in ("1", "2")]
+    assert returns[0] == returns[1]
 
 
 def test_bcq_is_searched(recorded):
