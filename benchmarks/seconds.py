@@ -1,10 +1,14 @@
 """
 MinAtar within a number of seconds of one core: PPG and PPO, with the same number of random trials of their hyperparameters.
 
-1. Each trial trains for 120 seconds on three games, one seed.
-2. The three trials of each algorithm with the highest mean score train for 300 seconds, three seeds.
+1. The speed of each trial on three games, in two turns.
+2. Each trial trains on the three games for as many steps as it takes in 120 seconds, one seed.
+3. The three trials of each algorithm with the highest mean score train for 300 seconds, three seeds.
 
-    python -m benchmarks.seconds run --jobs 2    # both parts: the second once the first is complete
+    python -m benchmarks.seconds run --limit 0       # the speed: nothing else should run
+    python -m benchmarks.seconds run --jobs 2        # the trainings, whose results do not depend on what else runs
+
+Each part begins once the one before is complete.
 """
 
 import math
@@ -22,8 +26,9 @@ from benchmarks.suites.training import Episodes, curve, make
 from benchmarks.tables import machines, page, table
 
 GAMES = {task.env_id: task for task in TASKS if task.suite == "minatar"}
-N_TRIALS, N_FINALISTS, N_SEEDS = 12, 3, 3
-SHORT, LONG = 120, 300  # seconds
+N_TRIALS, N_FINALISTS, N_SEEDS, N_TURNS = 8, 3, 3, 2
+SPEED, SHORT, LONG = 0, 120, 300  # limits in seconds; rows of SPEED measure steps and seconds
+PPO_ROLLOUTS = 8  # for PPO's speed; for PPG's, those of a phase
 OF_BOTH: dict[str, tuple[Any, ...]] = dict(
     n_epochs=(1, 2, 3, 4, 6, 8),
     learning_rate=(5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 4e-3),
@@ -68,8 +73,11 @@ def part(algorithm: str, trial: int, game: str, seed: int, seconds: int) -> dict
 
 
 def wanted() -> list[dict[str, Any]]:
-    """Return the trainings of the first part, and, once it is complete, those of the second."""
+    """Return the trainings of the first part and, once it is complete, those of the next."""
     pairs = [(algorithm, trial) for trial in range(N_TRIALS) for algorithm in FIRST]
+    speed = [part(*pair, game, turn, SPEED) for turn in range(N_TURNS) for game in GAMES for pair in pairs]
+    if len(rows_of(SPEED)) < len(speed):
+        return speed
     short = [part(*pair, game, 0, SHORT) for pair in pairs for game in GAMES]
     finals = [
         part(algorithm, trial, game, seed, LONG)
@@ -78,7 +86,14 @@ def wanted() -> list[dict[str, Any]]:
         for trial in best
         for game in GAMES
     ]
-    return short + finals
+    return speed + short + finals
+
+
+def rows_of(limit: int) -> pd.DataFrame:
+    """Return the rows that there are with a limit."""
+    file = SECONDS.results / f"{SECONDS.name}.csv"
+    rows = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["limit"])
+    return rows[rows["limit"] == limit]
 
 
 def scored(rows: pd.DataFrame) -> pd.DataFrame:
@@ -91,48 +106,61 @@ def scored(rows: pd.DataFrame) -> pd.DataFrame:
 
 def finalists() -> dict[str, list[int]]:
     """Return the best trials of each algorithm, if all have been run."""
-    file = SECONDS.results / f"{SECONDS.name}.csv"
-    rows = pd.read_csv(file) if file.exists() else pd.DataFrame(columns=["limit"])
-    rows = rows[rows["limit"] == SHORT]
+    rows = rows_of(SHORT)
     if len(rows) < len(FIRST) * N_TRIALS * len(GAMES):
         return {}
     means = scored(rows).groupby(["algorithm", "trial"])["score"].mean()
     return {algorithm: means[algorithm].nlargest(N_FINALISTS).index.tolist() for algorithm in FIRST}
 
 
-class Limit(BaseCallback):
-    """End a training after a number of seconds of the processor."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
+class Clock(BaseCallback):
+    """Seconds of the processor at the start of each rollout, and at the end."""
 
     def _on_training_start(self) -> None:
-        self.end = time.process_time() + self.seconds
+        self.times: list[float] = []
+
+    def _on_rollout_start(self) -> None:
+        self.times.append(time.process_time())
+
+    def _on_training_end(self) -> None:
+        self._on_rollout_start()
 
     def _on_step(self) -> bool:
-        return time.process_time() < self.end
+        return True
 
 
-def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Train an agent until its seconds are over; the row has the mean return of its last hundred episodes."""
-    algorithm, game = training["algorithm"], training["game"]
+def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
+    """Measure the speed of an agent, or train it; the row then has the mean return of its last hundred episodes."""
+    algorithm, game, limit = training["algorithm"], training["game"], training["limit"]
     made = settings(algorithm, training["trial"], game)
     if algorithm == "ppg":
         made["compile_updates"] = False
+    model: Any
     _, model = make(algorithm, game, made, folder, training["seed"])
-    episodes = Episodes(folder / "episodes.csv")
-    model.learn(10**9, callback=[episodes, Limit(training["limit"])])
-    episodes._on_rollout_end()  # the one that the limit has cut off
+    if limit == SPEED:
+        clock, n_rollouts, n_steps = Clock(), getattr(model, "n_policy_iterations", PPO_ROLLOUTS), model.n_steps * model.n_envs
+        model.learn((n_rollouts + 1) * n_steps, callback=clock)  # the first rollout is not measured
+        return {"return": math.nan, "steps": n_rollouts * n_steps, "seconds": clock.times[-1] - clock.times[1]}, None
+    episodes, steps_per_second = Episodes(folder / "episodes.csv"), speed(training)
+    model.learn(int(limit * steps_per_second), callback=episodes)
     done = episodes.read(model.num_timesteps)
     last = round(float(done["return"].tail(100).mean()), 3) if len(done) else math.nan
-    return {"return": last, "steps": model.num_timesteps}, curve(done, model.num_timesteps, n_points=25)
+    points = curve(done, model.num_timesteps, n_points=25)
+    points = points.assign(seconds=(points["steps"] / steps_per_second).round(1))
+    return {"return": last, "steps": model.num_timesteps, "seconds": limit}, points
+
+
+def speed(training: dict[str, Any]) -> float:
+    """Return the steps per second of a trial in a game."""
+    rows = rows_of(SPEED)
+    own = rows[(rows["settings"] == training["settings"]) & (rows["game"] == training["game"])]
+    return float((own["steps"] / own["seconds"]).median())
 
 
 def report(experiment: Experiment) -> str:
     """Return the tables of both parts."""
     rows, texts = scored(experiment.rows()), []
-    for limit, own in rows.groupby("limit"):
+    for limit, own in rows[rows["limit"] != SPEED].groupby("limit"):
         lines = []
         for (algorithm, trial), some in own.groupby(["algorithm", "trial"]):
             name = "the entry" if trial == 0 else ", ".join(f"{k} {v}" for k, v in trials(algorithm)[trial].items())
@@ -144,7 +172,8 @@ def report(experiment: Experiment) -> str:
     return page(
         "MinAtar within seconds of one core",
         f"`python -m benchmarks.seconds`. {N_TRIALS} trials of each algorithm, the first of which is its entry; mean return "
-        f"of the last hundred episodes when the seconds of the processor are over. {machines(rows)}",
+        f"of the last hundred episodes after as many steps as a trial takes in these seconds of one core, as measured before. "
+        f"{machines(rows)}",
         *texts,
     )
 
