@@ -236,7 +236,7 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
     text = experiment.write()
     score = ASTERIX.scores(4.1)
     assert f"| PPG | 4.0, 4.1, 4.2 | {score:.2f} (" in text and "| 1.00 (1.00 to 1.00) | 100 |" in text
-    assert "99.0" not in text and (tmp_path / "suites_minatar_1k.png").exists()
+    assert "99.0" not in text and (tmp_path / "suites_minatar_1k_tasks.png").exists()
 
 
 def both(folder, ppo, ppg):

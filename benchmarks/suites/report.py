@@ -1,16 +1,17 @@
 """Tables, curves and ablations of the suites' rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from benchmarks.harness import Experiment, Report
-from benchmarks.scores import MIN_SEEDS, Scores, Task, draw_scores, improvements, interquartile_means, score_table, scores_of
+from benchmarks.scores import MIN_SEEDS, Scores, Task, improvements, interquartile_means, score_table, scores_of
 from benchmarks.suites.contestants import ABLATIONS, BEFORE, CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from benchmarks.tables import COLORS, draw_seeds, finish, machines, page
 
@@ -118,22 +119,33 @@ class Comparison(NamedTuple):
             ),
         ]
 
+    def draw(self, axes: Sequence[Axes], tasks: Sequence[Task], title: str, ylabel: str, as_scores: bool) -> None:
+        """Draw the leading contestants' means over tasks, against environment steps and against the mean of their seconds."""
+        for name in LEADING:
+            curves = [self.curves_of(name, task) for task in tasks]
+            values = [own.apply(task.scores) if as_scores else own for task, own in zip(tasks, curves, strict=True)]
+            mean = sum(values[1:], values[0]) / len(values)
+            if len(mean) > 0:
+                seconds = np.mean([self.seconds(name, task) for task in tasks], axis=0)
+                draw_seeds(axes[0], mean, name, COLORS[name])
+                draw_seeds(axes[1], mean.set_axis(seconds), name, COLORS[name])
+        for one, against in zip(axes, ("environment steps", "seconds of one core"), strict=True):
+            one.xaxis.set_major_formatter(EngFormatter(sep=""))
+            finish(one, title, against, ylabel, legend="upper left")
+
     def picture(self) -> Figure:
-        """Draw curves of the leading contestants against steps and against seconds, and the scores of all."""
-        figure = Figure(figsize=(4 * len(self.tasks) + 6, 8), dpi=90, layout="constrained")
-        grid = figure.add_gridspec(2, len(self.tasks) + 1, width_ratios=[4] * len(self.tasks) + [6])
-        for row, against in enumerate(("environment steps", "seconds of one core")):
-            for column, task in enumerate(self.tasks):
-                axes = figure.add_subplot(grid[row, column])
-                for name in LEADING:
-                    values = self.curves_of(name, task)
-                    if len(values) > 0:
-                        if row == 1:
-                            values = values.set_axis(self.seconds(name, task))
-                        draw_seeds(axes, values, name, COLORS[name])
-                axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-                finish(axes, task.env_id + (", with LSTMs" if task.recurrent else ""), against, legend="upper left")
-        draw_scores(figure.add_subplot(grid[:, len(self.tasks)]), self.scores())
+        """Draw the mean score of the suite's tasks in two panels, against steps and against seconds."""
+        figure = Figure(figsize=(9, 3.5), dpi=100, layout="constrained")
+        self.draw(figure.subplots(1, 2, sharey=True), self.tasks, "", "mean score", as_scores=True)
+        figure.suptitle(", ".join(task.env_id for task in self.tasks), fontsize="medium")
+        return figure
+
+    def picture_of_tasks(self) -> Figure:
+        """Draw returns, with a row of two panels for each task."""
+        figure = Figure(figsize=(9, 3 * len(self.tasks)), dpi=100, layout="constrained")
+        for axes, task in zip(figure.subplots(len(self.tasks), 2, sharey="row", squeeze=False), self.tasks, strict=True):
+            title = task.env_id + (", with LSTMs" if task.recurrent else "")
+            self.draw(axes, [task], title, "return", as_scores=False)
         return figure
 
 
@@ -223,7 +235,9 @@ def report(experiment: Experiment) -> Report:
     files: dict[str, str | Figure] = {"suites.md": text}
     for one in found:
         if LEADING.keys() <= set(one.curves["contestant"]):
-            files[f"suites_{one.suite}_{one.n_timesteps // 1000}k.png"] = one.picture()
+            name = f"suites_{one.suite}_{one.n_timesteps // 1000}k"
+            files |= {f"{name}_tasks.png": one.picture_of_tasks()}
+            files |= {f"{name}.png": one.picture()} if len(one.tasks) > 1 else {}
     returns = late_returns(found)
     if len(returns) > 0:
         files["suites_ablation.png"] = ablation_picture(returns)
