@@ -1,11 +1,13 @@
 """Sphinx settings. ``make docs`` builds the site in ``docs/_build/html`` and treats warnings as errors."""
 
 import importlib.metadata
+import inspect
 import os
 import re
 import subprocess
 import zlib
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.util.logging import getLogger
@@ -27,6 +29,8 @@ extensions = [
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"sb3_ppg {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "dollarmath"]
@@ -123,7 +127,19 @@ def origin(table: Path) -> str:
     return f"\nRaw figures: {links}{f' (committed as {commit})' if commit else ''}.\n"
 
 
+def add_defaults(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Begin the description of each optional parameter with its default."""
+    parameters = inspect.signature(obj).parameters if what in ("class", "function", "method") else {}
+    for i, line in enumerate(lines):
+        match = re.match(r":param (\w+): ", line)
+        if match and match[1] in parameters:
+            default = parameters[match[1]].default
+            if default is None or isinstance(default, bool | int | float | str | tuple):
+                lines[i] = f"{match[0]}default ``{default!r}``: {line[match.end() :]}"
+
+
 def setup(app: Sphinx) -> None:
     """Connect the functions above to Sphinx's events."""
     app.connect("builder-inited", write_pages_of_results)
     app.connect("source-read", link_to_the_repository)
+    app.connect("autodoc-process-docstring", add_defaults)

@@ -238,7 +238,8 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
 
         to_onnx(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "policy.onnx")
         policy = onnxruntime.InferenceSession("policy.onnx")
-        (actions,) = policy.run(None, {"observation": np.zeros((8, 4), np.float32)})  # of eight environments
+        observations = np.zeros((8, 4), np.float32)  # of eight environments
+        (actions,) = policy.run(None, {"observation": observations})
 
     :param model: a model of this package
     :param path: path of the file

@@ -156,7 +156,8 @@ def with_preset(zoo_name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         from sb3_ppg import PPG
         from sb3_ppg.family import with_preset
 
-        model = PPG("MlpPolicy", "CartPole-v1", **with_preset("dcpg", dict(n_steps=256))).learn(20_000)
+        arguments = with_preset("dcpg", dict(n_steps=256))
+        model = PPG("MlpPolicy", "CartPole-v1", **arguments).learn(20_000)
 
     :param zoo_name: name of a member in RL Zoo
     :param arguments: arguments of its algorithm

@@ -39,7 +39,8 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
         from sb3_ppg import PPG, process_group
 
         with process_group():
-            model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 8), n_steps=128, seed=0).learn(100_000)
+            env = make_vec_env("CartPole-v1", 8)
+            model = PPG("MlpPolicy", env, n_steps=128, seed=0).learn(100_000)
             model.save("ppg_cartpole")
 
     CPUs communicate by gloo. NVIDIA GPUs communicate by NCCL if each process has one of its own, else by gloo;

@@ -34,7 +34,8 @@ class EnvPoolVecEnv(VecEnv):
         from sb3_ppg import PPG
         from sb3_ppg.environments import EnvPoolVecEnv
 
-        model = PPG("CnnPolicy", EnvPoolVecEnv("CoinrunEasy-v0", num_envs=8, num_levels=200), n_policy_iterations=4)
+        env = EnvPoolVecEnv("CoinrunEasy-v0", num_envs=8, num_levels=200)
+        model = PPG("CnnPolicy", env, n_policy_iterations=4)
 
     An environment that has finished is reset in the same step, as SB3 expects (EnvPool itself resets it in the next one):
     its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the

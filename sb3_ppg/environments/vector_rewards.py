@@ -22,7 +22,8 @@ class VectorRewards(gym.Wrapper):
 
     ``PPG`` wraps a single environment itself, and tells all of them its ``reward_weights``. For several::
 
-        env = make_vec_env(lambda: VectorRewards(gymnasium.make("mo_gymnasium:deep-sea-treasure-v0")), n_envs=8)
+        env_id = "mo_gymnasium:deep-sea-treasure-v0"
+        env = make_vec_env(lambda: VectorRewards(gymnasium.make(env_id)), n_envs=8)
 
     :param env: the environment, with ``reward_space``, a Box of shape (K,)
     :param weights: a number for each component. None: those that ``PPG`` will tell

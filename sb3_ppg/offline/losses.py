@@ -23,7 +23,7 @@ def vae_loss(reconstructed: th.Tensor, actions: th.Tensor, mean: th.Tensor, std:
     .. code-block:: none
 
         reconstruction = E[(D(s, z) - a)²],  z ~ N(μ, σ)
-        kl             = E[-1/2 (1 + log σ² - μ² - σ²)],  the mean of KL(N(μ, σ), N(0, 1)) over the latent's dimensions
+        kl             = E[-1/2 (1 + log σ² - μ² - σ²)] = E[KL(N(μ, σ), N(0, 1))]
 
     Both are means over samples and dimensions, as in the authors' code.
 

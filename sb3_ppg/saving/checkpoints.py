@@ -48,7 +48,8 @@ class PhasicCheckpointCallback(BaseCallback):
         from sb3_ppg import PPG, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint
 
         env = make_vec_env("CartPole-v1", 8)
-        PPG("MlpPolicy", env, n_steps=128).learn(10_000, callback=PhasicCheckpointCallback(4, "checkpoints"))
+        callback = PhasicCheckpointCallback(4, "checkpoints")
+        PPG("MlpPolicy", env, n_steps=128).learn(10_000, callback=callback)
 
         checkpoint = latest_checkpoint("checkpoints")
         model = PPG.load(checkpoint, env=env)
