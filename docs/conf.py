@@ -132,10 +132,8 @@ def add_defaults(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
     parameters = inspect.signature(obj).parameters if what in ("class", "function", "method") else {}
     for i, line in enumerate(lines):
         match = re.match(r":param (\w+): ", line)
-        if match and match[1] in parameters:
-            default = parameters[match[1]].default
-            if default is None or isinstance(default, bool | int | float | str | tuple):
-                lines[i] = f"{match[0]}default ``{default!r}``: {line[match.end() :]}"
+        if match and match[1] in parameters and parameters[match[1]].default is not inspect.Parameter.empty:
+            lines[i] = f"{match[0]}default ``{parameters[match[1]].default!r}``: {line[match.end() :]}"
 
 
 def setup(app: Sphinx) -> None:
