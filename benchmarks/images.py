@@ -1,5 +1,5 @@
 """
-What images cost: processor time and file size of PPO and of PPG's architectures, with the settings of SB3's Atari script.
+Measure processor time and file size of PPO and of PPG's architectures on images, with the settings of SB3's Atari script.
 
     python -m benchmarks.images    # five minutes; nothing else should run
 """
