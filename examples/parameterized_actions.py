@@ -59,8 +59,8 @@ class Docking(gym.Env):
 
 def main(total_timesteps: int = 100_000) -> None:
     """Train and evaluate. The action space needs no argument and no wrapper. Takes a minute on two cores."""
-    model = PPG("MlpPolicy", make_vec_env(Docking, n_envs=8, seed=0), n_steps=256, ent_coef=0.01, seed=0)
-    model.learn(total_timesteps)
+    model = PPG("MlpPolicy", make_vec_env(Docking, n_envs=8, seed=0), n_steps=256, ent_coef=0.01, seed=0, verbose=1)
+    model.learn(total_timesteps, log_interval=4)
     mean, _ = evaluate_policy(model, make_vec_env(Docking, seed=1), n_eval_episodes=100)
     print(f"It docks with a return of {mean:.2f}")
 
