@@ -35,8 +35,9 @@ def main(total_timesteps: int = 150_000) -> None:
         gamma=0.99,
         policy_kwargs=dict(lstm_hidden_size=64),
         seed=0,
+        verbose=1,
     )
-    model.learn(total_timesteps)
+    model.learn(total_timesteps, log_interval=16)
     test_env = make_vec_env("CartPole-v1", seed=1, wrapper_class=PositionsOnly)
     mean, std = evaluate_policy(model, test_env, n_eval_episodes=20)  # passes the states along
     print(f"Return over 20 episodes: {mean:.0f} +- {std:.0f}")

@@ -12,14 +12,19 @@ MAX_MATCHES = 5  # per move
 
 
 class Nim(gym.Env):
-    """Two players take 1 to 5 matches in turn; whoever takes the last one wins. The opponent moves at random."""
+    """
+    Two players take 1 to 5 matches in turn; whoever takes the last one wins.
+
+    The winner leaves a multiple of six after each move. The opponent does so whenever it can, so one wrong move loses, and the
+    agent begins with a number from which it can win.
+    """
 
     observation_space = spaces.MultiDiscrete([31])
     action_space = spaces.Discrete(MAX_MATCHES)  # number of matches to take, minus one
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         super().reset(seed=seed)
-        self.matches = int(self.np_random.integers(10, 31))
+        self.matches = int(6 * self.np_random.integers(0, 5) + self.np_random.integers(1, 6))
         return np.array([self.matches]), {}
 
     def action_masks(self) -> np.ndarray:
@@ -31,15 +36,15 @@ class Nim(gym.Env):
         self.matches -= int(action) + 1
         has_won = self.matches == 0
         if not has_won:
-            self.matches -= int(self.np_random.integers(1, min(MAX_MATCHES, self.matches) + 1))
+            self.matches -= self.matches % 6 or int(self.np_random.integers(1, MAX_MATCHES + 1))
         return np.array([self.matches]), float(has_won), self.matches == 0, False, {}
 
 
 def main(total_timesteps: int = 50_000) -> None:
-    """Train and play. Random moves win half of the games, perfect ones nearly all. Takes half a minute on two cores."""
+    """Train and play. Perfect moves win every game, random ones a ninth. Takes half a minute on two cores."""
     env = make_vec_env(Nim, n_envs=8, seed=0)
-    model = MaskablePPG("MlpPolicy", env, n_steps=64, n_policy_iterations=8, batch_size=128, n_epochs=4, gamma=0.99, seed=0)
-    model.learn(total_timesteps)
+    model = MaskablePPG("MlpPolicy", env, n_steps=64, n_policy_iterations=8, batch_size=128, n_epochs=4, seed=0, verbose=1)
+    model.learn(total_timesteps, log_interval=8)
     mean, _ = evaluate_policy(model, make_vec_env(Nim, seed=1), n_eval_episodes=200, warn=False)
     print(f"It wins {mean:.0%} of its games")
 

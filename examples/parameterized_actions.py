@@ -27,7 +27,7 @@ class Docking(gym.Env):
     )
     radius, friction, max_steps = 0.1, 0.02, 100
 
-    def reset(self, *, seed: int | None = None, options: dict | None = None):
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.place, self.center = self.np_random.uniform(-1, 1, (2, 2))
         self.heading, self.speed, self.steps = self.np_random.uniform(-np.pi, np.pi), 0.0, 0
@@ -39,7 +39,7 @@ class Docking(gym.Env):
         seen = [ahead @ way, ahead[0] * way[1] - ahead[1] * way[0], np.linalg.norm(way)]
         return np.array([*self.place, 10 * self.speed, *seen], dtype=np.float32)
 
-    def step(self, action: dict[str, Any]):
+    def step(self, action: dict[str, Any]) -> tuple[np.ndarray, float, bool, bool, dict]:
         choice, before = action["choice"], np.linalg.norm(self.center - self.place)
         if choice == ACCELERATE:
             self.speed = min(self.speed + 0.1 * float(action["power"][0]), 0.2)
@@ -59,8 +59,8 @@ class Docking(gym.Env):
 
 def main(total_timesteps: int = 100_000) -> None:
     """Train and evaluate. The action space needs no argument and no wrapper. Takes a minute on two cores."""
-    model = PPG("MlpPolicy", make_vec_env(Docking, n_envs=8, seed=0), n_steps=256, ent_coef=0.01, seed=0)
-    model.learn(total_timesteps)
+    model = PPG("MlpPolicy", make_vec_env(Docking, n_envs=8, seed=0), n_steps=256, ent_coef=0.01, seed=0, verbose=1)
+    model.learn(total_timesteps, log_interval=4)
     mean, _ = evaluate_policy(model, make_vec_env(Docking, seed=1), n_eval_episodes=100)
     print(f"It docks with a return of {mean:.2f}")
 

@@ -33,7 +33,7 @@ def main(total_timesteps: int = 500_000, n_envs: int = 32, n_steps: int = 128, n
         seed=0,
         verbose=1,
     )
-    model.learn(total_timesteps)
+    model.learn(total_timesteps, log_interval=4)
     for name, n_levels in (("the training levels", N_LEVELS), ("all levels", 0)):
         env = EnvPoolVecEnv(GAME, num_envs=8, num_levels=n_levels, seed=1)
         mean, _ = evaluate_policy(model, env, n_eval_episodes=n_episodes, deterministic=False, warn=False)

@@ -59,7 +59,7 @@ from sb3_ppg.distributed.collectives import average_batch_statistics, n_processe
 from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights, with_scalar_reward
 from sb3_ppg.environments.watched import check_first_observations, innermost, normalizers, statistics_protected
-from sb3_ppg.errors import ArgumentError, warn
+from sb3_ppg.errors import ArgumentError, warn, warn_of_missing_gpu
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name, targets_of
 from sb3_ppg.offline.warm_start import fit_to_data
@@ -336,6 +336,7 @@ class PPG(OnPolicyAlgorithm):
         self.ignore_terminations = ignore_terminations
         self.reward_weights = reward_weights
 
+        warn_of_missing_gpu(device, self.device)
         self._n_aux_phases = 0
         self._n_rollouts = 0  # that have been learned from
         self._n_stored_rollouts = 0  # in the auxiliary buffer, except in a model that was loaded without it

@@ -87,6 +87,8 @@ def test_a_line_says_that_an_auxiliary_phase_begins(capsys):
     output = capsys.readouterr().out
     assert output.count("Auxiliary phase: 2 epochs over 48 samples") == 2
     assert "One phase = 48 steps, 2 phases in this budget of 96" in output
+    make(verbose=1).learn(PHASE)
+    assert "One phase = 48 steps, 1 phase in this budget of 48\n" in capsys.readouterr().out
     make(verbose=0).learn(PHASE)
     assert capsys.readouterr().out == ""
 

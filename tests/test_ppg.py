@@ -1,6 +1,7 @@
 """The algorithm: identities with PPO, phases, budgets, schedules, bad input."""
 
 import inspect
+import re
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -615,23 +616,42 @@ def test_what_is_hardly_meant_warns_at_the_line_that_makes_the_model(kwargs, mes
     assert {warning.filename for warning in caught} == {__file__}
 
 
-def test_a_budget_below_one_phase_warns_once_with_the_numbers():
+def test_a_budget_below_three_phases_warns_with_the_numbers_also_on_a_further_learn():
     model = make(n_steps=16, n_policy_iterations=4)
     with pytest.warns(UserWarning) as caught:
         model.learn(33)  # three rollouts
         model.learn(16, reset_num_timesteps=False)  # the fourth, and the auxiliary phase
-    assert model.n_aux_phases == 1
-    (message,) = [str(warning.message) for warning in caught]
+        model.learn(64)
+        model.learn(64, reset_num_timesteps=False)
+    assert model.n_aux_phases == 3
+    messages = [str(warning.message) for warning in caught]
     assert {warning.filename for warning in caught} == {__file__}
-    assert "budget of 33 steps" in message and "16 * 1 * 4 = 64 steps" in message and "n_aux_epochs=0" in message
+    assert [re.search("after .*? auxiliary phases?", message)[0] for message in messages] == [
+        "after 0 auxiliary phases",
+        "after 1 auxiliary phase",
+        "after 2 auxiliary phases",
+    ]
+    assert "budget of 33 steps" in messages[0] and "16 * 1 * 4 = 64 steps" in messages[0] and "n_aux_epochs=0" in messages[0]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", th.device("cuda")], ids=str)
+def test_a_gpu_that_does_not_exist_warns(monkeypatch, tmp_path, device):
+    monkeypatch.setattr(th.cuda, "is_available", lambda: False)
+    message = f"`device`='{device}' runs on the CPU: .*no CUDA GPU"
+    with pytest.warns(UserWarning, match=message):
+        model = make(device=device)
+    model.save(tmp_path / "model")
+    with pytest.warns(UserWarning, match=message):
+        PPG.load(tmp_path / "model", device=device)
 
 
 @pytest.mark.parametrize(
     ("kwargs", "budget"),
     [
-        (dict(n_policy_iterations=4), 49),  # a fourth rollout starts before they are over
+        (dict(n_policy_iterations=4), 177),  # a twelfth rollout starts before they are over
         (dict(n_aux_epochs=0), 16),
-        (dict(learning_rate=1.0, aux_learning_rate=lambda progress: progress), 48),
+        (dict(learning_rate=1.0, aux_learning_rate=lambda progress: progress), 144),
+        (dict(device="auto"), 144),
     ],
 )
 def test_ordinary_arguments_and_budgets_do_not_warn(kwargs, budget):

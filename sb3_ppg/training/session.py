@@ -176,7 +176,7 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
 
 
 def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
-    """Print the number of phases in a training, and warn if there is none."""
+    """Print the number of phases in a training, and warn if it ends with fewer than three, those before it included."""
     if model.n_aux_epochs == 0 or math.isinf(total_timesteps):  # a callback ends it
         return
     n_envs = model.n_envs * n_processes()
@@ -185,10 +185,11 @@ def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
     n_phases = (math.ceil(total_timesteps / per_rollout) + model.aux_buffer.n_new) // model.n_policy_iterations
     if model.verbose >= 1:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
-    if n_phases == 0 and model.aux_buffer.n_new == 0 and model._n_aux_phases == 0:
+    n_phases += model._n_aux_phases
+    if n_phases < 3:
         warn(
-            f"A budget of {total_timesteps:,.0f} steps ends before the first auxiliary phase, so PPG makes only PPO's "
-            f"updates: one phase is n_steps * n_envs * n_policy_iterations = {model.n_steps} * {n_envs} * "
-            f"{model.n_policy_iterations} = {phase:,} steps. Use smaller values, so that at least three phases fit, or "
+            f"A budget of {total_timesteps:,.0f} steps ends after {n_phases} auxiliary phase{'s' * (n_phases != 1)}, and at "
+            "least three are needed for PPG to gain from them: one phase is n_steps * n_envs * n_policy_iterations = "
+            f"{model.n_steps} * {n_envs} * {model.n_policy_iterations} = {phase:,} steps. Use smaller values, or "
             "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase"
         )
