@@ -103,8 +103,10 @@ def draw_contestant(axes: Axes, rows: pd.DataFrame, curves: pd.DataFrame, name: 
     Draw the returns in training and, as diamonds, those of deterministic episodes after it.
 
     :param rows: of one contestant on one task
-    :param curves: of the same trainings; each seed has as many points, at about the same steps
+    :param curves: of these trainings, and of earlier ones with other hyperparameters
     """
+    curves = curves[curves["hyperparameters"].isin(rows["hyperparameters"])]
+    # Each seed has as many points, at about the same steps
     seeds = {seed: points["return"].to_numpy() for seed, points in curves.groupby("seed")}
     steps = curves.loc[curves["seed"] == curves["seed"].iloc[0], "steps"]
     draw_seeds(axes, pd.DataFrame(seeds, index=steps), name, color)
