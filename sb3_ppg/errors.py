@@ -63,7 +63,7 @@ def warn(message: str) -> None:
 
 def warn_of_missing_gpu(asked: th.device | str, device: th.device) -> None:
     """
-    Warn if a model is on the CPU because the GPU that was asked for does not exist. SB3 does not.
+    Warn if a model is on the CPU because the GPU that was asked for does not exist. SB3 does not warn.
 
     :param asked: the argument ``device``
     :param device: the model's

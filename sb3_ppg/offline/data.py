@@ -156,10 +156,11 @@ class Dataset:
         is_rounded = np.issubdtype(space.dtype, np.integer) and not np.issubdtype(array.dtype, np.integer)
         if is_bounded:
             low, high = bounds(space)
-            margin = TOLERANCE * (high - low) if isinstance(space, spaces.Box) else 0
+            width = high - low
+            margin = TOLERANCE * np.where(np.isfinite(width), width, 0) if isinstance(space, spaces.Box) else 0
             is_good = (array >= low - margin) & (array <= high + margin)
             if is_rounded:
-                is_good &= abs(array - np.rint(array)) <= margin
+                is_good &= abs(array - np.rint(array)) <= np.minimum(margin, 0.1)
             self._require_each(is_good, name, array, f"lie outside {space}")
         return (np.rint(array) if is_rounded else array).astype(space.dtype, copy=False)
 

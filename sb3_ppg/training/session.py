@@ -189,7 +189,7 @@ def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
     if n_phases < 3:
         warn(
             f"A budget of {total_timesteps:,.0f} steps ends after {n_phases} auxiliary phase{'s' * (n_phases != 1)}, and at "
-            "least three are needed for PPG to gain from them: one phase is n_steps * n_envs * n_policy_iterations = "
+            "least three are recommended: one phase is n_steps * n_envs * n_policy_iterations = "
             f"{model.n_steps} * {n_envs} * {model.n_policy_iterations} = {phase:,} steps. Use smaller values, or "
             "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase"
         )
