@@ -244,9 +244,9 @@ def test_wrong_data_of_other_spaces_is_refused():
     with pytest.raises(ArgumentError, match=r"lie outside Discrete\(2\) at 1"):
         load_dataset(arrays(actions=np.full(6, 0.5) * np.arange(6))).fitted_to(VECTOR, TWO)
     half_open, wide = spaces.Box(0, np.inf, (1,)), spaces.Box(0, 10**6, (1,), np.int64)
-    with pytest.raises(ArgumentError, match="`actions` lie outside Box.* at 0"):
+    with pytest.raises(ArgumentError, match=r"`actions` lie outside Box.* at 0"):
         load_dataset(arrays(actions=np.full((6, 1), -5.0))).fitted_to(VECTOR, half_open)
-    with pytest.raises(ArgumentError, match="`actions` lie outside Box.* at 0"):
+    with pytest.raises(ArgumentError, match=r"`actions` lie outside Box.* at 0"):
         load_dataset(arrays(actions=np.full((6, 1), 2.5))).fitted_to(VECTOR, wide)
     with pytest.raises(ArgumentError, match=r"have the keys \[\], the environment's \['a'\]"):
         dataset.fitted_to(spaces.Dict(a=VECTOR), TWO)
