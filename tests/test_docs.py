@@ -99,6 +99,8 @@ class Understood(Exception):
 def test_a_command_of_a_page_is_understood(command, tmp_path, monkeypatch):
     """Run it up to the moment when its training would begin."""
     pytest.importorskip("rl_zoo3")
+    if "--track" in command:
+        pytest.importorskip("wandb")
     from rl_zoo3.exp_manager import ExperimentManager
 
     from sb3_ppg.zoo import launcher

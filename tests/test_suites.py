@@ -144,7 +144,7 @@ def test_the_commands_list_and_report(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["suites", *arguments, "--results", str(tmp_path)])
         SUITES.main()
     listed, report = capsys.readouterr().out.split("\n", 1)
-    assert "'StarpilotEasy-v0', 'PPG', 5, 1" in listed and report.startswith("# PPG beside PPO")
+    assert "'StarpilotEasy-v0', 'PPG', 5, 1" in listed and report.startswith("# PPG and PPO")
     assert [file.name for file in tmp_path.iterdir()] == ["suites.md"]
 
 
