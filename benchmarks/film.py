@@ -1,4 +1,8 @@
-"""The film strip of a trained agent, ``benchmarks/results/film.png``: an episode of ``pretrained/ppg/LunarLander-v3``."""
+"""
+The film strip of a trained agent: an episode of ``pretrained/ppg/LunarLander-v3``.
+
+    python -m benchmarks.film    # writes results/film.png
+"""
 
 import gymnasium as gym
 import numpy as np

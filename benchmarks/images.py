@@ -47,7 +47,10 @@ def report(experiment: Experiment) -> str:
     """Return the table."""
     rows = experiment.rows().set_index("contestant")
     of_ppo = rows.loc["PPO", "seconds"]
-    lines = [[name, row["seconds"], f"{row['seconds'] / of_ppo:.1f}", row["megabytes"]] for name, row in rows.iterrows()]
+    lines = [
+        [name, row["seconds"], f"{row['seconds'] / of_ppo:.1f}", row["megabytes"]]
+        for name, row in rows.loc[list(CONTESTANTS)].iterrows()
+    ]
     return page(
         "Images: cost of the architectures",
         f"`python -m benchmarks.images`. {machines(rows)} Pong, {N_ENVS} environments, {N_ROLLOUTS} rollouts of 128 steps, "

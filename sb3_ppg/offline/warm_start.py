@@ -51,7 +51,8 @@ def fit_to_data(
     data = load_dataset(dataset).fitted_to(model.observation_space, model.action_space)
     actions, recorded = data.actions, np.zeros((len(data), 0), np.float32)
     if agent is not None:
-        observations = _normalized(agent, data).observations
+        normalizer = only_normalizer(agent.env)
+        observations = data.observations if normalizer is None else normalizer.normalize_obs(data.observations)
         if hasattr(agent.policy, "get_distribution"):
             recorded = _distributions(agent, observations, model)
         else:
@@ -106,7 +107,7 @@ def _check(model: PhasicModel, n_epochs: int, batch_size: int) -> None:
         raise ArgumentError("`warm_start` is for one process: save the model there, and let all load it")
 
 
-def _normalized(model: Any, data: Dataset) -> Dataset:
+def _normalized(model: PhasicModel, data: Dataset) -> Dataset:
     """Return the data as a model's ``VecNormalize`` gives it."""
     normalizer = only_normalizer(model.env)
     if normalizer is None:
