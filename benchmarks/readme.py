@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 from benchmarks.compiled import COMPILED, draw_curves
 from benchmarks.harness import RESULTS
 from benchmarks.learning import LEARNING, draw_contestant
-from benchmarks.seconds import SECONDS, SHORT, scored
+from benchmarks.seconds import SECONDS, SHORT, mean_scores
 from benchmarks.suites.contestants import TASKS
 from benchmarks.suites.experiment import SUITES
 from benchmarks.suites.report import Comparison, comparisons
@@ -44,12 +44,11 @@ def draw_compiled(axes: Axes, task: str, title: str) -> None:
 
 def draw_minatar(axes: Axes, game: str, title: str) -> None:
     """Draw the best trial of each algorithm by the mean score of all games."""
-    rows, curves = SECONDS.rows(), SECONDS.curves()
+    scores, curves = mean_scores(), SECONDS.curves()
+    curves = curves[(curves["limit"] == SHORT) & (curves["game"] == game)]
     for name, color in COLORS.items():
-        own = scored(rows[(rows["algorithm"] == name.lower()) & (rows["limit"] == SHORT)])
-        best = own.groupby("trial")["score"].mean().idxmax()
-        points = curves[(curves["algorithm"] == name.lower()) & (curves["trial"] == best) & (curves["game"] == game)]
-        points = points[points["limit"] == SHORT]
+        best = scores[name.lower()].idxmax()
+        points = curves[(curves["algorithm"] == name.lower()) & (curves["trial"] == best)]
         axes.plot(points["seconds"], points["return"], label=name, color=color)
     finish(axes, title, "seconds of one core", legend="upper left")
 

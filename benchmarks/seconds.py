@@ -104,12 +104,17 @@ def scored(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def mean_scores() -> "pd.Series[float]":
+    """Return the mean scores in the first trainings, by algorithm and trial, of the trials that have been run on all games."""
+    by_trial = scored(rows_of(SHORT)).groupby(["algorithm", "trial"])["score"]
+    return by_trial.mean()[by_trial.size() == len(GAMES)]
+
+
 def finalists() -> dict[str, list[int]]:
     """Return the best trials of each algorithm, if all have been run."""
-    rows = rows_of(SHORT)
-    if len(rows) < len(FIRST) * N_TRIALS * len(GAMES):
+    means = mean_scores()
+    if len(means) < len(FIRST) * N_TRIALS:
         return {}
-    means = scored(rows).groupby(["algorithm", "trial"])["score"].mean()
     return {algorithm: means[algorithm].nlargest(N_FINALISTS).index.tolist() for algorithm in FIRST}
 
 
@@ -163,6 +168,8 @@ def report(experiment: Experiment) -> str:
     for limit, own in rows[rows["limit"] != SPEED].groupby("limit"):
         lines = []
         for (algorithm, trial), some in own.groupby(["algorithm", "trial"]):
+            if some["game"].nunique() < len(GAMES):
+                continue  # it is not complete
             name = "the entry" if trial == 0 else ", ".join(f"{k} {v}" for k, v in trials(algorithm)[trial].items())
             games = [f"{some[some['game'] == game]['return'].mean():.1f}" for game in GAMES]
             lines.append([algorithm.upper(), name, f"{some['score'].mean():.2f}", *games, f"{some['steps'].median():,.0f}"])
@@ -171,7 +178,7 @@ def report(experiment: Experiment) -> str:
         texts += [f"## {limit} seconds, {own['seed'].nunique()} seed(s)", table(head, lines)]
     return page(
         "MinAtar within seconds of one core",
-        f"`python -m benchmarks.seconds`. {N_TRIALS} trials of each algorithm, the first of which is its entry; mean return "
+        f"`python -m benchmarks.seconds`. Up to {N_TRIALS} trials of each algorithm, the first of which is its entry; mean return "
         f"of the last hundred episodes after as many steps as a trial takes in these seconds of one core, as measured before. "
         f"{machines(rows)}",
         *texts,
