@@ -178,8 +178,9 @@ def report(experiment: Experiment) -> str:
         texts += [f"## {limit} seconds, {own['seed'].nunique()} seed(s)", table(head, lines)]
     return page(
         "MinAtar within seconds of one core",
-        f"`python -m benchmarks.seconds`. Up to {N_TRIALS} trials of each algorithm, the first of which is its entry; mean return "
-        f"of the last hundred episodes after as many steps as a trial takes in these seconds of one core, as measured before. "
+        f"`python -m benchmarks.seconds`. Up to {N_TRIALS} trials of each algorithm, the first of which is its entry; mean "
+        "return of the last hundred episodes after as many steps as a trial takes in these seconds of one core, as measured "
+        "before. "
         f"{machines(rows)}",
         *texts,
     )
