@@ -34,7 +34,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.harness import Experiment, Report, locked, short_hash
-from benchmarks.suites.training import Episodes, curve
+from benchmarks.suites.training import Watched, curve
 from benchmarks.tables import draw_seeds, finish, machines, page, table
 from sb3_ppg import PPG
 from sb3_ppg.environments import EnvPoolVecEnv
@@ -121,20 +121,6 @@ def wanted() -> list[dict[str, Any]]:
     return speed + curves
 
 
-class Watched(Episodes):
-    """Episodes with the seconds on the clock, and the steps and seconds at each rollout's start and at the end."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(file, time.perf_counter)
-        self.times: list[tuple[int, float]] = []
-
-    def _on_rollout_start(self) -> None:
-        self.times.append((self.num_timesteps, self.clock()))
-
-    def _on_training_end(self) -> None:
-        self._on_rollout_start()
-
-
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
     """
     Train an agent on as many cores as threads.
@@ -152,7 +138,7 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.Da
     n_rollouts = task.ppg.get("n_policy_iterations", 4)
     phase = n_rollouts * model.n_envs * task.arguments["n_steps"]
     n_timesteps = task.curve_steps if training["part"] == "curves" else task.n_phases * phase
-    watched = Watched(folder / "episodes.csv")
+    watched = Watched(folder / "episodes.csv", time.perf_counter)
     model.learn(n_timesteps, callback=watched)
     (_, start), (first_steps, first), (steps, end) = (watched.times[i] for i in (0, n_rollouts, -1))
     speed = (steps - first_steps) / (end - first)

@@ -109,9 +109,10 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, float], Non
     """Train an agent; the mean return of the episodes that end in the last tenth of the training."""
     n_timesteps, seed = TASKS[training["env_id"]].n_timesteps, training["seed"]
     env = make_vec_env(training["env_id"], 1, seed=seed)
-    if training["algorithm"].endswith(NORMALIZED):
+    name = training["algorithm"].removesuffix(NORMALIZED)
+    if name != training["algorithm"]:
         env = VecNormalize(env, norm_obs=False)
-    algorithm, arguments = {"PPG": PPG, "PPO": PPO}[training["algorithm"][:3]], json.loads(training["arguments"])
+    algorithm, arguments = {"PPG": PPG, "PPO": PPO}[name], json.loads(training["arguments"])
     model = algorithm("MlpPolicy", env, seed=seed, device="cpu", stats_window_size=10**6, **arguments)
     start = time.process_time()
     model.learn(int(0.9 * n_timesteps))
@@ -202,8 +203,7 @@ def wanted() -> Iterator[dict[str, Any]]:
             yield from (training("PPG", arguments, task.env_id, seed) for task in SEARCHED)
     for seed in FINAL_SEEDS:
         for algorithm, arguments in CONTROLS.values():  # the simplest explanations first
-            if arguments != DEFAULTS and (algorithm, arguments) != ("PPO", "{}"):  # above
-                yield from (training(algorithm, arguments, env_id, seed) for env_id in TASKS)
+            yield from (training(algorithm, arguments, env_id, seed) for env_id in TASKS)
 
 
 def final_scores(rows: pd.DataFrame, tasks: Sequence[Task]) -> dict[str, np.ndarray]:

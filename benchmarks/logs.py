@@ -59,12 +59,16 @@ def wanted() -> list[dict[str, Any]]:
     return [dict(run=name) for name in MODELS]
 
 
+def log_of(model: PPG, n_timesteps: int, folder: Path) -> pd.DataFrame:
+    """Train a model, and return the rows of its log, with a column "steps"."""
+    model.set_logger(configure(str(folder), ["csv"]))
+    model.learn(n_timesteps)
+    return pd.read_csv(folder / "progress.csv").rename(columns={"time/total_timesteps": "steps"})
+
+
 def train(training: dict[str, Any], folder: Path) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Train a model; a row for each logged value, and the values of the picture."""
-    model = MODELS[training["run"]]()
-    model.set_logger(configure(str(folder), ["csv"]))
-    model.learn(N_TIMESTEPS)
-    logged = pd.read_csv(folder / "progress.csv").rename(columns={"time/total_timesteps": "steps"})
+    logged = log_of(MODELS[training["run"]](), N_TIMESTEPS, folder)
     numbers = logged[[column for column in logged if column.startswith(GROUPS)]]
     quantiles = numbers.quantile([0.05, 0.5, 0.95]).T.set_axis(["low", "median", "high"], axis=1)
     rows = quantiles.map(lambda value: float(f"{value:.3g}")).rename_axis("value").reset_index()

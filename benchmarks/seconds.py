@@ -13,16 +13,14 @@ Each part begins once the one before is complete.
 
 import math
 import random
-import time
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from stable_baselines3.common.callbacks import BaseCallback
 
 from benchmarks.harness import Experiment, short_hash
 from benchmarks.suites.contestants import TASKS, Settings, entry
-from benchmarks.suites.training import Episodes, curve, make
+from benchmarks.suites.training import Watched, curve, make
 from benchmarks.tables import machines, page, table
 
 GAMES = {task.env_id: task for task in TASKS if task.suite == "minatar"}
@@ -118,22 +116,6 @@ def finalists() -> dict[str, list[int]]:
     return {algorithm: means[algorithm].nlargest(N_FINALISTS).index.tolist() for algorithm in FIRST}
 
 
-class Clock(BaseCallback):
-    """Seconds of the processor at the start of each rollout, and at the end."""
-
-    def _on_training_start(self) -> None:
-        self.times: list[float] = []
-
-    def _on_rollout_start(self) -> None:
-        self.times.append(time.process_time())
-
-    def _on_training_end(self) -> None:
-        self._on_rollout_start()
-
-    def _on_step(self) -> bool:
-        return True
-
-
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
     """Measure the speed of an agent, or train it; the row then has the mean return of its last hundred episodes."""
     algorithm, game, limit = training["algorithm"], training["game"], training["limit"]
@@ -142,11 +124,13 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.Da
         made["compile_updates"] = False
     model: Any
     _, model = make(algorithm, game, made, folder, training["seed"])
+    episodes = Watched(folder / "episodes.csv")
     if limit == SPEED:
-        clock, n_rollouts, n_steps = Clock(), getattr(model, "n_policy_iterations", PPO_ROLLOUTS), model.n_steps * model.n_envs
-        model.learn((n_rollouts + 1) * n_steps, callback=clock)  # the first rollout is not measured
-        return {"return": math.nan, "steps": n_rollouts * n_steps, "seconds": clock.times[-1] - clock.times[1]}, None
-    episodes, steps_per_second = Episodes(folder / "episodes.csv"), speed(training)
+        n_rollouts = getattr(model, "n_policy_iterations", PPO_ROLLOUTS) + 1  # the first is not measured
+        model.learn(n_rollouts * model.n_steps * model.n_envs, callback=episodes)
+        (first_steps, first), (steps, end) = episodes.times[1], episodes.times[-1]
+        return {"return": math.nan, "steps": steps - first_steps, "seconds": end - first}, None
+    steps_per_second = speed(training)
     model.learn(int(limit * steps_per_second), callback=episodes)
     done = episodes.read(model.num_timesteps)
     last = round(float(done["return"].tail(100).mean()), 3) if len(done) else math.nan

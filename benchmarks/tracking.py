@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from stable_baselines3.common.logger import configure
 
 from benchmarks.harness import Experiment, Report
+from benchmarks.logs import log_of
 from benchmarks.tables import finish
 from sb3_ppg import PPG
 
@@ -29,10 +29,7 @@ def wanted() -> list[dict[str, Any]]:
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, float], pd.DataFrame]:
     """Train a model; the last return, and the drawn values after each auxiliary phase."""
     model = PPG("MlpPolicy", training["env"], seed=training["seed"], device="cpu")
-    model.set_logger(configure(str(folder), ["csv"]))
-    model.learn(N_TIMESTEPS)
-    logged = pd.read_csv(folder / "progress.csv").rename(columns={"time/total_timesteps": "steps"})
-    curves = logged[["steps", *DRAWN]].dropna()
+    curves = log_of(model, N_TIMESTEPS, folder)[["steps", *DRAWN]].dropna()
     curves[DRAWN] = curves[DRAWN].map(lambda value: float(f"{value:.4g}"))
     return {"return": curves["rollout/ep_rew_mean"].iloc[-1]}, curves
 

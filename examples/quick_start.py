@@ -10,9 +10,7 @@ def main(total_timesteps: int = 100_000, more_timesteps: int = 4096) -> None:
     """Train, save, load, continue. The maximum return is 500. Takes half a minute on two cores."""
     env = make_vec_env("CartPole-v1", n_envs=8, seed=0)
     # A phase is 8 x 32 x 16 = 4,096 steps; train for ten phases or more
-    model = PPG(
-        "MlpPolicy", env, n_steps=32, n_policy_iterations=16, batch_size=256, n_epochs=4, gamma=0.99, seed=0, verbose=1
-    )
+    model = PPG("MlpPolicy", env, n_steps=32, n_policy_iterations=16, batch_size=256, n_epochs=4, seed=0, verbose=1)
     model.learn(total_timesteps, log_interval=32)
     mean, std = evaluate_policy(model, make_vec_env("CartPole-v1", seed=1), n_eval_episodes=20)
     print(f"Return over 20 episodes: {mean:.0f} +- {std:.0f}")

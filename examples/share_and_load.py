@@ -17,9 +17,7 @@ from sb3_ppg import PPG, hub
 def main(total_timesteps: int = 50_000) -> None:
     """Train, share, load, evaluate. Takes half a minute on two cores."""
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs=8, seed=0))
-    model = PPG(
-        "MlpPolicy", env, n_steps=32, n_policy_iterations=16, batch_size=256, n_epochs=4, gamma=0.99, seed=0, verbose=1
-    )
+    model = PPG("MlpPolicy", env, n_steps=32, n_policy_iterations=16, batch_size=256, n_epochs=4, seed=0, verbose=1)
     model.learn(total_timesteps, log_interval=16)
     hub.save_pretrained(model, "shared")
     for path in sorted(Path("shared").iterdir()):

@@ -9,9 +9,10 @@ from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+import torch as th
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest
+from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest, warn
 from sb3_ppg.protocols import PhasicModel
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
@@ -321,3 +322,14 @@ def made_from(argument: str, kwargs: dict[str, Any] | None, make: Callable[..., 
             f"`{argument}`={kwargs!r} cannot work ({error}): use a dictionary with {names}, or None"
         ) from error
     return make(*args, **{name: without_numpy(value) for name, value in (kwargs or {}).items()})
+
+
+def warn_of_missing_gpu(asked: th.device | str, device: th.device) -> None:
+    """
+    Warn if a model is on the CPU because the GPU that was asked for does not exist. SB3 does not warn.
+
+    :param asked: the argument ``device``
+    :param device: the model's
+    """
+    if asked != "auto" and th.device(asked).type == "cuda" and device.type == "cpu":
+        warn(f"`device`={str(asked)!r} runs on the CPU: PyTorch {th.__version__} finds no CUDA GPU")

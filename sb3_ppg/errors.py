@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium
-import torch as th
 from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
 
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
@@ -59,17 +58,6 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_code.co_filename.startswith((PACKAGE, contextlib.__file__)):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
-
-
-def warn_of_missing_gpu(asked: th.device | str, device: th.device) -> None:
-    """
-    Warn if a model is on the CPU because the GPU that was asked for does not exist. SB3 does not warn.
-
-    :param asked: the argument ``device``
-    :param device: the model's
-    """
-    if asked != "auto" and th.device(asked).type == "cuda" and device.type == "cpu":
-        warn(f"`device`={str(asked)!r} runs on the CPU: PyTorch {th.__version__} finds no CUDA GPU")
 
 
 MAX_MESSAGE = 2000  # characters

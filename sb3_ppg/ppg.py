@@ -33,6 +33,7 @@ from sb3_ppg.arguments import (
     made_from,
     require,
     unknown_names_explained,
+    warn_of_missing_gpu,
 )
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.checks import (
@@ -59,7 +60,7 @@ from sb3_ppg.distributed.collectives import average_batch_statistics, n_processe
 from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights, with_scalar_reward
 from sb3_ppg.environments.watched import check_first_observations, innermost, normalizers, statistics_protected
-from sb3_ppg.errors import ArgumentError, warn, warn_of_missing_gpu
+from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name, targets_of
 from sb3_ppg.offline.warm_start import fit_to_data

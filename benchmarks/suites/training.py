@@ -68,6 +68,20 @@ class Episodes(BaseCallback):
         self.lines.clear()
 
 
+class Watched(Episodes):
+    """``Episodes``, and the steps and seconds at each rollout's start and at the end."""
+
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        self.times: list[tuple[int, float]] = []
+
+    def _on_rollout_start(self) -> None:
+        self.times.append((self.num_timesteps, self.clock()))
+
+    def _on_training_end(self) -> None:
+        self._on_rollout_start()
+
+
 def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """
     Train and evaluate one agent, or continue where it was stopped (PPG; PPO starts again).
