@@ -1,10 +1,10 @@
 """
 Train d3rlpy's BCQ (2.8.1) on the arrays of ``benchmarks.offline``, in a Python of its own, and print its mean return.
 
-    python offline_d3rlpy.py FILE ENV N_STEPS SEED N_EPISODES
+    python offline_d3rlpy.py FILE ENV N_STEPS N_UNITS SEED N_EPISODES
 
-The settings are our defaults, as far as d3rlpy has them. It takes as many actions in play as in training, 10. For Discrete
-actions, it copies the target network every 200 steps in place of soft updates by 0.005.
+All networks have two layers. Other settings are our defaults, as far as d3rlpy has them. It takes as many actions in play as
+in training, 10. For Discrete actions, it copies the target network every 200 steps in place of soft updates by 0.005.
 """
 
 import sys
@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 
-def main(file: str, env_id: str, n_steps: int, seed: int, n_episodes: int) -> float:
+def main(file: str, env_id: str, n_steps: int, n_units: int, seed: int, n_episodes: int) -> float:
     """Return the mean return of deterministic episodes."""
     import d3rlpy  # type: ignore[import-not-found]
 
@@ -24,16 +24,15 @@ def main(file: str, env_id: str, n_steps: int, seed: int, n_episodes: int) -> fl
         observations, actions, rewards, terminals, timeouts = (arrays[name] for name in names)
     timeouts &= ~terminals
     env: Any = gym.make(env_id)
+    layers = d3rlpy.models.VectorEncoderFactory([n_units, n_units])
     if isinstance(env.action_space, gym.spaces.Discrete):
-        layers = d3rlpy.models.VectorEncoderFactory([256, 256])
         config = d3rlpy.algos.DiscreteBCQConfig(
             batch_size=100, learning_rate=1e-3, encoder_factory=layers, beta=0.01, target_update_interval=200
         )
         low, half = 0.0, 1.0
     else:
-        layers, vae = (d3rlpy.models.VectorEncoderFactory(units) for units in ([400, 300], [750, 750]))
         config = d3rlpy.algos.BCQConfig(
-            actor_encoder_factory=layers, critic_encoder_factory=layers, imitator_encoder_factory=vae, n_action_samples=10
+            actor_encoder_factory=layers, critic_encoder_factory=layers, imitator_encoder_factory=layers, n_action_samples=10
         )
         low, half = env.action_space.low, (env.action_space.high - env.action_space.low) / 2
         actions = (actions - low) / half - 1

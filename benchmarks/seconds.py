@@ -1,9 +1,10 @@
 """
-MinAtar within a number of seconds of one core: PPG and PPO, with the same number of random trials of their hyperparameters.
+MinAtar within a number of seconds of one core: PPG and PPO, with the same number of trials of their hyperparameters: their
+entries, random ones, and some near the best of these.
 
 1. The speed of each trial on three games. Where something else ran, it was measured again, and the faster counts.
 2. Each trial trains on the three games for as many steps as it takes in 120 seconds, one seed.
-3. The three trials of each algorithm with the highest mean score train for 300 seconds, three seeds.
+3. The two trials of each algorithm with the highest mean score train for 300 seconds, one seed.
 
     python -m benchmarks.seconds run --limit 0       # the speed: nothing else should run
     python -m benchmarks.seconds run --jobs 2        # the trainings, whose results do not depend on what else runs
@@ -24,7 +25,7 @@ from benchmarks.suites.training import Watched, curve, make
 from benchmarks.tables import machines, page, table
 
 GAMES = {task.env_id: task for task in TASKS if task.suite == "minatar"}
-N_TRIALS, N_FINALISTS, N_SEEDS = 8, 3, 3
+N_RANDOM, N_FINALISTS, N_SEEDS = 6, 2, 1
 SPEED, SHORT, LONG = 0, 120, 300  # limits in seconds; rows of SPEED measure steps and seconds
 PPO_ROLLOUTS = 8  # for PPO's speed; for PPG's, those of a phase
 OF_BOTH: dict[str, tuple[Any, ...]] = dict(
@@ -46,12 +47,38 @@ FIRST: dict[str, list[Settings]] = {
 }
 
 
+# Trials after the random ones: near the best of them
+QUICK: Settings = dict(n_epochs=2, learning_rate=2e-3)
+LIGHT: Settings = QUICK | dict(n_aux_epochs=1, architecture="shared")  # an auxiliary phase that takes little time
+NEAR: dict[str, list[Settings]] = {
+    "ppo": [
+        QUICK | dict(learning_rate=3e-3),
+        QUICK | dict(n_epochs=3),
+        QUICK | dict(vf_coef=1.0),
+        QUICK | dict(batch_size=256),
+        QUICK | dict(n_epochs=1, batch_size=256),
+        QUICK | dict(learning_rate=1.5e-3),
+    ],
+    "ppg": [
+        LIGHT,
+        LIGHT | dict(n_policy_iterations=32, aux_batch_size=1024),
+        LIGHT | dict(n_aux_epochs=2),
+        LIGHT | dict(architecture="detached"),
+        LIGHT | dict(n_epochs=3),
+        LIGHT | dict(learning_rate=3e-3, vf_coef=1.0),
+    ],
+}
+
+
 def trials(algorithm: str) -> list[Settings]:
     """Return the changes to an algorithm's entry, always the same."""
     generator = random.Random(0)
     space = OF_BOTH | (OF_PPG if algorithm == "ppg" else {})
-    drawn = [{name: generator.choice(values) for name, values in space.items()} for _ in range(N_TRIALS)]
-    return [*FIRST[algorithm], *drawn][:N_TRIALS]
+    drawn = [{name: generator.choice(values) for name, values in space.items()} for _ in range(N_RANDOM)]
+    return [*FIRST[algorithm], *drawn, *NEAR[algorithm]]
+
+
+N_TRIALS = len(trials("ppo"))  # as many of PPG
 
 
 def settings(algorithm: str, trial: int, game: str) -> Settings:
