@@ -186,8 +186,7 @@ class BCQ(OffPolicyAlgorithm):
         buffer = cls(len(data), self.observation_space, in_floats(self.action_space), device=self.device, **kwargs)
         for name in ("observations", "next_observations"):
             map_arrays(_fill, getattr(buffer, name), getattr(data, name))
-        space: Any = self.action_space
-        _fill(buffer.actions, self.policy.scale_action(data.actions) if self.policy.is_box else data.actions - space.start)
+        _fill(buffer.actions, self.policy.scale_action(data.actions) if self.policy.is_box else data.actions)
         _fill(buffer.rewards, data.rewards)
         _fill(buffer.dones, data.terminations | data.truncations)
         if buffer.handle_timeout_termination:
@@ -310,7 +309,8 @@ class BCQ(OffPolicyAlgorithm):
             next_actions = losses.constrained_actions(next_values, next_logits.log_softmax(dim=1), self.threshold)
             targets = losses.discrete_targets(*outcome, policy.q_net_target(next_obs)[0], next_actions)
         values, logits = policy.q_net(obs)
-        terms = losses.discrete_losses(values, logits, actions.flatten().long(), targets)
+        taken = actions.flatten().long() - int(self.action_space.start)  # type: ignore[attr-defined]
+        terms = losses.discrete_losses(values, logits, taken, targets)
         total = terms["critic_loss"] + terms["imitation_loss"] + self.logit_penalty_coef * terms["logit_penalty"]
         _step(policy.optimizer, total)
         return {**terms, "q_value": values.mean()}

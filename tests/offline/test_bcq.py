@@ -117,7 +117,7 @@ def double_model(action_space: spaces.Space) -> tuple[BCQ, SimpleNamespace]:
     batch = dict(observations=rng.normal(size=(6, 3)), next_observations=rng.normal(size=(6, 3)))
     batch |= dict(rewards=rng.normal(size=(6, 1)), dones=np.float64([[0], [0], [1], [0], [0], [1]]))
     is_box = isinstance(action_space, spaces.Box)
-    batch["actions"] = rng.uniform(-1, 1, (6, 2)) if is_box else rng.integers(0, 3, (6, 1))
+    batch["actions"] = rng.uniform(-1, 1, (6, 2)) if is_box else THREE.start + rng.integers(0, 3, (6, 1))
     for name in ("observations", "next_observations"):  # which preprocessing casts
         batch[name] = batch[name].astype(np.float32).astype(np.float64)
     return model, SimpleNamespace(**{name: th.as_tensor(value) for name, value in batch.items()}, discounts=None)
@@ -219,7 +219,7 @@ def test_an_update_with_discrete_actions_is_the_papers():
 
     latent = hidden(body, s)
     values, logits = heads["q_head"](latent), heads["imitation_head"](latent)
-    taken = np.eye(3)[a[:, 0]]
+    taken = np.eye(3)[a[:, 0] - THREE.start]
     error = (values * taken).sum(axis=1) - y
     huber = np.where(np.abs(error) < 1, error**2 / 2, np.abs(error) - 0.5)
     assert logged["critic_loss"].item() == pytest.approx(huber.mean(), abs=1e-12)
@@ -510,6 +510,12 @@ def test_integer_actions_are_scaled_as_numbers():
     model = make(VECTOR, space, dataset=data)
     np.testing.assert_allclose(model.replay_buffer.actions[:, 0, 0], [-1, -0.4, 0.4, 1], rtol=1e-6)
     assert load_dataset(model.replay_buffer).fitted_to(VECTOR, space).actions.flatten().tolist() == [0, 3, 7, 10]
+
+
+def test_a_buffer_of_discrete_actions_that_do_not_begin_at_zero_is_data_for_another_model():
+    data = random_data(VECTOR, THREE)
+    model = make(VECTOR, THREE, dataset=make(VECTOR, THREE, dataset=data).replay_buffer)
+    np.testing.assert_array_equal(model.replay_buffer.actions.flatten(), data.actions)
 
 
 def test_target_networks_take_over_the_statistics_of_batch_normalisation():
