@@ -128,7 +128,16 @@ def train_offline(training: dict[str, Any], file: Path, data: Dataset, folder: P
     if contestant == "d3rlpy":
         program = os.environ.get("D3RLPY_PYTHON", sys.executable)
         script = Path(__file__).with_name("offline_d3rlpy.py")
-        command = [program, str(script), str(file), env_id, str(N_OFFLINE), str(UNITS[0]), str(seed), str(N_EPISODES)]
+        command = [
+            program,
+            str(script),
+            str(file.absolute()),
+            env_id,
+            str(N_OFFLINE),
+            str(UNITS[0]),
+            str(seed),
+            str(N_EPISODES),
+        ]
         environment = {**os.environ, "PYTHONPATH": os.environ.get("D3RLPY_PATH", "")}
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
         return float(done.stdout.split()[-1])
