@@ -63,6 +63,11 @@ def test_code_fits_a_page(page):
     assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_have_their_rows_below_the_head(page):
+    assert not re.search(r"(?m)^\|[-:| ]+\|\n(?!\|)", page.read_text())
+
+
 @pytest.mark.slow
 def test_the_objective_that_a_page_shows_learns_and_is_shared(tmp_path):
     code = code_blocks("docs/extending.md")[0]
