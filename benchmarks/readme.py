@@ -44,7 +44,7 @@ def draw_compiled(axes: Axes, task: str, title: str) -> None:
 
 def draw_minatar(axes: Axes, game: str, title: str) -> None:
     """Draw the best trial of each algorithm by the mean score of all games."""
-    scores, curves = mean_scores(), SECONDS.curves()
+    scores, curves = mean_scores(SHORT), SECONDS.curves()
     curves = curves[(curves["limit"] == SHORT) & (curves["game"] == game)]
     for name, color in COLORS.items():
         best = scores[name.lower()].idxmax()

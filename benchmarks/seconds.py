@@ -5,8 +5,9 @@ entries, random ones, and some near the best of these.
 1. The speed of each trial on three games. Where something else ran, it was measured again, and the faster counts.
 2. Each trial trains on the three games for as many steps as it takes in 120 seconds, one seed.
 3. The two trials of each algorithm with the highest mean score train for 300 seconds, one seed.
+4. The better one of each trains for two million steps on all five games, of which two have chosen nothing, five seeds.
 
-    python -m benchmarks.seconds run --limit 0       # the speed: nothing else should run
+    python -m benchmarks.seconds run --limit 0       # the speed: nothing else should run; again before part 4
     python -m benchmarks.seconds run --jobs 2        # the trainings, whose results do not depend on what else runs
 
 Each part begins once the one before is complete.
@@ -18,15 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from benchmarks.harness import Experiment, short_hash
+from benchmarks.harness import Experiment, Report, short_hash
+from benchmarks.scores import Task
 from benchmarks.suites.contestants import TASKS, Settings, entry
+from benchmarks.suites.report import Comparison
 from benchmarks.suites.training import Watched, curve, make
 from benchmarks.tables import machines, page, table
 
 GAMES = {task.env_id: task for task in TASKS if task.suite == "minatar"}
-N_RANDOM, N_FINALISTS, N_SEEDS = 6, 2, 1
+OTHERS = [Task("MinAtar/Freeway-v1", 2_000_000, 0.0, 50.0), Task("MinAtar/Seaquest-v1", 2_000_000, 0.1, 20.0)]
+ALL_GAMES = GAMES | {task.env_id: task for task in OTHERS}
+N_RANDOM, N_FINALISTS, N_SEEDS = 6, 2, 5
 SPEED, SHORT, LONG = 0, 120, 300  # limits in seconds; rows of SPEED measure steps and seconds
+FULL = 2_000_000  # a limit in steps
 PPO_ROLLOUTS = 8  # for PPO's speed; for PPG's, those of a phase
 OF_BOTH: dict[str, tuple[Any, ...]] = dict(
     n_epochs=(1, 2, 3, 4, 6, 8),
@@ -104,14 +111,11 @@ def wanted() -> list[dict[str, Any]]:
     if len(rows_of(SPEED)) < len(speed):
         return speed
     short = [part(*pair, game, 0, SHORT) for pair in pairs for game in GAMES]
-    finals = [
-        part(algorithm, trial, game, seed, LONG)
-        for seed in range(N_SEEDS)
-        for algorithm, best in finalists().items()
-        for trial in best
-        for game in GAMES
-    ]
-    return speed + short + finals
+    long = [part(*pair, game, 0, LONG) for pair in best(SHORT, N_FINALISTS) for game in GAMES]
+    winners = best(LONG, 1)
+    speed += [part(*pair, task.env_id, 0, SPEED) for pair in winners for task in OTHERS]
+    full = [part(*pair, game, seed, FULL) for seed in range(N_SEEDS) for game in ALL_GAMES for pair in winners]
+    return speed + short + long + full
 
 
 def rows_of(limit: int) -> pd.DataFrame:
@@ -123,24 +127,22 @@ def rows_of(limit: int) -> pd.DataFrame:
 
 def scored(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the score of each row: 0 for random actions, 1 for the task's high return."""
-    tasks = [GAMES[game] for game in rows["game"]]
-    return rows.assign(
-        score=[(one - task.low) / (task.high - task.low) for one, task in zip(rows["return"], tasks, strict=True)]
-    )
+    pairs = zip(rows["game"], rows["return"], strict=True)
+    return rows.assign(score=[ALL_GAMES[game].scores(one) for game, one in pairs])
 
 
-def mean_scores() -> "pd.Series[float]":
-    """Return the mean scores in the first trainings, by algorithm and trial, of the trials that have been run on all games."""
-    by_trial = scored(rows_of(SHORT)).groupby(["algorithm", "trial"])["score"]
+def mean_scores(limit: int) -> "pd.Series[float]":
+    """Return the mean scores, by algorithm and trial, of the trials that have been run with a limit on all three games."""
+    by_trial = scored(rows_of(limit)).groupby(["algorithm", "trial"])["score"]
     return by_trial.mean()[by_trial.size() == len(GAMES)]
 
 
-def finalists() -> dict[str, list[int]]:
-    """Return the best trials of each algorithm, if all have been run."""
-    means = mean_scores()
-    if len(means) < len(FIRST) * N_TRIALS:
-        return {}
-    return {algorithm: means[algorithm].nlargest(N_FINALISTS).index.tolist() for algorithm in FIRST}
+def best(limit: int, n: int) -> list[tuple[str, int]]:
+    """Return the n best trials of each algorithm, if all have been run."""
+    means = mean_scores(limit)
+    if len(means) < len(FIRST) * (N_TRIALS if limit == SHORT else N_FINALISTS):
+        return []
+    return [(algorithm, trial) for algorithm in FIRST for trial in means[algorithm].nlargest(n).index]
 
 
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
@@ -158,12 +160,12 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.Da
         (first_steps, first), (steps, end) = episodes.times[1], episodes.times[-1]
         return {"return": math.nan, "steps": steps - first_steps, "seconds": end - first}, None
     steps_per_second = speed(training)
-    model.learn(int(limit * steps_per_second), callback=episodes)
+    model.learn(limit if limit == FULL else int(limit * steps_per_second), callback=episodes)
     done = episodes.read(model.num_timesteps)
     last = round(float(done["return"].tail(100).mean()), 3) if len(done) else math.nan
     points = curve(done, model.num_timesteps, n_points=25)
     points = points.assign(seconds=(points["steps"] / steps_per_second).round(1))
-    return {"return": last, "steps": model.num_timesteps, "seconds": limit}, points
+    return {"return": last, "steps": model.num_timesteps, "seconds": round(model.num_timesteps / steps_per_second)}, points
 
 
 def speed(training: dict[str, Any]) -> float:
@@ -173,28 +175,44 @@ def speed(training: dict[str, Any]) -> float:
     return float((own["steps"] / own["seconds"]).iloc[0])
 
 
-def report(experiment: Experiment) -> str:
-    """Return the tables of both parts."""
-    rows, texts = scored(experiment.rows()), []
-    for limit, own in rows[rows["limit"] != SPEED].groupby("limit"):
+def comparison(rows: pd.DataFrame, curves: pd.DataFrame) -> Comparison:
+    """Return the trainings of the last part, in the suites' form."""
+    rows = rows.assign(task=rows["game"], contestant=rows["algorithm"].str.upper())
+    full = rows[rows["limit"] == FULL].rename(columns={"return": "train_return"})
+    speed = rows[(rows["limit"] == SPEED) & rows["settings"].isin(full["settings"])]
+    speed = speed.assign(seconds=speed["seconds"] / speed["steps"] * 1e6)
+    curves = curves[curves["limit"] == FULL]
+    curves = curves.assign(task=curves["game"], contestant=curves["algorithm"].str.upper())
+    tasks = [task for game, task in ALL_GAMES.items() if (full["game"] == game).any()]
+    return Comparison("MinAtar", FULL, tasks, full.assign(test_episodes=None), curves, speed)
+
+
+def report(experiment: Experiment) -> Report:
+    """Return the tables of all trials, and the comparison of the best."""
+    rows, texts = experiment.rows(), []
+    for limit in (SHORT, LONG):
         lines = []
-        for (algorithm, trial), some in own.groupby(["algorithm", "trial"]):
-            if some["game"].nunique() < len(GAMES):
+        for (algorithm, trial), some in scored(rows[rows["limit"] == limit]).groupby(["algorithm", "trial"]):
+            if len(some) < len(GAMES):
                 continue  # it is not complete
             name = "the entry" if trial == 0 else ", ".join(f"{k} {v}" for k, v in trials(algorithm)[trial].items())
             games = [f"{some[some['game'] == game]['return'].mean():.1f}" for game in GAMES]
             lines.append([algorithm.upper(), name, f"{some['score'].mean():.2f}", *games, f"{some['steps'].median():,.0f}"])
         lines.sort(key=lambda line: -float(line[2]))
         head = ["", "changes", "score", *(game.split("/")[1].removesuffix("-v1") for game in GAMES), "steps, median"]
-        texts += [f"## {limit} seconds, {own['seed'].nunique()} seed(s)", table(head, lines)]
-    return page(
+        texts += [f"## {limit} seconds, one seed", table(head, lines)] if lines else []
+    files: dict[str, str | Figure] = {}
+    if len((full := comparison(rows, experiment.curves())).rows) > 0:
+        texts += full.section()
+        files = {"seconds.png": full.picture(), "seconds_tasks.png": full.picture_of_tasks()}
+    text = page(
         "MinAtar within seconds of one core",
-        f"`python -m benchmarks.seconds`. Up to {N_TRIALS} trials of each algorithm, the first of which is its entry; mean "
-        "return of the last hundred episodes after as many steps as a trial takes in these seconds of one core, as measured "
-        "before. "
-        f"{machines(rows)}",
+        f"`python -m benchmarks.seconds`. Up to {N_TRIALS} trials of each algorithm, the first of which is the entry of the "
+        "suites; mean return of the last hundred episodes after as many steps as a trial takes in these seconds of one core, "
+        f"as measured before. {machines(rows)}",
         *texts,
     )
+    return {"seconds.md": text, **files}
 
 
 SECONDS = Experiment("seconds", wanted, train, report)

@@ -219,16 +219,18 @@ def zoo_entry(algorithm: str, env_id: str) -> Settings:
 
 def entry(algorithm: str, env_id: str) -> Settings:
     """
-    Return the hyperparameters of an algorithm for an environment: PPG's from our file, PPO's from RL Zoo's or, where it has
-    none, from ``ppo.yml`` in this folder.
+    Return the hyperparameters of an algorithm for an environment: from the file in this folder, which has those of PPG that
+    have been changed since; else PPG's from its own file, PPO's from RL Zoo's.
 
     :param algorithm: its name in RL Zoo
     """
     if env_id in ZOO_NAMES and algorithm == "ppo":
         return zoo_entry(algorithm, ZOO_NAMES[env_id])
-    own = Path(__file__).parent / f"{algorithm}.yml"
-    entries = entries_of(hyperparameter_file(algorithm.removesuffix("_minibatch")) if algorithm.startswith("ppg") else own)
-    family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), env_id)
+    name = algorithm.removesuffix("_minibatch")
+    own = Path(__file__).parent / f"{name}.yml"
+    entries = entries_of(hyperparameter_file(name)) if name.startswith("ppg") else {}
+    entries = entries | (entries_of(own) if own.exists() else {})
+    family = next((one for one, is_member in FAMILIES.items() if is_member(env_id)), env_id)
     return entries[env_id if env_id in entries else family]
 
 

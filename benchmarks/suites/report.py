@@ -35,20 +35,17 @@ class Comparison(NamedTuple):
     All trainings of a suite with the present settings and of one length.
 
     :param n_timesteps: the length
+    :param tasks: on which somebody was trained
     :param curves: of the same trainings as the rows
     :param speed: seconds per million steps, measured in turns; may be of other tasks, too, or of none
     """
 
     suite: str
     n_timesteps: int
+    tasks: list[Task]
     rows: pd.DataFrame
     curves: pd.DataFrame
     speed: pd.DataFrame
-
-    @property
-    def tasks(self) -> list[Task]:
-        """Tasks on which somebody was trained."""
-        return [task for task in TASKS if task.suite == self.suite and (self.rows["task"] == task.env_id).any()]
 
     def returns(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the returns of all contestants, on the test levels where there are any."""
@@ -169,7 +166,8 @@ def comparisons(experiment: Experiment) -> list[Comparison]:
         rows = rows.drop(columns="contestant").merge(names, on="settings")
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
-            found.append(Comparison(suite, n_timesteps, rows, curves, speed(experiment.results)))
+            tasks = [task for task in TASKS if task.suite == suite and (rows["task"] == task.env_id).any()]
+            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, speed(experiment.results)))
     return found
 
 
