@@ -38,6 +38,7 @@ class Task(NamedTuple):
     :param n_online: steps of PPG
     :param ppg: arguments of PPG
     :param n_data: recorded steps
+    :param n_offline: gradient steps of BCQ, ours and d3rlpy's
     """
 
     half: float
@@ -45,21 +46,22 @@ class Task(NamedTuple):
     n_online: int
     ppg: dict[str, Any]
     n_data: int = 50_000
+    n_offline: int = 20_000
 
 
 SMALL_PPG = dict(n_steps=128, batch_size=256, n_policy_iterations=8, learning_rate=1e-3)
 TASKS = {
     "CartPole-v1": Task(100, 475, 100_000, SMALL_PPG, n_data=20_000),
     "Pendulum-v1": Task(-700, -200, 200_000, {**SMALL_PPG, "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4}),
-    "LunarLander-v3": Task(0, 200, 300_000, {**SMALL_PPG, "gamma": 0.999, "ent_coef": 0.01}),
-    "Hopper-v5": Task(800, 2000, 500_000, {**SMALL_PPG, "learning_rate": 3e-4}),
+    "LunarLander-v3": Task(0, 200, 300_000, {**SMALL_PPG, "gamma": 0.999, "ent_coef": 0.01}, n_offline=50_000),
+    "Hopper-v5": Task(800, 1500, 300_000, {**SMALL_PPG, "learning_rate": 3e-4}),
 }
 KINDS = {"half-trained": 0.0, "mixed": 0.5}  # the part of random episodes
 SLOWLY = "BCQ, learning rate 3e-4"
 OFFLINE = ("BCQ", SLOWLY, "d3rlpy", "cloning")
 ONLINE = {"PPG": "tab:gray", "PPG from data": "tab:blue", "PPG from BCQ": "tab:green"}
 N_SEEDS, N_EPISODES, N_CLONING_EPOCHS = 3, 50, 20
-N_OFFLINE, UNITS = 20_000, [128, 128]  # gradient steps and networks of BCQ, ours and d3rlpy's
+UNITS = [128, 128]  # in all networks of BCQ, ours and d3rlpy's
 
 
 def wanted() -> list[dict[str, Any]]:
@@ -117,7 +119,7 @@ def bcq_of(training: dict[str, Any], data: Dataset, folder: Path) -> BCQ:
             arguments: dict[str, Any] = dict(learning_rate=3e-4) if slowly else {}
             seed = training["seed"]
             model = BCQ("MlpPolicy", env_id, dataset=data, policy_kwargs=networks, seed=seed, device="cpu", **arguments)
-            model.learn(N_OFFLINE).save(file)
+            model.learn(TASKS[env_id].n_offline).save(file)
         return BCQ.load(file, device="cpu")
 
 
@@ -133,7 +135,7 @@ def train_offline(training: dict[str, Any], file: Path, data: Dataset, folder: P
             str(script),
             str(file.absolute()),
             env_id,
-            str(N_OFFLINE),
+            str(TASKS[env_id].n_offline),
             str(UNITS[0]),
             str(seed),
             str(N_EPISODES),
