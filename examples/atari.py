@@ -1,8 +1,8 @@
 """
-Atari as SB3's users train it: eight environments, four stacked frames, "CnnPolicy".
+Train on Atari with SB3's usual setup: eight environments, four stacked frames, "CnnPolicy".
 
-Needs ``pip install ".[atari]"``. The settings are those of ``sb3-ppg train --env PongNoFrameskip-v4``. They have been run for
-two phases of Breakout only (benchmarks/results/starts.md); nobody has measured what they reach.
+Needs ``pip install ".[atari]"``. The settings are those of ``sb3-ppg train --env PongNoFrameskip-v4``. They have only been run
+for two phases on Breakout (benchmarks/results/starts.md), so the final return is unknown.
 """
 
 import ale_py

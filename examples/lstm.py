@@ -1,4 +1,4 @@
-"""Memory: CartPole without velocities, which a policy without memory cannot balance for long."""
+"""Train an LSTM policy on CartPole without velocities, which a policy without memory cannot balance for long."""
 
 import gymnasium as gym
 import numpy as np

@@ -1,4 +1,4 @@
-"""Invalid actions: a game in which nobody can take more matches than are left."""
+"""Train with action masks: a game in which a player cannot take more matches than are left."""
 
 import gymnasium as gym
 import numpy as np

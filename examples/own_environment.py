@@ -1,4 +1,4 @@
-"""Train on your own environment, whose observations are a dictionary of a small image and a vector."""
+"""Train on a custom environment whose observations are a dictionary with a small image and a vector."""
 
 import gymnasium as gym
 import numpy as np

@@ -1,4 +1,4 @@
-"""A choice and its parameters: a ship accelerates with some power, turns by some angle, or brakes."""
+"""Train with parameterized actions: a ship accelerates with some power, turns by some angle, or brakes."""
 
 from typing import Any
 

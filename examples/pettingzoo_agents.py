@@ -1,8 +1,8 @@
 """
-Several agents of PettingZoo that share one policy, by SuperSuit's wrappers.
+Train several PettingZoo agents that share one policy, with SuperSuit's wrappers.
 
-Needs ``pip install pettingzoo supersuit`` (tested: 1.27.0, 3.11.0). All agents must have the same spaces;
-``supersuit.pad_observations_v0`` and ``pad_action_space_v0`` make them so.
+Needs ``pip install pettingzoo supersuit`` (tested with 1.27.0 and 3.11.0). All agents must have the same spaces; if they
+differ, use ``supersuit.pad_observations_v0`` and ``supersuit.pad_action_space_v0``.
 """
 
 import numpy as np

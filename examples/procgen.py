@@ -1,7 +1,7 @@
 """
-PPG on Procgen's images, on a laptop: trained on some levels, tested on all.
+Train PPG on some levels of a Procgen game, and test it on all levels, on a laptop.
 
-Needs ``pip install ".[procgen]"``. A network of half the paper's width makes it feasible without a GPU.
+Needs ``pip install ".[procgen]"``. A network of half the paper's width makes this feasible without a GPU.
 """
 
 from stable_baselines3.common.evaluation import evaluate_policy

@@ -1,4 +1,4 @@
-"""Train PPG on CartPole, evaluate it, save it, load it and continue training."""
+"""Train PPG on CartPole, evaluate the model, save it, load it and continue training."""
 
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy

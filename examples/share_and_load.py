@@ -1,5 +1,5 @@
 """
-Share a model as plain data and load a shared one, without pickle.
+Share a model as plain data, without pickle, and load it.
 
 Needs ``pip install ".[hub]"``. To use a repository on the Hugging Face Hub instead of a folder, call
 ``hub.push(model, "your_name/ppg-cartpole")`` and ``hub.load("your_name/ppg-cartpole")``.

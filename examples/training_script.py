@@ -1,6 +1,6 @@
 """
-A training script as users of SB3 write it: normalization, a learning rate that falls, evaluations, checkpoints, and a model
-that is saved and loaded together with VecNormalize's statistics.
+Run a typical SB3 training script: normalization, a decaying learning rate, evaluations, checkpoints, and a model that is saved
+and loaded together with VecNormalize's statistics.
 """
 
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback

@@ -93,25 +93,25 @@ EVALUATED_SAMPLES = 4096
 
 class PPG(OnPolicyAlgorithm):
     """
-    Phasic Policy Gradient (PPG): PPO whose policy network learns from the value function in phases of its own.
+    Phasic Policy Gradient (PPG): PPO with an auxiliary phase, in which the policy network also learns the value targets.
 
-    A phase is ``n_policy_iterations`` policy-phase iterations (a rollout, then PPO's update), followed by one auxiliary
-    phase over all the rollouts of the phase: the policy network's auxiliary value head is trained on the value targets while
-    a KL term holds the policy where it is, and the true value function is trained further.
+    A phase consists of ``n_policy_iterations`` iterations of the policy phase (a rollout, then PPO's update) and one auxiliary
+    phase on all these rollouts. The auxiliary phase trains the policy network's auxiliary value head on the value targets,
+    while a KL term keeps the policy unchanged, and trains the true value function further.
 
     Paper: https://arxiv.org/abs/2009.04416. Authors' code: https://github.com/openai/phasic-policy-gradient.
-    The defaults are for small environments: those of SB3's ``PPO``, but rollouts of 1,024 steps and clipping at 0.3, and an
-    auxiliary phase after each four rollouts. The paper's setting for Procgen is ``sb3_ppg.family.PAPER``, and in
-    ``hyperparams/ppg.yml``.
+    The defaults are meant for small environments. They are those of SB3's ``PPO``, except for rollouts of 1,024 steps and a
+    clip range of 0.3, with an auxiliary phase after every four rollouts. The paper's settings for Procgen are in
+    ``sb3_ppg.family.PAPER`` and in ``hyperparams/ppg.yml``.
 
-    What is stored when ``learn()`` ends within a phase stays for the next call of ``learn()``.
+    If ``learn()`` ends within a phase, the rollouts of this phase are kept for the next call of ``learn()``.
 
-    Several processes (``torchrun``, and ``process_group`` around the training) train one policy: each collects with its own
-    environments, with the same settings; gradients, advantage moments and losses are averaged. The number of environments,
-    ``n_steps``, ``batch_size`` and ``aux_batch_size`` are those of one process; ``total_timesteps`` and all that is logged
-    are of all together.
+    With several processes (``torchrun``, and ``process_group`` around the training), all train one policy with the same
+    settings. Each process collects rollouts with its own environments; gradients, the mean and variance of advantages, and
+    losses are averaged. The number of environments, ``n_steps``, ``batch_size`` and ``aux_batch_size`` are per process;
+    ``total_timesteps`` and all logged values are over all processes.
 
-    PPO's arguments come first, in PPO's order; PPG's own follow, by keyword only.
+    PPO's arguments come first, in PPO's order; the arguments that PPG adds follow, and are keyword-only.
 
     Example::
 
@@ -121,33 +121,34 @@ class PPG(OnPolicyAlgorithm):
         action, _ = model.predict(model.get_env().reset(), deterministic=True)
 
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``PhasicActorCriticPolicy``
-    :param env: The environment to learn from (if registered in Gym, can be str), or what ``gymnasium.make_vec`` returns
+    :param env: The environment to learn from (if registered in Gym, can be str), or the result of ``gymnasium.make_vec``
     :param learning_rate: The learning rate of the policy phase, it can be a function
         of the current progress remaining (from 1 to 0)
     :param n_steps: The number of steps to run for each environment per rollout
     :param batch_size: Minibatch size of the policy phase, in samples
-    :param n_epochs: E_π, the number of epochs per rollout on the policy's loss
+    :param n_epochs: E_π, the number of epochs on the policy loss per rollout
     :param gamma: Discount factor; with ``reward_weights`` one number, or one for each component
     :param gae_lambda: Factor for trade-off of bias vs variance for Generalized Advantage Estimator; with
         ``reward_weights`` one number, or one for each component
-    :param clip_range: Clipping parameter ε, it can be a function of the current progress remaining. None: no clipping, for
-        the KL penalty variant
-    :param clip_range_vf: Clipping parameter for the value function, in the unit of the value heads (see
-        ``normalize_value_targets``), it can be a function of the current progress remaining. None: no clipping
-    :param normalize_advantage: Whether to normalise advantages, once over the whole rollout
-    :param ent_coef: Entropy coefficient for the loss calculation. For a Dict or Tuple action space also a coefficient for each
-        of its parts, ``dict(kind=0.01, move=0.001)``
+    :param clip_range: Clipping parameter ε, it can be a function of the current progress remaining. None: no clipping, for the
+        variant with a KL penalty (``kl_coef``)
+    :param clip_range_vf: Clipping parameter for the value function, in value units (see ``normalize_value_targets``), it can
+        be a function of the current progress remaining. None: no clipping
+    :param normalize_advantage: Whether to normalize advantages, once per rollout
+    :param ent_coef: Entropy coefficient for the loss calculation. For a Dict or Tuple action space, it can have a coefficient
+        for each part, ``dict(kind=0.01, move=0.001)``
     :param vf_coef: Value function coefficient for the loss of the policy phase
-    :param max_grad_norm: The maximum value for the gradient clipping, in both phases. None: no clipping, as the authors
+    :param max_grad_norm: The maximum value for the gradient clipping, in both phases. None: no clipping, as in the authors'
+        code
     :param use_sde: Whether to use generalized State Dependent Exploration (gSDE) instead of action noise exploration
     :param sde_sample_freq: Sample a new noise matrix every n steps when using gSDE, -1: at the start of the rollout only
     :param rollout_buffer_class: Rollout buffer class to use. If ``None``, it will be automatically selected
     :param rollout_buffer_kwargs: Keyword arguments to pass to the rollout buffer on creation
-    :param target_kl: Stop the policy phase's epochs when the approximate KL divergence from the policy that collected the
-        rollout (or that the objective clips against) exceeds 1.5 times this, in nats. None: never
+    :param target_kl: Stop the epochs of the policy phase when the approximate KL divergence from the policy that collected the
+        rollout (or from the one that the objective clips against) exceeds 1.5 times this value, in nats. None: never
     :param stats_window_size: Window size for the rollout logging, specifying the number of episodes to average
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
-    :param policy_kwargs: additional arguments to be passed to the policy on creation, ``architecture`` among them, see
+    :param policy_kwargs: additional arguments to be passed to the policy on creation, such as ``architecture``, see
         ``PhasicActorCriticPolicy``
     :param verbose: Verbosity level: 0 for no output, 1 for info messages, 2 for debug messages
     :param seed: Seed for the pseudo random generators
@@ -155,55 +156,57 @@ class PPG(OnPolicyAlgorithm):
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
     :param aux_learning_rate: The learning rate of the auxiliary phase, it can be a function of the current progress remaining.
         None: the same as ``learning_rate``
-    :param value_learning_rate: The learning rate of the value function's epochs (``n_value_epochs``), it can be a function of
-        the current progress remaining. None: the same as ``learning_rate``
-    :param n_value_epochs: E_V, the number of epochs on the value function's loss, which then has its own optimizer and comes
-        first. None: both losses are summed and share E_π epochs and one optimizer
-    :param n_policy_iterations: N_π, the number of rollouts in a phase
-    :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, nothing is stored
-    :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples: a multiple of ``n_steps``, as minibatches
-        are made of whole sequences, one environment's part of one rollout each, which are spread evenly over the minibatches;
-        or, without memory, less than that, for minibatches of single samples (DNA's always are). None: a sixteenth of a
-        rollout, as in the paper, with memory of the phase, but at least ``batch_size``, rounded up to whole sequences
+    :param value_learning_rate: The learning rate of the value epochs (``n_value_epochs``), it can be a function of the current
+        progress remaining. None: the same as ``learning_rate``
+    :param n_value_epochs: E_V, the number of epochs on the value loss alone, before the policy epochs and with their own
+        optimizer. None: the policy and value losses are summed, and share E_π epochs and one optimizer
+    :param n_policy_iterations: N_π, the number of rollouts per phase
+    :param n_aux_epochs: E_aux, the number of epochs of the auxiliary phase. 0: no auxiliary phase, and no rollouts are stored
+        for it
+    :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples. A multiple of ``n_steps``: minibatches of
+        whole sequences (a sequence is one environment's part of one rollout), spread evenly over the minibatches. Less than
+        ``n_steps``, for policies without memory: minibatches of single samples (those of DNA always are). None: a sixteenth of
+        a rollout, as in the paper (with memory, of a phase), but at least ``batch_size``, rounded up to whole sequences
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
-    :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which stands in for clipping in the paper's KL variant
-    :param normalize_value_targets: Whether both value heads work in standard deviations of the value targets (if these exceed
-        one), as in Pop-Art (https://arxiv.org/abs/1602.07714), and both phases measure value errors in that unit. Then
-        β_clone, ``vf_coef`` and ``max_grad_norm`` weigh the same however large the rewards: with raw rewards of CartPole, the
-        paper's losses as they are wash the policy away. "running": of the targets of all rollouts so far, as DI-engine's value
-        normalisation, instead of the latest ``n_policy_iterations``. False: the paper's losses, made for normalised rewards.
-        Without an auxiliary phase it has no effect
-    :param recompute_advantages: Whether each epoch on a rollout but the first begins with advantages and value targets by the
-        present value function, as in PPOxFamily's course. The policy that clipping refers to stays, and what was added to
-        rewards at time limits
-    :param replay_kwargs: Which rollouts the policy phase's epochs draw from, and how often, see ``RolloutReplay``:
-        ``dict(policy_rollouts=4)`` for the last four. Advantages and value targets of older ones are brought up to date before
-        an update; ``objective="decoupled"``, or "ewma", corrects for their age. None: the latest alone
-    :param micro_batch_size: The most samples in one forward pass. The gradient of a larger minibatch is accumulated over
-        several; the step is the same, and needs less memory. "auto": what is fast, see ``fitting_micro_batch_size``. None:
-        whole minibatches
-    :param compile_updates: Whether torch compiles the optimizer steps of both phases, which takes about 15 s for each phase
-        the first time on a machine, and makes updates of small networks several times faster; docs/guides/speed.md says which
-        set-ups are left as they are. "auto": if the training is long enough to gain from it
+    :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which replaces clipping in the paper's KL variant
+    :param normalize_value_targets: Whether value heads predict in value units, and both phases measure value errors in them.
+        The unit is the standard deviation of the value targets, averaged over about ``n_policy_iterations`` rollouts, and at
+        least 1, as in Pop-Art (https://arxiv.org/abs/1602.07714). The effect of β_clone, ``vf_coef`` and ``max_grad_norm``
+        then does not depend on the scale of the rewards; without value units, the paper's losses ruin the policy with raw
+        rewards such as CartPole's. "running": the unit is that of the targets of all rollouts so far, as in DI-engine's value
+        normalization. False: the paper's losses, which are made for normalized rewards. It has no effect without an auxiliary
+        phase
+    :param recompute_advantages: Whether to recompute advantages and value targets with the current value function before each
+        epoch on a rollout except the first, as in PPOxFamily's course. The policy that clipping refers to does not change, nor
+        do the values that were added to rewards at time limits
+    :param replay_kwargs: Which rollouts the epochs of the policy phase use, and how often, see ``RolloutReplay``.
+        ``dict(policy_rollouts=4)``: the last four. Advantages and value targets of older rollouts are recomputed before an
+        update; ``objective="decoupled"``, or "ewma", corrects for their age. None: only the latest rollout
+    :param micro_batch_size: The largest number of samples in one forward pass. Gradients of a larger minibatch are accumulated
+        over several passes: the optimizer step is the same, and needs less memory. "auto": a size that is fast, see
+        ``fitting_micro_batch_size``. None: whole minibatches
+    :param compile_updates: Whether torch compiles the optimizer steps of both phases, which takes about 15 s per phase the
+        first time on a machine, and makes training of small networks about twice as fast; docs/guides/speed.md says what is
+        not compiled. "auto": only if the run is long enough to gain from it
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
-        float32. It is about twice as fast where the processor multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix
-        products in TensorFloat-32, on NVIDIA GPUs. None: float32
-    :param objective: What the epochs minimise: "ppg", the paper's; "decoupled", "ewma", "dcpg", "ddcpg", "daac", "idaac" or
-        "dna", those of its relatives; or a class derived from ``sb3_ppg.objectives.Objective``
+        float32. It is faster on hardware that multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix products in
+        TensorFloat-32, on NVIDIA GPUs. None: float32
+    :param objective: The losses that the epochs minimize: "ppg", the paper's; "decoupled", "ewma", "dcpg", "ddcpg", "daac",
+        "idaac" or "dna", those of its relatives; or a class derived from ``sb3_ppg.objectives.Objective``
     :param objective_kwargs: Keyword arguments to pass to the objective on creation
-    :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation: ``dict(storage="mmap",
-        path=folder)`` keeps the observations of a phase on a disk, see ``AuxBuffer``
-    :param allow_nonfinite_observations: Whether the features extractor takes care of observations that are NaN or infinite,
-        such as padding or a missing echo. False: they end the training, with an error that names the environment and the step
-    :param ignore_terminations: Whether every end of an episode is bootstrapped with γ V(last observation), as a time limit is:
-        for environments whose ends are time limits that they report as terminations, as DI-engine's ``ignore_done``. Wrong
-        where an episode ends with a failure or a goal
-    :param reward_weights: A weight for each component of rewards that are vectors, as in MO-Gymnasium: both value heads have a
-        value for each, and the weights combine the advantages. ``gamma`` and ``gae_lambda`` may then be lists, too.
-        "observation": the weights are the entry "weights" of the observations, see ``DrawnWeights``: one policy for all
+    :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation.
+        ``dict(storage="mmap", path=folder)`` keeps the observations of a phase on disk, see ``AuxBuffer``
+    :param allow_nonfinite_observations: Whether the features extractor can handle observations that are NaN or infinite, such
+        as padding. False: they end the training with an error that names the environment and the step
+    :param ignore_terminations: Whether to bootstrap every end of an episode with γ V(last observation), as at a time limit,
+        like DI-engine's ``ignore_done``. For environments that report time limits as terminations. Wrong if episodes can end
+        with a failure or at a goal
+    :param reward_weights: A weight for each component of vector rewards, as in MO-Gymnasium. Both value heads then have one
+        value per component, and the weights combine the advantages; ``gamma`` and ``gae_lambda`` may be lists. "observation":
+        the weights are the entry "weights" of the observations, see ``DrawnWeights``, so that one policy is trained for all
         weights. None: rewards are scalar
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
-    :raises TypeError: for an argument that there is not
+    :raises TypeError: for an unknown argument
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -402,12 +405,12 @@ class PPG(OnPolicyAlgorithm):
 
     @property
     def aux_lr_schedule(self) -> Schedule:
-        """The learning rate of the auxiliary phase: the policy phase's current one, unless it has its own."""
+        """Schedule of the auxiliary phase's learning rate; by default the policy phase's learning rate."""
         return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
 
     @property
     def value_lr_schedule(self) -> Schedule:
-        """The learning rate of the value function's epochs: the policy phase's current one, unless they have their own."""
+        """Schedule of the value epochs' learning rate; by default the policy phase's learning rate."""
         return self.lr_schedule if self.value_learning_rate is None else FloatSchedule(self.value_learning_rate)
 
     @property
@@ -426,7 +429,7 @@ class PPG(OnPolicyAlgorithm):
 
     def train(self) -> None:
         """
-        Learn from the latest rollout: the policy phase's update, and, after every ``N_π`` rollouts, the auxiliary phase.
+        Train on the latest rollout: run the policy phase's update and, after every N_π rollouts, the auxiliary phase.
 
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
@@ -601,11 +604,11 @@ class PPG(OnPolicyAlgorithm):
     @unvalidated_distributions()
     def recorded(self, batch: AuxiliaryBatch) -> th.Tensor:
         """
-        Evaluate what the auxiliary phase's losses compare with, in the micro-batches of its epochs, so that rounding is the
-        same and KL(π_old, π) starts at zero.
+        Compute the data that the auxiliary losses refer to, such as π_old, before the epochs. The micro-batches are the same
+        as in the epochs, so that rounding is the same and KL(π_old, π) starts at zero.
 
         :param batch: B samples of the phase
-        :return: the parameters of π_old(.|s), or what else the objective records, (B, P)
+        :return: the parameters of π_old(.|s), or other data that the objective records, (B, P)
         """
         inputs = map(self.network_inputs, split(batch, self.resolved_micro_batch_size()))
         return th.cat([self.objective.recorded(self.policy, part) for part in inputs])
@@ -625,7 +628,7 @@ class PPG(OnPolicyAlgorithm):
 
     def coefficients(self) -> Coefficients:
         """
-        :return: the current coefficients of the losses: clip ranges may be schedules, or numbers that were set later
+        :return: the current coefficients of the losses, with schedules evaluated
         """
         clip_range, clip_range_vf = (
             schedule(self._current_progress_remaining) if callable(schedule) else schedule
@@ -652,8 +655,8 @@ class PPG(OnPolicyAlgorithm):
 
     def aux_samples_per_batch(self) -> int:
         """
-        :return: number of samples in an auxiliary minibatch: by default a sixteenth of a rollout (with memory, where the
-            samples of a sequence are similar, of the phase), but at least a minibatch of the policy phase
+        :return: number of samples in an auxiliary minibatch: by default a sixteenth of a rollout (with memory, of a phase,
+            because samples of a sequence are similar), but at least ``batch_size``
         """
         n_samples = self.aux_buffer.n_samples if self.has_memory else self.n_steps * self.n_envs
         return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
@@ -663,7 +666,7 @@ class PPG(OnPolicyAlgorithm):
 
     def resolved_micro_batch_size(self) -> int | None:
         """
-        :return: the most samples in one forward pass; None for whole minibatches
+        :return: the largest number of samples in one forward pass; None for whole minibatches
         """
         if self.micro_batch_size != "auto" or self.objective.needs_whole_minibatches:
             return None if self.micro_batch_size == "auto" else self.micro_batch_size
@@ -708,8 +711,8 @@ class PPG(OnPolicyAlgorithm):
         """
         Choose actions while a rollout is collected.
 
-        :param observations: the latest ones, (n_envs, ...)
-        :param env: which gave them
+        :param observations: the latest observations, (n_envs, ...)
+        :param env: the environments
         :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); further arguments of the rollout buffer's
             ``add``
         """
@@ -717,11 +720,11 @@ class PPG(OnPolicyAlgorithm):
         return *(acting_policy or self.policy)(observations), {}
 
     def after_environment_step(self) -> None:
-        """Follow a step: the environments have taken the actions of ``act``, and callbacks have agreed to go on."""
+        """Update the model after an environment step, unless a callback has stopped the training."""
 
     def vector_reader(self) -> Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None:
         """
-        :return: what reads vector rewards from the infos of the next rollout's steps; None for scalar rewards
+        :return: reader of vector rewards, which gets the infos of each step of the next rollout; None for scalar rewards
         """
         if self._reward_reader is None:
             return None
@@ -732,11 +735,11 @@ class PPG(OnPolicyAlgorithm):
         self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
     ) -> th.Tensor:
         """
-        Evaluate the observations after the latest step.
+        Compute the values of the observations after the latest step.
 
         :param observations: (B, ...)
         :param episode_starts: whether they begin an episode, (B,)
-        :param env: the number of the environment that they are from. None: of all environments
+        :param env: index of the environment that the observations are from. None: they are from all environments
         :param memory: from ``memory``. None: the current one
         :return: V, (B, 1); for vector rewards (B, K)
         """
@@ -744,29 +747,29 @@ class PPG(OnPolicyAlgorithm):
 
     def memory(self) -> np.ndarray | None:
         """
-        :return: what the policy remembers before the next step, for ``next_values`` of older observations, (n_envs, ...);
-            None if it remembers nothing
+        :return: the policy's memory before the next step, (n_envs, ...), for ``next_values`` of older observations; None
+            for policies without memory
         """
         return None
 
     def network_inputs(self, batch: RolloutBufferSamples | AuxiliaryBatch) -> tuple:
         """
         :param batch: samples of a rollout, or of the auxiliary phase
-        :return: arguments of the policy's ``evaluate`` methods: the observations, (B, ...), and what else its networks need
+        :return: arguments of the policy's ``evaluate``: the observations, (B, ...), and any other inputs of its networks
         """
         return (batch.observations,)
 
     def context(self) -> dict[str, np.ndarray]:
         """
-        :return: what the auxiliary phase keeps of the latest rollout for ``network_inputs``, in addition to observations and
-            value targets: by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a sequence has once. Called with an
-            empty rollout buffer, it gives arrays of the same shapes and types
+        :return: arrays of the latest rollout that the auxiliary phase keeps for ``network_inputs``, in addition to
+            observations and value targets, by name: (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has
+            once. With an empty rollout buffer, arrays of the same shapes and types
         """
         return {}
 
     def aux_data(self) -> dict[str, np.ndarray]:
         """
-        :return: ``context``, and what the objective keeps of a rollout
+        :return: ``context``, and the arrays of a rollout that the objective keeps
         """
         end = self.rollout_end or self._rollout_end_template()
         of_components = component_context(self.rollout_buffer)
@@ -774,7 +777,7 @@ class PPG(OnPolicyAlgorithm):
 
     def rollout_template(self) -> Rollout:
         """
-        :return: a rollout full of zeros in the shapes and types of those that are collected
+        :return: a rollout of zeros with the shapes and types of collected rollouts
         """
         return Rollout(full_like(self.rollout_buffer), self._rollout_end_template())
 
@@ -789,7 +792,7 @@ class PPG(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """
-        Collect a rollout as in SB3, with the same local variables for callbacks. Where one of several processes stops, all do.
+        Collect a rollout as in SB3, with the same local variables for callbacks. If one of several processes stops, all stop.
 
         :raises NonFiniteActionError: if the policy gives an action or a value that is NaN or infinite
         :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
@@ -826,15 +829,15 @@ class PPG(OnPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> Self:
         """
-        Train as in SB3; ``tb_log_name`` is by default the algorithm's name. The policy phase uses the rollouts of a phase that
-        ``total_timesteps`` leaves incomplete, and they stay for the auxiliary phase of the next call.
+        Train as in SB3; ``tb_log_name`` is by default the algorithm's name. If ``total_timesteps`` ends within a phase, its
+        rollouts have trained the policy, and are kept for the auxiliary phase of the next call.
 
-        :raises ArgumentError: for attributes that cannot work together
-        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. Callbacks are told that
-            the training has ended, as with the next two
+        :raises ArgumentError: if attributes cannot work together
+        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. For this error and
+            the next two, callbacks are told that the training has ended
         :raises WorkerError: if the process of an environment has died
         :raises ProcessGroupError: if another process has failed
-        :raises SystemExit: after SIGTERM, once the iteration is over and saved by a ``PhasicCheckpointCallback``
+        :raises SystemExit: after SIGTERM, when the iteration is finished and a ``PhasicCheckpointCallback`` has saved it
         """
         self._fitting_micro_batch_size = None
         with training(self, callback, total_timesteps, reset_num_timesteps):
@@ -851,18 +854,19 @@ class PPG(OnPolicyAlgorithm):
         self, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True
     ) -> Self:
         """
-        Start from recorded data: clone the behaviour in it with the auxiliary phase's losses, loop and optimizer, and fit both
-        value heads to its discounted returns. Where an episode was cut off, the value function completes its return. ``learn``
-        goes on from there. ``VecNormalize`` takes the data's statistics, unless this model has been trained with its own.
+        Start from recorded data: clone its behavior with the losses, loop and optimizer of the auxiliary phase, and fit both
+        value heads to its discounted returns. If an episode was cut off, its return is bootstrapped with the value function.
+        Call ``learn`` afterwards to continue training. ``VecNormalize`` gets the statistics of the data, unless this model has
+        already been trained with its own.
 
         :param dataset: recorded data, see ``sb3_ppg.offline.load_dataset``
-        :param agent: a model of SB3 to imitate on the data's observations, in place of the data's actions: by KL(π_agent, π)
-            if it has such a distribution as this policy, else by its deterministic actions, without fitting ``log_std``
+        :param agent: an SB3 model to imitate on the data's observations, instead of the data's actions: with KL(π_agent, π) if
+            it has the same kind of action distribution, otherwise with its deterministic actions, without fitting ``log_std``
         :param n_epochs: number of passes over the data
         :param batch_size: minibatch size, in samples
-        :param fit_std: whether to fit the standard deviation of Box actions, too: data without exploration takes it to zero
+        :param fit_std: whether to also fit the standard deviation of Box actions; data without exploration drives it to zero
         :return: this model
-        :raises ArgumentError: for data that this environment cannot have given, or a model with memory or masks
+        :raises ArgumentError: if the data cannot come from this environment, or for a model with memory or masks
         :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
         """
         fit_to_data(self, dataset, agent, n_epochs, batch_size, fit_std)
@@ -913,10 +917,10 @@ class PPG(OnPolicyAlgorithm):
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
-        Seed as in SB3. Several processes share one seed: their environments are numbered consecutively; all have the
-        same initial weights; each draws from generators of its own once it learns.
+        Seed as in SB3. Several processes share one seed: their environments are numbered consecutively, their initial weights
+        are the same, and each draws from its own random generators once it learns.
 
-        :param seed: the same in all processes
+        :param seed: seed, the same in all processes
         """
         super().set_random_seed(seed)
         if self.env is not None and rank() > 0:
@@ -938,10 +942,11 @@ class PPG(OnPolicyAlgorithm):
         """
         Choose actions, like SB3's ``predict``.
 
-        :param epsilon: probability of a sample in place of the most likely action, for each environment, see ``Player``
-        :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalised; see ``Player``
-        :param context: further arguments of the policy's ``predict``
-        :raises ArgumentError: if they cannot work, such as an ``epsilon`` without ``deterministic``
+        :param epsilon: probability of sampling an action instead of taking the most likely one, for each environment, see
+            ``Player``
+        :param temperature: T > 0: actions are sampled from π(a|s)^(1/T), normalized; see ``Player``
+        :param context: other arguments of the policy's ``predict``
+        :raises ArgumentError: if arguments cannot work, such as an ``epsilon`` without ``deterministic``
         """
         if epsilon or temperature != 1:
             return Player(self, epsilon, temperature).predict(observation, state, episode_start, deterministic, **context)
@@ -1034,8 +1039,8 @@ class PPG(OnPolicyAlgorithm):
         self, path: str | Path | io.BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
     ) -> None:
         """
-        Save the model, like SB3's ``save``. A complete file replaces the previous one at once. ``save_aux_buffer`` saves the
-        rest of a training. With several processes, whose models are equal, the first one writes the file.
+        Save the model, like SB3's ``save``. The file replaces a previous one only when it is complete. To resume training
+        exactly, also call ``save_aux_buffer``. With several processes, only the first one writes the file.
 
         :param path: path of the zip file (".zip" is added to a name without suffix), or a stream
         :param exclude: names of attributes to leave out
@@ -1058,7 +1063,7 @@ class PPG(OnPolicyAlgorithm):
         :param path: path of the zip file, or a stream
         :raises FileNotFoundError: if there is no file
         :raises ModelFormatError: if the file is damaged, or of another class or a newer version
-        :raises ArgumentError: for arguments that cannot work, or an ``objective`` with other parameters
+        :raises ArgumentError: if arguments cannot work, or if ``objective`` has other parameters than the file
         """
         if "objective" in kwargs:
             kwargs["objective_class"] = find_objective(kwargs.pop("objective"))
@@ -1082,7 +1087,7 @@ class PPG(OnPolicyAlgorithm):
         device: th.device | str = "auto",
     ) -> None:
         """
-        Set parameters, like SB3's ``set_parameters``, but all or none: an error leaves them unchanged.
+        Set parameters, like SB3's ``set_parameters``. If there is an error, all parameters stay unchanged.
 
         :raises ModelFormatError: if a file is damaged, or of another class or a newer version
         """
@@ -1098,28 +1103,28 @@ class PPG(OnPolicyAlgorithm):
 
     def save_aux_buffer(self, path: str | Path) -> None:
         """
-        Save the state of a training in addition to its model, for an exact resume by ``load_aux_buffer``: the rollouts of the
-        phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global generators.
+        Save the training state that is not in the model's file, so that ``load_aux_buffer`` can resume exactly: the rollouts
+        of the phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global random generators.
 
         Call it together with ``save``, outside a rollout; ``PhasicCheckpointCallback`` does both. After an error, a previous
         file is left unchanged.
 
-        :param path: path of the file, a NumPy npz without pickle; by convention ``aux_buffer_path(path of the model)``
+        :param path: path of the file, a NumPy npz file without pickle; by convention ``aux_buffer_path(path of the model)``
         :raises OSError: if the file cannot be written
-        :raises ArgumentError: if the model came from a file without the rollouts of its phase
-        :raises NonFiniteError: if a number of this state or of the model is NaN or infinite
+        :raises ArgumentError: if the model was loaded without the rollouts of its phase
+        :raises NonFiniteError: if a number in this state or in the model is NaN or infinite
         """
         save_training_state(self, Path(path))
 
     def load_aux_buffer(self, path: str | Path) -> None:
         """
-        Continue from where ``save_aux_buffer`` was called: ``learn(..., reset_num_timesteps=False)`` then trains as if there
+        Restore the state that ``save_aux_buffer`` saved. ``learn(..., reset_num_timesteps=False)`` then continues as if there
         had been no interruption, except that the environments start new episodes.
 
         :param path: path of the file
         :raises FileNotFoundError: if there is no file
         :raises ArgumentError: if the machine has too little memory for the rollouts
-        :raises ModelFormatError: if the file is damaged, too new, or of another model; nothing is changed
+        :raises ModelFormatError: if the file is damaged, written by a newer version, or another model's; nothing is changed
         """
         load_training_state(self, Path(path))
 
