@@ -185,7 +185,7 @@ class PPG(OnPolicyAlgorithm):
     :param micro_batch_size: The largest number of samples in one forward pass. Gradients of a larger minibatch are accumulated
         over several passes: the optimizer step is the same, and needs less memory. "auto": a size that is fast, see
         ``fitting_micro_batch_size``. None: whole minibatches
-    :param compile_updates: Whether torch compiles the optimizer steps of both phases, which takes about 15 s per phase the
+    :param compile_updates: Whether torch compiles the optimizer steps of both phases, which takes half a minute or more the
         first time on a machine, and makes training of small networks about twice as fast; docs/guides/speed.md says what is
         not compiled. "auto": only if the run is long enough to gain from it
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
