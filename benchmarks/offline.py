@@ -3,7 +3,8 @@ Recorded data: BCQ against the data's mean return, behavior cloning (``PPG.warm_
 scratch, from a warm start, and from a warm start on BCQ's actions: steps to a threshold. All networks of BCQ have 128 and 128
 units, ours and d3rlpy's: the paper's larger ones take six times as long.
 
-The data is of a half-trained PPG agent with its exploration, and of the same agent with half of the episodes random.
+The data is of a half-trained PPG agent with its exploration, and of the same agent with half of the episodes random. PPG that
+learns has RL Zoo's entry of ``hyperparams/ppg.yml``, and so has cloning.
 d3rlpy needs other versions of Gymnasium: give its Python by ``D3RLPY_PYTHON`` (and ``D3RLPY_PATH`` for PYTHONPATH), else its
 trainings end in an error.
 """
@@ -20,13 +21,15 @@ from matplotlib.figure import Figure
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization
 
 from benchmarks.harness import Experiment, Report, locked
-from benchmarks.suites.training import Episodes, curve
+from benchmarks.suites.contestants import entry
+from benchmarks.suites.training import Episodes, curve, make
 from benchmarks.tables import draw_seeds, finish, machines, page, table
 from sb3_ppg import PPG
 from sb3_ppg.offline import BCQ, Dataset, load_dataset, record
+from sb3_ppg.zoo.manager import Manager
 
 
 class Task(NamedTuple):
@@ -36,7 +39,7 @@ class Task(NamedTuple):
     :param half: mean return of 20 episodes at which an agent is half-trained
     :param threshold: mean return of 100 episodes that PPG is to reach
     :param n_online: steps of PPG
-    :param ppg: arguments of PPG
+    :param recorder: arguments of the agent whose data is recorded
     :param n_data: recorded steps
     :param n_offline: gradient steps of BCQ, ours and d3rlpy's
     """
@@ -44,17 +47,17 @@ class Task(NamedTuple):
     half: float
     threshold: float
     n_online: int
-    ppg: dict[str, Any]
+    recorder: dict[str, Any]
     n_data: int = 50_000
     n_offline: int = 20_000
 
 
-SMALL_PPG = dict(n_steps=128, batch_size=256, n_policy_iterations=8, learning_rate=1e-3)
+RECORDER = dict(n_steps=128, batch_size=256, n_policy_iterations=8, learning_rate=1e-3)
 TASKS = {
-    "CartPole-v1": Task(100, 475, 100_000, SMALL_PPG, n_data=20_000),
-    "Pendulum-v1": Task(-700, -200, 200_000, {**SMALL_PPG, "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4}),
-    "LunarLander-v3": Task(0, 200, 300_000, {**SMALL_PPG, "gamma": 0.999, "ent_coef": 0.01}, n_offline=50_000),
-    "Hopper-v5": Task(800, 1500, 300_000, {**SMALL_PPG, "learning_rate": 3e-4}),
+    "CartPole-v1": Task(100, 475, 100_000, RECORDER, n_data=20_000),
+    "Pendulum-v1": Task(-700, -200, 100_000, {**RECORDER, "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4}),
+    "LunarLander-v3": Task(0, 200, 300_000, {**RECORDER, "gamma": 0.999, "ent_coef": 0.01}, n_offline=50_000),
+    "Hopper-v5": Task(800, 1500, 300_000, {**RECORDER, "learning_rate": 3e-4}),
 }
 KINDS = {"half-trained": 0.0, "mixed": 0.5}  # the part of random episodes
 SLOWLY = "BCQ, learning rate 3e-4"
@@ -88,20 +91,15 @@ class StopHalfTrained(BaseCallback):
         return len(returns) < 20 or float(np.mean(returns[-20:])) < self.half  # of 100, it would lag behind the policy
 
 
-def make_ppg(env_id: str, seed: int) -> PPG:
-    env = VecNormalize(make_vec_env(env_id, 8, seed=seed), norm_obs=False, gamma=TASKS[env_id].ppg.get("gamma", 0.99))
-    return PPG("MlpPolicy", env, **TASKS[env_id].ppg, seed=seed, device="cpu")
-
-
 def data_of(env_id: str, kind: str, folder: Path) -> tuple[Path, Dataset]:
     """Return the data of a kind, which is recorded once: the same for all contestants and seeds."""
     file = folder / f"{env_id}_{kind}.npz"
     with locked(file.with_suffix(".lock")):
         if not file.exists():
             task = TASKS[env_id]
-            agent = make_ppg(env_id, seed=1000).learn(task.n_online, callback=StopHalfTrained(task.half))
-            env = agent.get_env()
-            assert env is not None
+            env = VecNormalize(make_vec_env(env_id, 8, seed=1000), norm_obs=False, gamma=task.recorder.get("gamma", 0.99))
+            agent = PPG("MlpPolicy", env, **task.recorder, seed=1000, device="cpu")
+            agent.learn(1_000_000, callback=StopHalfTrained(task.half))
             data = record(agent, env, task.n_data, random_episodes=KINDS[kind], seed=0)
             columns = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
             np.savez(file, **{name: getattr(data, name) for name in columns})
@@ -123,10 +121,24 @@ def bcq_of(training: dict[str, Any], data: Dataset, folder: Path) -> BCQ:
         return BCQ.load(file, device="cpu")
 
 
+def make_ppg(training: dict[str, Any], folder: Path) -> tuple[Manager, Any]:
+    """Make an agent as RL Zoo does."""
+    env_id = training["env"]
+    return make("ppg", env_id, entry("ppg", env_id) | {"n_timesteps": TASKS[env_id].n_online}, folder, training["seed"])
+
+
+def evaluated(manager: Manager, model: PPG) -> float:
+    """Return the mean return of deterministic episodes."""
+    manager.seed += 2000
+    env = manager.create_envs(1, eval_env=True)
+    sync_envs_normalization(model.get_env(), env)  # type: ignore[arg-type] # it has one
+    mean, _ = evaluate_policy(model, env, N_EPISODES)
+    return float(mean)  # type: ignore[arg-type]
+
+
 def train_offline(training: dict[str, Any], file: Path, data: Dataset, folder: Path) -> float:
     """Return the mean return of deterministic episodes after learning from data."""
     env_id, contestant, seed = training["env"], training["contestant"], training["seed"]
-    model: Any
     if contestant == "d3rlpy":
         program = os.environ.get("D3RLPY_PYTHON", sys.executable)
         script = Path(__file__).with_name("offline_d3rlpy.py")
@@ -144,29 +156,27 @@ def train_offline(training: dict[str, Any], file: Path, data: Dataset, folder: P
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
         return float(done.stdout.split()[-1])
     if contestant == "cloning":
-        model = make_ppg(env_id, seed).warm_start(data, n_epochs=N_CLONING_EPOCHS)
-    else:
-        model = bcq_of(training, data, folder.parent)
-    mean, _ = evaluate_policy(model, make_vec_env(env_id, 1, seed=2000 + seed), N_EPISODES)
+        manager, model = make_ppg(training, folder)
+        return evaluated(manager, model.warm_start(data, n_epochs=N_CLONING_EPOCHS))
+    mean, _ = evaluate_policy(bcq_of(training, data, folder.parent), make_vec_env(env_id, 1, seed=2000 + seed), N_EPISODES)
     return float(mean)  # type: ignore[arg-type]
 
 
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
     """Learn from data, or train PPG online after a start from data."""
-    env_id, contestant, seed = training["env"], training["contestant"], training["seed"]
-    task = TASKS[env_id]
+    env_id, contestant, task = training["env"], training["contestant"], TASKS[training["env"]]
     file, data = data_of(env_id, training["data"], folder.parent)
     of_data, start = data.episode_returns().mean(), sum(os.times()[:4])  # processes that it starts included
     if contestant in OFFLINE:
         result = train_offline(training, file, data, folder)
         return {"data_return": of_data, "return": result, "seconds": round(sum(os.times()[:4]) - start)}, None
-    model, episodes = make_ppg(env_id, seed), Episodes(folder / "episodes.csv")
+    (manager, model), episodes = make_ppg(training, folder), Episodes(folder / "episodes.csv")
     if contestant == "PPG from data":
         model.warm_start(data, n_epochs=N_CLONING_EPOCHS)
     elif contestant == "PPG from BCQ":
         model.warm_start(data, agent=bcq_of(training, data, folder.parent), n_epochs=N_CLONING_EPOCHS)
     model.learn(task.n_online, callback=episodes)
-    mean, _ = evaluate_policy(model, make_vec_env(env_id, 1, seed=2000 + seed), N_EPISODES)
+    mean = evaluated(manager, model)
     points = curve(episodes.read(task.n_online), task.n_online)
     return {"data_return": of_data, "return": mean, "seconds": round(sum(os.times()[:4]) - start)}, points
 
