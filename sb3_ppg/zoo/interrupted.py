@@ -132,10 +132,9 @@ def interrupted_run(runs: Path, command: dict[str, Any]) -> tuple[Marker, int, P
         marker = Marker(path.parent)
         seed = marker.claim(command)
         if seed is not None:
-            try:
+            with suppress(FileNotFoundError):
                 return marker, seed, latest_checkpoint(path.parent, PREFIX)
-            except FileNotFoundError:
-                return marker, seed, None
+            return marker, seed, None
     return None
 
 
