@@ -29,11 +29,8 @@ class SequenceSamples(NamedTuple):
 
 def longest_equal_part(whole: int, limit: int) -> int:
     """
-    Choose the length of sequences that are equal parts of a rollout, for instance: the longest that a minibatch has room for.
-
-    :param whole: to be divided
-    :param limit: the largest part that is allowed
-    :return: the largest divisor of the whole within the limit
+    Return the largest divisor of the whole within the limit: the longest sequence, of equal parts of a rollout, for which a
+    minibatch has room.
     """
     pairs = ((part, whole // part) for part in range(1, math.isqrt(whole) + 1) if whole % part == 0)
     return max(part for pair in pairs for part in pair if part <= limit)

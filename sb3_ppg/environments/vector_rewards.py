@@ -122,10 +122,7 @@ class DrawnWeights(VectorRewards):
 
 
 def with_scalar_reward(env: Any) -> Any:
-    """
-    :param env: a single environment, or several
-    :return: a single environment that has vector rewards in ``VectorRewards``; any other one as it is
-    """
+    """Put a single environment that has vector rewards into ``VectorRewards``; return any other as it is."""
     if isinstance(env, gym.Env) and not is_wrapped(env, VectorRewards) and not is_wrapped(env, Monitor):
         space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
         return VectorRewards(env) if getattr(space, "shape", ()) != () else env
@@ -159,11 +156,7 @@ class RewardReader:
         self.returns = np.zeros((0, n_components))  # of the current episodes, (n_envs, K)
 
     def begin(self, episode_starts: np.ndarray) -> None:
-        """
-        Begin a rollout.
-
-        :param episode_starts: whether the latest observations begin an episode, (n_envs,)
-        """
+        """Begin a rollout; ``episode_starts`` says whether the latest observations begin an episode, (n_envs,)."""
         if len(self.returns) != len(episode_starts):
             self.returns = np.zeros((len(episode_starts), self.n_components))
         self.returns[episode_starts.astype(bool)] = 0
@@ -194,8 +187,8 @@ class RewardReader:
 
 def mean_vector_return(episodes: Iterable[dict[str, Any]]) -> dict[str, float]:
     """
-    :param episodes: what ``Monitor`` tells of them, and ``RewardReader`` has added
-    :return: mean of each component's return, by name; nothing for scalar rewards
+    Return the mean of each component's return by name, of episodes to which ``RewardReader`` has added it; nothing for scalar
+    rewards.
     """
     returns = [episode["vector_return"] for episode in episodes if "vector_return" in episode]
     return {f"ep_rew_mean/{k}": float(mean) for k, mean in enumerate(np.mean(returns, axis=0))} if returns else {}

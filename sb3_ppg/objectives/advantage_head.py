@@ -223,10 +223,7 @@ class OrderObjective(AdvantageHeadObjective):
         return {"pair": pairs, "pair_is_earlier": earlier.astype(np.float32)}
 
     def draw_pairs(self, levels: np.ndarray) -> np.ndarray:
-        """
-        :param levels: levels of all frames of a rollout, (n_frames,)
-        :return: for each frame the number of one of the same level, itself perhaps, (n_frames,)
-        """
+        """Draw for each frame of a rollout the number of one of the same level, (n_frames,), itself perhaps."""
         _, level, counts = np.unique(levels, return_inverse=True, return_counts=True)
         by_level, starts = np.argsort(level, kind="stable"), np.cumsum(counts) - counts
         places = (np.random.random(len(levels)) * counts[level]).astype(np.int64)

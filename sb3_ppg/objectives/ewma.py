@@ -69,9 +69,7 @@ class DecoupledObjective(PaperObjective):
         raise NotImplementedError
 
     def restart(self, policy: PhasicActorCriticPolicy) -> None:
-        """
-        :param policy: the policy that the proximal one is to equal now
-        """
+        """Let the proximal policy equal this policy."""
         self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
 

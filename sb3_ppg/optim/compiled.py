@@ -395,12 +395,7 @@ class CompiledTraining:
 
 
 def reason_against(model: PhasicModel) -> str | None:
-    """
-    Return why a model's updates cannot be compiled.
-
-    :param model: algorithm with its environments, complete
-    :return: reason, or None
-    """
+    """Return the reason why a model's updates cannot be compiled, or None."""
     if "isolate_recompiles" not in inspect.signature(th.compile).parameters:
         return f"this needs torch 2.13, and {th.__version__} is installed"
     if model.device.type not in ("cpu", "cuda"):
@@ -415,24 +410,14 @@ def reason_against(model: PhasicModel) -> str | None:
 
 
 def is_worthwhile(model: PhasicModel, total_timesteps: float) -> bool:
-    """
-    Return whether compiling makes a training faster, as far as its length and its networks tell.
-
-    :param model: algorithm with its environments, complete
-    :param total_timesteps: budget of the training
-    """
+    """Return whether compiling makes a training of this budget faster, as far as its length and its networks tell."""
     if model.device.type != "cpu" or has_convolutions(model.policy):
         return False
     return WORTHWHILE_STEPS <= n_optimizer_steps(model, total_timesteps) < math.inf  # unless a callback ends it
 
 
 def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:
-    """
-    Estimate the number of optimizer steps in a training.
-
-    :param model: algorithm with its environments
-    :param total_timesteps: budget of the training
-    """
+    """Estimate the number of optimizer steps in a training of this budget."""
     n_epochs = model.n_epochs + (model.n_value_epochs or 0)
     per_sample = n_epochs / model.batch_size + model.n_aux_epochs / model.aux_samples_per_batch()
     return total_timesteps / n_processes() * per_sample

@@ -34,10 +34,7 @@ def pack_states(lstm_states: RNNStates) -> th.Tensor:
 
 
 def unpack_states(packed: th.Tensor) -> RNNStates:
-    """
-    :param packed: (n_sequences, 4, n_layers, hidden size)
-    :return: the states that were given to ``pack_states``
-    """
+    """Return the states that ``pack_states`` has packed, from (n_sequences, 4, n_layers, hidden size)."""
     pi_hidden, pi_cell, vf_hidden, vf_cell = packed.movedim(0, 2).contiguous()
     return RNNStates((pi_hidden, pi_cell), (vf_hidden, vf_cell))
 
@@ -170,7 +167,10 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     ):
         architecture = architecture or ("detached" if shared_lstm else "dual")
         shared_lstm, enable_critic_lstm = _lstm_of_the_value_function(architecture, shared_lstm, enable_critic_lstm)
-        _check_lstm(lstm_hidden_size, n_lstm_layers, lstm_kwargs)
+        check_value("lstm_hidden_size", lstm_hidden_size, count())
+        check_value("n_lstm_layers", n_lstm_layers, count())
+        if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
+            raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")
         super().__init__(
             observation_space,
             action_space,
@@ -335,10 +335,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         return RNNStates(pi, last_states(self.lstm_critic, self.value_features(obs), lstm_states.vf, episode_starts))
 
     def initial_states(self, n_sequences: int) -> RNNStates:
-        """
-        :param n_sequences: number of sequences, each of which begins with an episode
-        :return: the states before them, zeros
-        """
+        """Return the states before so many sequences, each of which begins with an episode: zeros."""
         shape = (self.lstm_actor.num_layers, n_sequences, self.lstm_actor.hidden_size)
         zeros = th.zeros(shape, device=self.device)
         return RNNStates((zeros, zeros), (zeros, zeros))
@@ -369,10 +366,3 @@ def _lstm_of_the_value_function(
             "policy's LSTM: leave it out, or use 'dual'"
         )
     return shared, not shared if enable_critic_lstm is None else enable_critic_lstm
-
-
-def _check_lstm(lstm_hidden_size: Any, n_lstm_layers: Any, lstm_kwargs: Any) -> None:
-    check_value("lstm_hidden_size", lstm_hidden_size, count())
-    check_value("n_lstm_layers", n_lstm_layers, count())
-    if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
-        raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")

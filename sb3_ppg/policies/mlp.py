@@ -304,8 +304,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def make_action_distribution(self) -> Distribution:
         """
-        :return: the distribution over the action space, without parameters: SB3's, one of ``distribution_class``, or one
-            that is composed of ``make_leaf_distribution``
+        Make the distribution over the action space, without parameters: SB3's, one of ``distribution_class``, or one that is
+        composed of ``make_leaf_distribution``.
         """
         if isinstance(self.action_space, NESTED):
             return NestedDistribution(self.action_space, self.make_leaf_distribution, self.log_std_init)
@@ -370,11 +370,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return all(hasattr(head, "change_units") for head in (self.value_net, self.aux_value_net))
 
     def parameters_to_vector(self) -> np.ndarray:
-        """
-        All parameters in one array. (SB3's way needs contiguous ones.)
-
-        :return: shape (n_parameters,)
-        """
+        """Return all parameters in one array, (n_parameters,). (SB3's way needs contiguous ones.)"""
         return th.cat([parameter.detach().reshape(-1) for parameter in self.parameters()]).cpu().numpy()
 
     # ---- evaluation ----
@@ -407,17 +403,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return Evaluation(distribution, latent_pi, latent_vf)
 
     def policy_features(self, obs: PyTorchObs) -> th.Tensor:
-        """
-        :param obs: Observation
-        :return: features for the policy, (B, features_dim)
-        """
+        """Return features for the policy, (B, features_dim)."""
         return self.extract_features(obs, self.pi_features_extractor)  # type: ignore[return-value] # a tensor, of one
 
     def value_features(self, obs: PyTorchObs) -> th.Tensor:
-        """
-        :param obs: Observation
-        :return: features for the value function, (B, features_dim)
-        """
+        """Return features for the value function, (B, features_dim)."""
         return self.extract_features(obs, self.vf_features_extractor)  # type: ignore[return-value]
 
     def extract_features(  # type: ignore[override]

@@ -179,12 +179,12 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
     :param folder: folder of the training
     :param checkpoint: where it goes on. None: at its beginning
     """
-    saved = (None, 0) if checkpoint is None else checkpoint_of(checkpoint)
+    written = 0 if checkpoint is None else checkpoint_of(checkpoint)[1]  # in nanoseconds
     for path in folder.glob("*.monitor.csv"):
         with suppress(ValueError, KeyError):  # a file that was cut before its first episode
             header, names, *episodes = path.read_text().splitlines(keepends=True)
             start, column = json.loads(header[1:])["t_start"], names.strip().split(",").index("t")
-            kept = [episode for episode in episodes if start + float(episode.split(",")[column]) <= saved[1] / 1e9]
+            kept = [episode for episode in episodes if start + float(episode.split(",")[column]) <= written / 1e9]
             with atomic_write(path) as temporary:
                 temporary.write_text("".join([header, names, *kept]))
 
