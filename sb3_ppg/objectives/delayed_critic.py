@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 from torch.nn import functional as F
 
@@ -103,8 +104,7 @@ class DynamicsObjective(DelayedCriticObjective):
         self.dynamics_coef = dynamics_coef
         self.n_actions = policy.actions.n_features  # number of choices in a Discrete space
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions
-        layers = [nn.Linear(n_inputs, hidden_size), nn.ReLU(), nn.Linear(hidden_size, hidden_size), nn.ReLU()]
-        self.discriminator = nn.Sequential(*layers, nn.Linear(hidden_size, 1))
+        self.discriminator = nn.Sequential(*create_mlp(n_inputs, 1, [hidden_size, hidden_size]))
 
     def check(self, model: PhasicModel) -> None:
         super().check(model)
