@@ -9,11 +9,7 @@ from sb3_ppg.buffers.nested import map_arrays
 
 
 class Episodes:
-    """
-    Returns and lengths of the current episodes of several environments.
-
-    :param num_envs: number of environments
-    """
+    """Returns and lengths of the current episodes of several environments."""
 
     def __init__(self, num_envs: int) -> None:
         self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, dtype=int)

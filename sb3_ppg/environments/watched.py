@@ -148,7 +148,7 @@ def layers(env: VecEnv | None) -> Iterator[Any]:
 
 def innermost(env: VecEnv | None) -> Any:
     """Return what all wrappers are around."""
-    return next(reversed([None, *layers(env)]))
+    return [None, *layers(env)][-1]
 
 
 def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
@@ -213,13 +213,7 @@ def workers_watched(env: VecEnv | None) -> Iterator[None]:
 
 
 class _WatchedRemote:
-    """
-    The parent's end of the pipe to a worker.
-
-    :param workers: all of them
-    :param remote: the pipe
-    :param process: the worker
-    """
+    """The parent's end of the pipe to a worker. It notices that the worker has died."""
 
     def __init__(self, workers: SubprocVecEnv, remote: Any, process: Any):
         self.workers, self.remote, self.process = workers, remote, process

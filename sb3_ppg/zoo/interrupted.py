@@ -58,10 +58,8 @@ def command_of(args: argparse.Namespace, hyperparameters: dict[str, Any], contin
 
 class Marker:
     """
-    A file that lies in the folder of a training until the training ends. The process that trains holds a lock on it, which
-    the system releases when the process ends, however that happens.
-
-    :param folder: folder of the training
+    A file that lies in the folder of a training until the training ends. The process that trains holds a lock on it, which the
+    system releases when the process ends, however that happens.
     """
 
     def __init__(self, folder: Path):
