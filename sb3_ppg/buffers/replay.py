@@ -101,10 +101,7 @@ class RolloutReplay:
         return len(self.rollouts) if self.capacity > 1 else 0
 
     def add(self, rollout_buffer: RolloutBuffer, end: RolloutEnd | None) -> None:
-        """
-        :param rollout_buffer: full
-        :param end: what follows it
-        """
+        """Add a full rollout, and what follows it."""
         if self.capacity > 1:
             order_by_environment(rollout_buffer)
         self.rollouts = [*self.rollouts, Rollout(rollout_buffer, end)][-self.capacity :]

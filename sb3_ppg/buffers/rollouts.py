@@ -110,9 +110,8 @@ def last_step(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
 
 def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
     """
-    Bring all arrays from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's ``get`` does, if it is not done yet.
-
-    :param rollout_buffer: full
+    Bring all arrays of a full buffer from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's ``get`` does, if it is
+    not done yet.
     """
     if rollout_buffer.generator_ready:
         return

@@ -48,17 +48,12 @@ class SequenceRolloutBuffer(RolloutBuffer):
         self.lstm_states = np.zeros((self.buffer_size, self.n_envs, *self.states_shape), dtype=np.float32)
 
     def add(self, *args: Any, lstm_states: RNNStates, **kwargs: Any) -> None:  # type: ignore[override]
-        """
-        :param lstm_states: before this step
-        """
+        """Add a step, with the states before it."""
         self.lstm_states[self.pos] = pack_states(lstm_states).cpu().numpy()
         super().add(*args, **kwargs)
 
     def get(self, batch_size: int | None = None) -> Iterator[SequenceSamples]:  # type: ignore[override]
-        """
-        :param batch_size: the most samples in a minibatch. None: everything
-        :return: minibatches, of shuffled sequences
-        """
+        """Return minibatches of shuffled sequences, of at most ``batch_size`` samples each; without it, everything."""
         return (some for _, some in self.samples(batch_size or self.buffer_size * self.n_envs, np.random.permutation))
 
     def samples(self, batch_size: int, order: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, SequenceSamples]]:

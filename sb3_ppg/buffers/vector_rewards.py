@@ -139,13 +139,7 @@ def component_context(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
 
 
 def component_summary(rollout_buffer: RolloutBuffer, policy: PhasicActorCriticPolicy) -> dict[str, float]:
-    """
-    Summarise an update for each component of vector rewards.
-
-    :param rollout_buffer: rollout that the policy was trained on
-    :param policy: policy after the update
-    :return: explained variance and value unit by component; nothing for scalar rewards
-    """
+    """Return explained variance and value unit by component, after an update on this rollout; nothing for scalar rewards."""
     samples = component_samples(rollout_buffer)
     if not samples:
         return {}

@@ -131,11 +131,8 @@ def with_scalar_reward(env: Any) -> Any:
 
 def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
     """
-    Tell environments that combine vector rewards the weights of a model. A ``GymnasiumVecEnv`` combines those of MO-Gymnasium
-    itself, and its environments may be ``VectorRewards``.
-
-    :param env: environments with any wrappers
-    :param weights: a number for each component
+    Tell environments, in any wrappers, the weights with which a model combines vector rewards, a number for each component. A
+    ``GymnasiumVecEnv`` combines those of MO-Gymnasium itself, and its environments may be ``VectorRewards``.
     """
     inside = innermost(env)
     if hasattr(inside, "set_reward_weights"):

@@ -313,8 +313,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def make_leaf_distribution(self, space: spaces.Space) -> Distribution:
         """
-        :param space: leaf of a nested action space, with one dimension if it is MultiDiscrete or MultiBinary
-        :return: the distribution over it, without parameters
+        Make the distribution over a leaf of a nested action space, without parameters. A MultiDiscrete or MultiBinary leaf has
+        one dimension here.
         """
         if self.squash_leaves and isinstance(space, spaces.Box):
             return SquashedGaussianDistribution(math.prod(space.shape))
@@ -481,11 +481,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return {**vars(self), "_action_dist": action_dist, "acted_on": None}
 
     def reset_noise(self, n_envs: int = 1) -> None:
-        """
-        Sample new noise for gSDE, without a graph.
-
-        :param n_envs: number of environments
-        """
+        """Sample new noise for gSDE, without a graph."""
         with th.no_grad():
             super().reset_noise(n_envs)
 
@@ -547,12 +543,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return self.value_net(self.evaluate(*inputs, reads=("latent_vf",)).latent_vf).squeeze(1)
 
     def evaluate_auxiliary(self, *inputs: Any) -> AuxiliaryEvaluation:
-        """
-        Evaluate what the auxiliary phase trains.
-
-        :param inputs: arguments of ``evaluate``
-        :return: π(.|s), and both value functions
-        """
+        """Evaluate what the auxiliary phase trains, with arguments of ``evaluate``."""
         distribution, latent_pi, latent_vf, _ = self.evaluate(*inputs, auxiliary=True)
         values, aux_values = self.value_net(latent_vf).squeeze(1), self.aux_value_net(latent_pi).squeeze(1)
         return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)

@@ -168,10 +168,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 def environment_of(env_id: str, hyperparams: dict[str, Any], env_kwargs: dict[str, Any]) -> Environment:
     """
-    :param env_id: environment
-    :param hyperparams: as the Zoo saves them
-    :param env_kwargs: options of the environment
-    :return: description of the environment
+    Describe an environment by its options and the hyperparameters that the Zoo saves.
+
     :raises ModelFormatError: if part of it is not plain data
     """
     config = {name: hyperparams[name] for name in Settings.__struct_fields__ if name in hyperparams}

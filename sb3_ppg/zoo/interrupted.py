@@ -144,10 +144,8 @@ def _number(folder: Path) -> int:
 
 def make_run_folder(wanted: str) -> str:
     """
-    Make the folder of a new training. Where another command has made it in the meantime, take the next number.
-
-    :param wanted: path that the Zoo chose, which ends in a number
-    :return: path of the new folder
+    Make the folder of a new training, and return its path: the one that the Zoo chose, which ends in a number, or the next if
+    another command has made it in the meantime.
     """
     while True:
         try:

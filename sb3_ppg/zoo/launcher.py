@@ -140,10 +140,8 @@ def _main() -> None:
 
 def run(name: str, arguments: list[str]) -> None:
     """
-    Run a script.
+    Run one of ``SCRIPTS`` with a command line.
 
-    :param name: one of ``SCRIPTS``
-    :param arguments: its command line
     :raises ArgumentError: if that names something that does not exist
     """
     from sb3_ppg.distributed.agreement import agreed, require_equal

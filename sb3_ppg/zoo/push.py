@@ -84,13 +84,7 @@ class EvaluatedRun(NamedTuple):
 
 
 def evaluated_run(args: argparse.Namespace, folder: Path) -> EvaluatedRun:
-    """
-    Evaluate and record an agent.
-
-    :param args: options of ``push_to_hub``
-    :param folder: where to make files
-    :return: the agent with all that is shared
-    """
+    """Evaluate and record an agent by the options of ``push_to_hub``, with files in the folder."""
     rendering = {} if args.no_render else {"render_mode": "rgb_array"}
     model, _, log_path = load_agent(args, **rendering)
     assert isinstance(model, PPG)

@@ -138,12 +138,7 @@ def _converted(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_short_trials(budget: int, n_envs: int) -> None:
-    """
-    Warn if three of the shortest phases do not fit into a trial.
-
-    :param budget: steps of a trial, of all environments together
-    :param n_envs: number of environments
-    """
+    """Warn if three of the shortest phases do not fit into the steps of a trial, of all environments together."""
     needed = N_PHASES * n_envs * 2**SHORTEST_PHASE_POW
     if budget < needed:
         warn(
