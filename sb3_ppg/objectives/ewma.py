@@ -153,12 +153,10 @@ class EWMAObjective(DecoupledObjective):
 
     def check(self, model: PhasicModel) -> None:
         super().check(model)
-        for name, is_on in (
-            ("recompute_advantages", model.recompute_advantages),
-            ("replay_kwargs", model.replay.capacity > 1),
-        ):
-            remedy = "the average of the advantages' moments would count a rollout several times; use `advantage_decay`=0"
-            require(model, not is_on or self.advantage_decay == 0, name, remedy)
+        averages = self.advantage_decay > 0
+        remedy = "the average of the advantages' moments would count a rollout several times; use `advantage_decay`=0"
+        require(model, not (averages and model.recompute_advantages), "recompute_advantages", remedy)
+        require(model, not (averages and model.replay.capacity > 1), "replay_kwargs", remedy)
 
     def has_plausible_state(self) -> bool:
         moments_are = self.advantage_weight >= 0 and self.advantage_variance >= 0 and self.advantage_mean.abs() <= 1e30

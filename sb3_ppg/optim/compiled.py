@@ -110,11 +110,8 @@ def take_step(
     max_grad_norm: th.Tensor | None,
 ) -> Gradient:
     """
-    Compute the gradient of a minibatch's loss, clip it, and take a step of Adam.
+    Compute the gradient of a minibatch's loss as ``loss_gradient`` does, clip it, and take a step of Adam.
 
-    :param losses_of: returns the losses for coefficients and a minibatch
-    :param coefficients: weights of the losses' terms, () each
-    :param minibatch: B samples
     :param groups: parameter groups, whose parameters and state are changed in place
     :param max_grad_norm: the largest L2 norm, (); a larger gradient is scaled down to it. None: no clipping
     """
