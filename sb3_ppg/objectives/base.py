@@ -226,7 +226,7 @@ class Objective(nn.Module):
         return True
 
     def before_rollout(self, episode_starts: np.ndarray) -> None:
-        """Called before a rollout. Where ``episode_starts``, (n_envs,), the latest observations begin an episode."""
+        """Called before a rollout; ``episode_starts``, (n_envs,), says whether the latest observations begin an episode."""
 
     def after_environment_step(
         self, dones: np.ndarray, infos: list[dict[str, Any]], reset_infos: list[dict[str, Any]]

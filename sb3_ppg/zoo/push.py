@@ -122,16 +122,14 @@ def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
 def usage(args: argparse.Namespace, repo_id: str, environment: Environment) -> str:
     """Return the model card's text about loading the model."""
     algo = "" if args.algo == "ppg" else f" --algo {args.algo}"
-    options = [
-        *([f"-name {args.repo_name}"] if args.repo_name else []),
-        *([f"--allow {' '.join(environment.to_allow)}"] if environment.to_allow else []),
-    ]
+    name = f" -name {args.repo_name}" if args.repo_name else ""
+    allow = f" --allow {' '.join(environment.to_allow)}" if environment.to_allow else ""
     env_id = environment.env_id
     commands = f"""With [RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo)'s commands:
 
 ```bash
 pip install "sb3-ppg[zoo]"
-sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization} {" ".join([*options, "-f logs"])}
+sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization}{name}{allow} -f logs
 sb3-ppg enjoy{algo} --env {env_id} -f logs
 ```"""
     # Where the model does not know the environment as Gymnasium makes it, or Gymnasium does not know it
