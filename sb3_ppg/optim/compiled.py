@@ -218,7 +218,7 @@ class CompiledStep:
             arguments = ([*chain(*self._reached)],)
         is_new = size not in self._compiled_sizes
         try:
-            with _announced(self.name, self.model.verbose >= 1 and is_new):
+            with _announced(f"{self.name} update", self.model.verbose >= 1 and is_new):
                 result = self._function(self.losses_of, self._coefficients, minibatch, *arguments)
         except compiler_errors() as error:
             self._give_up(f"torch cannot compile these losses ({first_line(error)})")
@@ -316,7 +316,7 @@ class CompiledPolicy:
         if th.distributions.Distribution._validate_args:  # validation is on only after an error, to find its cause
             return self.policy(observations)
         try:
-            with _announced("acting", self.model.verbose >= 1 and self._is_new):
+            with _announced("acting policy", self.model.verbose >= 1 and self._is_new):
                 result = self._function(observations)
         except compiler_errors() as error:
             if self.model.compile_updates is True:
@@ -442,7 +442,7 @@ def _announced(name: str, is_on: bool) -> Iterator[None]:
     """Print a line about what is compiled in a block, and how long it takes."""
     start = time.perf_counter()
     if is_on:
-        print(f"Compiling the {name} {'policy' if name == 'acting' else 'update'}, ", end="", flush=True)
+        print(f"Compiling the {name}, ", end="", flush=True)
     try:
         yield
     finally:
