@@ -81,7 +81,7 @@ def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate,
     features = th.randn(n_sequences * length, 4, requires_grad=True)
     states = tuple(th.randn(n_layers, n_sequences, 5, requires_grad=True) for _ in range(2))
     starts = (th.rand(n_sequences * length) < rate).float()
-    ours = run_lstm(lstm, features, states, starts)
+    ours, _ = run_lstm(features, states, starts, lstm)
     expected, expected_states = step_by_step(lstm, features, states, starts)
     th.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
     th.testing.assert_close(last_states(lstm, features, states, starts), expected_states, rtol=0, atol=1e-6)

@@ -100,9 +100,7 @@ class AuxBuffer:
         self.n_new = 0
 
     def emptied(self) -> "AuxBuffer":
-        """
-        :return: another buffer for the same device and storage, with nothing in it
-        """
+        """Return another buffer for the same device and storage, with nothing in it."""
         other = copy.copy(self)
         other.reset()
         return other
@@ -187,9 +185,7 @@ class AuxBuffer:
             ) from error
 
     def available_bytes(self) -> int:
-        """
-        :return: how much room there is for more observations
-        """
+        """Return the room for more observations, in bytes."""
         if self.storage == "memory":
             return available_memory()
         self._new_file().close()
@@ -230,10 +226,7 @@ class AuxBuffer:
             yield batch
 
     def evenly_spread(self, n_sequences: int) -> np.ndarray:
-        """
-        :param n_sequences: how many at most
-        :return: the numbers of so many sequences, spread over all that are kept
-        """
+        """Return the numbers of at most so many sequences, spread over all that are kept."""
         return np.linspace(0, self.n_sequences - 1, min(self.n_sequences, n_sequences)).astype(int)
 
     def batches(self, order: np.ndarray, n_sequences: int) -> Iterator[tuple[np.ndarray, AuxiliaryBatch]]:

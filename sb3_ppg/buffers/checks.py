@@ -116,11 +116,7 @@ def check_replay(model: PhasicModel) -> None:
 
 
 def warn_of_missing_rollouts(model: PhasicModel) -> None:
-    """
-    Warn if a model comes from a file without the rollouts that it had.
-
-    :param model: before ``learn``
-    """
+    """Warn if a model comes from a file without the rollouts that it had."""
     stored, replayed, kept = model._n_stored_rollouts, model._n_replayed_rollouts, model.aux_buffer.capacity
     if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
         whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
@@ -132,11 +128,7 @@ def warn_of_missing_rollouts(model: PhasicModel) -> None:
 
 
 def warn_of_stale_data(model: PhasicModel) -> None:
-    """
-    Warn if the policy learns from rollouts of older policies and the objective does not correct for it.
-
-    :param model: before ``learn``
-    """
+    """Warn if the policy learns from rollouts of older policies and the objective does not correct for it."""
     is_old = model.replay.n_rollouts["policy"] > 1 or model.replay.staleness > 0
     if is_old and not model.objective.corrects_for_staleness:
         warn(

@@ -22,10 +22,7 @@ def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
 
 
 def n_samples(observations: Any) -> int:
-    """
-    :param observations: an array or a tensor of shape (B, ...), or a dictionary of such
-    :return: B
-    """
+    """Return the number of samples, B, in an array or a tensor of shape (B, ...), or a dictionary of such."""
     return len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
 
 

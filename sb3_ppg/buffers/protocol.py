@@ -31,27 +31,22 @@ class GivesSequences(Protocol):
 
 def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:
     """
-    :param rollout_buffer: of any class
-    :return: whether its advantages are GAE of its ``rewards``, and ``get`` goes through all samples, so that rollouts can be
-        used again with other values. A class that overrides ``compute_returns_and_advantage`` or ``get`` says so by the class
-        attribute ``recomputable = True``
+    Return whether a buffer's advantages are GAE of its ``rewards``, and ``get`` goes through all samples, so that rollouts can
+    be used again with other values. A class that overrides ``compute_returns_and_advantage`` or ``get`` says so by the class
+    attribute ``recomputable = True``.
     """
     return _is_promised(type(rollout_buffer), "recomputable", ("compute_returns_and_advantage", "get"))
 
 
 def has_usual_samples(rollout_buffer: RolloutBuffer) -> bool:
-    """
-    :param rollout_buffer: of any class
-    :return: whether its minibatches are SB3's, or its class says by ``recomputable = True`` that they can be used as these
-    """
+    """Return whether minibatches are SB3's, or the class says by ``recomputable = True`` that they can be used as these."""
     return _is_promised(type(rollout_buffer), "recomputable", ("get", "_get_samples"))
 
 
 def has_new_arrays(rollout_buffer: RolloutBuffer) -> bool:
     """
-    :param rollout_buffer: of any class
-    :return: whether the arrays of a rollout stay as they are when the next one is collected, so that they need not be copied.
-        A class that overrides ``reset`` says so by the class attribute ``new_arrays = True``
+    Return whether the arrays of a rollout stay as they are when the next one is collected, so that they need not be copied. A
+    class that overrides ``reset`` says so by the class attribute ``new_arrays = True``.
     """
     return _is_promised(type(rollout_buffer), "new_arrays", ("reset",))
 

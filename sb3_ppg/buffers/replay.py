@@ -39,8 +39,8 @@ class Rollout:
 
     def arrays(self) -> dict[str, Any]:
         """
-        :return: by name, all arrays that cannot be computed from others, and those of what follows under "rollout_end"; an
-            element may be a dictionary of arrays
+        Return by name all arrays that cannot be computed from others, and those of what follows under "rollout_end". An
+        element may be a dictionary of arrays.
         """
         buffer = vars(self.buffer).items()
         arrays = {name: value for name, value in buffer if isinstance(value, np.ndarray) or name == "observations"}
@@ -51,11 +51,7 @@ class Rollout:
         }
 
     def with_arrays(self, arrays: dict[str, Any], uses: dict[Kind, int]) -> "Rollout":
-        """
-        :param arrays: another rollout's, as ``arrays`` gives them
-        :param uses: the other rollout's
-        :return: the other rollout
-        """
+        """Return another rollout, by its ``arrays`` and its ``uses``."""
         buffer, arrays = copy.copy(self.buffer), dict(arrays)
         end = RolloutEnd(**arrays.pop("rollout_end"))
         vars(buffer).update(arrays)
@@ -105,10 +101,7 @@ class RolloutReplay:
         return len(self.rollouts) if self.capacity > 1 else 0
 
     def add(self, rollout_buffer: RolloutBuffer, end: RolloutEnd | None) -> None:
-        """
-        :param rollout_buffer: full
-        :param end: what follows it
-        """
+        """Add a full rollout, and what follows it."""
         if self.capacity > 1:
             order_by_environment(rollout_buffer)
         self.rollouts = [*self.rollouts, Rollout(rollout_buffer, end)][-self.capacity :]
@@ -119,26 +112,18 @@ class RolloutReplay:
             self.rollouts[-1].buffer = independent_copy(self.rollouts[-1].buffer)
 
     def forget(self, rollout_buffer: RolloutBuffer) -> None:
-        """
-        :param rollout_buffer: with a rollout that has not been learned from
-        """
+        """Remove the rollout in this buffer, which has not been learned from."""
         self.rollouts = [rollout for rollout in self.rollouts if rollout.buffer is not rollout_buffer]
 
     def due(self, kind: Kind) -> list[Rollout]:
-        """
-        :param kind: of an epoch
-        :return: the rollouts that it goes through; none while all of them have been used up, or are too new
-        """
+        """Return the rollouts that an epoch of this kind goes through; none while all are used up, or too new."""
         end = len(self.rollouts) - self.staleness
         latest = self.rollouts[max(0, end - self.n_rollouts[kind]) : max(0, end)]
         limit = self.max_uses[kind]
         return [rollout for rollout in latest if limit is None or rollout.uses[kind] < limit]
 
     def older(self, kinds: Sequence[Kind] = KINDS) -> list[Rollout]:
-        """
-        :param kinds: of the epochs that take place
-        :return: the rollouts before the latest one that some epoch can still use
-        """
+        """Return the rollouts before the latest one that an epoch of these kinds can still use."""
         due = [id(rollout) for kind in kinds for rollout in self.due(kind)]
         return [rollout for rollout in self.rollouts[:-1] if id(rollout) in due]
 
@@ -155,18 +140,12 @@ class RolloutReplay:
 
 
 def independent_copy(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
-    """
-    :param rollout_buffer: of any class
-    :return: a copy whose arrays stay as they are when the original collects another rollout
-    """
+    """Return a copy whose arrays stay as they are when the original collects another rollout."""
     return copy.copy(rollout_buffer) if has_new_arrays(rollout_buffer) else copy.deepcopy(rollout_buffer)
 
 
 def full_like(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
-    """
-    :param rollout_buffer: full or empty
-    :return: another one, full of zeros, its samples ordered by environment
-    """
+    """Return another rollout buffer of the same kind, full of zeros, its samples ordered by environment."""
     other = independent_copy(rollout_buffer)
     other.reset()
     other.full, other.pos = True, other.buffer_size

@@ -99,10 +99,7 @@ def has_steps(rollout_buffer: RolloutBuffer, name: str, value: Any) -> bool:
 
 
 def last_step(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
-    """
-    :param rollout_buffer: full, in the order in which it was collected
-    :return: a rollout buffer with its last step alone
-    """
+    """Return a buffer that has only the last step of this one, which is full and in the order of collection."""
     last = copy.copy(rollout_buffer)
     for name, value in vars(rollout_buffer).items():
         if has_steps(rollout_buffer, name, value):
@@ -113,9 +110,8 @@ def last_step(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
 
 def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
     """
-    Bring all arrays from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's ``get`` does, if it is not done yet.
-
-    :param rollout_buffer: full
+    Bring all arrays of a full buffer from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's ``get`` does, if it is
+    not done yet.
     """
     if rollout_buffer.generator_ready:
         return
@@ -147,10 +143,7 @@ def by_step(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
 
 
 def n_bytes(observations: Observations | PyTorchObs) -> int:
-    """
-    :param observations: an array or a tensor, or a dictionary of such
-    :return: how much memory they take
-    """
+    """Return the size of an array or a tensor, or a dictionary of such, in bytes."""
     return sum(one.nbytes for one in observations.values()) if isinstance(observations, dict) else observations.nbytes
 
 
@@ -170,10 +163,7 @@ def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
 
 
 def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
-    """
-    :param rollout_buffer: full or empty, its samples ordered by step or by environment
-    :return: the first observation in it, ``(1, *observation shape)``
-    """
+    """Return the first observation in a buffer, full or empty, ordered or not, ``(1, *observation shape)``."""
     shapes: Any = rollout_buffer.obs_shape
     return map_arrays(lambda array, shape: array.reshape(-1, *shape)[:1], rollout_buffer.observations, shapes)
 
@@ -199,11 +189,7 @@ def store_floats(rollout_buffer: RolloutBuffer, env: VecEnv | None) -> None:
 
 
 def in_floats(space: Any, keys: Sequence[str] | None = None) -> Any:
-    """
-    :param space: a space, or a dictionary of spaces
-    :param keys: of a dictionary, those to convert. None: all
-    :return: the same with floats in place of a Box's integers
-    """
+    """Return the same space with floats in place of a Box's integers; of a dictionary, under these keys, or under all."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: in_floats(part) if key in (keys or space) else part for key, part in space.items()})
     if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):

@@ -29,11 +29,8 @@ class SequenceSamples(NamedTuple):
 
 def longest_equal_part(whole: int, limit: int) -> int:
     """
-    Choose the length of sequences that are equal parts of a rollout, for instance: the longest that a minibatch has room for.
-
-    :param whole: to be divided
-    :param limit: the largest part that is allowed
-    :return: the largest divisor of the whole within the limit
+    Return the largest divisor of the whole within the limit: the longest sequence, of equal parts of a rollout, for which a
+    minibatch has room.
     """
     pairs = ((part, whole // part) for part in range(1, math.isqrt(whole) + 1) if whole % part == 0)
     return max(part for pair in pairs for part in pair if part <= limit)
@@ -51,17 +48,12 @@ class SequenceRolloutBuffer(RolloutBuffer):
         self.lstm_states = np.zeros((self.buffer_size, self.n_envs, *self.states_shape), dtype=np.float32)
 
     def add(self, *args: Any, lstm_states: RNNStates, **kwargs: Any) -> None:  # type: ignore[override]
-        """
-        :param lstm_states: before this step
-        """
+        """Add a step, with the states before it."""
         self.lstm_states[self.pos] = pack_states(lstm_states).cpu().numpy()
         super().add(*args, **kwargs)
 
     def get(self, batch_size: int | None = None) -> Iterator[SequenceSamples]:  # type: ignore[override]
-        """
-        :param batch_size: the most samples in a minibatch. None: everything
-        :return: minibatches, of shuffled sequences
-        """
+        """Return minibatches of shuffled sequences, of at most ``batch_size`` samples each; without it, everything."""
         return (some for _, some in self.samples(batch_size or self.buffer_size * self.n_envs, np.random.permutation))
 
     def samples(self, batch_size: int, order: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, SequenceSamples]]:

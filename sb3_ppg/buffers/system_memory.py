@@ -13,16 +13,12 @@ VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def total_memory() -> int:
-    """
-    :return: in bytes, the most that this process may have
-    """
+    """Return the most memory that this process may have, in bytes."""
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _cgroups())])
 
 
 def available_memory() -> int:
-    """
-    :return: in bytes, what this process can take before the machine or one of its control groups has no more
-    """
+    """Return the memory that is left on this machine and in this process's control groups, in bytes."""
     return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _cgroups())]))
 
 

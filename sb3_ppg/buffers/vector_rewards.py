@@ -121,9 +121,8 @@ def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[s
 
 def component_samples(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
     """
-    :param rollout_buffer: full
-    :return: value targets and old values of each sample's components, by name, (n_envs * n_steps, K), environment by
-        environment; nothing for scalar rewards
+    Return value targets and old values of each sample's components by name, (n_envs * n_steps, K), environment by environment,
+    of a full buffer; nothing for scalar rewards.
     """
     if not isinstance(rollout_buffer, VectorRewardBuffer):
         return {}
@@ -132,10 +131,7 @@ def component_samples(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
 
 
 def component_context(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
-    """
-    :param rollout_buffer: full or empty
-    :return: what the auxiliary phase keeps of the components, by name, (n_envs, n_steps, K); nothing for scalar rewards
-    """
+    """Return what the auxiliary phase keeps of the components by name, (n_envs, n_steps, K); nothing for scalar rewards."""
     if not isinstance(rollout_buffer, VectorRewardBuffer):
         return {}
     # A copy, as `estimate` changes the array when an older rollout is used again
@@ -143,13 +139,7 @@ def component_context(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
 
 
 def component_summary(rollout_buffer: RolloutBuffer, policy: PhasicActorCriticPolicy) -> dict[str, float]:
-    """
-    Summarise an update for each component of vector rewards.
-
-    :param rollout_buffer: rollout that the policy was trained on
-    :param policy: policy after the update
-    :return: explained variance and value unit by component; nothing for scalar rewards
-    """
+    """Return explained variance and value unit by component, after an update on this rollout; nothing for scalar rewards."""
     samples = component_samples(rollout_buffer)
     if not samples:
         return {}

@@ -18,13 +18,7 @@ from sb3_ppg.environments.episodes import Episodes, observation_at, replace
 from sb3_ppg.errors import ArgumentError, nearest
 
 # Libraries that Procgen links to on Python 3.11, in an order in which they can be loaded
-QT_LIBRARIES = [
-    "libicudata.so.56",
-    "libicuuc.so.56",
-    "libicui18n.so.56",
-    "libQt5Core.so.5",
-    "libQt5Gui.so.5",
-]
+QT_LIBRARIES = ["libicudata.so.56", "libicuuc.so.56", "libicui18n.so.56", "libQt5Core.so.5", "libQt5Gui.so.5"]
 
 
 class EnvPoolVecEnv(VecEnv):

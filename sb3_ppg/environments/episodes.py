@@ -9,30 +9,18 @@ from sb3_ppg.buffers.nested import map_arrays
 
 
 class Episodes:
-    """
-    Returns and lengths of the current episodes of several environments.
-
-    :param num_envs: number of environments
-    """
+    """Returns and lengths of the current episodes of several environments."""
 
     def __init__(self, num_envs: int) -> None:
         self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, dtype=int)
         self._start = time.time()
 
     def start(self, index: Any = slice(None)) -> None:
-        """
-        Begin episodes.
-
-        :param index: of the environment. By default: of all
-        """
+        """Begin the episode of one environment, or of all."""
         self._returns[index] = self._lengths[index] = 0
 
     def add(self, rewards: np.ndarray) -> None:
-        """
-        Add a step.
-
-        :param rewards: of all environments, (num_envs,)
-        """
+        """Add a step by its rewards, (num_envs,)."""
         self._returns += rewards
         self._lengths += 1
 
@@ -55,11 +43,7 @@ class Episodes:
 
 
 def observation_at(observations: Any, index: int) -> Any:
-    """
-    :param observations: of all environments, (num_envs, ...)
-    :param index: of one environment
-    :return: a copy of its observation
-    """
+    """Return a copy of one environment's observation, from those of all, (num_envs, ...)."""
     return map_arrays(lambda array: array[index].copy(), observations)
 
 

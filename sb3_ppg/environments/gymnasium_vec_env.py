@@ -115,11 +115,7 @@ class GymnasiumVecEnv(VecEnv):
         return observations, np.array(rewards, dtype=np.float32), dones, infos
 
     def set_reward_weights(self, weights: Sequence[float]) -> None:
-        """
-        Set the weights that combine vector rewards.
-
-        :param weights: a number for each component
-        """
+        """Set the weights that combine vector rewards, a number for each component."""
         self.reward_weights = np.asarray(weights)
 
     def _combined(self, rewards: np.ndarray) -> np.ndarray:

@@ -122,10 +122,7 @@ class DrawnWeights(VectorRewards):
 
 
 def with_scalar_reward(env: Any) -> Any:
-    """
-    :param env: a single environment, or several
-    :return: a single environment that has vector rewards in ``VectorRewards``; any other one as it is
-    """
+    """Put a single environment that has vector rewards into ``VectorRewards``; return any other as it is."""
     if isinstance(env, gym.Env) and not is_wrapped(env, VectorRewards) and not is_wrapped(env, Monitor):
         space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
         return VectorRewards(env) if getattr(space, "shape", ()) != () else env
@@ -134,11 +131,8 @@ def with_scalar_reward(env: Any) -> Any:
 
 def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
     """
-    Tell environments that combine vector rewards the weights of a model. A ``GymnasiumVecEnv`` combines those of MO-Gymnasium
-    itself, and its environments may be ``VectorRewards``.
-
-    :param env: environments with any wrappers
-    :param weights: a number for each component
+    Tell environments, in any wrappers, the weights with which a model combines vector rewards, a number for each component. A
+    ``GymnasiumVecEnv`` combines those of MO-Gymnasium itself, and its environments may be ``VectorRewards``.
     """
     inside = innermost(env)
     if hasattr(inside, "set_reward_weights"):
@@ -159,11 +153,7 @@ class RewardReader:
         self.returns = np.zeros((0, n_components))  # of the current episodes, (n_envs, K)
 
     def begin(self, episode_starts: np.ndarray) -> None:
-        """
-        Begin a rollout.
-
-        :param episode_starts: whether the latest observations begin an episode, (n_envs,)
-        """
+        """Begin a rollout; ``episode_starts`` says whether the latest observations begin an episode, (n_envs,)."""
         if len(self.returns) != len(episode_starts):
             self.returns = np.zeros((len(episode_starts), self.n_components))
         self.returns[episode_starts.astype(bool)] = 0
@@ -194,8 +184,8 @@ class RewardReader:
 
 def mean_vector_return(episodes: Iterable[dict[str, Any]]) -> dict[str, float]:
     """
-    :param episodes: what ``Monitor`` tells of them, and ``RewardReader`` has added
-    :return: mean of each component's return, by name; nothing for scalar rewards
+    Return the mean of each component's return by name, of episodes to which ``RewardReader`` has added it; nothing for scalar
+    rewards.
     """
     returns = [episode["vector_return"] for episode in episodes if "vector_return" in episode]
     return {f"ep_rew_mean/{k}": float(mean) for k, mean in enumerate(np.mean(returns, axis=0))} if returns else {}

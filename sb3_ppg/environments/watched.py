@@ -77,8 +77,8 @@ class CheckedSteps:
 
     def reset_infos(self) -> list[dict[str, Any]]:
         """
-        :return: the info with which each environment has begun its episode; empty where the environments below the wrappers
-            do not keep it, as those of SuperSuit and Isaac Lab
+        Return the info with which each environment has begun its episode; empty where the environments below the wrappers do
+        not keep it, as those of SuperSuit and Isaac Lab.
         """
         return getattr(self.innermost, "reset_infos", None) or [{} for _ in range(self.env.num_envs)]
 
@@ -120,11 +120,7 @@ def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: 
 
 @contextmanager
 def statistics_protected(normalizers: Iterable[VecNormalize]) -> Iterator[None]:
-    """
-    Restore the statistics of each ``VecNormalize`` after a ``NonFiniteEnvironmentError``.
-
-    :param normalizers: among the wrappers of the environments
-    """
+    """Restore the statistics of each ``VecNormalize`` after a ``NonFiniteEnvironmentError``."""
     # An update replaces the arrays: there is nothing to copy
     before = [(rms, rms.mean, rms.var, rms.count) for one in normalizers for rms in statistics(one).values()]
     try:
@@ -152,14 +148,11 @@ def layers(env: VecEnv | None) -> Iterator[Any]:
 
 def innermost(env: VecEnv | None) -> Any:
     """Return what all wrappers are around."""
-    return next(reversed([None, *layers(env)]))
+    return [None, *layers(env)][-1]
 
 
 def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
-    """
-    :param env: environments with any wrappers, or None
-    :return: each ``VecNormalize`` among the wrappers, the outermost first
-    """
+    """Iterate over each ``VecNormalize`` among the wrappers of environments, the outermost first."""
     return (layer for layer in layers(env) if isinstance(layer, VecNormalize))
 
 
@@ -179,10 +172,7 @@ def only_normalizer(env: VecEnv | None) -> VecNormalize | None:
 
 
 def statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
-    """
-    :param normalizer: of any environments
-    :return: its statistics by name: "ret_rms", and, if it normalises observations, "obs_rms" or "obs_rms/<key>"
-    """
+    """Return statistics by name: "ret_rms", and, if observations are normalised, "obs_rms" or "obs_rms/<key>"."""
     found = {"ret_rms": normalizer.ret_rms}
     if normalizer.norm_obs:
         obs_rms = normalizer.obs_rms
@@ -191,10 +181,7 @@ def statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
 
 
 def all_statistics(env: VecEnv | None) -> dict[str, RunningMeanStd]:
-    """
-    :param env: environments with any wrappers, or None
-    :return: statistics of each ``VecNormalize`` among the wrappers, by its number and their names; most environments have one
-    """
+    """Return statistics of each ``VecNormalize`` among the wrappers by its number, which is 0 for most, and their names."""
     found = enumerate(normalizers(env))
     return {f"{index}/{name}": rms for index, normalizer in found for name, rms in statistics(normalizer).items()}
 
@@ -226,13 +213,7 @@ def workers_watched(env: VecEnv | None) -> Iterator[None]:
 
 
 class _WatchedRemote:
-    """
-    The parent's end of the pipe to a worker.
-
-    :param workers: all of them
-    :param remote: the pipe
-    :param process: the worker
-    """
+    """The parent's end of the pipe to a worker. It notices that the worker has died."""
 
     def __init__(self, workers: SubprocVecEnv, remote: Any, process: Any):
         self.workers, self.remote, self.process = workers, remote, process

@@ -22,13 +22,7 @@ class Evaluation(NamedTuple):
     deterministic: bool = True
 
 
-def model_card(
-    folder: Path,
-    env_id: str | None,
-    env_kwargs: dict[str, Any],
-    evaluation: Evaluation | None,
-    usage: str,
-) -> str:
+def model_card(folder: Path, env_id: str | None, env_kwargs: dict[str, Any], evaluation: Evaluation | None, usage: str) -> str:
     """
     :param folder: with the model's files; "replay.mp4" and "learning_curve.png" are shown if they are there
     :param env_id: the environment, if it is known

@@ -19,7 +19,6 @@ from typing import Any
 import gymnasium as gym
 import msgspec
 import torch as th
-from gymnasium import spaces
 from safetensors.torch import save
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
@@ -46,15 +45,7 @@ from sb3_ppg.saving.generators import generators_kept
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity
-NOT_SHARED = {
-    "policy",
-    "env",
-    "device",
-    "verbose",
-    "tensorboard_log",
-    "stats_window_size",
-    "_init_setup_model",
-}
+NOT_SHARED = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
 NETWORKS = ("policy", "objective")  # attributes whose weights are shared: the policy, and the networks of its objective
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
 LIMITS = ("clip_obs", "clip_reward")  # of `VecNormalize`, which may be infinite
@@ -301,12 +292,6 @@ def _load_arrays(model: PPG, arrays: Arrays) -> None:
 # ---- VecNormalize ----
 
 
-class _SpacesOnly(gym.Env):
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        self.observation_space = observation_space
-        self.action_space = action_space
-
-
 def _describe_vec_normalize(env: VecNormalize) -> Normalization:
     settings = {name: getattr(env, name) for name in VEC_NORMALIZE}
     settings |= {name: None for name in LIMITS if math.isinf(settings[name])}
@@ -327,10 +312,12 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     saved = description.vec_normalize
     if saved is None:
         return None
-    space, actions = make_observation_space(saved.observation_space), make(description.action_space)
+    spaces_only: gym.Env = gym.Env()
+    spaces_only.observation_space = make_observation_space(saved.observation_space)
+    spaces_only.action_space = make(description.action_space)
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
     settings |= {name: math.inf for name in LIMITS if settings[name] is None}
-    env = VecNormalize(DummyVecEnv([lambda: _SpacesOnly(space, actions)]), **settings)
+    env = VecNormalize(DummyVecEnv([lambda: spaces_only]), **settings)
     taken = {name: arrays.take(name, fresh).numpy() for name, fresh in _statistics(env).items()}
     for name, rms in statistics(env).items():
         rms.mean, rms.var, count = (taken[f"vec_normalize.{name}.{part}"] for part in PARTS)

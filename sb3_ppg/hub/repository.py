@@ -17,12 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMoni
 
 from sb3_ppg.errors import ArgumentError, HubError
 from sb3_ppg.hub.model_card import Evaluation, model_card, python_usage
-from sb3_ppg.hub.pretrained import (
-    ARRAYS,
-    DESCRIPTION,
-    from_pretrained,
-    save_pretrained,
-)
+from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, from_pretrained, save_pretrained
 from sb3_ppg.ppg import PPG
 
 

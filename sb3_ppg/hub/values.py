@@ -34,8 +34,7 @@ EXTRACTORS: tuple[type, ...] = (ImpalaCNN, MinAtarCNN, FlattenExtractor, NatureC
 ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity)
 OPTIMIZERS: tuple[type, ...] = (th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike)
 # The classes that a file may name
-LISTED: tuple[type, ...] = (*MODELS, *EXTRACTORS, *ACTIVATIONS, *OPTIMIZERS)
-CLASSES = {cls.__name__: cls for cls in LISTED}
+CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*MODELS, *EXTRACTORS, *ACTIVATIONS, *OPTIMIZERS)}
 
 
 def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:

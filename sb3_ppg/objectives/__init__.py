@@ -44,10 +44,7 @@ def find_objective(objective: Any) -> type[Objective]:
 
 
 def objective_name(cls: type[Objective]) -> str | type[Objective]:
-    """
-    :param cls: an objective's class
-    :return: its name in ``OBJECTIVES``, or the class if it has none
-    """
+    """Return a class's name in ``OBJECTIVES``, or the class if it has none."""
     return next((name for name, known in OBJECTIVES.items() if known is cls), cls)
 
 

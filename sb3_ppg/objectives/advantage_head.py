@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.torch_layers import create_mlp
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.func import functional_call
@@ -137,8 +138,7 @@ class OrderObjective(AdvantageHeadObjective):
         self.order_coef = order_coef
         self.level_key = level_key
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi
-        hidden = [nn.Linear(n_inputs, hidden_size), nn.ReLU()] if hidden_size else []
-        self.classifier = nn.Sequential(*hidden, nn.Linear(hidden_size or n_inputs, 2))
+        self.classifier = nn.Sequential(*create_mlp(n_inputs, 2, [hidden_size] if hidden_size else []))
         learning_rate = policy.optimizer.param_groups[0]["lr"]
         self.adversary_optimizer = policy.make_optimizer(learning_rate, self.classifier.parameters())
         self.n_episodes = 0
@@ -223,10 +223,7 @@ class OrderObjective(AdvantageHeadObjective):
         return {"pair": pairs, "pair_is_earlier": earlier.astype(np.float32)}
 
     def draw_pairs(self, levels: np.ndarray) -> np.ndarray:
-        """
-        :param levels: levels of all frames of a rollout, (n_frames,)
-        :return: for each frame the number of one of the same level, itself perhaps, (n_frames,)
-        """
+        """Draw for each frame of a rollout the number of one of the same level, (n_frames,), itself perhaps."""
         _, level, counts = np.unique(levels, return_inverse=True, return_counts=True)
         by_level, starts = np.argsort(level, kind="stable"), np.cumsum(counts) - counts
         places = (np.random.random(len(levels)) * counts[level]).astype(np.int64)

@@ -226,9 +226,7 @@ class Objective(nn.Module):
         return True
 
     def before_rollout(self, episode_starts: np.ndarray) -> None:
-        """
-        :param episode_starts: whether the latest observations begin an episode, (n_envs,)
-        """
+        """Called before a rollout; ``episode_starts``, (n_envs,), says whether the latest observations begin an episode."""
 
     def after_environment_step(
         self, dones: np.ndarray, infos: list[dict[str, Any]], reset_infos: list[dict[str, Any]]
@@ -240,23 +238,13 @@ class Objective(nn.Module):
         """
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
-        """
-        A rollout is about to be used.
-
-        :param policy: the policy before the update
-        """
+        """Called before a rollout's update."""
 
     def after_policy_step(self, policy: PhasicActorCriticPolicy) -> None:
-        """
-        An optimizer step has been taken on a loss that contains the policy's.
-
-        :param policy: the policy after the step
-        """
+        """Called after each optimizer step on a loss that contains the policy's."""
 
     def after_auxiliary_phase(self, policy: PhasicActorCriticPolicy) -> None:
-        """
-        :param policy: the policy after the epochs
-        """
+        """Called after the epochs of the auxiliary phase."""
 
     # ---- parameters ----
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 from torch.nn import functional as F
 
@@ -103,8 +104,7 @@ class DynamicsObjective(DelayedCriticObjective):
         self.dynamics_coef = dynamics_coef
         self.n_actions = policy.actions.n_features  # number of choices in a Discrete space
         n_inputs = 2 * policy.mlp_extractor.latent_dim_pi + self.n_actions
-        layers = [nn.Linear(n_inputs, hidden_size), nn.ReLU(), nn.Linear(hidden_size, hidden_size), nn.ReLU()]
-        self.discriminator = nn.Sequential(*layers, nn.Linear(hidden_size, 1))
+        self.discriminator = nn.Sequential(*create_mlp(n_inputs, 1, [hidden_size, hidden_size]))
 
     def check(self, model: PhasicModel) -> None:
         super().check(model)
@@ -169,10 +169,7 @@ class DynamicsObjective(DelayedCriticObjective):
         }
 
     def draw_false_actions(self, actions: th.Tensor) -> th.Tensor:
-        """
-        :param actions: actions of a minibatch, as ``from_buffer`` gives them
-        :return: another action for each
-        """
+        """Draw another action for each of a minibatch's, which are as ``from_buffer`` gives them."""
         if actions.dim() > 1:
             return actions.roll(int(th.randint(1, max(2, len(actions)), ())), dims=0)
         counts = th.bincount(actions, minlength=self.n_actions)
@@ -181,8 +178,5 @@ class DynamicsObjective(DelayedCriticObjective):
         return th.multinomial(weights.scatter(1, actions[:, None], 0), 1).flatten()
 
     def draw_false_next(self, n_samples: int) -> th.Tensor:
-        """
-        :param n_samples: size of the minibatch
-        :return: for each sample the number of another one, whose next frame is taken, (n_samples,)
-        """
+        """Draw for each sample the number of another one, whose next frame is taken, (n_samples,)."""
         return (th.arange(n_samples) + th.randint(1, n_samples, (n_samples,))) % n_samples

@@ -49,7 +49,7 @@ class DecoupledObjective(PaperObjective):
             with th.no_grad():
                 policy.reset_noise()  # what depends on parameters cannot be copied
         try:
-            self.proximal = AveragedModel(policy, multi_avg_fn=self.average)
+            self.proximal = AveragedModel(policy)
         except RuntimeError as error:
             raise ArgumentError(
                 f"{type(self).__name__} cannot work with this policy, which torch cannot copy: {error}"
@@ -58,20 +58,8 @@ class DecoupledObjective(PaperObjective):
         del self.proximal.module.optimizer  # nothing trains a copy
         self.restart(policy)
 
-    def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
-        """
-        Take the policy's present parameters into those of the proximal one.
-
-        :param averaged: parameters of the proximal policy
-        :param current: parameters of the policy
-        :param n_averaged: number of policies in the average so far
-        """
-        raise NotImplementedError
-
     def restart(self, policy: PhasicActorCriticPolicy) -> None:
-        """
-        :param policy: the policy that the proximal one is to equal now
-        """
+        """Let the proximal policy equal this policy."""
         self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
 
@@ -159,23 +147,23 @@ class EWMAObjective(DecoupledObjective):
         self.decay = float(decay)
         self.advantage_decay = advantage_decay
         super().__init__(policy, importance_limit, value_clip)
+        self.proximal.multi_avg_fn = self.average
         for name in ("advantage_weight", "advantage_mean", "advantage_variance"):
             self.register_buffer(name, th.zeros((), dtype=th.float64))
 
     def check(self, model: PhasicModel) -> None:
         super().check(model)
-        for name, is_on in (
-            ("recompute_advantages", model.recompute_advantages),
-            ("replay_kwargs", model.replay.capacity > 1),
-        ):
-            remedy = "the average of the advantages' moments would count a rollout several times; use `advantage_decay`=0"
-            require(model, not is_on or self.advantage_decay == 0, name, remedy)
+        averages = self.advantage_decay > 0
+        remedy = "the average of the advantages' moments would count a rollout several times; use `advantage_decay`=0"
+        require(model, not (averages and model.recompute_advantages), "recompute_advantages", remedy)
+        require(model, not (averages and model.replay.capacity > 1), "replay_kwargs", remedy)
 
     def has_plausible_state(self) -> bool:
         moments_are = self.advantage_weight >= 0 and self.advantage_variance >= 0 and self.advantage_mean.abs() <= 1e30
         return super().has_plausible_state() and bool(moments_are)
 
     def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
+        """Take the policy's parameters into those of the proximal one, the average of ``n_averaged`` policies so far."""
         n_policies = th.as_tensor(n_averaged + 1, dtype=th.float64)  # with the present one
         weight = (1 - self.decay) / (1 - self.decay**n_policies)
         for mean, parameter in zip(averaged, current, strict=True):

@@ -191,27 +191,18 @@ class PaperObjective(Objective):
 
 
 def also_in(batch: Any) -> dict[str, th.Tensor]:
-    """
-    :param batch: a minibatch of either phase
-    :return: what it has in addition to SB3's fields, by name
-    """
+    """Return what a minibatch of either phase has in addition to SB3's fields, by name."""
     return batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
 
 
 def weights_of(batch: Any) -> th.Tensor | None:
-    """
-    :param batch: a minibatch of either phase
-    :return: the samples' weights in the losses, (B,); None if there are none
-    """
+    """Return the weights of a minibatch's samples in the losses, (B,); None if there are none."""
     also = also_in(batch)
     return also["weights"].flatten() if "weights" in also else None
 
 
 def targets_of(batch: Any) -> th.Tensor:
-    """
-    :param batch: a minibatch of either phase
-    :return: V_targ, (B,); for vector rewards those of each component, (B, K)
-    """
+    """Return V_targ of a minibatch of either phase, (B,); for vector rewards those of each component, (B, K)."""
     also = also_in(batch)
     if TARGETS in also:
         return also[TARGETS]

@@ -110,11 +110,8 @@ def take_step(
     max_grad_norm: th.Tensor | None,
 ) -> Gradient:
     """
-    Compute the gradient of a minibatch's loss, clip it, and take a step of Adam.
+    Compute the gradient of a minibatch's loss as ``loss_gradient`` does, clip it, and take a step of Adam.
 
-    :param losses_of: returns the losses for coefficients and a minibatch
-    :param coefficients: weights of the losses' terms, () each
-    :param minibatch: B samples
     :param groups: parameter groups, whose parameters and state are changed in place
     :param max_grad_norm: the largest L2 norm, (); a larger gradient is scaled down to it. None: no clipping
     """
@@ -146,58 +143,38 @@ class CompiledStep:
     The first minibatch of each update is left to the caller: it shows which parameters the losses reach, and makes the
     optimizer's state. So are sizes that do not occur twice in a row, like that of a truncated minibatch.
 
+    :param model: algorithm with its environments, complete
     :param name: "policy", "value" or "auxiliary"
-    :param losses_of: returns the losses for coefficients and a minibatch
+    :param losses: method of the objective
     :param takes_step: False: compute the gradient alone
-    :param device: device of the networks
-    :param verbose: whether to print how long compiling takes
-    :param warns: whether to warn when something cannot be compiled
     """
 
-    def __init__(
-        self,
-        name: str,
-        losses_of: Callable[[Any, Any], Losses],
-        takes_step: bool,
-        device: th.device,
-        verbose: bool = False,
-        warns: bool = True,
-    ):
+    def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
+        self.model = model
         self.name = name
-        self.losses_of = losses_of
+        self.losses_of = partial(model.minibatch_losses, losses)
         self.takes_step = takes_step
-        self.device = device
-        self.verbose = verbose
-        self.warns = warns
+        self.device = model.device
         self.has_failed = False
-        mode = "reduce-overhead" if device.type == "cuda" else None  # with CUDA graphs
+        mode = "reduce-overhead" if self.device.type == "cuda" else None  # with CUDA graphs
         self._function = _compiled(take_step if takes_step else loss_gradient, mode=mode)
         self._compiled_sizes: set[int] = set()
 
-    def begin_update(
-        self,
-        networks: Iterable[nn.Module],
-        optimizer: th.optim.Optimizer,
-        coefficients: Any,
-        max_grad_norm: float | None,
-        micro_batch_size: int | None,
-    ) -> None:
+    def begin_update(self, optimizer: th.optim.Optimizer, coefficients: Any) -> None:
         """
-        Begin an update, in which these stay as they are.
+        Begin an update, in which these and the model's settings stay as they are.
 
-        :param networks: networks that the losses run
-        :param optimizer: optimizer of some of their parameters
+        :param optimizer: optimizer of some of the networks' parameters
         :param coefficients: weights of the losses' terms, a named tuple of numbers and None
-        :param max_grad_norm: see ``take_step``
-        :param micro_batch_size: the most samples in one forward pass. Larger minibatches cannot be compiled. None: all
         """
+        model = self.model
         self._optimizer = optimizer
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._coefficients = as_tensors(coefficients, self._parameters[0])
-        self._max_grad_norm = None if max_grad_norm is None else self._parameters[0].new_tensor(max_grad_norm)
-        self._micro_batch_size = micro_batch_size
+        self._max_grad_norm = None if model.max_grad_norm is None else self._parameters[0].new_tensor(model.max_grad_norm)
+        self._micro_batch_size = model.resolved_micro_batch_size()
         self._restart()
-        if has_hooks(networks, optimizer):
+        if has_hooks([model.policy, model.objective], optimizer):
             self._give_up("hooks are registered, which compiled code does not call")
 
     def _restart(self) -> None:
@@ -241,7 +218,7 @@ class CompiledStep:
             arguments = ([*chain(*self._reached)],)
         is_new = size not in self._compiled_sizes
         try:
-            with _announced(self.name, self.verbose and is_new):
+            with _announced(f"{self.name} update", self.model.verbose >= 1 and is_new):
                 result = self._function(self.losses_of, self._coefficients, minibatch, *arguments)
         except compiler_errors() as error:
             self._give_up(f"torch cannot compile these losses ({first_line(error)})")
@@ -298,7 +275,7 @@ class CompiledStep:
                 parameter.grad = gradient
 
     def _give_up(self, reason: str) -> None:
-        if not self.has_failed and self.warns:
+        if not self.has_failed and self.model.compile_updates is True:
             warn(f"The {self.name} updates are not compiled: {reason}")
         self.has_failed = True
 
@@ -320,16 +297,14 @@ class CompiledPolicy:
     A policy that acts for a fixed number of environments, compiled. Actions are drawn from torch's generators, as in eager
     mode.
 
-    :param policy: the policy
-    :param verbose: whether to print how long compiling takes
-    :param warns: whether to warn when it cannot be compiled
+    :param model: algorithm with its environments, complete
     """
 
-    def __init__(self, policy: PhasicActorCriticPolicy, verbose: bool = False, warns: bool = True):
-        self.policy = policy
-        self.verbose = verbose
-        self.warns = warns
-        self._function: Any = _compiled(policy.forward, options=dict(fallback_random=True))
+    def __init__(self, model: PhasicModel):
+        self.model = model
+        self.policy: PhasicActorCriticPolicy = model.policy
+        self._is_new = True
+        self._function: Any = _compiled(self.policy.forward, options=dict(fallback_random=True))
 
     def __call__(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
@@ -341,14 +316,14 @@ class CompiledPolicy:
         if th.distributions.Distribution._validate_args:  # validation is on only after an error, to find its cause
             return self.policy(observations)
         try:
-            with _announced("acting", self.verbose):
+            with _announced("acting policy", self.model.verbose >= 1 and self._is_new):
                 result = self._function(observations)
         except compiler_errors() as error:
-            if self.warns:
+            if self.model.compile_updates is True:
                 warn(f"The acting policy is not compiled: torch cannot compile it ({first_line(error)})")
             self._function = self.policy
             return self.policy(observations)
-        self.verbose = False
+        self._is_new = False
         self.policy.acted_on = observations
         return result
 
@@ -390,7 +365,7 @@ class CompiledTraining:
         if not self.is_enabled or model.use_sde or has_own_forward or has_hooks([policy]):
             return None
         if self._policy is None or self._policy.policy is not policy:
-            self._policy = CompiledPolicy(policy, model.verbose >= 1, model.compile_updates is True)
+            self._policy = CompiledPolicy(model)
         return self._policy
 
     def begin_update(
@@ -407,26 +382,17 @@ class CompiledTraining:
         """
         if not self.is_enabled:
             return None
-        model = self.model
-        looks_at_kl = name == "policy" and model.target_kl is not None
+        looks_at_kl = name == "policy" and self.model.target_kl is not None
         takes_step = type(optimizer) in (th.optim.Adam, th.optim.AdamW) and n_processes() == 1 and not looks_at_kl
         key = (losses, takes_step)
         if key not in self._steps:
-            losses_of = partial(model.minibatch_losses, losses)
-            settings = (model.device, model.verbose >= 1, model.compile_updates is True)
-            self._steps[key] = CompiledStep(name, losses_of, takes_step, *settings)
-        networks, micro_batch_size = [model.policy, model.objective], model.resolved_micro_batch_size()
-        self._steps[key].begin_update(networks, optimizer, coefficients, model.max_grad_norm, micro_batch_size)
+            self._steps[key] = CompiledStep(self.model, name, losses, takes_step)
+        self._steps[key].begin_update(optimizer, coefficients)
         return self._steps[key]
 
 
 def reason_against(model: PhasicModel) -> str | None:
-    """
-    Return why a model's updates cannot be compiled.
-
-    :param model: algorithm with its environments, complete
-    :return: reason, or None
-    """
+    """Return the reason why a model's updates cannot be compiled, or None."""
     if "isolate_recompiles" not in inspect.signature(th.compile).parameters:
         return f"this needs torch 2.13, and {th.__version__} is installed"
     if model.device.type not in ("cpu", "cuda"):
@@ -441,24 +407,14 @@ def reason_against(model: PhasicModel) -> str | None:
 
 
 def is_worthwhile(model: PhasicModel, total_timesteps: float) -> bool:
-    """
-    Return whether compiling makes a training faster, as far as its length and its networks tell.
-
-    :param model: algorithm with its environments, complete
-    :param total_timesteps: budget of the training
-    """
+    """Return whether compiling makes a training of this budget faster, as far as its length and its networks tell."""
     if model.device.type != "cpu" or has_convolutions(model.policy):
         return False
     return WORTHWHILE_STEPS <= n_optimizer_steps(model, total_timesteps) < math.inf  # unless a callback ends it
 
 
 def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:
-    """
-    Estimate the number of optimizer steps in a training.
-
-    :param model: algorithm with its environments
-    :param total_timesteps: budget of the training
-    """
+    """Estimate the number of optimizer steps in a training of this budget."""
     n_epochs = model.n_epochs + (model.n_value_epochs or 0)
     per_sample = n_epochs / model.batch_size + model.n_aux_epochs / model.aux_samples_per_batch()
     return total_timesteps / n_processes() * per_sample
@@ -486,7 +442,7 @@ def _announced(name: str, is_on: bool) -> Iterator[None]:
     """Print a line about what is compiled in a block, and how long it takes."""
     start = time.perf_counter()
     if is_on:
-        print(f"Compiling the {name} {'policy' if name == 'acting' else 'update'}, ", end="", flush=True)
+        print(f"Compiling the {name}, ", end="", flush=True)
     try:
         yield
     finally:

@@ -47,10 +47,7 @@ class Epoch(NamedTuple):
 
 
 def mean_losses(epochs: list[Epoch]) -> dict[str, float]:
-    """
-    :param epochs: of the same losses
-    :return: means over the samples of all epochs, by name, and the mean "grad_norm" over all steps
-    """
+    """Return means over the samples of all epochs by name, and the mean "grad_norm" over all steps."""
     sizes = np.concatenate([epoch.sizes for epoch in epochs])
     names = epochs[0].losses
     means = {name: np.average(np.concatenate([epoch.losses[name] for epoch in epochs]), weights=sizes) for name in names}

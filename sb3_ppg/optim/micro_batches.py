@@ -84,17 +84,12 @@ def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
 
 
 def has_convolutions(module: nn.Module) -> bool:
-    """
-    :param module: any network
-    """
+    """Return whether a network has convolutions."""
     return any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in module.modules())
 
 
 def looks_at_the_batch(module: nn.Module) -> bool:
-    """
-    :param module: any network
-    :return: whether it has layers whose output for a sample depends on the others of its batch
-    """
+    """Return whether a network has layers whose output for a sample depends on the others of its batch."""
     return any(
         isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)) for part in module.modules()
     )

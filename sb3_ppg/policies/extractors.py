@@ -74,14 +74,11 @@ class ConvStack(nn.Module):
     def __init__(self, in_channels: int, channels: int, n_blocks: int, scale: float):
         super().__init__()
         self.firstconv = ImageConv2d(in_channels, channels, kernel_size=3, padding=1)
-        self.blocks = nn.ModuleList(ResidualBlock(channels, scale / math.sqrt(n_blocks)) for _ in range(n_blocks))
+        self.blocks = nn.Sequential(*(ResidualBlock(channels, scale / math.sqrt(n_blocks)) for _ in range(n_blocks)))
         init_normed(self.firstconv, scale=1.0)
 
     def forward(self, x: th.Tensor) -> th.Tensor:
-        x = F.max_pool2d(self.firstconv(x), kernel_size=3, stride=2, padding=1)
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return self.blocks(F.max_pool2d(self.firstconv(x), kernel_size=3, stride=2, padding=1))
 
 
 class MinAtarCNN(BaseFeaturesExtractor):
@@ -158,12 +155,9 @@ class ImpalaCNN(BaseFeaturesExtractor):
         for out_channels in channels:
             stacks.append(ConvStack(in_channels, out_channels, n_blocks, scale=1 / math.sqrt(len(channels))))
             in_channels, height, width = out_channels, math.ceil(height / 2), math.ceil(width / 2)
-        self.stacks = nn.ModuleList(stacks)
+        self.stacks = nn.Sequential(*stacks)
         self.dense = nn.Linear(in_channels * height * width, features_dim)
         init_normed(self.dense, scale=1.4)
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
-        x = observations
-        for stack in self.stacks:
-            x = stack(x)
-        return F.relu_(self.dense(F.relu_(x).flatten(1)))
+        return F.relu_(self.dense(F.relu_(self.stacks(observations)).flatten(1)))

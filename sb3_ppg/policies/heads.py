@@ -103,8 +103,5 @@ def head_loss(
 
 
 def has_own_loss(head: nn.Module) -> bool:
-    """
-    :param head: a value head
-    :return: whether it has a method ``loss``, so that squared errors, and clipping them, are not for it
-    """
+    """Return whether a value head has a method ``loss``: squared errors, and clipping them, are then not for it."""
     return hasattr(head, "loss")

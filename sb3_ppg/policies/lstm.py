@@ -34,24 +34,24 @@ def pack_states(lstm_states: RNNStates) -> th.Tensor:
 
 
 def unpack_states(packed: th.Tensor) -> RNNStates:
-    """
-    :param packed: (n_sequences, 4, n_layers, hidden size)
-    :return: the states that were given to ``pack_states``
-    """
+    """Return the states that ``pack_states`` has packed, from (n_sequences, 4, n_layers, hidden size)."""
     pi_hidden, pi_cell, vf_hidden, vf_cell = packed.movedim(0, 2).contiguous()
     return RNNStates((pi_hidden, pi_cell), (vf_hidden, vf_cell))
 
 
-def run_lstm(lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor) -> th.Tensor:
+def run_lstm(
+    features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor, lstm: nn.LSTM
+) -> tuple[th.Tensor, None]:
     """
-    The outputs of an LSTM for sequences in which new episodes may begin. Each sequence is cut where one does; pieces of
-    similar length, padded to the longest, go through together. (sb3-contrib goes step by step instead.)
+    Run an LSTM on sequences in which new episodes may begin. Each sequence is cut where one does; pieces of similar length,
+    padded to the longest, go through together. (sb3-contrib's ``_process_sequence``, with these arguments, goes step by step
+    and returns states, too.)
 
-    :param lstm: an LSTM of any number of layers
     :param features: features of sequences of equal length, one after the other, (B, features_dim)
     :param lstm_states: hidden and cell states before each sequence, (n_layers, n_sequences, hidden size)
     :param episode_starts: 1 where an episode begins, which forgets what was before, else 0, (B,)
-    :return: (B, hidden size)
+    :param lstm: an LSTM of any number of layers
+    :return: outputs, (B, hidden size), and None
     """
     n_sequences = lstm_states[0].shape[1]
     starts = (episode_starts > 0.5).cpu().numpy().reshape(n_sequences, -1)
@@ -76,7 +76,7 @@ def run_lstm(lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, .
         n_outputs += index.size
         output, _ = lstm(features[index], (states[0][:, group], states[1][:, group]))
         outputs.append(output.flatten(0, 1))
-    return th.cat(outputs)[where]
+    return th.cat(outputs)[where], None
 
 
 def last_states(
@@ -103,13 +103,6 @@ def last_states(
         for state, new in zip(after, states, strict=True):
             state[:, group] = new
     return tuple(after)
-
-
-def _without_states(
-    features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor, lstm: nn.LSTM
-) -> tuple[th.Tensor, None]:
-    """Outputs alone, faster than sb3-contrib's ``_process_sequence``, which also returns the states."""
-    return run_lstm(lstm, features, lstm_states, episode_starts), None
 
 
 def _of_similar_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -170,7 +163,10 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     ):
         architecture = architecture or ("detached" if shared_lstm else "dual")
         shared_lstm, enable_critic_lstm = _lstm_of_the_value_function(architecture, shared_lstm, enable_critic_lstm)
-        _check_lstm(lstm_hidden_size, n_lstm_layers, lstm_kwargs)
+        check_value("lstm_hidden_size", lstm_hidden_size, count())
+        check_value("n_lstm_layers", n_lstm_layers, count())
+        if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
+            raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")
         super().__init__(
             observation_space,
             action_space,
@@ -227,7 +223,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             batch_size = n_samples(obs)
             lstm_states, episode_starts = self.initial_states(batch_size), th.ones(batch_size, device=self.device)
         detach = self.detach_value_in_aux_phase if auxiliary else self.architecture == "detached"
-        run: Any = self._process_sequence if "lstm_states" in reads else _without_states
+        run: Any = self._process_sequence if "lstm_states" in reads else run_lstm
         unread: Any = None
         distribution = latent_pi = latent_vf = states_pi = states_vf = unread
         if "distribution" in reads or "latent_pi" in reads:
@@ -335,10 +331,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         return RNNStates(pi, last_states(self.lstm_critic, self.value_features(obs), lstm_states.vf, episode_starts))
 
     def initial_states(self, n_sequences: int) -> RNNStates:
-        """
-        :param n_sequences: number of sequences, each of which begins with an episode
-        :return: the states before them, zeros
-        """
+        """Return the states before so many sequences, each of which begins with an episode: zeros."""
         shape = (self.lstm_actor.num_layers, n_sequences, self.lstm_actor.hidden_size)
         zeros = th.zeros(shape, device=self.device)
         return RNNStates((zeros, zeros), (zeros, zeros))
@@ -369,10 +362,3 @@ def _lstm_of_the_value_function(
             "policy's LSTM: leave it out, or use 'dual'"
         )
     return shared, not shared if enable_critic_lstm is None else enable_critic_lstm
-
-
-def _check_lstm(lstm_hidden_size: Any, n_lstm_layers: Any, lstm_kwargs: Any) -> None:
-    check_value("lstm_hidden_size", lstm_hidden_size, count())
-    check_value("n_lstm_layers", n_lstm_layers, count())
-    if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
-        raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")

@@ -39,11 +39,9 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
         return np.cumsum([0, *sizes[:-1]])
 
     def make_action_distribution(self) -> Distribution:
-        if isinstance(self.action_space, NESTED):
-            return super().make_action_distribution()
-        if self.distribution_class is None:
+        if self.distribution_class is None and not isinstance(self.action_space, NESTED):
             return make_masked_proba_distribution(self.action_space)
-        if not issubclass(self.distribution_class, MaskableDistribution):
+        if self.distribution_class is not None and not issubclass(self.distribution_class, MaskableDistribution):
             raise ArgumentError(
                 f"`distribution_class`={self.distribution_class.__name__} cannot work with masks: derive it from "
                 "sb3-contrib's MaskableDistribution"

@@ -304,8 +304,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def make_action_distribution(self) -> Distribution:
         """
-        :return: the distribution over the action space, without parameters: SB3's, one of ``distribution_class``, or one
-            that is composed of ``make_leaf_distribution``
+        Make the distribution over the action space, without parameters: SB3's, one of ``distribution_class``, or one that is
+        composed of ``make_leaf_distribution``.
         """
         if isinstance(self.action_space, NESTED):
             return NestedDistribution(self.action_space, self.make_leaf_distribution, self.log_std_init)
@@ -313,8 +313,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def make_leaf_distribution(self, space: spaces.Space) -> Distribution:
         """
-        :param space: leaf of a nested action space, with one dimension if it is MultiDiscrete or MultiBinary
-        :return: the distribution over it, without parameters
+        Make the distribution over a leaf of a nested action space, without parameters. A MultiDiscrete or MultiBinary leaf has
+        one dimension here.
         """
         if self.squash_leaves and isinstance(space, spaces.Box):
             return SquashedGaussianDistribution(math.prod(space.shape))
@@ -370,11 +370,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return all(hasattr(head, "change_units") for head in (self.value_net, self.aux_value_net))
 
     def parameters_to_vector(self) -> np.ndarray:
-        """
-        All parameters in one array. (SB3's way needs contiguous ones.)
-
-        :return: shape (n_parameters,)
-        """
+        """Return all parameters in one array, (n_parameters,). (SB3's way needs contiguous ones.)"""
         return th.cat([parameter.detach().reshape(-1) for parameter in self.parameters()]).cpu().numpy()
 
     # ---- evaluation ----
@@ -407,17 +403,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return Evaluation(distribution, latent_pi, latent_vf)
 
     def policy_features(self, obs: PyTorchObs) -> th.Tensor:
-        """
-        :param obs: Observation
-        :return: features for the policy, (B, features_dim)
-        """
+        """Return features for the policy, (B, features_dim)."""
         return self.extract_features(obs, self.pi_features_extractor)  # type: ignore[return-value] # a tensor, of one
 
     def value_features(self, obs: PyTorchObs) -> th.Tensor:
-        """
-        :param obs: Observation
-        :return: features for the value function, (B, features_dim)
-        """
+        """Return features for the value function, (B, features_dim)."""
         return self.extract_features(obs, self.vf_features_extractor)  # type: ignore[return-value]
 
     def extract_features(  # type: ignore[override]
@@ -491,11 +481,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return {**vars(self), "_action_dist": action_dist, "acted_on": None}
 
     def reset_noise(self, n_envs: int = 1) -> None:
-        """
-        Sample new noise for gSDE, without a graph.
-
-        :param n_envs: number of environments
-        """
+        """Sample new noise for gSDE, without a graph."""
         with th.no_grad():
             super().reset_noise(n_envs)
 
@@ -557,12 +543,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return self.value_net(self.evaluate(*inputs, reads=("latent_vf",)).latent_vf).squeeze(1)
 
     def evaluate_auxiliary(self, *inputs: Any) -> AuxiliaryEvaluation:
-        """
-        Evaluate what the auxiliary phase trains.
-
-        :param inputs: arguments of ``evaluate``
-        :return: π(.|s), and both value functions
-        """
+        """Evaluate what the auxiliary phase trains, with arguments of ``evaluate``."""
         distribution, latent_pi, latent_vf, _ = self.evaluate(*inputs, auxiliary=True)
         values, aux_values = self.value_net(latent_vf).squeeze(1), self.aux_value_net(latent_pi).squeeze(1)
         return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)

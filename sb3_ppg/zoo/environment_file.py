@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import gymnasium
@@ -11,7 +10,6 @@ import msgspec
 from msgspec import Meta
 
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.schema import Plain
 
 ZOO = "zoo.json"
@@ -170,10 +168,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 def environment_of(env_id: str, hyperparams: dict[str, Any], env_kwargs: dict[str, Any]) -> Environment:
     """
-    :param env_id: environment
-    :param hyperparams: as the Zoo saves them
-    :param env_kwargs: options of the environment
-    :return: description of the environment
+    Describe an environment by its options and the hyperparameters that the Zoo saves.
+
     :raises ModelFormatError: if part of it is not plain data
     """
     config = {name: hyperparams[name] for name in Settings.__struct_fields__ if name in hyperparams}
@@ -181,12 +177,3 @@ def environment_of(env_id: str, hyperparams: dict[str, Any], env_kwargs: dict[st
         return msgspec.convert({"env_id": env_id, "env_kwargs": env_kwargs, "config": config}, Environment)
     except msgspec.ValidationError as error:
         raise ModelFormatError(f"the environment cannot be shared: {error} (of {config} and {env_kwargs})") from error
-
-
-def read_environment(file: Path) -> Environment:
-    """
-    Read a stranger's file.
-
-    :raises ModelFormatError: if it is anything but such a description
-    """
-    return read_json(file, Environment, MAX_BYTES)

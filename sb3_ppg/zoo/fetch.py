@@ -21,9 +21,10 @@ from rl_zoo3.load_from_hub import download_from_hub
 from sb3_ppg import hub
 from sb3_ppg.errors import ArgumentError, ModelFormatError, printable
 from sb3_ppg.family import FAMILY, zoo_name_of
+from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
 from sb3_ppg.objectives import objective_name
-from sb3_ppg.zoo.environment_file import MAX_BYTES, ZOO, Environment, Settings, read_environment
+from sb3_ppg.zoo.environment_file import MAX_BYTES, ZOO, Environment, Settings
 
 
 def main() -> None:
@@ -113,7 +114,7 @@ def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: Collect
     """
     if not os.path.lexists(file):
         return Environment(env_name.gym_id, {}, Settings())
-    environment = read_environment(file)
+    environment = read_json(file, Environment, MAX_BYTES)
     if environment.env_id != env_name.gym_id:
         raise ModelFormatError(f"this model was trained on {environment.env_id!r}, not on {env_name.gym_id!r}")
     environment.check(allowed)

@@ -28,29 +28,23 @@ def hyperparameter_file(algo: str) -> Path:
 
 
 def entry_of(env_id: str, config: str) -> str:
-    """Return the entry of the environment's family, if the file has that and none for the environment; else ``env_id``."""
-    if config.endswith((".yml", ".yaml")):
-        check_file(Path(config))
-    family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), None)
-    if family is not None and config.endswith((".yml", ".yaml")):
-        entries = yaml.safe_load(Path(config).read_text())
-        if env_id not in entries and family in entries:
-            return family
-    return env_id
-
-
-def check_file(path: Path) -> None:
     """
+    Return the entry of the environment's family, if the file has that and none for the environment; else ``env_id``.
+
     :raises ArgumentError: if a hyperparameter file is not YAML, or has no entries
     """
+    if not config.endswith((".yml", ".yaml")):
+        return env_id
     try:
-        entries = yaml.safe_load(path.read_text())
+        entries = yaml.safe_load(Path(config).read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise ArgumentError(f"{config} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise ArgumentError(
-            f"{path} is no hyperparameter file: it needs an entry for each environment, `ENV:` with lines below"
+            f"{config} is no hyperparameter file: it needs an entry for each environment, `ENV:` with lines below"
         )
+    family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), env_id)
+    return family if env_id not in entries and family in entries else env_id
 
 
 def evaluated(expression: str) -> Any:

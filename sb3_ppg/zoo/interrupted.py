@@ -58,10 +58,8 @@ def command_of(args: argparse.Namespace, hyperparameters: dict[str, Any], contin
 
 class Marker:
     """
-    A file that lies in the folder of a training until the training ends. The process that trains holds a lock on it, which
-    the system releases when the process ends, however that happens.
-
-    :param folder: folder of the training
+    A file that lies in the folder of a training until the training ends. The process that trains holds a lock on it, which the
+    system releases when the process ends, however that happens.
     """
 
     def __init__(self, folder: Path):
@@ -132,10 +130,9 @@ def interrupted_run(runs: Path, command: dict[str, Any]) -> tuple[Marker, int, P
         marker = Marker(path.parent)
         seed = marker.claim(command)
         if seed is not None:
-            try:
+            with suppress(FileNotFoundError):
                 return marker, seed, latest_checkpoint(path.parent, PREFIX)
-            except FileNotFoundError:
-                return marker, seed, None
+            return marker, seed, None
     return None
 
 
@@ -147,10 +144,8 @@ def _number(folder: Path) -> int:
 
 def make_run_folder(wanted: str) -> str:
     """
-    Make the folder of a new training. Where another command has made it in the meantime, take the next number.
-
-    :param wanted: path that the Zoo chose, which ends in a number
-    :return: path of the new folder
+    Make the folder of a new training, and return its path: the one that the Zoo chose, which ends in a number, or the next if
+    another command has made it in the meantime.
     """
     while True:
         try:
@@ -180,12 +175,12 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
     :param folder: folder of the training
     :param checkpoint: where it goes on. None: at its beginning
     """
-    saved = (None, 0) if checkpoint is None else checkpoint_of(checkpoint)
+    written = 0 if checkpoint is None else checkpoint_of(checkpoint)[1]  # in nanoseconds
     for path in folder.glob("*.monitor.csv"):
         with suppress(ValueError, KeyError):  # a file that was cut before its first episode
             header, names, *episodes = path.read_text().splitlines(keepends=True)
             start, column = json.loads(header[1:])["t_start"], names.strip().split(",").index("t")
-            kept = [episode for episode in episodes if start + float(episode.split(",")[column]) <= saved[1] / 1e9]
+            kept = [episode for episode in episodes if start + float(episode.split(",")[column]) <= written / 1e9]
             with atomic_write(path) as temporary:
                 temporary.write_text("".join([header, names, *kept]))
 

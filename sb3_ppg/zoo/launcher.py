@@ -1,8 +1,8 @@
 """``python -m sb3_ppg SCRIPT ...`` and ``sb3-ppg SCRIPT ...``: RL Zoo's scripts, with PPG."""
 
 import errno
-import importlib
 import os
+import pkgutil
 import runpy
 import sys
 from argparse import ArgumentParser
@@ -16,79 +16,72 @@ from gymnasium.error import DeprecatedEnv, UnregisteredEnv
 from sb3_ppg import __version__
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, missing_extras_named, nearest
 
+ALGO = ["--algo", "ppg"]
+PLAY = [*ALGO, "-f", "logs"]
+
 
 class Script(NamedTuple):
     """
     A script, and how to run it.
 
     :param about: purpose
-    :param module: its module
-    :param function: function to call; None if the module is a program
-    :param defaults: our defaults for its options
+    :param place: its function, "module:function", or the module if that is a program
     :param example: options of an example
     :param agent: option that names an agent, for which ``--pretrained`` stands
+    :param defaults: our defaults for its options
     """
 
     about: str
-    module: str
-    function: str | None
-    defaults: list[str]
+    place: str
     example: str
     agent: str | None = None
+    defaults: list[str] = PLAY
 
 
-ALGO = ["--algo", "ppg"]
-PLAY = [*ALGO, "-f", "logs"]
 SCRIPTS = {
     "train": Script(
         "train an agent, or search for hyperparameters (-optimize)",
-        "rl_zoo3.train",
-        "train",
-        PLAY,
+        "rl_zoo3.train:train",
         "--env Pendulum-v1 --progress",
         "-i",
     ),
     "enjoy": Script(
-        "watch a trained agent, or evaluate it", "sb3_ppg.zoo.scripts", "enjoy", PLAY, "--env Pendulum-v1 --no-render", "-f"
+        "watch a trained agent, or evaluate it", "sb3_ppg.zoo.scripts:enjoy", "--env Pendulum-v1 --no-render", "-f"
     ),
-    "report": Script(
-        "evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report", "main", PLAY, "--env Pendulum-v1", "-f"
-    ),
-    "record_video": Script("record a trained agent", "rl_zoo3.record_video", None, PLAY, "--env Pendulum-v1 -n 200", "-f"),
+    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report:main", "--env Pendulum-v1", "-f"),
+    "record_video": Script("record a trained agent", "rl_zoo3.record_video", "--env Pendulum-v1 -n 200", "-f"),
     "record_training": Script(
-        "record all checkpoints of a training, as one video",
-        "sb3_ppg.zoo.scripts",
-        "record_training",
-        PLAY,
-        "--env Pendulum-v1 -n 200",
+        "record all checkpoints of a training, as one video", "sb3_ppg.zoo.scripts:record_training", "--env Pendulum-v1 -n 200"
     ),
     "record_dataset": Script(
         "record a Minari data set from a trained agent",
-        "sb3_ppg.zoo.record_dataset",
-        "main",
-        PLAY,
+        "sb3_ppg.zoo.record_dataset:main",
         "--env Pendulum-v1 --dataset pendulum/ppg-v0 -n 20000 --stochastic",
         "-f",
     ),
     "benchmark": Script(
-        "evaluate all trained agents of a folder", "rl_zoo3.benchmark", None, ["--log-dir", "logs"], "--no-hub"
+        "evaluate all trained agents of a folder", "rl_zoo3.benchmark", "--no-hub", defaults=["--log-dir", "logs"]
     ),
     "push_to_hub": Script(
-        "share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.push", "main", PLAY, "--env Pendulum-v1 -orga YOUR_NAME"
+        "share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.push:main", "--env Pendulum-v1 -orga YOUR_NAME"
     ),
-    "load_from_hub": Script("fetch one from there", "sb3_ppg.zoo.fetch", "main", ALGO, "--env Pendulum-v1 -orga YOUR_NAME"),
+    "load_from_hub": Script(
+        "fetch one from there", "sb3_ppg.zoo.fetch:main", "--env Pendulum-v1 -orga YOUR_NAME", defaults=ALGO
+    ),
     "plot_train": Script(
-        "learning curves of trainings", "rl_zoo3.plots.plot_train", "plot_train", ALGO, "-e Pendulum-v1 -f logs"
+        "learning curves of trainings", "rl_zoo3.plots.plot_train:plot_train", "-e Pendulum-v1 -f logs", defaults=ALGO
     ),
     "all_plots": Script(
         "compare evaluations of several algorithms",
-        "sb3_ppg.zoo.scripts",
-        "all_plots",
-        ["-a", "ppg"],
+        "sb3_ppg.zoo.scripts:all_plots",
         "-a ppg ppo -e Pendulum-v1 -f logs -o comparison --no-million",
+        defaults=["-a", "ppg"],
     ),
     "plot_from_file": Script(
-        "plots from what all_plots saved", "sb3_ppg.zoo.scripts", "plot_from_file", [], "-i comparison -o comparison.svg"
+        "plots from what all_plots saved",
+        "sb3_ppg.zoo.scripts:plot_from_file",
+        "-i comparison -o comparison.svg",
+        defaults=[],
     ),
 }
 
@@ -147,10 +140,8 @@ def _main() -> None:
 
 def run(name: str, arguments: list[str]) -> None:
     """
-    Run a script.
+    Run one of ``SCRIPTS`` with a command line.
 
-    :param name: one of ``SCRIPTS``
-    :param arguments: its command line
     :raises ArgumentError: if that names something that does not exist
     """
     from sb3_ppg.distributed.agreement import agreed, require_equal
@@ -171,14 +162,12 @@ def run(name: str, arguments: list[str]) -> None:
 
                 arguments = with_pretrained(script.agent, arguments)
         with agreed():  # the agent is in its place
-            if CONTINUE in arguments and name == "train":
-                arguments = [argument for argument in arguments if argument != CONTINUE]
-                stack.enter_context(patch.object(Manager, "asked_to_continue", True))
             if name == "train":
                 parser = ArgumentParser(add_help=False, allow_abbrev=False)
+                parser.add_argument(CONTINUE, dest="asked_to_continue", action="store_true")
                 parser.add_argument(DATASET)
                 args, arguments = parser.parse_known_args(arguments)
-                stack.enter_context(patch.object(Manager, "dataset", args.dataset))
+                stack.enter_context(patch.multiple(Manager, **vars(args)))
             # Our defaults come first: where an option is given twice, the last one counts
             sys.argv[1:] = [*script.defaults, *arguments]
             if {"-h", "--help"} & {*arguments}:
@@ -188,23 +177,18 @@ def run(name: str, arguments: list[str]) -> None:
         if rank() > 0:
             sys.argv = [argument for argument in sys.argv if not argument.startswith("--trac")]  # one run in all processes
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        if script.function is None:
-            runpy.run_module(script.module, run_name="__main__", alter_sys=True)
+        if ":" in script.place:
+            pkgutil.resolve_name(script.place)()
         else:
-            getattr(importlib.import_module(script.module), script.function)()
+            runpy.run_module(script.place, run_name="__main__", alter_sys=True)
 
 
 def usage() -> str:
     """Return the list of scripts."""
     first_line = "usage: sb3-ppg SCRIPT [options]     (options: sb3-ppg SCRIPT --help)"
     scripts = [f"  {name:16} {script.about}" for name, script in SCRIPTS.items()]
-    return "\n".join([first_line, "", *scripts, "", *own_options()])
-
-
-def own_options() -> list[str]:
-    """Return lines about the options that scripts take in addition to the Zoo's."""
-    lines = [f"  {option:16} {about} ({', '.join(scripts)})" for option, (about, scripts) in OWN_OPTIONS.items()]
-    return ["In addition to RL Zoo's options:", *lines]
+    options = [f"  {option:16} {about} ({', '.join(takers)})" for option, (about, takers) in OWN_OPTIONS.items()]
+    return "\n".join([first_line, "", *scripts, "", "In addition to RL Zoo's options:", *options])
 
 
 _init = ArgumentParser.__init__

@@ -224,8 +224,7 @@ class Manager(ExperimentManager):
         with agreed():
             if rank() == 0:
                 checkpoint = self._take_up_or_make_folder()
-                self.params_path = f"{self.save_path}/{self.env_name}"
-                super().create_log_folder()
+                Path(self.save_path, self.env_name).mkdir(exist_ok=True)
         self.seed, self.save_path, checkpoint, self.first_monitor = broadcast(
             (self.seed, self.save_path, checkpoint, self.first_monitor)
         )

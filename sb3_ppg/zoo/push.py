@@ -84,13 +84,7 @@ class EvaluatedRun(NamedTuple):
 
 
 def evaluated_run(args: argparse.Namespace, folder: Path) -> EvaluatedRun:
-    """
-    Evaluate and record an agent.
-
-    :param args: options of ``push_to_hub``
-    :param folder: where to make files
-    :return: the agent with all that is shared
-    """
+    """Evaluate and record an agent by the options of ``push_to_hub``, with files in the folder."""
     rendering = {} if args.no_render else {"render_mode": "rgb_array"}
     model, _, log_path = load_agent(args, **rendering)
     assert isinstance(model, PPG)
@@ -128,16 +122,14 @@ def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
 def usage(args: argparse.Namespace, repo_id: str, environment: Environment) -> str:
     """Return the model card's text about loading the model."""
     algo = "" if args.algo == "ppg" else f" --algo {args.algo}"
-    options = [
-        *([f"-name {args.repo_name}"] if args.repo_name else []),
-        *([f"--allow {' '.join(environment.to_allow)}"] if environment.to_allow else []),
-    ]
+    name = f" -name {args.repo_name}" if args.repo_name else ""
+    allow = f" --allow {' '.join(environment.to_allow)}" if environment.to_allow else ""
     env_id = environment.env_id
     commands = f"""With [RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo)'s commands:
 
 ```bash
 pip install "sb3-ppg[zoo]"
-sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization} {" ".join([*options, "-f logs"])}
+sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization}{name}{allow} -f logs
 sb3-ppg enjoy{algo} --env {env_id} -f logs
 ```"""
     # Where the model does not know the environment as Gymnasium makes it, or Gymnasium does not know it

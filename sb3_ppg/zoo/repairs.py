@@ -125,10 +125,7 @@ def latest_model() -> Iterator[None]:
             wanted, there = str(error).split("path: ")[-1], map(str, runs.glob("*/*.zip"))
             raise ArgumentError(f"{error}{nearest(wanted, there)}") from error
 
-    with (
-        patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id),
-        swapped_in_the_zoo(get_model_path, explained),
-    ):
+    with patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id), swapped_in_the_zoo(get_model_path, explained):
         yield
 
 

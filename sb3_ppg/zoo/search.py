@@ -47,7 +47,10 @@ def sample_params(
     :param additional_args: not used; for HER
     :return: arguments of the member's algorithm
     """
-    _suggest(zoo_name, trial, n_envs, longest_phase_pow(trial.user_attrs.get(BUDGET), n_envs))
+    longest = LONGEST_PHASE_POW
+    if (budget := trial.user_attrs.get(BUDGET)) is not None:
+        longest = min(longest, max(SHORTEST_PHASE_POW, int(log2(budget / (N_PHASES * n_envs)))))
+    _suggest(zoo_name, trial, n_envs, longest)
     sampled = _converted(zoo_name, trial.params)
     for name in ("gamma", "gae_lambda", "n_steps", "n_policy_iterations", "batch_size"):
         trial.set_user_attr(name, sampled[name])
@@ -134,25 +137,8 @@ def _converted(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
     return with_preset(zoo_name, hyperparams)
 
 
-def longest_phase_pow(budget: int | None, n_envs: int) -> int:
-    """
-    :param budget: steps of a trial, of all environments together. None: unknown
-    :param n_envs: number of environments
-    :return: log2 of the steps of one environment in the longest phase that fits three times into the budget, or in the
-        shortest phase that is searched
-    """
-    if budget is None:
-        return LONGEST_PHASE_POW
-    return min(LONGEST_PHASE_POW, max(SHORTEST_PHASE_POW, int(log2(budget / (N_PHASES * n_envs)))))
-
-
 def warn_of_short_trials(budget: int, n_envs: int) -> None:
-    """
-    Warn if three of the shortest phases do not fit into a trial.
-
-    :param budget: steps of a trial, of all environments together
-    :param n_envs: number of environments
-    """
+    """Warn if three of the shortest phases do not fit into the steps of a trial, of all environments together."""
     needed = N_PHASES * n_envs * 2**SHORTEST_PHASE_POW
     if budget < needed:
         warn(

@@ -20,9 +20,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, hub
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from sb3_ppg.zoo import patched
-from sb3_ppg.zoo.environment_file import WRAPPERS, ZOO, Environment, Settings, read_environment
+from sb3_ppg.zoo.environment_file import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings
 from tests.helpers import run, run_code
 from tests.hub.small_models import nested, small_model, zip_repository
 from tests.hub.test_attack import changed_json
@@ -223,7 +224,7 @@ def test_a_changed_environment_is_refused_or_plain_data(content):
         file = Path(place) / ZOO
         file.write_bytes(content)
         with watched(), suppress(ModelFormatError):
-            environment = msgspec.to_builtins(read_environment(file))
+            environment = msgspec.to_builtins(read_json(file, Environment, MAX_BYTES))
             assert yaml.safe_load(yaml.safe_dump(environment)) == environment
 
 
@@ -270,7 +271,7 @@ def test_a_wrapper_that_the_user_allows(hub_server, folder):
 
 def test_an_honest_description_is_read_as_it_was_written(tmp_path):
     (tmp_path / ZOO).write_text(json.dumps(COMPLETE))
-    environment = read_environment(tmp_path / ZOO)
+    environment = read_json(tmp_path / ZOO, Environment, MAX_BYTES)
     assert msgspec.to_builtins(environment) == COMPLETE
     names = ["gymnasium.wrappers.TimeLimit", "rl_zoo3.wrappers.FrameSkip", "rl_zoo3.wrappers.FrameSkip"]
     assert [name for name, _ in environment.wrappers] == names and environment.to_allow == ["options"]
