@@ -1,12 +1,14 @@
 """
-Recorded data: BCQ against the data's mean return, behavior cloning (``PPG.warm_start`` alone) and d3rlpy's BCQ; and PPG from
-scratch, from a warm start, and from a warm start on BCQ's actions: steps to a threshold. All networks of BCQ have 128 and 128
-units, ours and d3rlpy's: the paper's larger ones take six times as long.
+Learning from recorded data.
 
-The data is of a half-trained PPG agent with its exploration, and of the same agent with half of the episodes random. PPG that
-learns has RL Zoo's entry of ``hyperparams/ppg.yml``, and so has cloning.
-d3rlpy needs other versions of Gymnasium: give its Python by ``D3RLPY_PYTHON`` (and ``D3RLPY_PATH`` for PYTHONPATH), else its
-trainings end in an error.
+1. BCQ, against the data's mean return, behavior cloning (``PPG.warm_start`` alone) and d3rlpy's BCQ. All networks of BCQ, ours
+   and d3rlpy's, have 128 and 128 units: the paper's take six times as long.
+2. PPG from scratch, from a warm start on the data, and from a warm start on BCQ's actions: steps to a threshold. PPG and
+   cloning have the hyperparameters of ``hyperparams/ppg.yml``.
+
+The data is of a half-trained PPG agent with its exploration, and of the same agent with half of the episodes random. d3rlpy
+needs another version of Gymnasium: give its Python by ``D3RLPY_PYTHON``, or its folder by ``D3RLPY_PATH``. Without it, its
+runs end in an error.
 """
 
 import os
@@ -75,7 +77,7 @@ def wanted() -> list[dict[str, Any]]:
         for seed in range(N_SEEDS)
         for kind in KINDS
         for contestant in contestants
-        if contestant not in ("PPG", SLOWLY) or kind == "half-trained"  # PPG sees no data
+        if kind == "half-trained" or contestant not in ("PPG", SLOWLY)  # PPG sees no data
     ]
 
 
