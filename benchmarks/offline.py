@@ -66,6 +66,7 @@ SLOWLY = "BCQ, learning rate 3e-4"
 OFFLINE = ("BCQ", SLOWLY, "d3rlpy", "cloning")
 ONLINE = {"PPG": "tab:gray", "PPG from data": "tab:blue", "PPG from BCQ": "tab:green"}
 N_SEEDS, N_EPISODES, N_CLONING_EPOCHS = 3, 50, 20
+N_FIRST = 20  # episodes before a curve begins: the mean of fewer may reach the threshold by chance
 UNITS = [128, 128]  # in all networks of BCQ, ours and d3rlpy's
 
 
@@ -179,7 +180,9 @@ def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.Da
         model.warm_start(data, agent=bcq_of(training, data, folder.parent), n_epochs=N_CLONING_EPOCHS)
     model.learn(task.n_online, callback=episodes)
     mean = evaluated(manager, model)
-    points = curve(episodes.read(task.n_online), task.n_online)
+    done = episodes.read(task.n_online)
+    points = curve(done, task.n_online)
+    points = points[points["steps"] >= done["steps"].iloc[N_FIRST - 1]]
     return {"data_return": of_data, "return": mean, "seconds": round(sum(os.times()[:4]) - start)}, points
 
 
