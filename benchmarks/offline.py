@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -58,7 +59,7 @@ RECORDER = dict(n_steps=128, batch_size=256, n_policy_iterations=8, learning_rat
 TASKS = {
     "CartPole-v1": Task(100, 475, 100_000, RECORDER, n_data=20_000),
     "Pendulum-v1": Task(-700, -200, 100_000, {**RECORDER, "gamma": 0.95, "use_sde": True, "sde_sample_freq": 4}),
-    "LunarLander-v3": Task(0, 200, 300_000, {**RECORDER, "gamma": 0.999, "ent_coef": 0.01}, n_offline=50_000),
+    "LunarLander-v3": Task(0, 100, 300_000, {**RECORDER, "gamma": 0.999, "ent_coef": 0.01}, n_offline=50_000),
     "Hopper-v5": Task(800, 1500, 300_000, {**RECORDER, "learning_rate": 3e-4}),
 }
 KINDS = {"half-trained": 0.0, "mixed": 0.5}  # the part of random episodes
@@ -212,9 +213,18 @@ def report(experiment: Experiment) -> Report:
                 spread = f"{returns.mean():.1f} ({returns.min():.1f} to {returns.max():.1f})"
                 of_data = f"{each['data_return'].iloc[0]:.1f}"
                 lines.append([kind, of_data, contestant, len(each), spread, steps, f"{each['seconds'].median():.0f}"])
-        finish(axes, env_id, "steps", "return of the latest 100 episodes", legend="lower right")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        finish(axes, env_id, "environment steps", "return of the latest 100 episodes", legend="lower right")
         reaching = f"steps to {TASKS[env_id].threshold:g}, median"
-        head = ["data", "its mean return", "", "seeds", "return, mean (range of the seeds)", reaching, "seconds of a core"]
+        head = [
+            "data",
+            "its mean return",
+            "algorithm",
+            "seeds",
+            "return, mean (range of the seeds)",
+            reaching,
+            "seconds of a core",
+        ]
         texts += [f"## {env_id}", table(head, lines)]
     text = page(
         "Recorded data",
