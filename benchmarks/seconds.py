@@ -177,14 +177,12 @@ def speed(training: dict[str, Any]) -> float:
 
 def comparison(rows: pd.DataFrame, curves: pd.DataFrame) -> Comparison:
     """Return the trainings of the last part, in the suites' form."""
-    rows = rows.assign(task=rows["game"], contestant=rows["algorithm"].str.upper())
+    rows, curves = (one.assign(task=one["game"], contestant=one["algorithm"].str.upper()) for one in (rows, curves))
     full = rows[rows["limit"] == FULL].rename(columns={"return": "train_return"})
     speed = rows[(rows["limit"] == SPEED) & rows["settings"].isin(full["settings"])]
     speed = speed.assign(seconds=speed["seconds"] / speed["steps"] * 1e6)
-    curves = curves[curves["limit"] == FULL]
-    curves = curves.assign(task=curves["game"], contestant=curves["algorithm"].str.upper())
     tasks = [task for game, task in ALL_GAMES.items() if (full["game"] == game).any()]
-    return Comparison("MinAtar", FULL, tasks, full.assign(test_episodes=None), curves, speed)
+    return Comparison("MinAtar", FULL, tasks, full.assign(test_episodes=None), curves[curves["limit"] == FULL], speed)
 
 
 def report(experiment: Experiment) -> Report:
