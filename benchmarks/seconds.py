@@ -25,11 +25,12 @@ from benchmarks.harness import Experiment, Report, short_hash
 from benchmarks.scores import Task
 from benchmarks.suites.contestants import TASKS, Settings, entry
 from benchmarks.suites.report import Comparison
-from benchmarks.suites.training import Watched, curve, make
+from benchmarks.suites.training import Episodes, Watched, curve, make
 from benchmarks.tables import machines, page, table
 
 GAMES = {task.env_id: task for task in TASKS if task.suite == "minatar"}
 OTHERS = [Task("MinAtar/Freeway-v1", 2_000_000, 0.0, 50.0), Task("MinAtar/Seaquest-v1", 2_000_000, 0.1, 20.0)]
+SCORE_AND_RETURNS = ["score", *(game.split("/")[1].removesuffix("-v1") for game in GAMES)]  # columns of tables
 ALL_GAMES = GAMES | {task.env_id: task for task in OTHERS}
 N_RANDOM, N_FINALISTS, N_SEEDS = 6, 2, 5
 SPEED, SHORT, LONG = 0, 120, 300  # limits in seconds; rows of SPEED measure steps and seconds
@@ -88,9 +89,9 @@ def trials(algorithm: str) -> list[Settings]:
 N_TRIALS = len(trials("ppo"))  # as many of PPG
 
 
-def settings(algorithm: str, trial: int, game: str) -> Settings:
-    """Return all hyperparameters of a trial, in the form of RL Zoo's files."""
-    changes = dict(trials(algorithm)[trial])
+def settings(algorithm: str, changes: Settings, game: str) -> Settings:
+    """Return all hyperparameters, in the form of RL Zoo's files: an algorithm's entry for a game, with changes."""
+    changes = dict(changes)
     architecture = changes.pop("architecture", None)
     present = entry(algorithm, game)
     if architecture is not None:
@@ -100,7 +101,7 @@ def settings(algorithm: str, trial: int, game: str) -> Settings:
 
 def part(algorithm: str, trial: int, game: str, seed: int, seconds: int) -> dict[str, Any]:
     """Return a training."""
-    hashed = short_hash(repr(sorted(settings(algorithm, trial, game).items())))
+    hashed = short_hash(repr(sorted(settings(algorithm, trials(algorithm)[trial], game).items())))
     return dict(algorithm=algorithm, trial=trial, game=game, seed=seed, limit=seconds, settings=hashed)
 
 
@@ -131,6 +132,12 @@ def scored(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(score=[ALL_GAMES[game].scores(one) for game, one in pairs])
 
 
+def score_and_returns(rows: pd.DataFrame) -> list[str]:
+    """Return the mean score of some rows and their mean return in each of the three games, for ``SCORE_AND_RETURNS``."""
+    returns = (rows[rows["game"] == game]["return"].mean() for game in GAMES)
+    return [f"{rows['score'].mean():.2f}", *(f"{one:.1f}" for one in returns)]
+
+
 def mean_scores(limit: int) -> "pd.Series[float]":
     """Return the mean scores, by algorithm and trial, of the trials that have been run with a limit on all three games."""
     by_trial = scored(rows_of(limit)).groupby(["algorithm", "trial"])["score"]
@@ -148,24 +155,43 @@ def best(limit: int, n: int) -> list[tuple[str, int]]:
 def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
     """Measure the speed of an agent, or train it; the row then has the mean return of its last hundred episodes."""
     algorithm, game, limit = training["algorithm"], training["game"], training["limit"]
-    made = settings(algorithm, training["trial"], game)
+    made = settings(algorithm, trials(algorithm)[training["trial"]], game)
     if algorithm == "ppg":
         made["compile_updates"] = False
-    model: Any
-    _, model = make(algorithm, game, made, folder, training["seed"])
-    episodes = Watched(folder / "episodes.csv")
     if limit == SPEED:
-        n_rollouts = getattr(model, "n_policy_iterations", PPO_ROLLOUTS) + 1  # the first is not measured
-        model.learn(n_rollouts * model.n_steps * model.n_envs, callback=episodes)
-        (first_steps, first), (steps, end) = episodes.times[1], episodes.times[-1]
-        return {"return": math.nan, "steps": steps - first_steps, "seconds": end - first}, None
+        return measure_speed(algorithm, made, game, folder), None
     steps_per_second = speed(training)
-    model.learn(limit if limit == FULL else int(limit * steps_per_second), callback=episodes)
+    n_timesteps = limit if limit == FULL else int(limit * steps_per_second)
+    last, steps, points = returns(algorithm, made, game, training["seed"], n_timesteps, folder)
+    points = points.assign(seconds=(points["steps"] / steps_per_second).round(1))
+    return {"return": last, "steps": steps, "seconds": round(steps / steps_per_second)}, points
+
+
+def measure_speed(algorithm: str, made: Settings, game: str, folder: Path, n_before: int = 1) -> dict[str, Any]:
+    """
+    Return the steps and the processor's seconds of one phase, of PPO as many rollouts as ``PPO_ROLLOUTS``.
+
+    :param n_before: rollouts that are not measured
+    """
+    model: Any
+    _, model = make(algorithm, game, made, folder)
+    episodes = Watched(folder / "episodes.csv")
+    n_rollouts = n_before + getattr(model, "n_policy_iterations", PPO_ROLLOUTS)
+    model.learn(n_rollouts * model.n_steps * model.n_envs, callback=episodes)
+    (first_steps, first), (steps, end) = episodes.times[n_before], episodes.times[-1]
+    return {"return": math.nan, "steps": steps - first_steps, "seconds": end - first}
+
+
+def returns(
+    algorithm: str, made: Settings, game: str, seed: int, n_timesteps: int, folder: Path
+) -> tuple[float, int, pd.DataFrame]:
+    """Train an agent; return the mean of its last hundred episodes, its steps and its learning curve."""
+    _, model = make(algorithm, game, made, folder, seed)
+    episodes = Episodes(folder / "episodes.csv")
+    model.learn(n_timesteps, callback=episodes)
     done = episodes.read(model.num_timesteps)
     last = round(float(done["return"].tail(100).mean()), 3) if len(done) else math.nan
-    points = curve(done, model.num_timesteps, n_points=25)
-    points = points.assign(seconds=(points["steps"] / steps_per_second).round(1))
-    return {"return": last, "steps": model.num_timesteps, "seconds": round(model.num_timesteps / steps_per_second)}, points
+    return last, model.num_timesteps, curve(done, model.num_timesteps, n_points=25)
 
 
 def speed(training: dict[str, Any]) -> float:
@@ -194,10 +220,9 @@ def report(experiment: Experiment) -> Report:
             if len(some) < len(GAMES):
                 continue  # it is not complete
             name = "the entry" if trial == 0 else ", ".join(f"{k} {v}" for k, v in trials(algorithm)[trial].items())
-            games = [f"{some[some['game'] == game]['return'].mean():.1f}" for game in GAMES]
-            lines.append([algorithm.upper(), name, f"{some['score'].mean():.2f}", *games, f"{some['steps'].median():,.0f}"])
+            lines.append([algorithm.upper(), name, *score_and_returns(some), f"{some['steps'].median():,.0f}"])
         lines.sort(key=lambda line: -float(line[2]))
-        head = ["", "changes", "score", *(game.split("/")[1].removesuffix("-v1") for game in GAMES), "steps, median"]
+        head = ["", "changes", *SCORE_AND_RETURNS, "steps, median"]
         texts += [f"## {limit} seconds, one seed", table(head, lines)] if lines else []
     files: dict[str, str | Figure] = {}
     if len((full := comparison(rows, experiment.curves())).rows) > 0:
