@@ -460,7 +460,7 @@ BAD_ARGUMENTS += [
     (dict(recompute_advantages=True, **AVERAGED), "recompute_advantages`=True.* would count a rollout several times"),
     (dict(objective_kwargs=dict(value_clip=-1)), "value_clip`=-1 cannot work"),
     (dict(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2), "clip_range_vf`=.* cannot work: `value_clip` of"),
-    (dict(normalize_value_targets="always"), 'normalize_value_targets.*use True, False, or "running"'),
+    (dict(normalize_value_targets="always"), 'normalize_value_targets.*use True, False or "running"'),
     (dict(policy=ActorCriticPolicy), "policy.*ActorCriticPolicy.*'MlpPolicy'.*PhasicActorCriticPolicy"),
     (dict(clip_range=None), "clip_range.*None.*kl_coef"),
     (dict(rollout_buffer_kwargs=dict(size=1)), "rollout_buffer_kwargs`: RolloutBuffer has no argument 'size'"),
