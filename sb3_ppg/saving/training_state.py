@@ -1,4 +1,4 @@
-"""The part of a training in progress that is not in the model's zip file: rollouts, normalisation, random generators."""
+"""The part of a training in progress that is not in the model's zip file: rollouts, normalization, random generators."""
 
 import glob
 import json
@@ -9,7 +9,6 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.checks import check_room
 from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.replay import KINDS, Rollout
@@ -136,18 +135,15 @@ def _identity(model: PhasicModel, same_processes: bool = True) -> dict[str, Any]
 def _arrays(model: PhasicModel) -> dict[str, np.ndarray]:
     """Arrays of the file, by name."""
     buffer, replay = model.aux_buffer, model.replay
+    stored = zip(buffer.observations, buffer.context, buffer.value_targets, strict=True)
+    names = ("observations", "context", "value_targets")
     return _flat(
         {
-            "rollouts": dict(enumerate(_stored_rollouts(buffer))),
+            "rollouts": {index: dict(zip(names, arrays, strict=True)) for index, arrays in enumerate(stored)},
             "replay": {index: rollout.arrays() for index, rollout in enumerate(replay.rollouts[: replay.n_stored])},
             "normalize": {name: _moments(rms) for name, rms in all_statistics(model.env).items()},
         }
     )
-
-
-def _stored_rollouts(buffer: AuxBuffer) -> list[dict[str, Any]]:
-    parts = zip(buffer.observations, buffer.context, buffer.value_targets, strict=True)
-    return [dict(zip(("observations", "context", "value_targets"), one, strict=True)) for one in parts]
 
 
 def _moments(rms: RunningMeanStd) -> dict[str, np.ndarray]:
