@@ -5,10 +5,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from sb3_contrib.common.maskable.buffers import (
-    MaskableDictRolloutBuffer,
-    MaskableRolloutBuffer,
-)
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
