@@ -39,10 +39,10 @@ def take_steps(
     :raises NonFiniteError: if an action, a value, an observation or a reward is NaN or infinite
     """
     model.policy.set_training_mode(False)
-    model.objective.before_rollout(model._last_episode_starts)
-    n_steps, n_new = 0, env.num_envs * n_processes()
     if model._last_obs is None:  # a callback has called `set_env`
         model._last_obs, model._last_episode_starts = env.reset(), np.ones(env.num_envs, dtype=bool)
+    model.objective.before_rollout(model._last_episode_starts)
+    n_steps, n_new = 0, env.num_envs * n_processes()
     new_obs: Any
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
