@@ -35,7 +35,7 @@ class DeterministicPolicy(nn.Module):
     of                 inputs, in this order             shape and type
     ================== ================================= ==========================================================
     all                ``observation``, or one for each  (B, ...) as in ``model.observation_space`` (images channel
-                       key of a Dict space, by its name  first), in its type, not normalised
+                       key of a Dict space, by its name  first), in its type, not normalized
     ``MaskablePPG``    ``action_masks``                  (B, n), bool: True where an action is possible
     ``RecurrentPPG``   ``hidden``, ``cell``              (n_layers, B, hidden size), float32; zeros at first
     ``RecurrentPPG``   ``episode_start``                 (B,), bool: whether an episode begins
@@ -45,9 +45,9 @@ class DeterministicPolicy(nn.Module):
     the keys and indices that lead to it; and of ``RecurrentPPG`` ``next_hidden`` and ``next_cell``.
 
     :param model: a model of this package
-    :param vec_normalize: wrapper that normalises observations. None: that of the model's environment, if it has one.
+    :param vec_normalize: wrapper that normalizes observations. None: that of the model's environment, if it has one.
         A model that was loaded without its environment has none
-    :raises ArgumentError: if the model is not one of this package, or its observations cannot be normalised or named so, as
+    :raises ArgumentError: if the model is not one of this package, or its observations cannot be normalized or named so, as
         where several ``VecNormalize`` are around its environments
     """
 
@@ -92,7 +92,7 @@ class DeterministicPolicy(nn.Module):
         for name, space in self._observation_spaces().items():
             if name in by_name and (shape := by_name[name].mean.shape) != space.shape:
                 raise ArgumentError(
-                    f"`VecNormalize` normalises observations of shape {shape}, the model takes {space.shape}: let it be the "
+                    f"`VecNormalize` normalizes observations of shape {shape}, the model takes {space.shape}: let it be the "
                     "outermost wrapper"
                 )
         return nn.ModuleDict(
@@ -182,7 +182,7 @@ class Normalizer(nn.Module):
 
     :param statistics: statistics of observations
     :param epsilon: added to the variance
-    :param clip: bound of the normalised observation
+    :param clip: bound of the normalized observation
     """
 
     mean: th.Tensor  # of the observations
@@ -213,7 +213,7 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
 
     :param model: a model of this package
     :param path: path of the file
-    :param vec_normalize: wrapper whose statistics normalise observations. None: that of the model's environment, if it has one
+    :param vec_normalize: wrapper whose statistics normalize observations. None: that of the model's environment, if it has one
     :raises ArgumentError: see ``DeterministicPolicy``
     :raises OSError: if the file cannot be written; a previous one is left unchanged
     """
@@ -243,7 +243,7 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
 
     :param model: a model of this package
     :param path: path of the file
-    :param vec_normalize: wrapper whose statistics normalise observations. None: that of the model's environment, if it has one
+    :param vec_normalize: wrapper whose statistics normalize observations. None: that of the model's environment, if it has one
     :raises ArgumentError: see ``DeterministicPolicy``
     :raises MissingExtraError: (an ``ImportError``) without ``sb3-ppg[export]``
     :raises OSError: if the file cannot be written; a previous one is left unchanged

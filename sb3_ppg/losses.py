@@ -102,7 +102,7 @@ def policy_gradient_loss(
 
     :param log_prob: log π(a|s) of the taken actions under the policy in training, shape (B,)
     :param old_log_prob: log π_old(a|s), under the policy that took them, shape (B,)
-    :param advantages: A, in the units of the (normalised) reward, shape (B,)
+    :param advantages: A, in the units of the (normalized) reward, shape (B,)
     :param clip_range: ε, or None for no clipping
     :param dual_clip: c, above one, or None for no dual clipping
     :param weights: see ``weighted_mean``, shape (B,), or None
@@ -129,7 +129,7 @@ def decoupled_policy_gradient_loss(
 ) -> th.Tensor:
     """
     The clipped surrogate objective, decoupled: the clip keeps π near a *proximal* policy, while importance weights correct for
-    the *behaviour* policy that took the actions (Hilton, Cobbe, Schulman, https://arxiv.org/abs/2110.00641):
+    the *behavior* policy that took the actions (Hilton, Cobbe, Schulman, https://arxiv.org/abs/2110.00641):
 
     .. code-block:: none
 
@@ -208,7 +208,7 @@ def value_loss(
     :param values: V(s), shape (B,)
     :param targets: V_targ, shape (B,)
     :param old_values: V(s) as predicted during the rollout, shape (B,); needed for clipping only
-    :param clip_range_vf: in the units of the (normalised) return, or None for no clipping
+    :param clip_range_vf: in the units of the (normalized) return, or None for no clipping
     :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """

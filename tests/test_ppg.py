@@ -455,7 +455,7 @@ BAD_ARGUMENTS += [
         "value_learning_rate`=0.001 cannot work: both losses share.*n_value_epochs",
     ),
     (dict(mixed_precision="bf16"), "mixed_precision`='bf16' cannot work.*no layers"),
-    (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalisation.*None"),
+    (dict(micro_batch_size=4, policy_kwargs=BATCH_NORM), "micro_batch_size`=4 cannot work: batch normalization.*None"),
     (dict(micro_batch_size=4, policy_kwargs=dict(compile_mode="reduce-overhead")), "micro_batch_size`=4 .*: CUDA graphs"),
     (dict(recompute_advantages=True, **AVERAGED), "recompute_advantages`=True.* would count a rollout several times"),
     (dict(objective_kwargs=dict(value_clip=-1)), "value_clip`=-1 cannot work"),

@@ -77,7 +77,7 @@ class Actions:
     @staticmethod
     def tempered(distribution: Any, temperature: float) -> Any:
         """
-        Return the distribution with the probabilities π(a|s)^(1/T), normalised. Override it for play at a temperature.
+        Return the distribution with the probabilities π(a|s)^(1/T), normalized. Override it for play at a temperature.
 
         :param distribution: π(.|s), which stays as it is
         :param temperature: T > 0
