@@ -29,12 +29,12 @@ def record(
     Let an agent act, and record what happens.
 
     :param agent: a model of SB3
-    :param env: environments of their own, which are reset; a ``VecNormalize`` has to be the outermost wrapper: it stays as it
-        is, and the data is recorded before it
+    :param env: environments, which are reset. A ``VecNormalize`` has to be the outermost wrapper: its statistics stay as they
+        are, and the data is what it gets from the environments
     :param n_steps: number of steps of all environments together
     :param deterministic: whether the agent takes its most likely actions
-    :param noise: exploration noise on top: the standard deviation of Gaussian noise, where the action space is [-1, 1] (Box),
-        or the probability of a random action
+    :param noise: exploration noise. Box: the standard deviation of Gaussian noise, with the action space scaled to [-1, 1];
+        other actions: the probability of a random one
     :param random_episodes: the part of the episodes in which all actions are random
     :param seed: of the noise and the environments
     :return: the data
