@@ -78,9 +78,13 @@ def write_training_state(model: PhasicModel, path: Path) -> None:
         "replay_uses": [[rollout.uses[kind] for kind in KINDS] for rollout in model.replay.rollouts[: model.replay.n_stored]],
         "generators": generator_states(),
     }
+    _write(path, description, _arrays(model))
+
+
+def _write(path: Path, description: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     text = json.dumps(description, default=lambda array: array.tolist())
     with path.open("wb") as file:
-        np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **_arrays(model))  # type: ignore[arg-type]
+        np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]
 
 
 def remove_rollouts(path: Path) -> None:
@@ -90,14 +94,13 @@ def remove_rollouts(path: Path) -> None:
     :param path: as ``write_training_state`` has written it
     """
     with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files if name.startswith(("description", "normalize/"))}
-    if len(arrays) == 1:
+        description = json.loads(archive["description"].tobytes())
+        arrays = {name: archive[name] for name in archive.files if name.startswith("normalize/")}
+    if not arrays:
         path.unlink()
-        return
-    description = {**json.loads(arrays["description"].tobytes()), "n_new_rollouts": None}
-    arrays["description"] = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)
+    elif description["n_new_rollouts"] is not None:  # else they were removed before
+        with atomic_write(path) as temporary:
+            _write(temporary, {**description, "n_new_rollouts": None}, arrays)
 
 
 def first_non_finite(model: PhasicModel) -> str | None:
