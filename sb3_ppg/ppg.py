@@ -980,10 +980,7 @@ class PPG(OnPolicyAlgorithm):
             self._check_objective()
 
     def _check_policy(self) -> None:
-        """
-        :raises ArgumentError: if the policy cannot work with other arguments: batch normalization or CUDA graphs with
-            micro-batches, bfloat16 without layers, value heads without units
-        """
+        """Refuse arguments that the networks cannot work with."""
         splits = isinstance(self.micro_batch_size, int)
         remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
         require(self, not splits or not looks_at_the_batch(self.policy), "micro_batch_size", remedy)

@@ -127,9 +127,6 @@ def _signals_noted(session: Session, callback: MaybeCallback) -> Iterator[None]:
     Store the first signal that asks this process to end in ``session.received_signal``; a second one has its previous effect.
     The signals are SIGTERM, with which schedulers of clusters announce the end, if checkpoints are saved, and Ctrl-C's if
     there are several processes.
-
-    :param session: session of the training in the block
-    :param callback: callback of ``learn``
     """
     signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []
     signals += [signal.SIGINT] if n_processes() > 1 else []
