@@ -117,8 +117,10 @@ def _normalized(model: PhasicModel, data: Dataset) -> Dataset:
 def _distributions(agent: Any, observations: Observations, model: PhasicModel) -> np.ndarray:
     """
     :return: the parameters of the agent's distribution after each observation, (N, P)
-    :raises ArgumentError: if the model's distribution is of another kind
+    :raises ArgumentError: if the agent has memory, or the model's distribution is of another kind
     """
+    if hasattr(agent.policy, "lstm_actor"):
+        raise ArgumentError(f"`agent` is a {type(agent).__name__}, which needs earlier observations: use one without memory")
     kinds = [f"{type(one.policy.action_dist).__name__} over {one.action_space}" for one in (agent, model)]
     if kinds[0] != kinds[1]:
         raise ArgumentError(f"`agent` has a {kinds[0]}, the model a {kinds[1]}: use an agent like it")
