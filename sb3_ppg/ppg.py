@@ -71,14 +71,7 @@ from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_b
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.play import Player
-from sb3_ppg.policies import (
-    CnnPolicy,
-    MixedPrecision,
-    MlpPolicy,
-    MultiInputPolicy,
-    PhasicActorCriticPolicy,
-    VectorValueHead,
-)
+from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy, VectorValueHead
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class

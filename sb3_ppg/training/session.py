@@ -78,11 +78,10 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         with agreed():
             check_checkpoint_callbacks(callback)
             _prepare(model, total_timesteps)
-        checkpoints = [one.settings() for one in checkpoint_callbacks(callback)]
         settings = {
             "total_timesteps": total_timesteps,
             "reset_num_timesteps": reset_num_timesteps,
-            "PhasicCheckpointCallback": checkpoints,
+            "PhasicCheckpointCallback": [one.settings() for one in checkpoint_callbacks(callback)],
         }
         start_together(model, settings)
         model.session = Session(model)
