@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.environments.episodes import replace
@@ -38,7 +39,7 @@ def record(
     :param random_episodes: the part of the episodes in which all actions are random
     :param seed: of the noise and the environments
     :return: the data
-    :raises ArgumentError: for numbers that cannot work
+    :raises ArgumentError: for numbers that cannot work, and for Dict and Tuple actions
     """
     check_values(n_steps=n_steps, noise=noise, random_episodes=random_episodes)
     normalizer = only_normalizer(env)
@@ -46,6 +47,8 @@ def record(
         raise ArgumentError("`env` cannot be recorded: its VecNormalize has to be the outermost wrapper")
     env = env if normalizer is None else normalizer.venv
     space, rng, n_envs = env.action_space, np.random.default_rng(seed), env.num_envs
+    if isinstance(space, NESTED):
+        raise ArgumentError(f"`env` cannot be recorded: recorded actions are arrays of numbers, these are {space}")
     space.seed(seed)
     if seed is not None:
         env.seed(seed)
