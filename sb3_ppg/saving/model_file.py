@@ -28,11 +28,7 @@ def _class_names(cls: type) -> list[str]:
 
 
 def mark_class(model: PhasicModel) -> None:
-    """
-    Give the model the attribute by which ``checked_model_file`` knows the class that saved a file.
-
-    :param model: about to be saved
-    """
+    """Give a model the attribute by which ``checked_model_file`` knows the class that saved a file."""
     vars(model)[SAVED_BY] = [FORMAT_VERSION, *_class_names(type(model))]
 
 

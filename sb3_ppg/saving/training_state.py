@@ -46,12 +46,7 @@ def files_of_processes(path: Path) -> list[Path]:
 
 
 def save_training_state(model: PhasicModel, path: Path) -> None:
-    """
-    :param model: between two iterations
-    :param path: of the file, NumPy's npz: arrays and a text in JSON, no pickle
-    :raises ArgumentError: if the model came from a file, and what belongs to it was not loaded; no file is written then
-    :raises NonFiniteError: if a number of the training's state is NaN or infinite; no file is written then
-    """
+    """Write a file of arrays and a text in JSON, with the arguments and errors of ``PPG.save_aux_buffer``."""
     if (model._n_stored_rollouts, model._n_replayed_rollouts) != (len(model.aux_buffer), model.replay.n_stored):
         raise ArgumentError(
             f"This model was saved in the middle of a phase, and its rollouts ({model._n_stored_rollouts}, and "
@@ -65,12 +60,7 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
 
 
 def write_training_state(model: PhasicModel, path: Path) -> None:
-    """
-    Do the same as ``save_training_state``, without checks, into a file that an error leaves half-written.
-
-    :param model: between two iterations
-    :param path: of the file
-    """
+    """Do the same as ``save_training_state``, without checks, into a file that an error leaves half-written."""
     description = {
         "version": FORMAT_VERSION,
         "identity": _identity(model),
@@ -164,13 +154,7 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
 
 
 def load_training_state(model: PhasicModel, path: Path) -> None:
-    """
-    :param model: loaded from the zip file that was saved together with this one
-    :param path: as given to ``save_training_state``
-    :raises FileNotFoundError: if there is none
-    :raises ArgumentError: if the machine cannot hold the rollouts
-    :raises ModelFormatError: if the file is damaged, too new, or another model's; nothing is changed then
-    """
+    """Restore what ``save_training_state`` wrote, with the arguments and errors of ``PPG.load_aux_buffer``."""
     own, there, (_, size) = file_of_process(path), files_of_processes(path), rank_and_size()
     same_processes = not there or any(one == path if size == 1 else one.stem.endswith(f"_of_{size}") for one in there)
     if not same_processes:
