@@ -70,9 +70,8 @@ def number(minimum: float, maximum: float = math.inf, *, exclusive: bool = False
     return Rule(is_allowed, f"use a finite number {'above' if exclusive else 'of at least'} {minimum:g}")
 
 
-def number_or_schedule(minimum: float, *, exclusive: bool = False) -> Rule:
-    """Make a rule that allows the numbers of ``number``, and schedules that start with one."""
-    plain = number(minimum, exclusive=exclusive)
+def or_schedule(rule: Rule) -> Rule:
+    """Make a rule that allows schedules in addition, if they start with an allowed number."""
 
     def is_allowed(value: Any) -> bool:
         if callable(value):
@@ -80,9 +79,9 @@ def number_or_schedule(minimum: float, *, exclusive: bool = False) -> Rule:
                 value = float(value(1.0))
             except (TypeError, ValueError):
                 return False
-        return isinstance(value, (int, float)) and plain.is_allowed(value)
+        return rule.is_allowed(value)
 
-    return Rule(is_allowed, f"{plain.remedy}, or a schedule that starts with one")
+    return Rule(is_allowed, f"{rule.remedy}, or a schedule that starts with one")
 
 
 def one_or_several(rule: Rule) -> Rule:
@@ -98,7 +97,7 @@ def choice(*choices: Any) -> Rule:
     *first, last = (f'"{value}"' if isinstance(value, str) else str(value) for value in choices)
 
     def is_allowed(value: Any) -> bool:
-        return any(value is one or (isinstance(one, str) and isinstance(value, str) and value == one) for one in choices)
+        return any(isinstance(value, type(one)) and value == one for one in choices)  # so 1 is not True
 
     return Rule(is_allowed, f"use {', '.join(first)} or {last}")
 
@@ -115,7 +114,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "n_policy_iterations", "stats_window_size"), count()),
     **dict.fromkeys(("n_value_epochs", "aux_batch_size"), optional(count())),
     "micro_batch_size": Rule(
-        lambda value: value is None or (isinstance(value, str) and value == "auto") or is_count(value),
+        lambda value: value is None or value == "auto" or is_count(value),
         'use an integer of at least 1, "auto", or None for whole minibatches',
     ),
     "compile_updates": choice(True, False, "auto"),
@@ -133,19 +132,14 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("beta_clone", "kl_coef", "vf_coef"), number(0)),
     **dict.fromkeys(("max_grad_norm", "target_kl"), optional(number(0, exclusive=True))),
-    **dict.fromkeys(("clip_range", "clip_range_vf"), optional(number_or_schedule(0, exclusive=True))),
-    "learning_rate": number_or_schedule(0),
+    **dict.fromkeys(("clip_range", "clip_range_vf"), optional(or_schedule(number(0, exclusive=True)))),
+    "learning_rate": or_schedule(number(0)),
     **dict.fromkeys(
-        ("aux_learning_rate", "value_learning_rate"), optional(number_or_schedule(0), "for that of the policy phase")
+        ("aux_learning_rate", "value_learning_rate"), optional(or_schedule(number(0)), "for that of the policy phase")
     ),
-    "normalize_value_targets": Rule(
-        lambda value: FLAG.is_allowed(value) or (isinstance(value, str) and value == "running"),
-        'use True, False, or "running"',
-    ),
-    **dict.fromkeys(
-        ("normalize_advantage", "recompute_advantages", "use_sde", "recompute_states", "allow_nonfinite_observations"), FLAG
-    ),
-    "ignore_terminations": FLAG,
+    "normalize_value_targets": choice(True, False, "running"),
+    **dict.fromkeys(("normalize_advantage", "recompute_advantages", "recompute_states", "use_sde"), FLAG),
+    **dict.fromkeys(("ignore_terminations", "allow_nonfinite_observations"), FLAG),
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
     # Play
     "epsilon": number(0, 1),
@@ -193,7 +187,7 @@ def check_values(**values: Any) -> None:
 
 
 # Arguments of a policy that the algorithm gives
-OF_THE_ALGORITHM = {*("observation_space", "action_space", "lr_schedule", "use_sde", "n_reward_components", "args", "kwargs")}
+OF_THE_ALGORITHM = {"observation_space", "action_space", "lr_schedule", "use_sde", "n_reward_components", "args", "kwargs"}
 
 
 def arguments_explained(constructor: Constructor) -> Constructor:
@@ -219,8 +213,7 @@ def arguments_explained(constructor: Constructor) -> Constructor:
 @contextmanager
 def unknown_names_explained(policy_class: type, buffer_class: type) -> Iterator[None]:
     """
-    Name an entry of ``policy_kwargs`` that neither the policy nor what it consists of takes, or one of
-    ``rollout_buffer_kwargs``.
+    Name an unknown entry of ``policy_kwargs`` or ``rollout_buffer_kwargs``.
 
     :param policy_class: class of the policy that is made within the block
     :param buffer_class: class of the rollout buffer that is made within the block

@@ -142,16 +142,6 @@ REGISTRATION = {
 }
 
 
-def module_of(text: str) -> str | None:
-    """Find the module of an extra that registers the environment whose ID is in the text."""
-    return next((module for module, pattern in ENVIRONMENTS.items() if re.search(pattern, text)), None)
-
-
-def is_installed(module: str) -> bool:
-    """Return whether a module can be imported."""
-    return find_spec(module) is not None
-
-
 def pip_install(module: str) -> str:
     """Return the command that installs a module which comes with an extra."""
     return f'pip install "sb3-ppg[{EXTRAS[module]}]"'
@@ -163,10 +153,10 @@ def missing_extras_named() -> Iterator[None]:
     try:
         yield
     except UnregisteredEnv as error:
-        module = module_of(str(error))
+        module = next((module for module, pattern in ENVIRONMENTS.items() if re.search(pattern, str(error))), None)
         if module is None or any(re.search(ENVIRONMENTS[module], name) for name in gymnasium.registry):
             raise
-        remedy = f"first `{REGISTRATION[module]}`, which registers it" if is_installed(module) else pip_install(module)
+        remedy = f"first `{REGISTRATION[module]}`, which registers it" if find_spec(module) else pip_install(module)
         raise MissingExtraError(f"{_first_sentence(error)}: {remedy}") from error
     except (ImportError, DependencyNotInstalled, AssertionError) as error:
         module = _missing_module(error)

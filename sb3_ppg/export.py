@@ -1,4 +1,4 @@
-"""A trained policy as a program that needs neither this package nor Python: ONNX, TorchScript."""
+"""Export of trained policies to ONNX and TorchScript files, which need neither this package nor Python."""
 
 import copy
 import io
@@ -32,23 +32,23 @@ class DeterministicPolicy(nn.Module):
     are its own: the model may train on. B is the number of environments.
 
     ================== ================================= ==========================================================
-    of                 inputs, in this order             shape and type
+    for                inputs, in this order             shape and type
     ================== ================================= ==========================================================
     all                ``observation``, or one for each  (B, ...) as in ``model.observation_space`` (images channel
-                       key of a Dict space, by its name  first), in its type, not normalised
+                       key of a Dict space, by its name  first), in its type, not normalized
     ``MaskablePPG``    ``action_masks``                  (B, n), bool: True where an action is possible
     ``RecurrentPPG``   ``hidden``, ``cell``              (n_layers, B, hidden size), float32; zeros at first
     ``RecurrentPPG``   ``episode_start``                 (B,), bool: whether an episode begins
     ================== ================================= ==========================================================
 
     It returns ``action``, (B, ...) as the environment takes it; for a nested action space ``action.path`` for each leaf, with
-    the keys and indices that lead to it; and of ``RecurrentPPG`` ``next_hidden`` and ``next_cell``.
+    the keys and indices that lead to it; and for ``RecurrentPPG`` also ``next_hidden`` and ``next_cell``.
 
     :param model: a model of this package
-    :param vec_normalize: wrapper that normalises observations. None: that of the model's environment, if it has one.
+    :param vec_normalize: wrapper that normalizes observations. None: that of the model's environment, if it has one.
         A model that was loaded without its environment has none
-    :raises ArgumentError: if the model is not one of this package, or its observations cannot be normalised or named so, as
-        where several ``VecNormalize`` are around its environments
+    :raises ArgumentError: if the model is not one of this package, if its environments have several ``VecNormalize``, or one
+        inside a wrapper that changes shapes, or if a key of its observations is the name of another input or output
     """
 
     policy: Any  # of one of the classes of this package
@@ -92,7 +92,7 @@ class DeterministicPolicy(nn.Module):
         for name, space in self._observation_spaces().items():
             if name in by_name and (shape := by_name[name].mean.shape) != space.shape:
                 raise ArgumentError(
-                    f"`VecNormalize` normalises observations of shape {shape}, the model takes {space.shape}: let it be the "
+                    f"`VecNormalize` normalizes observations of shape {shape}, the model takes {space.shape}: let it be the "
                     "outermost wrapper"
                 )
         return nn.ModuleDict(
@@ -182,7 +182,7 @@ class Normalizer(nn.Module):
 
     :param statistics: statistics of observations
     :param epsilon: added to the variance
-    :param clip: bound of the normalised observation
+    :param clip: bound of the normalized observation
     """
 
     mean: th.Tensor  # of the observations
@@ -200,7 +200,7 @@ class Normalizer(nn.Module):
 
 def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:
     """
-    Write what ``torch.jit.load`` reads, in Python or C++: inputs and outputs as ``DeterministicPolicy`` has them.
+    Write a file for ``torch.jit.load``, in Python or C++, with the inputs and outputs of ``DeterministicPolicy``.
 
     Example::
 
@@ -213,7 +213,7 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
 
     :param model: a model of this package
     :param path: path of the file
-    :param vec_normalize: wrapper whose statistics normalise observations. None: that of the model's environment, if it has one
+    :param vec_normalize: wrapper whose statistics normalize observations. None: that of the model's environment, if it has one
     :raises ArgumentError: see ``DeterministicPolicy``
     :raises OSError: if the file cannot be written; a previous one is left unchanged
     """
@@ -227,7 +227,7 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
 
 def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:
     """
-    Write an ONNX file, for any number of environments: inputs and outputs as ``DeterministicPolicy`` has them, by name.
+    Write an ONNX file for any number of environments, with the inputs and outputs of ``DeterministicPolicy``, by name.
 
     Example::
 
@@ -243,7 +243,7 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
 
     :param model: a model of this package
     :param path: path of the file
-    :param vec_normalize: wrapper whose statistics normalise observations. None: that of the model's environment, if it has one
+    :param vec_normalize: wrapper whose statistics normalize observations. None: that of the model's environment, if it has one
     :raises ArgumentError: see ``DeterministicPolicy``
     :raises MissingExtraError: (an ``ImportError``) without ``sb3-ppg[export]``
     :raises OSError: if the file cannot be written; a previous one is left unchanged
@@ -257,7 +257,7 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
         warnings.catch_warnings(),
         atomic_write(Path(path)) as temporary,
     ):
-        warnings.simplefilter("ignore")  # torch's, of its own ways
+        warnings.simplefilter("ignore")  # of torch's exporter, about itself
         th.onnx.export(
             policy,
             policy.example_inputs(),

@@ -50,7 +50,13 @@ class Member(NamedTuple):
 
 # Presets hold what defines the authors' algorithms: networks, phases, clipping. Numbers of epochs and samples depend on the
 # task and are in the files under `hyperparams`
-SEPARATE_NETWORKS = {"architecture": "dual"}
+DELAYED: dict[str, Any] = {"policy_kwargs": {"architecture": "shared"}, "max_grad_norm": 0.5}
+DECOUPLED: dict[str, Any] = {
+    "policy_kwargs": {"architecture": "dual"},
+    "n_aux_epochs": 0,
+    "n_value_epochs": 9,
+    "max_grad_norm": 0.5,
+}
 FAMILY: dict[str, Member] = {
     "ppg": Member(PPG, "Phasic Policy Gradient"),
     "ppg_lstm": Member(
@@ -68,48 +74,18 @@ FAMILY: dict[str, Member] = {
     ),
     "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", {"objective": "ewma"}),
     "ppg_replay": Member(
-        PPG,
-        "PPG with replay of recent rollouts",
-        {"objective": "decoupled", "replay_kwargs": {"policy_rollouts": 3}},
+        PPG, "PPG with replay of recent rollouts", {"objective": "decoupled", "replay_kwargs": {"policy_rollouts": 3}}
     ),
-    "dcpg": Member(
-        PPG,
-        "Delayed-Critic Policy Gradient",
-        {"objective": "dcpg", "policy_kwargs": {"architecture": "shared"}, "max_grad_norm": 0.5},
-    ),
-    "ddcpg": Member(
-        PPG,
-        "Dynamics-aware Delayed-Critic Policy Gradient",
-        {"objective": "ddcpg", "policy_kwargs": {"architecture": "shared"}, "max_grad_norm": 0.5},
-    ),
-    "daac": Member(
-        PPG,
-        "Decoupled Advantage Actor-Critic",
-        {
-            "objective": "daac",
-            "policy_kwargs": SEPARATE_NETWORKS,
-            "n_aux_epochs": 0,
-            "n_value_epochs": 9,
-            "max_grad_norm": 0.5,
-        },
-    ),
-    "idaac": Member(
-        PPG,
-        "Invariant Decoupled Advantage Actor-Critic",
-        {
-            "objective": "idaac",
-            "policy_kwargs": SEPARATE_NETWORKS,
-            "n_aux_epochs": 0,
-            "n_value_epochs": 9,
-            "max_grad_norm": 0.5,
-        },
-    ),
+    "dcpg": Member(PPG, "Delayed-Critic Policy Gradient", {"objective": "dcpg", **DELAYED}),
+    "ddcpg": Member(PPG, "Dynamics-aware Delayed-Critic Policy Gradient", {"objective": "ddcpg", **DELAYED}),
+    "daac": Member(PPG, "Decoupled Advantage Actor-Critic", {"objective": "daac", **DECOUPLED}),
+    "idaac": Member(PPG, "Invariant Decoupled Advantage Actor-Critic", {"objective": "idaac", **DECOUPLED}),
     "dna": Member(
         PPG,
         "Dual Network Architecture",
         {
             "objective": "dna",
-            "policy_kwargs": SEPARATE_NETWORKS,
+            "policy_kwargs": {"architecture": "dual"},
             "gae_lambda": 0.8,
             "n_epochs": 2,
             "n_value_epochs": 1,
@@ -131,7 +107,7 @@ PAPERS_VALUES: dict[str, Any] = dict(
     learning_rate=5e-4,
 )
 # All arguments of the paper for Procgen, where 4 workers run 64 environments each (here 256 in one process). They assume
-# normalised rewards, for instance by `NormalizedRewardRolloutBuffer`
+# normalized rewards, for instance by `NormalizedRewardRolloutBuffer`
 PAPER: dict[str, Any] = dict(
     **PAPERS_VALUES,
     batch_size=8192,

@@ -98,13 +98,13 @@ def policy_gradient_loss(
 
     With ``clip_range=None`` it is the plain surrogate, -E[ratio A], to which the KL penalty variant adds ``kl_penalty``. With
     ``dual_clip``, c, the objective of an action with A < 0 is at least c A (Ye et al. 2020, https://arxiv.org/abs/1912.09729):
-    a ratio that has become very large does not pull more than one of c.
+    its gradient is zero where the ratio exceeds c.
 
     :param log_prob: log π(a|s) of the taken actions under the policy in training, shape (B,)
     :param old_log_prob: log π_old(a|s), under the policy that took them, shape (B,)
-    :param advantages: A, in the units of the (normalised) reward, shape (B,)
+    :param advantages: A, in the units of the (normalized) reward, shape (B,)
     :param clip_range: ε, or None for no clipping
-    :param dual_clip: c, above one, or None for no dual clipping
+    :param dual_clip: c, above one, or None for no such bound
     :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
@@ -129,7 +129,7 @@ def decoupled_policy_gradient_loss(
 ) -> th.Tensor:
     """
     The clipped surrogate objective, decoupled: the clip keeps π near a *proximal* policy, while importance weights correct for
-    the *behaviour* policy that took the actions (Hilton, Cobbe, Schulman, https://arxiv.org/abs/2110.00641):
+    the *behavior* policy that took the actions (Hilton, Cobbe, Schulman, https://arxiv.org/abs/2110.00641):
 
     .. code-block:: none
 
@@ -167,7 +167,7 @@ def kl_penalty(log_prob: th.Tensor, old_log_prob: th.Tensor) -> th.Tensor:
     """
     Second-order estimate of KL(π_old, π) from the taken actions: 1/2 E[(log π(a|s) - log π_old(a|s))²]
 
-    The authors' code has it in place of clipping in the paper's variant, with ``clip_param`` 0 and ``kl_penalty`` 1.
+    It replaces clipping in the paper's KL variant: ``clip_param`` 0 and ``kl_penalty`` 1 in the authors' code.
 
     :param log_prob: log π(a|s), shape (B,)
     :param old_log_prob: log π_old(a|s), shape (B,)
@@ -208,7 +208,7 @@ def value_loss(
     :param values: V(s), shape (B,)
     :param targets: V_targ, shape (B,)
     :param old_values: V(s) as predicted during the rollout, shape (B,); needed for clipping only
-    :param clip_range_vf: in the units of the (normalised) return, or None for no clipping
+    :param clip_range_vf: in the units of the (normalized) return, or None for no clipping
     :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
@@ -236,7 +236,7 @@ def clipped_value_loss(
         V_clip = V_old + clip(V - V_old, -ε, ε)
         loss   = E[max((V - V_targ)², (V_clip - V_targ)²)]
 
-    ``value_loss`` with ``clip_range_vf``, as in SB3, has the second alone.
+    ``value_loss`` with ``clip_range_vf``, as in SB3, has only the error with clipping.
 
     :param values: V(s), shape (B,)
     :param targets: V_targ, shape (B,)
@@ -278,9 +278,7 @@ def clip_fraction(log_ratio: th.Tensor, clip_range: float) -> th.Tensor:
 
 def distribution_parameters(distribution: Distribution) -> th.Tensor:
     """
-    Return what defines π(.|s) for each sample, in one tensor that can be kept.
-
-    SB3's distribution object is a single mutable one that the next forward pass overwrites; this is not.
+    Return the parameters of π(.|s) for each sample, in a tensor to keep: the next forward pass overwrites SB3's distribution.
 
     :param distribution: as returned by ``policy.get_distribution``
     :return: shape (B, P), see the distribution's class in ``sb3_ppg.actions``

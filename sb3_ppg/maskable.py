@@ -5,10 +5,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from sb3_contrib.common.maskable.buffers import (
-    MaskableDictRolloutBuffer,
-    MaskableRolloutBuffer,
-)
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
@@ -123,11 +120,7 @@ class MaskablePPG(PPG):
         return *self.policy(observations, action_masks=action_masks), {"action_masks": action_masks}
 
     def _checked(self, action_masks: np.ndarray) -> np.ndarray:
-        """
-        Check the shape of masks and that each allows an action.
-
-        :raises ArgumentError: if they have another size than the actions, or exclude them all
-        """
+        """Return masks, (n_envs, n), if they have the size of the actions and allow one in each dimension."""
         if action_masks.size != self.n_envs * self.rollout_buffer.mask_dims:
             raise ArgumentError(
                 f"`action_masks` of an environment returned {action_masks.size // self.n_envs} values, "

@@ -1,4 +1,4 @@
-"""Actions between the most likely ones and samples, for evaluations and play."""
+"""Evaluation and play with some random actions, or at a temperature."""
 
 import copy
 from functools import partial
@@ -18,11 +18,11 @@ from sb3_ppg.policies import PhasicActorCriticPolicy
 
 class Player:
     """
-    A model that takes a sample in place of the most likely action with a probability, as in ALF's evaluations. It has all
-    attributes of the model, and acts for it wherever ``predict`` is called, as in SB3's ``evaluate_policy``.
+    A model whose ``predict`` samples an action, instead of taking the most likely one, with a probability ε, as in ALF's
+    evaluations. It has all attributes of the model, and can stand for it, as in SB3's ``evaluate_policy``.
 
-    Each environment draws for itself in each step, from torch's generator, which ``set_random_seed`` seeds. (With gSDE a
-    sample is the mode and the current noise.)
+    Whether to sample is drawn for each environment and step, from torch's generator, which ``set_random_seed`` seeds. With
+    gSDE, a sample is the most likely action plus the current noise.
 
     Example::
 
@@ -34,10 +34,10 @@ class Player:
 
     :param model: an algorithm of this package, of SB3 or sb3-contrib
     :param epsilon: probability of a sample where ``deterministic`` actions are asked for
-    :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalised (before actions are squashed); T < 1 favors
+    :param temperature: T > 0: samples are drawn from π(a|s)^(1/T), normalized (before actions are squashed); T < 1 favors
         likely actions. For a Dict or Tuple action space also a temperature for each of its parts. For algorithms of this
         package
-    :raises ArgumentError: if they cannot work
+    :raises ArgumentError: for numbers out of range, or a temperature for another algorithm
     """
 
     model: Any = None
@@ -66,8 +66,8 @@ class Player:
         **context: Any,
     ) -> tuple[Any, tuple[np.ndarray, ...] | None]:
         """
-        Choose actions, with the arguments of the model's ``predict``. A second pass through the networks draws the samples, in
-        steps where an environment takes one.
+        Choose actions, with the arguments of the model's ``predict``. In steps where an environment takes a sample, a second
+        pass through the networks draws it.
 
         :param context: ``action_masks``, where the model takes them
         :raises ArgumentError: for an ``epsilon`` if all actions are samples

@@ -71,14 +71,7 @@ from sb3_ppg.optim.micro_batches import fitting_micro_batch_size, looks_at_the_b
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.optim.value_units import change_value_units, set_value_units
 from sb3_ppg.play import Player
-from sb3_ppg.policies import (
-    CnnPolicy,
-    MixedPrecision,
-    MlpPolicy,
-    MultiInputPolicy,
-    PhasicActorCriticPolicy,
-    VectorValueHead,
-)
+from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy, VectorValueHead
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
@@ -235,7 +228,7 @@ class PPG(OnPolicyAlgorithm):
     max_grad_norm: float | None  # type: ignore[assignment]
     ent_coef: Any
     _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
-    _fitting_micro_batch_size: tuple[int | None] | None = None  # once it is known
+    _fitting_micro_batch_size: tuple[int | None] | None = None  # None until it is known
 
     @arguments_explained
     def __init__(
@@ -380,8 +373,7 @@ class PPG(OnPolicyAlgorithm):
             policy: Any = self.policy_class
             self.policy = policy(
                 self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
-            )
-        self.policy = self.policy.to(self.device)
+            ).to(self.device)
         self._maybe_recommend_cpu()
         self._reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         store_floats(self.rollout_buffer, self.env)
@@ -455,8 +447,7 @@ class PPG(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         objective, adversary = self.objective, None
         optimizers = {"policy": self.policy.optimizer, "value": self.value_optimizer}
-        others = [] if objective.adversary_optimizer is None else [objective.adversary_optimizer]
-        self._update_learning_rate([*optimizers.values(), *others])
+        self._update_learning_rate([*optimizers.values()])
         if self.value_learning_rate is not None:
             learning_rate = self.value_lr_schedule(self._current_progress_remaining)
             update_learning_rate(self.value_optimizer, learning_rate)
@@ -465,6 +456,7 @@ class PPG(OnPolicyAlgorithm):
         self._prepare_rollouts([kind for kind, *_ in plan])
         coefficients = self.coefficients()
         if objective.adversary_optimizer is not None:
+            self._update_learning_rate(objective.adversary_optimizer)
             of_adversary = partial(self.minibatch_losses, objective.adversary_losses, coefficients)
             adversary = (objective.adversary_optimizer, of_adversary)
         after_step = partial(objective.after_policy_step, self.policy)
@@ -516,9 +508,9 @@ class PPG(OnPolicyAlgorithm):
         end: Any = self.rollout_end  # None for rollouts from elsewhere
         if end is None and (objective.needs_rollout_end or self.replay.capacity > 1 or self.recompute_advantages):
             raise ArgumentError(
-                f"This rollout cannot be used with `objective`={objective_name(type(objective))!r}, `replay_kwargs` or "
-                f"`recompute_advantages` as they are: they need what follows it, which {type(self).__name__} has not told. In "
-                "a `collect_rollouts` of your own, set `self.rollout_end` to a sb3_ppg.buffers.rollouts.RolloutEnd"
+                f"`objective`={objective_name(type(objective))!r}, `replay_kwargs` or `recompute_advantages` as they are need "
+                f"the end of the rollout, which `{type(self).__name__}.collect_rollouts` has not stored: set "
+                "`self.rollout_end` to a sb3_ppg.buffers.rollouts.RolloutEnd there"
             )
         buffer.returns = objective.value_targets(buffer, end)
         if self.normalize_advantage:
@@ -537,7 +529,7 @@ class PPG(OnPolicyAlgorithm):
             rollout.extras = {**component_samples(rollout.buffer), **extras}
 
     def _update_value_units(self) -> None:
-        """Measure values in the unit of the latest value targets, or, where that was turned off since, of the return."""
+        """Measure values in the unit of the latest value targets; if this has been turned off, in that of the return again."""
         optimizers = (self.policy.optimizer, self.value_optimizer, self.aux_optimizer)
         if self.normalize_value_targets and self.n_aux_epochs > 0:
             n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
@@ -548,7 +540,7 @@ class PPG(OnPolicyAlgorithm):
             set_value_units(self.policy, optimizers, 0.0, 1.0)
 
     def _store_rollout(self) -> None:
-        """Keep the rollout for the auxiliary phase, which follows once the rollouts of a phase are together."""
+        """Store the rollout for the auxiliary phase, and run this phase once all its rollouts are stored."""
         self.aux_buffer.add(self.rollout_buffer, self.aux_data())
         self._n_stored_rollouts = len(self.aux_buffer)
         self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
@@ -668,8 +660,10 @@ class PPG(OnPolicyAlgorithm):
         """
         :return: the largest number of samples in one forward pass; None for whole minibatches
         """
-        if self.micro_batch_size != "auto" or self.objective.needs_whole_minibatches:
-            return None if self.micro_batch_size == "auto" else self.micro_batch_size
+        if self.micro_batch_size != "auto":
+            return self.micro_batch_size
+        if self.objective.needs_whole_minibatches:
+            return None
         if self._fitting_micro_batch_size is None:  # once per training: the network stays as it is
             observation = obs_as_tensor(one_observation(self.rollout_buffer), self.device)
             self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
@@ -845,8 +839,8 @@ class PPG(OnPolicyAlgorithm):
             super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
             if log_interval is not None and self.logger.name_to_value:
                 values = dict(self.logger.name_to_value)
-                self.dump_logs()  # SB3 writes before each update: this is what the last one has recorded
-                for name, value in values.items():  # which stays readable, and is not written again
+                self.dump_logs()  # SB3 writes before each update, so not what the last one has recorded
+                for name, value in values.items():  # these stay readable, and are not written again
                     self.logger.record(name, value, exclude=WRITTEN)
         return self
 
@@ -860,8 +854,9 @@ class PPG(OnPolicyAlgorithm):
         already been trained with its own.
 
         :param dataset: recorded data, see ``sb3_ppg.offline.load_dataset``
-        :param agent: an SB3 model to imitate on the data's observations, instead of the data's actions: with KL(π_agent, π) if
-            it has the same kind of action distribution, otherwise with its deterministic actions, without fitting ``log_std``
+        :param agent: an SB3 model without memory to imitate on the data's observations, instead of the data's actions. One
+            like PPO, whose action distribution has to be of the same kind: with KL(π_agent, π). Any other, such as SAC: with
+            its deterministic actions, without fitting ``log_std``
         :param n_epochs: number of passes over the data
         :param batch_size: minibatch size, in samples
         :param fit_std: whether to also fit the standard deviation of Box actions; data without exploration drives it to zero
@@ -965,7 +960,7 @@ class PPG(OnPolicyAlgorithm):
         require(self, self.clip_range is not None or self.kl_coef > 0, "clip_range", remedy)
         remedy = f"gSDE is for continuous actions (Box), these are {self.action_space}; leave it False"
         require(self, not self.use_sde or isinstance(self.action_space, spaces.Box), "use_sde", remedy)
-        remedy = "the advantage of a single sample is normalised to zero; use more steps, or normalize_advantage=False"
+        remedy = "the advantage of a single sample is normalized to zero; use more steps, or normalize_advantage=False"
         require(self, self.n_steps * self.n_envs > 1 or not self.normalize_advantage, "n_steps", remedy)
         for coefficient in by_leaf(self.action_space, "ent_coef", self.ent_coef):
             check_value("ent_coef", coefficient, FINITE)
@@ -979,12 +974,9 @@ class PPG(OnPolicyAlgorithm):
             self._check_objective()
 
     def _check_policy(self) -> None:
-        """
-        :raises ArgumentError: if the policy cannot work with other arguments: batch normalisation or CUDA graphs with
-            micro-batches, bfloat16 without layers, value heads without units
-        """
+        """Refuse arguments that the networks cannot work with."""
         splits = isinstance(self.micro_batch_size, int)
-        remedy = "batch normalisation of micro-batches differs from that of their minibatch; use None"
+        remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
         require(self, not splits or not looks_at_the_batch(self.policy), "micro_batch_size", remedy)
         mode = self.policy.compile_mode
         remedy = f"CUDA graphs (compile_mode={mode!r}) do not add up gradients over micro-batches; use None or another mode"
@@ -1075,8 +1067,8 @@ class PPG(OnPolicyAlgorithm):
                     raise
                 name = objective_name(kwargs["objective_class"])
                 raise ArgumentError(
-                    f"`objective`={name!r} cannot take the file's parameters: load it as it is, and give "
-                    'its policy\'s to a new model: set_parameters({"policy": ...}, exact_match=False)'
+                    f"`objective`={name!r} cannot take the file's parameters: load it without `objective`, and give the "
+                    'parameters of its policy to a new model: set_parameters({"policy": ...}, exact_match=False)'
                 ) from error
         return model
 
@@ -1129,7 +1121,7 @@ class PPG(OnPolicyAlgorithm):
         load_training_state(self, Path(path))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, or a pickle: without the session, which ends with ``learn``, and compiled functions."""
+        """Return the state for a copy or a pickle, without the session (it ends with ``learn``) and compiled functions."""
         return {name: value for name, value in vars(self).items() if name != "compiled_training"} | {"session": None}
 
     @cached_property
@@ -1149,11 +1141,7 @@ class PPG(OnPolicyAlgorithm):
 
 
 def _check_policy_class(policy: Any, algorithm: type[PPG]) -> None:
-    """
-    :param policy: the value of ``policy``
-    :param algorithm: PPG or a variant, which names its policies
-    :raises ArgumentError: if it is neither a name nor a class with an auxiliary value head, or one for another variant
-    """
+    """Refuse a policy that is neither a known name nor a class with an auxiliary value head for this algorithm."""
     names = ", ".join(map(repr, algorithm.policy_aliases))
     base = next(iter(algorithm.policy_aliases.values()))
     if isinstance(policy, str):

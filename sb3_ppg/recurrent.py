@@ -118,13 +118,8 @@ class RecurrentPPG(PPG):
             )
 
     def _excluded_save_params(self) -> list[str]:
-        return [
-            *super()._excluded_save_params(),
-            "_last_lstm_states",
-            "_next_lstm_states",
-            "_follows_the_stored_one",
-            "_is_learned_from",
-        ]
+        of_training = ("_last_lstm_states", "_next_lstm_states", "_follows_the_stored_one", "_is_learned_from")
+        return [*super()._excluded_save_params(), *of_training]
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
         self._follows_the_stored_one, self._is_learned_from = self._is_learned_from, False

@@ -66,7 +66,7 @@ class Actions:
 
     def weigh_entropy(self, ent_coef: Any, device: th.device) -> float:
         """
-        Let ``entropy`` have the weights that ``ent_coef`` gives to parts of the actions, if there are parts.
+        Make ``entropy`` weigh the parts of the actions by ``ent_coef``, if it has a coefficient for each.
 
         :param ent_coef: argument of the algorithm
         :param device: device of the losses
@@ -77,7 +77,7 @@ class Actions:
     @staticmethod
     def tempered(distribution: Any, temperature: float) -> Any:
         """
-        Return the distribution with the probabilities π(a|s)^(1/T), normalised. Override it for play at a temperature.
+        Return the distribution with the probabilities π(a|s)^(1/T), normalized. Override it for play at a temperature.
 
         :param distribution: π(.|s), which stays as it is
         :param temperature: T > 0

@@ -25,21 +25,13 @@ from torch.nn import functional as F
 from sb3_ppg.actions.base import Actions, register
 
 
-def categorical_kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
-    """
-    Σ p (log p - log q). What a mask excludes has p = 0. Joint probabilities multiply, so the sum over all logits of all action
-    dimensions is the sum over the dimensions.
-
-    :param distribution: a distribution of any number of dimensions
-    :param first: log p, (B, P)
-    :param second: log q, (B, P)
-    :return: (B,), in nats
-    """
-    return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
-
-
 class LogitActions(Actions):
-    """Actions whose parameters are logits."""
+    """Actions whose parameters are logits. ``kl`` is for logits that are log-probabilities."""
+
+    @staticmethod
+    def kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        # Σ p (log p - log q), where p = 0 for what a mask excludes. The KL divergences of the dimensions add up
+        return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
 
     @classmethod
     def tempered(cls, distribution: Any, temperature: float) -> Any:
@@ -48,8 +40,6 @@ class LogitActions(Actions):
 
 class CategoricalActions(LogitActions):
     """Discrete actions: integers. Parameters are the log-probabilities, (B, n)."""
-
-    kl = staticmethod(categorical_kl)
 
     def __init__(self, space: spaces.Discrete):
         super().__init__(space)
@@ -77,8 +67,6 @@ class CategoricalActions(LogitActions):
 
 class MultiCategoricalActions(LogitActions):
     """MultiDiscrete actions. Parameters are the log-probabilities of all dimensions, (B, sum of n)."""
-
-    kl = staticmethod(categorical_kl)
 
     def __init__(self, space: spaces.MultiDiscrete):
         super().__init__(space)
@@ -125,7 +113,6 @@ class MaskableMultiCategoricalActions(MultiCategoricalActions):
 class MaskableBernoulliActions(LogitActions):
     """MultiBinary actions under masks, as two choices each. Parameters are the log-probabilities, (B, 2 n)."""
 
-    kl = staticmethod(categorical_kl)
     parameters = staticmethod(MaskableMultiCategoricalActions.parameters)
 
 

@@ -237,13 +237,13 @@ class NestedActions(Actions):
         :return: actions as the space describes them, one for each environment
         """
         parts = self.split(th.as_tensor(actions))
-        by_leaf = []
+        of_leaves = []
         for leaf, kind, part in zip(self.leaves, self.kinds, parts, strict=True):
             taken = kind.for_environments(kind.from_buffer(part).numpy().reshape(-1, *kind.shape))
             if isinstance(leaf.space, spaces.Box) and np.issubdtype(leaf.space.dtype, np.integer):
                 taken = np.rint(taken)
-            by_leaf.append(taken.astype(leaf.space.dtype).reshape(-1, *leaf.space.shape))  # type: ignore[misc]
-        return [structure(self.space, iter(of_env)) for of_env in zip(*by_leaf, strict=True)]
+            of_leaves.append(taken.astype(leaf.space.dtype).reshape(-1, *leaf.space.shape))  # type: ignore[misc]
+        return [structure(self.space, iter(of_env)) for of_env in zip(*of_leaves, strict=True)]
 
     def features(self, actions: th.Tensor) -> th.Tensor:
         parts = zip(self.kinds, self.split(actions), strict=True)
@@ -357,9 +357,8 @@ class NestedDistribution(ActionDistribution):
         return self.leaf_log_probs(actions).sum(dim=0)
 
     def entropy(self) -> th.Tensor | None:
-        entropies = [one.entropy() for one in self.distributions]
-        known = [entropy for entropy in entropies if entropy is not None]
-        return th.stack(known).sum(dim=0) if len(known) == len(entropies) else None
+        entropies: Any = [one.entropy() for one in self.distributions]
+        return None if any(one is None for one in entropies) else th.stack(entropies).sum(dim=0)
 
     def sample(self) -> th.Tensor:
         return _row(one.sample() for one in self.distributions)

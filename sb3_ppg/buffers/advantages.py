@@ -25,8 +25,8 @@ def gae(
     :param rewards: r, (n_steps, n_envs)
     :param values: V(s), (n_steps, n_envs), in the units of the rewards
     :param episode_starts: 1 where a step begins an episode, else 0, (n_steps, n_envs)
-    :param last_values: V of what follows the last step, (n_envs,)
-    :param last_dones: 1 where that begins an episode, else 0, (n_envs,)
+    :param last_values: V of the observations after the last step, (n_envs,)
+    :param last_dones: 1 where these begin an episode, else 0, (n_envs,)
     :param gamma: γ
     :param gae_lambda: λ
     :return: A, (n_steps, n_envs), in the type of the values

@@ -5,15 +5,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from os.path import commonprefix
-from typing import Any, TypeVar
+from typing import Any
 
 import torch as th
 from stable_baselines3.common.utils import set_random_seed
 
 from sb3_ppg.distributed.collectives import abandon_group, gather, has_group, n_processes, rank
 from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
-
-Exc = TypeVar("Exc", bound=BaseException)
 
 
 @contextmanager
@@ -35,7 +33,7 @@ def agreed() -> Iterator[None]:
             raise mark_shared(ProcessGroupError(f"process {number} of {n_processes()}: {message}"))
 
 
-def mark_shared(error: Exc) -> Exc:
+def mark_shared(error: BaseException) -> BaseException:
     """
     Mark an error that is raised in all processes, as itself or as a ``ProcessGroupError`` that quotes it.
 

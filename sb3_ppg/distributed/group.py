@@ -51,7 +51,7 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
         ``SB3_PPG_TIMEOUT``, or half an hour
     :param start_timeout: seconds that processes wait for all to start. None: the environment variable
         ``SB3_PPG_START_TIMEOUT``, or a minute
-    :raises ProcessGroupError: if some do not start, or nobody has told where to meet
+    :raises ProcessGroupError: if some do not start, or MASTER_ADDR or MASTER_PORT is not set
     :raises ArgumentError: if they have different versions of Python or of the packages that matter
     """
     size = n_started()
@@ -67,7 +67,7 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
     timeout = float(os.environ.get(TIMEOUT, 1800)) if timeout is None else timeout
     start_timeout = float(os.environ.get(START_TIMEOUT, 60)) if start_timeout is None else start_timeout
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # when torchrun's agent is killed: it would train on unseen
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # else it would train on when torchrun's agent is killed
     number = int(os.environ["RANK"])
     n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
     if n_gpus > 0:

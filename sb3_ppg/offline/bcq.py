@@ -274,7 +274,7 @@ class BCQ(OffPolicyAlgorithm):
         terms = update(obs, batch.actions, next_obs, outcome)
         for network, target in policy.targets:
             polyak_update(network.parameters(), target.parameters(), self.tau)
-            for buffer, of_target in zip(network.buffers(), target.buffers(), strict=True):  # of batch normalisation
+            for buffer, of_target in zip(network.buffers(), target.buffers(), strict=True):  # of batch normalization
                 of_target.copy_(buffer)
         return terms
 

@@ -14,6 +14,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.actions import NESTED
 from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.environments.watched import normalizers
@@ -126,7 +127,7 @@ class Dataset:
         :return: the data in the types of the spaces; images channel first; actions (N, ...), within their bounds
         :raises ArgumentError: for the first array that does not fit
         """
-        if isinstance(action_space, spaces.Dict | spaces.Tuple):
+        if isinstance(action_space, NESTED):
             raise ArgumentError(f"{self.source} cannot be for {action_space}: recorded actions are arrays of numbers")
         names = ("observations", "next_observations")
         fitted = {name: self._fitted_observations(name, getattr(self, name), observation_space) for name in names}

@@ -50,7 +50,7 @@ class Network(nn.Module):
         return nn.Sequential(*create_mlp(n_inputs, n_outputs, self.net_arch, self.activation_fn, squash_output))
 
     def inputs(self, obs: Any, numbers: th.Tensor) -> th.Tensor:
-        """Return each sample's features with each of its rows of numbers, (B, S, N), behind them: (B, S, F + N)."""
+        """Return each sample's features, followed by each of its rows of numbers, (B, S, N): (B, S, F + N)."""
         features = self.features_extractor(obs).unsqueeze(1).expand(-1, numbers.shape[1], -1)
         return th.cat([features, numbers], dim=-1)
 
@@ -195,7 +195,8 @@ class BCQPolicy(BasePolicy):
             n_play_samples=n_play_samples,
         )
         self.threshold = threshold
-        extractor, networks = self.make_features_extractor, dict[str, nn.Module]()
+        extractor = self.make_features_extractor
+        networks: dict[str, nn.Module]
         if isinstance(action_space, spaces.Box):
             n_dims = get_action_dim(action_space)
             self.vae = ActionVAE(n_dims, extractor(), vae_net_arch, activation_fn)

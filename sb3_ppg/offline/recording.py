@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.environments.episodes import replace
@@ -29,16 +30,16 @@ def record(
     Let an agent act, and record what happens.
 
     :param agent: a model of SB3
-    :param env: environments of their own, which are reset; a ``VecNormalize`` has to be the outermost wrapper: it stays as it
-        is, and the data is recorded before it
+    :param env: environments, which are reset. A ``VecNormalize`` has to be the outermost wrapper: its statistics stay as they
+        are, and the data is what it gets from the environments
     :param n_steps: number of steps of all environments together
     :param deterministic: whether the agent takes its most likely actions
-    :param noise: exploration noise on top: the standard deviation of Gaussian noise, where the action space is [-1, 1] (Box),
-        or the probability of a random action
+    :param noise: exploration noise. Box: the standard deviation of Gaussian noise, with the action space scaled to [-1, 1];
+        other actions: the probability of a random one
     :param random_episodes: the part of the episodes in which all actions are random
     :param seed: of the noise and the environments
     :return: the data
-    :raises ArgumentError: for numbers that cannot work
+    :raises ArgumentError: for numbers that cannot work, and for Dict and Tuple actions
     """
     check_values(n_steps=n_steps, noise=noise, random_episodes=random_episodes)
     normalizer = only_normalizer(env)
@@ -46,6 +47,8 @@ def record(
         raise ArgumentError("`env` cannot be recorded: its VecNormalize has to be the outermost wrapper")
     env = env if normalizer is None else normalizer.venv
     space, rng, n_envs = env.action_space, np.random.default_rng(seed), env.num_envs
+    if isinstance(space, NESTED):
+        raise ArgumentError(f"`env` cannot be recorded: recorded actions are arrays of numbers, these are {space}")
     space.seed(seed)
     if seed is not None:
         env.seed(seed)

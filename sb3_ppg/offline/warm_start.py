@@ -10,7 +10,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import configure_logger, obs_as_tensor, update_learning_rate
 
-from sb3_ppg.arguments import check_value, check_values, count
+from sb3_ppg.arguments import check_values
 from sb3_ppg.buffers.nested import map_arrays, n_samples
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import Observations
@@ -33,7 +33,7 @@ class Samples(NamedTuple):
 
     :param observations: as the policy takes them, (N, ...)
     :param actions: as rollout buffers store them, (N, action dimensions)
-    :param value_targets: discounted returns, in the units of the (normalised) reward, (N,)
+    :param value_targets: discounted returns, in the units of the (normalized) reward, (N,)
     :param recorded: parameters of the distribution to clone, (N, P); (N, 0) without an agent's
     """
 
@@ -43,9 +43,7 @@ class Samples(NamedTuple):
     recorded: Any
 
 
-def fit_to_data(
-    model: PhasicModel, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True
-) -> None:
+def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, batch_size: int, fit_std: bool) -> None:
     """Fit a model to recorded data, with the arguments and errors of ``PPG.warm_start``."""
     _check(model, n_epochs, batch_size)
     data = load_dataset(dataset).fitted_to(model.observation_space, model.action_space)
@@ -93,8 +91,7 @@ def fit_to_data(
 
 
 def _check(model: PhasicModel, n_epochs: int, batch_size: int) -> None:
-    check_values(batch_size=batch_size)
-    check_value("n_epochs", n_epochs, count())
+    check_values(n_epochs=n_epochs, batch_size=batch_size)
     if model.context():
         raise ArgumentError(
             f"`warm_start` is not for {type(model).__name__}: recorded data has no memory and no masks; use PPG"
@@ -120,8 +117,10 @@ def _normalized(model: PhasicModel, data: Dataset) -> Dataset:
 def _distributions(agent: Any, observations: Observations, model: PhasicModel) -> np.ndarray:
     """
     :return: the parameters of the agent's distribution after each observation, (N, P)
-    :raises ArgumentError: if the model's distribution is of another kind
+    :raises ArgumentError: if the agent has memory, or the model's distribution is of another kind
     """
+    if hasattr(agent.policy, "lstm_actor"):
+        raise ArgumentError(f"`agent` is a {type(agent).__name__}, which needs earlier observations: use one without memory")
     kinds = [f"{type(one.policy.action_dist).__name__} over {one.action_space}" for one in (agent, model)]
     if kinds[0] != kinds[1]:
         raise ArgumentError(f"`agent` has a {kinds[0]}, the model a {kinds[1]}: use an agent like it")

@@ -178,18 +178,12 @@ class PhasicCheckpointCallback(BaseCallback):
 
 
 def checkpoint_callbacks(callback: MaybeCallback) -> list[PhasicCheckpointCallback]:
-    """
-    :param callback: as ``learn`` takes it
-    :return: the checkpoint callbacks among it and all that it calls
-    """
+    """Return the checkpoint callbacks among a callback of ``learn`` and all that it calls."""
     return [one for one in every(callback) if isinstance(one, PhasicCheckpointCallback)]
 
 
 def check_checkpoint_callbacks(callback: MaybeCallback) -> None:
-    """
-    :param callback: as ``learn`` takes it
-    :raises ArgumentError: if a checkpoint callback would not be told of rollouts
-    """
+    """Refuse a callback of ``learn`` in which a checkpoint callback would not be told of rollouts."""
     for outer in every(callback):
         within = called_by(outer) if isinstance(outer, EventCallback) else []
         for one in checkpoint_callbacks(within):

@@ -28,11 +28,7 @@ def _class_names(cls: type) -> list[str]:
 
 
 def mark_class(model: PhasicModel) -> None:
-    """
-    Give the model the attribute by which ``checked_model_file`` knows the class that saved a file.
-
-    :param model: about to be saved
-    """
+    """Give a model the attribute by which ``checked_model_file`` knows the class that saved a file."""
     vars(model)[SAVED_BY] = [FORMAT_VERSION, *_class_names(type(model))]
 
 
@@ -43,7 +39,7 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Itera
 
     :param path: zip file (".zip" may be left out), or a stream
     :param cls: class that is to load it
-    :return: the open file, for SB3's ``load``: a file that is put in its place meanwhile is not the one that is loaded
+    :return: the open file, so that SB3's ``load`` reads what was checked, even if another file takes its place meanwhile
     :raises FileNotFoundError: if there is no such file
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
     """
@@ -88,14 +84,14 @@ def is_whole(path: Path) -> bool:
     """Return whether a model's file or an auxiliary buffer's is there, and all its checksums are right."""
     try:
         with zipfile.ZipFile(path) as archive:
-            # Of a file that was cut, zipfile may find one of torch's files within
+            # In a truncated file, zipfile may find one of torch's zip files, which are inside
             return not {"data", "description.npy"}.isdisjoint(archive.namelist()) and archive.testzip() is None
     except Exception:  # zipfile raises errors of many kinds for a wrong byte
         return False
 
 
 def _attributes(file: io.BufferedIOBase, path: Any, check_all: bool = False) -> dict[str, Any]:
-    """Attributes of the model as JSON has them, most of them pickled; with ``check_all``, after a look at every checksum."""
+    """Return the model's attributes as JSON has them, most of them pickled; with ``check_all``, verify all checksums first."""
     try:
         with zipfile.ZipFile(file) as archive:
             if check_all and (damaged := archive.testzip()) is not None:

@@ -1,4 +1,4 @@
-"""The part of a training in progress that is not in the model's zip file: rollouts, normalisation, random generators."""
+"""The part of a training in progress that is not in the model's zip file: rollouts, normalization, random generators."""
 
 import glob
 import json
@@ -9,7 +9,6 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_ppg.buffers.aux_buffer import AuxBuffer
 from sb3_ppg.buffers.checks import check_room
 from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.replay import KINDS, Rollout
@@ -47,12 +46,7 @@ def files_of_processes(path: Path) -> list[Path]:
 
 
 def save_training_state(model: PhasicModel, path: Path) -> None:
-    """
-    :param model: between two iterations
-    :param path: of the file, NumPy's npz: arrays and a text in JSON, no pickle
-    :raises ArgumentError: if the model came from a file, and what belongs to it was not loaded; no file is written then
-    :raises NonFiniteError: if a number of the training's state is NaN or infinite; no file is written then
-    """
+    """Write a file of arrays and a text in JSON, with the arguments and errors of ``PPG.save_aux_buffer``."""
     if (model._n_stored_rollouts, model._n_replayed_rollouts) != (len(model.aux_buffer), model.replay.n_stored):
         raise ArgumentError(
             f"This model was saved in the middle of a phase, and its rollouts ({model._n_stored_rollouts}, and "
@@ -66,12 +60,7 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
 
 
 def write_training_state(model: PhasicModel, path: Path) -> None:
-    """
-    Do the same as ``save_training_state``, without checks, into a file that an error leaves half-written.
-
-    :param model: between two iterations
-    :param path: of the file
-    """
+    """Do the same as ``save_training_state``, without checks, into a file that an error leaves half-written."""
     description = {
         "version": FORMAT_VERSION,
         "identity": _identity(model),
@@ -79,9 +68,13 @@ def write_training_state(model: PhasicModel, path: Path) -> None:
         "replay_uses": [[rollout.uses[kind] for kind in KINDS] for rollout in model.replay.rollouts[: model.replay.n_stored]],
         "generators": generator_states(),
     }
+    _write(path, description, _arrays(model))
+
+
+def _write(path: Path, description: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     text = json.dumps(description, default=lambda array: array.tolist())
     with path.open("wb") as file:
-        np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **_arrays(model))  # type: ignore[arg-type]
+        np.savez(file, description=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)  # type: ignore[arg-type]
 
 
 def remove_rollouts(path: Path) -> None:
@@ -91,14 +84,13 @@ def remove_rollouts(path: Path) -> None:
     :param path: as ``write_training_state`` has written it
     """
     with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files if name.startswith(("description", "normalize/"))}
-    if len(arrays) == 1:
+        description = json.loads(archive["description"].tobytes())
+        arrays = {name: archive[name] for name in archive.files if name.startswith("normalize/")}
+    if not arrays:
         path.unlink()
-        return
-    description = {**json.loads(arrays["description"].tobytes()), "n_new_rollouts": None}
-    arrays["description"] = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)
+    elif description["n_new_rollouts"] is not None:  # else they were removed before
+        with atomic_write(path) as temporary:
+            _write(temporary, {**description, "n_new_rollouts": None}, arrays)
 
 
 def first_non_finite(model: PhasicModel) -> str | None:
@@ -136,18 +128,15 @@ def _identity(model: PhasicModel, same_processes: bool = True) -> dict[str, Any]
 def _arrays(model: PhasicModel) -> dict[str, np.ndarray]:
     """Arrays of the file, by name."""
     buffer, replay = model.aux_buffer, model.replay
+    stored = zip(buffer.observations, buffer.context, buffer.value_targets, strict=True)
+    names = ("observations", "context", "value_targets")
     return _flat(
         {
-            "rollouts": dict(enumerate(_stored_rollouts(buffer))),
+            "rollouts": {index: dict(zip(names, arrays, strict=True)) for index, arrays in enumerate(stored)},
             "replay": {index: rollout.arrays() for index, rollout in enumerate(replay.rollouts[: replay.n_stored])},
             "normalize": {name: _moments(rms) for name, rms in all_statistics(model.env).items()},
         }
     )
-
-
-def _stored_rollouts(buffer: AuxBuffer) -> list[dict[str, Any]]:
-    parts = zip(buffer.observations, buffer.context, buffer.value_targets, strict=True)
-    return [dict(zip(("observations", "context", "value_targets"), one, strict=True)) for one in parts]
 
 
 def _moments(rms: RunningMeanStd) -> dict[str, np.ndarray]:
@@ -165,13 +154,7 @@ def _flat(tree: Any, name: str = "") -> dict[str, Any]:
 
 
 def load_training_state(model: PhasicModel, path: Path) -> None:
-    """
-    :param model: loaded from the zip file that was saved together with this one
-    :param path: as given to ``save_training_state``
-    :raises FileNotFoundError: if there is none
-    :raises ArgumentError: if the machine cannot hold the rollouts
-    :raises ModelFormatError: if the file is damaged, too new, or another model's; nothing is changed then
-    """
+    """Restore what ``save_training_state`` wrote, with the arguments and errors of ``PPG.load_aux_buffer``."""
     own, there, (_, size) = file_of_process(path), files_of_processes(path), rank_and_size()
     same_processes = not there or any(one == path if size == 1 else one.stem.endswith(f"_of_{size}") for one in there)
     if not same_processes:

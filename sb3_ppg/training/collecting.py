@@ -39,19 +39,19 @@ def take_steps(
     :raises NonFiniteError: if an action, a value, an observation or a reward is NaN or infinite
     """
     model.policy.set_training_mode(False)
-    model.objective.before_rollout(model._last_episode_starts)
-    n_steps, n_new = 0, env.num_envs * n_processes()
     if model._last_obs is None:  # a callback has called `set_env`
         model._last_obs, model._last_episode_starts = env.reset(), np.ones(env.num_envs, dtype=bool)
+    model.objective.before_rollout(model._last_episode_starts)
+    n_steps, n_new = 0, env.num_envs * n_processes()
     new_obs: Any
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
     callback.on_rollout_start()
     steps = CheckedSteps(env, model.allow_nonfinite_observations, model.ignore_terminations, model.vector_reader())
     with unvalidated_distributions():
+        if model.use_sde:
+            model.policy.reset_noise(env.num_envs)
         while n_steps < n_rollout_steps:
-            if model.use_sde and n_steps == 0:
-                model.policy.reset_noise(env.num_envs)
             if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
                 model.policy.reset_noise(env.num_envs)
             with th.no_grad():
@@ -110,7 +110,7 @@ def _bootstrap_at_time_limits(
 ) -> None:
     """
     Add γ V(last observation) to the last reward of an episode that a time limit ended, or, with ``ignore_terminations``, of
-    every episode. A buffer that normalises rewards has a separate array for these values.
+    every episode. A buffer that normalizes rewards has a separate array for these values.
 
     :raises ArgumentError: with ``ignore_terminations``, if the environments do not give the last observation
     """

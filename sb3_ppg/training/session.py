@@ -60,14 +60,14 @@ class Session:
 @contextmanager
 def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float, reset_num_timesteps: bool) -> Iterator[None]:
     """
-    Guard a training. Callbacks are told of its end after each error from the block that is listed here.
+    Guard a training. Callbacks are told of its end also after an error from the block, if it is one of those listed here.
 
     :param model: algorithm that learns in the block, where it has a ``session``
     :param callback: callback of ``learn``
     :param total_timesteps: budget
     :param reset_num_timesteps: argument of ``learn``
     :raises ArgumentError: for arguments that cannot work together
-    :raises NonFiniteError: from the block
+    :raises NonFiniteError: if a number is NaN or infinite
     :raises WorkerError: if the process of an environment has died
     :raises ProcessGroupError: if another process has failed
     :raises SystemExit: after SIGTERM, once the iteration is over and saved by a ``PhasicCheckpointCallback``
@@ -78,16 +78,10 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         with agreed():
             check_checkpoint_callbacks(callback)
             _prepare(model, total_timesteps)
-            if model._n_updates > 0 and any(rms.count < 1 for rms in all_statistics(model.env).values()):
-                warn(
-                    "This model has been trained, but the statistics of its VecNormalize are new, and begin at zero: load "
-                    "them (`load_aux_buffer`, or VecNormalize.load)"
-                )
-        checkpoints = [one.settings() for one in checkpoint_callbacks(callback)]
         settings = {
             "total_timesteps": total_timesteps,
             "reset_num_timesteps": reset_num_timesteps,
-            "PhasicCheckpointCallback": checkpoints,
+            "PhasicCheckpointCallback": [one.settings() for one in checkpoint_callbacks(callback)],
         }
         start_together(model, settings)
         model.session = Session(model)
@@ -132,9 +126,6 @@ def _signals_noted(session: Session, callback: MaybeCallback) -> Iterator[None]:
     Store the first signal that asks this process to end in ``session.received_signal``; a second one has its previous effect.
     The signals are SIGTERM, with which schedulers of clusters announce the end, if checkpoints are saved, and Ctrl-C's if
     there are several processes.
-
-    :param session: session of the training in the block
-    :param callback: callback of ``learn``
     """
     signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []
     signals += [signal.SIGINT] if n_processes() > 1 else []
@@ -173,6 +164,11 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
     model._n_stored_rollouts, model._n_replayed_rollouts = len(model.aux_buffer), model.replay.n_stored
     _report_phases(model, total_timesteps)
     warn_of_stale_data(model)
+    if model._n_updates > 0 and any(rms.count < 1 for rms in all_statistics(model.env).values()):
+        warn(
+            "This model has been trained, but the statistics of its VecNormalize are new, and begin at zero: load them "
+            "(`load_aux_buffer`, or VecNormalize.load)"
+        )
 
 
 def _report_phases(model: PhasicModel, total_timesteps: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch as th
 import yaml
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import FlattenExtractor
@@ -317,13 +318,33 @@ def test_frames_are_compared_with_frames_of_their_level(kind):
     assert len({tuple(one[0].ravel()) for one in seen}) == 4
 
 
-def test_environments_that_are_reset_where_episodes_end_have_other_levels():
-    """By `learn`, which resets all: the levels of the episodes that would have begun are not those of what follows."""
-    model = make("idaac", make_vec_env(lambda: Levels("ordered", episode_length=8), 2, seed=0))
-    model.learn(16)
-    model.learn(16)
-    levels = np.stack(model.objective.levels[-9:], axis=1)
-    assert (levels[:, :-1] == levels[:, :1]).all() and len(np.unique(levels[:, 0])) == 2
+class SetsEnvironments(BaseCallback):
+    """Sets other environments after each rollout."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.model.set_env(make_vec_env(lambda: Levels("silent", episode_length=12), 2, seed=0))
+
+
+@pytest.mark.parametrize(("kind", "episode_length", "callback"), [("ordered", 8, None), ("silent", 12, SetsEnvironments())])
+def test_environments_that_are_reset_have_other_levels(kind, episode_length, callback):
+    """By `learn` where episodes end, or by a callback amid them: frames after it are of other episodes than those before."""
+    model = make("idaac", make_vec_env(lambda: Levels(kind, episode_length), 2, seed=0))
+    order, seen = model.objective, []
+    extras = order.extras
+
+    def spy(*args):
+        seen.append([np.stack(one[-9:], axis=1)[:, :-1] for one in (order.levels, order.episode_steps)])
+        return extras(*args)
+
+    order.extras = spy
+    for _ in range(2):
+        model.learn(16 if callback is None else 32, callback=callback)
+    for levels, steps in seen:
+        assert (levels == levels[:, :1]).all() and (steps == np.arange(8)).all()
+    assert len(np.unique(np.stack([levels[:, 0] for levels, _ in seen]))) == 2 * len(seen)
 
 
 @pytest.mark.parametrize("level", [3, -2, np.int64(3), np.array([3]), "forest", [1, 2], np.array([1.0, 2.0]), (1, 2)])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
@@ -57,6 +58,12 @@ def test_noise_and_random_episodes_are_as_asked():
 def test_a_normalizer_that_is_not_outermost_is_refused():
     env = VecFrameStack(VecNormalize(random_envs(VECTOR, BOX)), 2)
     with pytest.raises(ArgumentError, match="outermost"):
+        record(PPG("MlpPolicy", env, **SMALL), env, 10)
+
+
+def test_nested_actions_are_refused():
+    env = random_envs(VECTOR, spaces.Dict(a=THREE))
+    with pytest.raises(ArgumentError, match="recorded actions are arrays of numbers, these are Dict"):
         record(PPG("MlpPolicy", env, **SMALL), env, 10)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -198,6 +199,8 @@ def test_what_it_is_not_for_is_refused():
         model.warm_start(data, n_epochs=0)
     with pytest.raises(ArgumentError, match=r"`agent` has a DiagGaussianDistribution.*the model a Categorical"):
         model.warm_start(data, agent=PPO("MlpPolicy", RandomEnv(VECTOR, BOX), device="cpu"))
+    with pytest.raises(ArgumentError, match=r"`agent` is a RecurrentPPO, which needs earlier observations"):
+        model.warm_start(data, agent=RecurrentPPO("MlpLstmPolicy", RandomEnv(VECTOR, THREE), device="cpu"))
     normalized = dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()))
     model = PPG("MlpPolicy", random_envs(), rollout_buffer_class=NormalizedRewardRolloutBuffer, **normalized, **SMALL)
     with pytest.raises(ArgumentError, match="use VecNormalize"):

@@ -69,6 +69,16 @@ def test_statistics_are_kept_with_every_checkpoint_and_rollouts_with_some(tmp_pa
     assert max(sizes[:2]) < sizes[2]
 
 
+def test_rollouts_are_removed_from_a_file_once(tmp_path):
+    """With many checkpoints, each save would else write all earlier files again."""
+    callback = PhasicCheckpointCallback(1, tmp_path, keep_buffers=1)
+    model = small(env=normalized()).learn(16 * 2, callback=callback)
+    before = (tmp_path / "ppg_model_16_steps.aux_buffer.npz").stat()
+    model.learn(16 * 2, callback=callback, reset_num_timesteps=False)
+    after = (tmp_path / "ppg_model_16_steps.aux_buffer.npz").stat()
+    assert steps(tmp_path) == {16, 32, 48, 64} and (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 @pytest.mark.parametrize("suffix", [".zip", ".aux_buffer.npz"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, suffix):
     small().learn(8 * 6, callback=PhasicCheckpointCallback(2, tmp_path))
