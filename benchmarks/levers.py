@@ -1,5 +1,5 @@
 """
-What could make PPG better within the same time on MinAtar: one change at a time of a setting whose auxiliary phase is short
+Changes that may make PPG better within the same time on MinAtar, one at a time, of a setting whose auxiliary phase is short
 (``LIGHT`` in benchmarks.seconds). A million steps, three games, one seed.
 
     python -m benchmarks.levers run --limit 0           # the speed: nothing else should run
