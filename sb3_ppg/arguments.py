@@ -145,7 +145,8 @@ RULES: dict[str, Rule] = {
     "epsilon": number(0, 1),
     "temperature": number(0, exclusive=True),
     # Recorded data
-    **dict.fromkeys(("tau", "lmbda", "threshold", "random_episodes"), number(0, 1)),
+    **dict.fromkeys(("tau", "lmbda", "random_episodes"), number(0, 1)),
+    "threshold": Rule(lambda value: is_number(value) and 0 <= value < 1, "use a number from 0 to below 1"),
     **dict.fromkeys(("phi", "latent_kl_coef", "logit_penalty_coef", "noise"), number(0)),
     **dict.fromkeys(("n_train_samples", "n_play_samples"), count()),
     # Replay

@@ -143,15 +143,17 @@ class BCQ(OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         check_arguments(self)  # type: ignore[arg-type]
-        is_dict = isinstance(self.observation_space, spaces.Dict)
+        remedy = "`replay_buffer_class` takes it in `replay_buffer_kwargs`, together with `gamma`; use 1 here"
+        require(self, self.n_steps == 1 or self.replay_buffer_class is None, "n_steps", remedy)
         remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"
-        require(self, self.n_steps == 1 or not is_dict or self.replay_buffer_class is not None, "n_steps", remedy)
+        require(self, self.n_steps == 1 or not isinstance(self.observation_space, spaces.Dict), "n_steps", remedy)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self._losses: list[dict[str, th.Tensor]] = []  # since the latest log
         of_play = {name: getattr(self, name) for name in ("phi", "threshold", "n_play_samples")}
         policy: Any = self.policy_class
-        self.policy = policy(self.observation_space, self.action_space, self.lr_schedule, **of_play, **self.policy_kwargs).to(
+        action_space = in_floats(self.action_space)  # the range of integers may not fit into their type
+        self.policy = policy(self.observation_space, action_space, self.lr_schedule, **of_play, **self.policy_kwargs).to(
             self.device
         )
         if self.dataset is not None:

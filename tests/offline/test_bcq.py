@@ -10,6 +10,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -442,6 +443,11 @@ WRONG = {
     "samples": (dict(n_train_samples=0), r"`n_train_samples`=0 cannot work"),
     "n_steps": (dict(n_steps=0), r"`n_steps`=0 cannot work"),
     "batch": (dict(batch_size=0), r"`batch_size`=0 cannot work"),
+    "threshold": (dict(action_space=THREE, threshold=1.0), r"`threshold`=1.0 cannot work: use a number from 0 to below 1"),
+    "n_steps of a given buffer": (
+        dict(n_steps=5, replay_buffer_class=NStepReplayBuffer),
+        r"`n_steps`=5 cannot work.*`replay_buffer_kwargs`",
+    ),
 }
 
 
@@ -510,6 +516,15 @@ def test_integer_actions_are_scaled_as_numbers():
     model = make(VECTOR, space, dataset=data)
     np.testing.assert_allclose(model.replay_buffer.actions[:, 0, 0], [-1, -0.4, 0.4, 1], rtol=1e-6)
     assert load_dataset(model.replay_buffer).fitted_to(VECTOR, space).actions.flatten().tolist() == [0, 3, 7, 10]
+
+
+def test_integers_whose_range_does_not_fit_into_their_type_are_scaled_as_numbers():
+    space = spaces.Box(-128, 127, (1,), np.int8)
+    actions = np.array([[-128], [0], [127]], np.int8)
+    model = make(VECTOR, space, dataset=replace(random_data(VECTOR, space, 3), actions=actions))
+    np.testing.assert_allclose(model.replay_buffer.actions[:, 0, 0], [-1, 1 / 255, 1], atol=1e-6)
+    played = model.predict(np.zeros((50, 3), np.float32))[0]
+    assert played.min() >= -128 and played.max() <= 127
 
 
 def test_a_buffer_of_discrete_actions_that_do_not_begin_at_zero_is_data_for_another_model():
