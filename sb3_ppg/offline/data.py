@@ -53,7 +53,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name in ARRAYS:
-            setattr(self, name, map_arrays(np.atleast_1d, getattr(self, name)))
+            try:
+                setattr(self, name, map_arrays(np.atleast_1d, getattr(self, name)))
+            except ValueError as error:  # of a list of episodes
+                raise ArgumentError(f"{self.source}: `{name}` cannot be an array: {error}") from error
         shape, following = (map_arrays(np.shape, one) for one in (self.observations, self.next_observations))
         self._require(shape == following, "next_observations", f"have the shapes {following}, `observations` {shape}")
         lengths = {name: len(array) for name, array in self._arrays()}
@@ -127,7 +130,7 @@ class Dataset:
         :return: the data in the types of the spaces; images channel first; actions (N, ...), within their bounds
         :raises ArgumentError: for the first array that does not fit
         """
-        if isinstance(action_space, NESTED):
+        if isinstance(action_space, NESTED) or isinstance(self.actions, dict):
             raise ArgumentError(f"{self.source} cannot be for {action_space}: recorded actions are arrays of numbers")
         names = ("observations", "next_observations")
         fitted = {name: self._fitted_observations(name, getattr(self, name), observation_space) for name in names}
@@ -313,9 +316,10 @@ def _from_minari(name: str) -> Dataset:
     elif path.is_dir():
         folder = path / "data" if (path / "data").is_dir() else path
     else:
-        folder = minari.storage.get_dataset_path(name) / "data"
+        store = minari.storage.get_dataset_path()
+        folder = store / name / "data"
         if not folder.is_dir():
-            there = nearest(name, minari.list_local_datasets())
+            there = nearest(name, (one.parent.relative_to(store).as_posix() for one in store.glob("**/data")))
             raise ArgumentError(f"`dataset`={name!r} cannot work: no such file or folder, and no such Minari data set{there}")
     try:
         episodes = list(minari.MinariDataset(folder).iterate_episodes())

@@ -182,6 +182,9 @@ def test_a_minari_data_set_by_name_folder_and_file(store):
 def test_damaged_minari_data_sets_are_refused(store):
     with pytest.raises(ArgumentError, match=r"'test/smal-v0' cannot work.*nearest: test/small-v0"):
         load_dataset("test/smal-v0")
+    (store / "not a name/data").mkdir(parents=True)
+    with pytest.raises(ArgumentError, match=r"'test/smal-v0' cannot work.*nearest: test/small-v0"):
+        load_dataset("test/smal-v0")
     folder = store / "test/small-v0/data"
     copy = shutil.copytree(folder, store / "copy")
     (copy / "metadata.json").unlink()
@@ -227,6 +230,7 @@ WRONG = {
     "terminations": (arrays(terminations=np.full(6, 2)), "`terminations` have other values than true and false"),
     "a name": ({**arrays(), "dones": np.zeros(6)}, "`dones` is none of a data set's arrays"),
     "too few": ({name: array for name, array in arrays().items() if name != "truncations"}, "`truncations` is missing"),
+    "episodes": (arrays(observations=[np.zeros((2, 3)), np.zeros((4, 3))]), r"the data: `observations` .*inhomogeneous"),
     "a number": (3, r"`dataset`=int cannot work"),
 }
 
@@ -259,6 +263,8 @@ def test_nested_actions_are_refused():
     data = Dataset(**arrays())
     with pytest.raises(ArgumentError, match="recorded actions are arrays of numbers"):
         data.fitted_to(VECTOR, spaces.Dict(a=TWO))
+    with pytest.raises(ArgumentError, match="recorded actions are arrays of numbers"):
+        Dataset(**arrays(actions={"a": np.zeros((6, 2))})).fitted_to(VECTOR, BOX)
 
 
 def test_images_are_uint8_and_become_channel_first():
