@@ -1,5 +1,6 @@
 """Data recorded from an agent, and Minari data sets made of it."""
 
+import inspect
 import warnings
 from typing import Any
 
@@ -31,7 +32,7 @@ def record(
 
     :param agent: a model of SB3
     :param env: environments, which are reset. A ``VecNormalize`` has to be the outermost wrapper: its statistics stay as they
-        are, and the data is what it gets from the environments
+        are, and the data is what it gets from the environments. Elsewhere it has to change nothing
     :param n_steps: number of steps of all environments together
     :param deterministic: whether the agent takes its most likely actions
     :param noise: exploration noise. Box: the standard deviation of Gaussian noise, with the action space scaled to [-1, 1];
@@ -39,13 +40,19 @@ def record(
     :param random_episodes: the part of the episodes in which all actions are random
     :param seed: of the noise and the environments
     :return: the data
-    :raises ArgumentError: for numbers that cannot work, and for Dict and Tuple actions
+    :raises ArgumentError: for numbers that cannot work, Dict and Tuple actions, and agents that need action masks
     """
     check_values(n_steps=n_steps, noise=noise, random_episodes=random_episodes)
+    if "action_masks" in inspect.signature(agent.predict).parameters:
+        raise ArgumentError(f"`agent` cannot be recorded: {type(agent).__name__} needs action masks, which data does not hold")
     normalizer = only_normalizer(env)
-    if normalizer is not None and normalizer is not env:
-        raise ArgumentError("`env` cannot be recorded: its VecNormalize has to be the outermost wrapper")
-    env = env if normalizer is None else normalizer.venv
+    if normalizer is env:
+        env = normalizer.venv
+    elif normalizer is not None and (normalizer.norm_obs or normalizer.norm_reward or normalizer.training):
+        raise ArgumentError(
+            "`env` cannot be recorded: its VecNormalize has to be the outermost wrapper, or to change nothing (`norm_obs`, "
+            "`norm_reward` and `training` are False)"
+        )
     space, rng, n_envs = env.action_space, np.random.default_rng(seed), env.num_envs
     if isinstance(space, NESTED):
         raise ArgumentError(f"`env` cannot be recorded: recorded actions are arrays of numbers, these are {space}")
@@ -85,6 +92,25 @@ def record(
     return Dataset(*(map_arrays(by_environment, *column) for column in zip(*steps, strict=True)))
 
 
+def check_new(name: str) -> None:
+    """
+    Check the name of a data set before it is recorded.
+
+    :param name: new name in Minari's local store
+    :raises ArgumentError: if it cannot be one, or there is such a data set
+    """
+    with missing_extras_named():
+        import h5py  # noqa: F401  Minari names its own extra
+        from minari.dataset.minari_dataset import parse_dataset_id
+        from minari.storage import get_dataset_path
+    try:
+        parse_dataset_id(name)
+    except (ValueError, TypeError) as error:  # Minari would leave a folder that its `list local` cannot read
+        raise ArgumentError(f"the data cannot be saved as {name!r}: use a name such as pendulum/ppg-v0") from error
+    if get_dataset_path(name).exists():
+        raise ArgumentError(f"the data cannot be saved as {name!r}: there is such a data set; use another name or version")
+
+
 def save_as_minari(
     data: Dataset,
     name: str,
@@ -100,14 +126,17 @@ def save_as_minari(
     :param name: new name, such as "pendulum/half-trained-v0"
     :param observation_space: of the environment
     :param action_space: of the environment
-    :param env_id: ID of the environment
+    :param env_id: ID of the environment, whose description is stored unless a function makes it
     :param algorithm: name of the algorithm that acted
     :raises ArgumentError: if the name cannot be one, or there is such a data set
     """
-    with missing_extras_named():
-        import h5py  # noqa: F401  Minari names its own extra
-        import minari
-        from minari.data_collector import EpisodeBuffer
+    check_new(name)
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    spec = None if env_id is None else gym.spec(env_id)
+    if spec is not None and callable(spec.entry_point):  # which files cannot describe
+        spec = None
     episodes = []
     for rows in np.split(np.arange(len(data)), data.ends[:-1] + 1):
         observations = map_arrays(
@@ -119,15 +148,12 @@ def save_as_minari(
         episodes.append(EpisodeBuffer(observations=observations, **columns))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # Minari's, of authors and descriptions
-        try:
-            minari.create_dataset_from_buffers(
-                name,
-                episodes,
-                env=None if env_id is None else gym.spec(env_id),
-                algorithm_name=algorithm,
-                observation_space=observation_space,
-                action_space=action_space,
-                jpeg_encoding=False,  # which would change images
-            )
-        except ValueError as error:
-            raise ArgumentError(f"the data cannot be saved as {name!r}: {error}") from error
+        minari.create_dataset_from_buffers(
+            name,
+            episodes,
+            env=spec,
+            algorithm_name=algorithm,
+            observation_space=observation_space,
+            action_space=action_space,
+            jpeg_encoding=False,  # which would change images
+        )

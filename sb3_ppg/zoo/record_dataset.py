@@ -2,7 +2,7 @@
 
 from huggingface_sb3 import EnvironmentName
 
-from sb3_ppg.offline.recording import record, save_as_minari
+from sb3_ppg.offline.recording import check_new, record, save_as_minari
 from sb3_ppg.zoo.report import agent_parser, is_deterministic, load_agent
 
 
@@ -16,6 +16,7 @@ def main() -> None:
     parser.add_argument("--noise", default=0.0, type=float, help=noise)
     parser.add_argument("--random-episodes", default=0.0, type=float, help="part of the episodes with random actions alone")
     args = parser.parse_args()
+    check_new(args.dataset)
     model, _, _ = load_agent(args)
     env = model.get_env()
     assert env is not None

@@ -1,15 +1,16 @@
 """Data of an agent: as the environment gave it, with the exploration that was asked for, and as a Minari data set."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError
+from sb3_ppg import PPG, ArgumentError, MaskablePPG
 from sb3_ppg.offline import load_dataset, record, save_as_minari
-from tests.helpers import BOX, DICT, SMALL, VECTOR, image_space, random_envs
-from tests.offline.test_bcq import THREE
+from tests.helpers import BOX, DICT, SMALL, VECTOR, RandomEnv, image_space, masked_envs, random_envs
+from tests.offline.test_bcq import THREE, random_data
 
 
 def test_a_recording_is_the_environments_before_normalization():
@@ -67,6 +68,18 @@ def test_nested_actions_are_refused():
         record(PPG("MlpPolicy", env, **SMALL), env, 10)
 
 
+def test_a_normalizer_that_changes_nothing_may_be_anywhere():
+    """RL Zoo evaluates so agents that were trained on images with normalized rewards."""
+    env = VecNormalize(random_envs(image_space(36, 36, 1), THREE), norm_obs=False)
+    agent = PPG("CnnPolicy", env, **SMALL)
+    assert agent.get_env() is not env  # which SB3 has transposed
+    with pytest.raises(ArgumentError, match="outermost"):
+        record(agent, agent.get_env(), 10)
+    env.training = env.norm_reward = False
+    data = record(agent, agent.get_env(), 10)
+    np.testing.assert_array_equal(data.rewards, data.next_observations[:, 0, 0, 0])
+
+
 @pytest.mark.parametrize(
     ("policy", "space", "actions"),
     [("MlpPolicy", VECTOR, BOX), ("MultiInputPolicy", DICT, THREE), ("CnnPolicy", image_space(40, 36, 3), THREE)],
@@ -86,6 +99,36 @@ def test_a_recording_survives_minari(policy, space, actions, tmp_path, monkeypat
         np.testing.assert_array_equal(array, same, err_msg=name)
     with pytest.raises(ArgumentError, match="cannot be saved as 'test/recorded-v0'"):
         save_as_minari(data, "test/recorded-v0", *places)
+
+
+@pytest.mark.parametrize("name", ["test/no_version", "not a name-v0", "test/there-v0"])
+def test_a_name_that_cannot_be_saved_under_is_refused_and_leaves_nothing(name, tmp_path, monkeypatch):
+    pytest.importorskip("h5py")
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    data = random_data(VECTOR, BOX, 10)
+    save_as_minari(data, "test/there-v0", VECTOR, BOX)
+    with pytest.raises(ArgumentError, match=f"cannot be saved as '{name}'"):
+        save_as_minari(data, name, VECTOR, BOX)
+    assert list(minari.list_local_datasets()) == ["test/there-v0"]
+
+
+def test_an_environment_that_a_function_makes_is_saved_without_its_description(tmp_path, monkeypatch):
+    """Minari stores the names of classes and functions only."""
+    pytest.importorskip("minari")
+    pytest.importorskip("h5py")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    gym.register("MadeByAFunction-v0", entry_point=lambda: RandomEnv(VECTOR, BOX))
+    try:
+        save_as_minari(random_data(VECTOR, BOX, 10), "test/function-v0", VECTOR, BOX, env_id="MadeByAFunction-v0")
+    finally:
+        del gym.registry["MadeByAFunction-v0"]
+    assert len(load_dataset("test/function-v0")) == 10
+
+
+def test_agents_that_need_masks_are_refused():
+    with pytest.raises(ArgumentError, match="`agent` cannot be recorded: MaskablePPG needs action masks"):
+        record(MaskablePPG("MlpPolicy", masked_envs(), **SMALL), masked_envs(), 10)
 
 
 def test_environments_do_not_run_into_each_other():
