@@ -85,6 +85,7 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
             for name, value in {**mean_losses([outcome]), "epoch": epoch}.items():
                 model.logger.record(f"warm_start/{name}", value)
             model.logger.dump(epoch)
+        model.objective.after_auxiliary_phase(model.policy)
     finally:
         if is_frozen:
             log_std.requires_grad_(True)

@@ -207,6 +207,14 @@ def test_what_it_is_not_for_is_refused():
         model.warm_start(random_data(VECTOR, spaces.Discrete(3)))
 
 
+def test_an_averaged_policy_starts_again_from_the_fitted_one():
+    """Within a phase, the average goes on."""
+    model = PPG("MlpPolicy", random_envs(VECTOR, BOX), objective="ewma", **SMALL)
+    model.learn(16).warm_start(random_data(VECTOR, BOX), n_epochs=2)
+    for averaged, parameter in zip(model.objective.proximal.module.parameters(), model.policy.parameters(), strict=True):
+        assert th.equal(averaged, parameter)
+
+
 def test_what_a_user_has_frozen_stays_frozen():
     model = PPG("MlpPolicy", random_envs(VECTOR, BOX), **SMALL)
     model.policy.log_std.requires_grad_(False)
