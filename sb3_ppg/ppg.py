@@ -854,14 +854,15 @@ class PPG(OnPolicyAlgorithm):
         already been trained with its own.
 
         :param dataset: recorded data, see ``sb3_ppg.offline.load_dataset``
-        :param agent: an SB3 model without memory to imitate on the data's observations, instead of the data's actions. One
-            like PPO, whose action distribution has to be of the same kind: with KL(π_agent, π). Any other, such as SAC: with
-            its deterministic actions, without fitting ``log_std``
+        :param agent: an SB3 model without memory to imitate on the data's observations, which its own ``VecNormalize``
+            normalizes, instead of the data's actions. One like PPO, whose action distribution has to be of the same kind: with
+            KL(π_agent, π). Any other, such as SAC: with its deterministic actions, without fitting ``log_std``
         :param n_epochs: number of passes over the data
         :param batch_size: minibatch size, in samples
         :param fit_std: whether to also fit the standard deviation of Box actions; data without exploration drives it to zero
         :return: this model
-        :raises ArgumentError: if the data cannot come from this environment, or for a model with memory or masks
+        :raises ArgumentError: if the data cannot come from this environment, if the agent has another kind of action
+            distribution, or for a model with memory or masks
         :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
         """
         fit_to_data(self, dataset, agent, n_epochs, batch_size, fit_std)
