@@ -144,7 +144,8 @@ def evaluate(model: BaseAlgorithm | Player, args: argparse.Namespace) -> Evaluat
 
 def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
     """
-    Draw episode returns of the training against environment steps, with their moving average, and the evaluations.
+    Draw episode returns of the training against timesteps, with their moving average, and the evaluations. BCQ's timesteps are
+    gradient steps.
 
     :param log_path: folder with the Zoo's monitor files and, if there were evaluations, ``evaluations.npz``
     :param title: title of the picture
@@ -155,16 +156,17 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
     axes = figure.subplots()
     with suppress(LoadMonitorResultsError):  # agents that come with the repository have no episodes
         episodes = load_results(str(log_path))
-        steps, returns = episodes["l"].cumsum(), episodes["r"]
-        axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
-        axes.plot(steps, returns.rolling(20, min_periods=1).mean(), label="mean of 20 episodes")
+        if len(episodes) > 0:  # BCQ has none
+            steps, returns = episodes["l"].cumsum(), episodes["r"]
+            axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
+            axes.plot(steps, returns.rolling(20, min_periods=1).mean(), label="mean of 20 episodes")
     if (log_path / "evaluations.npz").exists():
         with np.load(log_path / "evaluations.npz") as evaluations:
             steps, returns = evaluations["timesteps"], evaluations["results"].mean(axis=1)
         axes.plot(steps, returns, "o-", label="evaluation")
     if not axes.lines:
-        raise FileNotFoundError(f"{log_path} has no monitor files and no evaluations.npz")
-    axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")
+        raise FileNotFoundError(f"{log_path} has no training episodes and no evaluations.npz")
+    axes.set(title=title, xlabel="timesteps", ylabel="return of an episode")
     axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sb3_ppg.offline import BCQ, load_dataset
+from sb3_ppg.zoo.report import plot_learning_curve
 from tests.helpers import run
 from tests.zoo.test_sharing import commands_of
 
@@ -70,6 +71,13 @@ def test_bcq_is_shared_as_the_zoos_algorithms_are(recorded, hub_server, tmp_path
     report = ("report", *agent, "--episodes", "2", "--exp-id")
     returns = [re.search(r"Mean return.*", run(*report, number, cwd=tmp_path))[0] for number in ("1", "2")]
     assert returns[0] == returns[1]
+
+
+def test_a_training_without_episodes_and_evaluations_has_no_learning_curve(tmp_path):
+    """BCQ leaves a monitor file that has no rows."""
+    (tmp_path / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "Pendulum-v1"}\nr,l,t\n')
+    with pytest.raises(FileNotFoundError, match="no training episodes and no evaluations"):
+        plot_learning_curve(tmp_path, "BCQ", tmp_path / "curve.png")
 
 
 def test_bcq_is_searched(recorded):
