@@ -143,6 +143,7 @@ class BCQ(OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         check_arguments(self)  # type: ignore[arg-type]
+        require(self, np.ndim(self.gamma) == 0, "gamma", "use one number: recorded data has one reward for each step")
         remedy = "`replay_buffer_class` takes it in `replay_buffer_kwargs`, together with `gamma`; use 1 here"
         require(self, self.n_steps == 1 or self.replay_buffer_class is None, "n_steps", remedy)
         remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"

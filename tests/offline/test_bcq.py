@@ -443,6 +443,7 @@ WRONG = {
     "samples": (dict(n_train_samples=0), r"`n_train_samples`=0 cannot work"),
     "n_steps": (dict(n_steps=0), r"`n_steps`=0 cannot work"),
     "batch": (dict(batch_size=0), r"`batch_size`=0 cannot work"),
+    "gamma": (dict(gamma=[0.9, 0.99]), r"`gamma`=\[0.9, 0.99\] cannot work: use one number"),
     "threshold": (dict(action_space=THREE, threshold=1.0), r"`threshold`=1.0 cannot work: use a number from 0 to below 1"),
     "n_steps of a given buffer": (
         dict(n_steps=5, replay_buffer_class=NStepReplayBuffer),
