@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 from benchmarks.compiled import COMPILED, draw_curves
 from benchmarks.harness import RESULTS
 from benchmarks.learning import LEARNING, draw_contestant
-from benchmarks.seconds import SECONDS, SHORT, mean_scores
+from benchmarks.seconds import SECONDS, comparison
 from benchmarks.suites.contestants import TASKS
 from benchmarks.suites.experiment import SUITES
 from benchmarks.suites.report import Comparison, comparisons
@@ -42,28 +42,28 @@ def draw_compiled(axes: Axes, task: str, title: str) -> None:
     finish(axes, title, "seconds of one core", legend="lower right")
 
 
-def draw_minatar(axes: Axes, game: str, title: str) -> None:
-    """Draw the best trial of each algorithm by the mean score of all games."""
-    scores, curves = mean_scores(SHORT), SECONDS.curves()
-    curves = curves[(curves["limit"] == SHORT) & (curves["game"] == game)]
+def draw_minatar(axes: Axes) -> None:
+    """Draw the mean scores of the best setting of each algorithm."""
+    games = comparison(SECONDS.rows(), SECONDS.curves())
     for name, color in COLORS.items():
-        best = scores[name.lower()].idxmax()
-        points = curves[(curves["algorithm"] == name.lower()) & (curves["trial"] == best)]
-        axes.plot(points["seconds"], points["return"], label=name, color=color)
-    finish(axes, title, "seconds of one core", legend="upper left")
+        mean, seconds = games.mean_curves(name, games.tasks, as_scores=True)
+        draw_seeds(axes, mean.set_axis(seconds), name, color)
+    finish(
+        axes, f"MinAtar, {len(games.tasks)} games, best of a search", "seconds of one core", "mean score", legend="upper left"
+    )
 
 
 def picture() -> Figure:
     """Draw a row of panels against steps, and one against seconds."""
     figure = Figure(figsize=(11, 6.5), dpi=110, layout="constrained")
-    (lunar_lander, hopper, starpilot), (compiled, cheetah, asterix) = figure.subplots(2, 3)
+    (lunar_lander, hopper, starpilot), (compiled, cheetah, minatar) = figure.subplots(2, 3)
     found = comparisons(SUITES)
     draw_lunar_lander(lunar_lander)
     draw_suite(hopper, found, "Hopper-v5", "Hopper")
     draw_suite(starpilot, found, "StarpilotEasy-v0", "StarPilot, 200 levels")
     draw_compiled(compiled, "LunarLander-v3", "LunarLander, same settings")
     draw_compiled(cheetah, "HalfCheetah-v5, EnvPool", "HalfCheetah, same settings")
-    draw_minatar(asterix, "MinAtar/Asterix-v1", "Asterix (MinAtar), best of a search")
+    draw_minatar(minatar)
     for axes in (lunar_lander, hopper, starpilot):
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return figure

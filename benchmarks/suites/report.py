@@ -116,14 +116,17 @@ class Comparison(NamedTuple):
             ),
         ]
 
+    def mean_curves(self, name: str, tasks: Sequence[Task], as_scores: bool) -> tuple[pd.DataFrame, np.ndarray]:
+        """Return a contestant's mean over tasks, (n_points, n_seeds) by steps, and the mean of the seconds at each point."""
+        curves = [self.curves_of(name, task) for task in tasks]
+        values = [own.apply(task.scores) if as_scores else own for task, own in zip(tasks, curves, strict=True)]
+        return sum(values[1:], values[0]) / len(values), np.mean([self.seconds(name, task) for task in tasks], axis=0)
+
     def draw(self, axes: Sequence[Axes], tasks: Sequence[Task], title: str, ylabel: str, as_scores: bool) -> None:
         """Draw the leading contestants' means over tasks, against environment steps and against the mean of their seconds."""
         for name in LEADING:
-            curves = [self.curves_of(name, task) for task in tasks]
-            values = [own.apply(task.scores) if as_scores else own for task, own in zip(tasks, curves, strict=True)]
-            mean = sum(values[1:], values[0]) / len(values)
+            mean, seconds = self.mean_curves(name, tasks, as_scores)
             if len(mean) > 0:
-                seconds = np.mean([self.seconds(name, task) for task in tasks], axis=0)
                 draw_seeds(axes[0], mean, name, COLORS[name])
                 draw_seeds(axes[1], mean.set_axis(seconds), name, COLORS[name])
         for one, against in zip(axes, ("environment steps", "seconds of one core"), strict=True):
