@@ -249,20 +249,19 @@ def comparison(rows: pd.DataFrame) -> list[str]:
 
 def controls(rows: pd.DataFrame) -> list[str]:
     """Return the paragraphs that take the difference between the defaults apart."""
-    tasks = TEN
-    found = {name: scores(rows, *one, tasks, FINAL_SEEDS) for name, one in CONTROLS.items()}
+    found = {name: scores(rows, *one, TEN, FINAL_SEEDS) for name, one in CONTROLS.items()}
     found = {name: own for name, own in found.items() if not np.isnan(own[0]).any()}
     complete = ~np.isnan(np.stack(list(found.values()))).any(axis=(0, 2))  # seeds that all have
     lines = []
     for name, own in interquartile_means({name: own[complete] for name, own in found.items()}).items():
         means = found[name][complete].mean(axis=0)
-        returns = [f"{task.low + mean * (task.high - task.low):.0f}" for task, mean in zip(tasks, means, strict=True)]
+        returns = [f"{task.low + mean * (task.high - task.low):.0f}" for task, mean in zip(TEN, means, strict=True)]
         lines.append([name, own, *returns])
     return [
         f"## What the difference consists of, {complete.sum()} of these seeds",
         'Interquartile means of the scores; mean returns. "Normalized rewards": `VecNormalize(env, norm_obs=False)`. PPG '
         "without auxiliary phase has no value units either.",
-        table(["", "score", *[task.env_id.split("-")[0] for task in tasks]], lines),
+        table(["", "score", *[task.env_id.split("-")[0] for task in TEN]], lines),
     ]
 
 

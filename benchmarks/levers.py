@@ -44,7 +44,7 @@ class CategoricalHead(nn.Linear, ABC):
     """
     A value head that predicts a categorical distribution, and learns by cross-entropy.
 
-    :param low: the lowest value, in units of the normalised return
+    :param low: the lowest value, in units of the normalized return
     :param high: the highest
     :param n_bins: of values
     """
@@ -97,7 +97,7 @@ class HLGaussPolicy(TwoHotPolicy):
 
 
 class LayerNormCNN(MinAtarCNN):
-    """MinAtar's network with layer normalisation before each activation function."""
+    """MinAtar's network with layer normalization before each activation function."""
 
     def __init__(self, observation_space: Any):
         super().__init__(observation_space)

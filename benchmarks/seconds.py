@@ -130,8 +130,8 @@ def scored(rows: pd.DataFrame) -> pd.DataFrame:
 
 def score_and_returns(rows: pd.DataFrame) -> list[str]:
     """Return the mean score of some rows and their mean return in each of the three games, for ``SCORE_AND_RETURNS``."""
-    returns = (rows[rows["game"] == game]["return"].mean() for game in GAMES)
-    return [f"{rows['score'].mean():.2f}", *(f"{one:.1f}" for one in returns)]
+    means = (rows[rows["game"] == game]["return"].mean() for game in GAMES)
+    return [f"{rows['score'].mean():.2f}", *(f"{mean:.1f}" for mean in means)]
 
 
 def mean_scores(limit: int) -> "pd.Series[float]":
@@ -215,7 +215,7 @@ def report(experiment: Experiment) -> Report:
         for (algorithm, trial), some in scored(rows[rows["limit"] == limit]).groupby(["algorithm", "trial"]):
             if len(some) < len(GAMES):
                 continue  # it is not complete
-            name = "the entry" if trial == 0 else ", ".join(f"{k} {v}" for k, v in trials(algorithm)[trial].items())
+            name = "the suites' entry" if trial == 0 else ", ".join(f"{k} {v}" for k, v in trials(algorithm)[trial].items())
             lines.append([algorithm.upper(), name, *score_and_returns(some), f"{some['steps'].median():,.0f}"])
         lines.sort(key=lambda line: -float(line[2]))
         head = ["", "changes", *SCORE_AND_RETURNS, "steps, median"]
@@ -226,8 +226,8 @@ def report(experiment: Experiment) -> Report:
         files = {"seconds.png": full.picture(), "seconds_tasks.png": full.picture_of_tasks()}
     text = page(
         "MinAtar within seconds of one core",
-        f"`python -m benchmarks.seconds`. Up to {N_TRIALS} trials of each algorithm, the first of which is the entry of the "
-        "suites; mean return of the last hundred episodes after as many steps as a trial takes in these seconds of one core, "
+        f"`python -m benchmarks.seconds`. {N_TRIALS} trials of each algorithm, one of which is the entry of the suites; "
+        "mean return of the last hundred episodes after as many steps as a trial takes in these seconds of one core, "
         f"as measured before. {machines(rows)}",
         *texts,
     )

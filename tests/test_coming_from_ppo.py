@@ -416,7 +416,9 @@ def test_rollouts_may_come_from_elsewhere(name):
 
 @pytest.mark.parametrize("name", ["ppg_replay", "ddcpg", "idaac", "dna"])
 def test_what_needs_the_end_of_a_rollout_says_so(name):
-    with pytest.raises(ArgumentError, match=r"need the end of the rollout, which .* has not stored"):
+    with pytest.raises(
+        ArgumentError, match=r"need the end of the rollout, which `CollectsItself\.collect_rollouts` has not stored"
+    ):
         of_the_family(CollectsItself, name).learn(64)
 
 

@@ -153,7 +153,7 @@ class BCQ(OffPolicyAlgorithm):
         self._losses: list[dict[str, th.Tensor]] = []  # since the latest log
         of_play = {name: getattr(self, name) for name in ("phi", "threshold", "n_play_samples")}
         policy: Any = self.policy_class
-        action_space = in_floats(self.action_space)  # the range of integers may not fit into their type
+        action_space = in_floats(self.action_space)  # scaled integers are floats, and their range may not fit into their type
         self.policy = policy(self.observation_space, action_space, self.lr_schedule, **of_play, **self.policy_kwargs).to(
             self.device
         )
@@ -185,8 +185,7 @@ class BCQ(OffPolicyAlgorithm):
             kwargs |= {"n_steps": self.n_steps, "gamma": self.gamma}
         remedy = "its rows have no next observations; leave `optimize_memory_usage` out"
         require(self, not kwargs.get("optimize_memory_usage"), "replay_buffer_kwargs", remedy)
-        # Scaled actions are floats for a Box of integers, too
-        buffer = cls(len(data), self.observation_space, in_floats(self.action_space), device=self.device, **kwargs)
+        buffer = cls(len(data), self.observation_space, self.policy.action_space, device=self.device, **kwargs)
         for name in ("observations", "next_observations"):
             map_arrays(_fill, getattr(buffer, name), getattr(data, name))
         _fill(buffer.actions, self.policy.scale_action(data.actions) if self.policy.is_box else data.actions)
