@@ -168,6 +168,15 @@ def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
     run_code(snippet.replace("1000", "3"), tmp_path)
 
 
+def test_the_card_registers_games_of_minatar(tmp_path):
+    """Their package does not when it is imported."""
+    snippet = hub.python_usage(PPG, "me/model", "MinAtar/Breakout-v1", {}, []).split("```python\n")[1]
+    line = next(line for line in snippet.splitlines() if "minatar" in line)
+    code = f"import gymnasium\n{line}\ngymnasium.make('MinAtar/Breakout-v1')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("kind", ["stacked", "wrapped", "none", "not registered"])
 def test_the_card_does_not_promise_an_environment_that_a_name_does_not_make(hub_server, kind):
     if kind == "stacked":
