@@ -147,9 +147,10 @@ def make_run_folder(wanted: str) -> str:
     Make the folder of a new training, and return its path: the one that the Zoo chose, which ends in a number, or the next if
     another command has made it in the meantime.
     """
+    Path(wanted).parent.mkdir(parents=True, exist_ok=True)
     while True:
         try:
-            Path(wanted).mkdir(parents=True)
+            Path(wanted).mkdir()
             return wanted
         except FileExistsError:
             name, _, number = wanted.rpartition("_")
@@ -180,7 +181,8 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
         with suppress(ValueError, KeyError):  # a file that was cut before its first episode
             header, names, *episodes = path.read_text().splitlines(keepends=True)
             start, column = json.loads(header[1:])["t_start"], names.strip().split(",").index("t")
-            kept = [episode for episode in episodes if start + float(episode.split(",")[column]) <= written / 1e9]
+            whole = [episode for episode in episodes if episode.endswith("\n")]
+            kept = [episode for episode in whole if start + float(episode.split(",")[column]) <= written / 1e9]
             with atomic_write(path) as temporary:
                 temporary.write_text("".join([header, names, *kept]))
 

@@ -69,7 +69,7 @@ SCRIPTS = {
         "fetch one from there", "sb3_ppg.zoo.fetch:main", "--env Pendulum-v1 -orga YOUR_NAME", defaults=ALGO
     ),
     "plot_train": Script(
-        "learning curves of trainings", "rl_zoo3.plots.plot_train:plot_train", "-e Pendulum-v1 -f logs", defaults=ALGO
+        "learning curves of trainings", "sb3_ppg.zoo.scripts:plot_train", "-e Pendulum-v1 -f logs", defaults=ALGO
     ),
     "all_plots": Script(
         "compare evaluations of several algorithms",

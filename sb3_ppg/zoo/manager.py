@@ -1,6 +1,7 @@
 """RL Zoo's ``ExperimentManager`` for our algorithms and environments."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ import optuna
 import rl_zoo3.exp_manager
 import yaml
 from huggingface_sb3 import EnvironmentName
+from optuna.trial import TrialState
 from rl_zoo3 import ALGOS
 from rl_zoo3.callbacks import TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
@@ -58,6 +60,9 @@ from sb3_ppg.zoo.search import BUDGET, report, warn_of_short_trials
 # Hyperparameters that RL Zoo consumes, and arguments that its options or itself give
 OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
 NOT_IN_FILES = "env seed device verbose tensorboard_log _init_setup_model".split()
+# Hyperparameters that may be schedules, and how those are written
+SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf")
+SCHEDULE = re.compile(r"[^_]+_[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -110,9 +115,6 @@ class Manager(ExperimentManager):
             keep_freed_memory()
         if env_id in PROCGEN_IDS:
             self.deterministic_eval = False  # as for the Zoo's other games
-            if self.env_kwargs.get("num_levels") and not self._eval_env_kwargs_args:  # evaluate on all levels
-                self.eval_env_kwargs = {**self.env_kwargs, "num_levels": 0, "start_level": 0}
-                self._eval_env_kwargs_args = args.eval_env_kwargs = self.eval_env_kwargs  # saved for `report` and others
         if n_processes() > 1:
             self._join_the_others()
 
@@ -160,8 +162,21 @@ class Manager(ExperimentManager):
             self.env_name = env_name
         if self.algo in OFFLINE and "dataset" not in hyperparams:
             raise ArgumentError(f"{self.algo.upper()} learns from recorded data: name it with --dataset")
+        self._set_eval_env_kwargs(hyperparams.get("env_kwargs", self.env_kwargs))
         self.command = command_of(self.args, saved, self.asked_to_continue)
         return hyperparams, saved
+
+    def _set_eval_env_kwargs(self, env_kwargs: dict[str, Any]) -> None:
+        """
+        Evaluate with the options of the training's environment, unless there are others for that. (rl_zoo3 2.9.2 leaves out
+        those of the hyperparameters.) Agents that were trained on some of Procgen's levels are evaluated on all.
+        """
+        if self._eval_env_kwargs_args:
+            return
+        self.eval_env_kwargs = env_kwargs
+        if self.env_name.gym_id in PROCGEN_IDS and env_kwargs.get("num_levels"):
+            self.eval_env_kwargs = {**env_kwargs, "num_levels": 0, "start_level": 0}
+            self.args.eval_env_kwargs = self.eval_env_kwargs  # saved for `report` and others
 
     @overrides
     def load_trial(self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True) -> dict[str, Any]:
@@ -186,12 +201,7 @@ class Manager(ExperimentManager):
         """
         place = f"(from {self.config}, -params or a study)"
         if self.is_ours or self.algo in OFFLINE:
-            known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO} - {*NOT_IN_FILES}
-            for name in hyperparams.keys() - known:
-                raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
-            for name in {"n_timesteps", "policy"} - hyperparams.keys():
-                raise ArgumentError(f"the hyperparameter {name!r} is missing {place}")
-            check_value("n_envs", hyperparams.get("n_envs", 1), count(1))
+            self._check_hyperparameters(hyperparams, place)
         try:
             if isinstance(hyperparams.get("policy_kwargs"), str):
                 hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
@@ -207,6 +217,18 @@ class Manager(ExperimentManager):
                     hyperparams[name] = LinearSchedule(value.initial_value, 0.0, 1.0)
             hyperparams = with_preset(self.algo, hyperparams)
         return hyperparams, *others
+
+    def _check_hyperparameters(self, hyperparams: dict[str, Any], place: str) -> None:
+        known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO} - {*NOT_IN_FILES}
+        for name in hyperparams.keys() - known:
+            raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
+        for name in {"n_timesteps", "policy"} - hyperparams.keys():
+            raise ArgumentError(f"the hyperparameter {name!r} is missing {place}")
+        check_value("n_envs", hyperparams.get("n_envs", 1), count(1))
+        for name in SCHEDULED:
+            if isinstance(value := hyperparams.get(name), str) and not SCHEDULE.fullmatch(value):
+                remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
+                raise ArgumentError(f"`{name}`={value!r} cannot work {place}: {remedy}")
 
     # ---- what a training needs ----
 
@@ -334,7 +356,7 @@ class Manager(ExperimentManager):
             super().learn(model)
             return
         for place, callback in enumerate(self.callbacks):
-            if isinstance(callback, CheckpointCallback):  # which saves in the middle of rollouts
+            if type(callback) is CheckpointCallback:  # which saves in the middle of rollouts
                 self.callbacks[place] = PhasicCheckpointCallback(
                     max(1, round(callback.save_freq / model.n_steps)),
                     callback.save_path,
@@ -406,7 +428,12 @@ class Manager(ExperimentManager):
         if self.is_ours:
             warn_of_short_trials(self.n_timesteps, self.n_envs)
         with self._masked("TrialEvalCallback", _MaskableTrialEvalCallback):
-            super().hyperparameters_optimization()
+            try:
+                super().hyperparameters_optimization()
+            except ValueError as error:
+                if self.study is None or self.study.get_trials(states=[TrialState.COMPLETE]):
+                    raise
+                raise ArgumentError("the search has no best trial: none was finished without being pruned") from error
         if self.study is not None:  # its trials have run in this process
             file = max(Path(self.log_path).glob("report_*.csv"), key=lambda path: path.stat().st_mtime)
             data = [] if self.dataset is None else ["--dataset", self.dataset]

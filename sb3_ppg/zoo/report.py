@@ -89,7 +89,6 @@ def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorit
     :param env_kwargs: further options of the environment
     :return: the agent, its file, and the folder of its training
     """
-    set_random_seed(args.seed)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
     which = (args.load_best, args.load_checkpoint, args.load_last_checkpoint)
@@ -107,7 +106,10 @@ def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorit
         hyperparams=hyperparams,
         env_kwargs={**saved_env_kwargs(stats_path), **args.env_kwargs, **env_kwargs},
     )
-    return ALGOS[args.algo].load(model_path, env=env, device=args.device), Path(model_path), Path(log_path)
+    model = ALGOS[args.algo].load(model_path, env=env, device=args.device)
+    set_random_seed(args.seed)  # afterwards: loading seeds the environments, and for SB3's algorithms all else, as in training
+    env.seed(args.seed)
+    return model, Path(model_path), Path(log_path)
 
 
 class PlainLoader(yaml.SafeLoader):

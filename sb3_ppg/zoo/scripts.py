@@ -66,11 +66,21 @@ def record_training() -> None:
     print(f"The videos are in {folder.absolute()}")
 
 
+def plot_train() -> None:
+    """Run the script, which looks for folders with the environment's name in theirs, where a slash is a dash."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-e", "--env", nargs="+", type=EnvironmentName, default=[])
+    args, _ = parser.parse_known_args()
+    sys.argv += ["-e", *args.env]
+    importlib.import_module("rl_zoo3.plots.plot_train").plot_train()
+
+
 def all_plots() -> None:
     """Run the script, which takes all trainings in a folder for seeds of one, with a folder for each kind of training."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for options in ("-a --algos", "-e --env", "-f --exp-folders", "-l --labels"):
+    for options in ("-a --algos", "-f --exp-folders", "-l --labels"):
         parser.add_argument(*options.split(), nargs="+", default=[])
+    parser.add_argument("-e", "--env", nargs="+", type=EnvironmentName, default=[])
     args, _ = parser.parse_known_args()
     if args.labels and len(args.labels) != len(args.exp_folders):
         raise ArgumentError("--labels needs one label for each folder of --exp-folders")
@@ -95,7 +105,7 @@ def all_plots() -> None:
                     copy = Path(folders[-1], *run.parts[-2:])
                     copy.mkdir(parents=True, exist_ok=True)
                     shutil.copy(run / "evaluations.npz", copy)
-        sys.argv += ["-f", *folders, "-l", *labels]
+        sys.argv += ["-e", *args.env, "-f", *folders, "-l", *labels]
         importlib.import_module("rl_zoo3.plots.all_plots").all_plots()
 
 

@@ -261,12 +261,15 @@ def test_zoo_commands_on_procgen(tmp_path):
     assert (tmp_path / "logs" / "ppg" / "LeaperEasy-v0_2" / "LeaperEasy-v0.zip").exists()
 
 
-def test_zoo_trains_in_envpool_on_the_levels_that_were_asked_for(tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["command", "hyperparameters"])
+def test_zoo_trains_in_envpool_on_the_levels_that_were_asked_for(place, tmp_path, monkeypatch):
     register()
     monkeypatch.chdir(tmp_path)
     arguments = Namespace(eval_env_kwargs=None)
-    options = dict(eval_freq=100, env_kwargs={"num_levels": 5, "start_level": 100}, hyperparams={"n_envs": 3})
-    manager = Manager(arguments, "ppg", "CoinrunHard-v0", str(tmp_path), **options)
+    levels = {"env_kwargs": {"num_levels": 5, "start_level": 100}}
+    options = levels if place == "command" else {}
+    hyperparams = {"n_envs": 3, **(levels if place == "hyperparameters" else {})}
+    manager = Manager(arguments, "ppg", "CoinrunHard-v0", str(tmp_path), eval_freq=100, hyperparams=hyperparams, **options)
     model, saved = manager.setup_experiment()
     assert isinstance(model.env.unwrapped, EnvPoolVecEnv) and saved["policy"] == "CnnPolicy" and model.gamma == 0.999
     venv = manager.create_envs(3, no_log=True).unwrapped

@@ -111,6 +111,15 @@ def test_report_acts_as_enjoy_does(env_id, options, deterministic):
 
 
 @pytest.mark.parametrize("algo", ["ppg", "ppo"])
+@pytest.mark.parametrize("actions", ["--deterministic", "--stochastic"])
+def test_report_plays_by_its_own_seed(algo, actions, trained):
+    """And not by that of the training, which is in the model."""
+    command = ("report", "--algo", algo, "--env", "CartPole-v1", "--episodes", "5", actions, "--seed")
+    first, second, again = (run(*command, seed, cwd=trained).partition("Mean return")[2] for seed in ("0", "2", "0"))
+    assert first == again != second
+
+
+@pytest.mark.parametrize("algo", ["ppg", "ppo"])
 def test_agents_play_with_epsilon(algo, trained):
     """With an epsilon of 1 all actions are samples; the same seed plays the same episodes."""
     options = ("--algo", algo, "--env", "CartPole-v1", "--no-render", "-n", "300")
@@ -150,6 +159,12 @@ def test_report_evaluates_the_environment_that_was_trained(trained):
     output = run("report", "--env", "CartPole-v1", "-f", "short", "--episodes", "20", cwd=trained)
     mean = float(output.split("Mean return over 20 episodes: ")[1].split()[0])
     assert mean <= 12
+
+
+def test_evaluations_have_the_options_of_the_hyperparameters_too(tmp_path):
+    given = (*SMALL, "env_kwargs:dict(max_episode_steps=5)")
+    run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "64", *given, cwd=tmp_path)
+    assert np.load(tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "evaluations.npz")["ep_lengths"].max() == 5
 
 
 def test_record_video_without_a_system_ffmpeg(trained, run_folder):
@@ -241,6 +256,17 @@ def test_trainings_that_are_no_seeds_of_one_are_drawn_apart(trained, tmp_path):
     results = pickle.loads((tmp_path / "c.pkl").read_bytes())["CartPole-v1"]
     n_seeds = {label: curve["mean_per_eval"].shape[1] for label, curve in results.items()}
     assert n_seeds == {"PPG-mine (1)": 2, **{f"PPG-mine ({n})": 1 for n in (2, 3, 4)}, "PPG-other": 1, "PPO-other": 1}
+
+
+def test_plots_find_environments_whose_names_have_a_slash(trained, tmp_path):
+    """Names of folders have a dash in its place."""
+    shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "logs" / "ppg" / "MinAtar-Breakout-v1_1")
+    which = ("-e", "MinAtar/Breakout-v1", "-f", "logs")
+    run("plot_train", *which, "-w", "5", cwd=tmp_path)
+    assert len(plt.figure("Training Episodic Reward").axes[0].lines) == 1
+    run("all_plots", *which, "-o", "comparison", "--no-display", cwd=tmp_path)
+    results = pickle.loads((tmp_path / "comparison.pkl").read_bytes())
+    assert set(results["MinAtar-Breakout-v1"]) == {"PPG-logs"}
 
 
 def test_plots_of_environments_with_other_kinds_of_trainings(tmp_path):
@@ -466,6 +492,25 @@ def test_two_commands_at_once_have_folders_of_their_own(tmp_path):
     assert made == str(tmp_path / "Mine-v1_3") and Path(made).is_dir()
 
 
+def test_a_log_folder_that_leads_nowhere_is_an_error(tmp_path):
+    """For instance a link to a disk that is not mounted."""
+    (tmp_path / "logs").symlink_to(tmp_path / "disk")
+    with pytest.raises(FileExistsError, match="logs"):
+        make_run_folder(str(tmp_path / "logs" / "Mine-v1_1"))
+
+
+def test_a_users_own_checkpoint_callback_is_kept(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from stable_baselines3.common.callbacks import CheckpointCallback\n"
+        "class Mine(CheckpointCallback):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(save_freq=16, save_path='saved')\n"
+    )
+    options = ("--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1")
+    run("train", *options, *SMALL, "callback:'mine.Mine'", cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {f"rl_model_{n}_steps.zip" for n in (32, 64)}
+
+
 def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
     """Its generators go on with ``--continue`` only."""
     env = ("train", "--env", "FrozenLake-v1", "--env-kwargs", "is_slippery:False", "--eval-freq", "-1", "-n", "128")
@@ -500,6 +545,8 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("train -i logs/ppg/CartPole-v1_1/CartPole-v1.zip -params gama:0.9", "nearest: gamma"),
         ("train -params clip_range:-1.0", "`clip_range`"),
         ("train --env MountainCar-v0 -params aux_learning_rate:[1]", "`aux_learning_rate`=[1] cannot work"),
+        ("train -params learning_rate:'3e-4'", "`learning_rate`='3e-4' cannot work (from"),
+        ("train -params aux_learning_rate:'3e-4'", "use a number, which in YAML has a dot (3.0e-4), or a linear schedule"),
         ("train --gym-packages no_such_module", "No module named 'no_such_module'"),
         ("train -conf mine.yml", "no hyperparameter 'n_aux_epoch' (from mine.yml, -params or a study); nearest: n_aux_epochs"),
         ("benchmark --no-hub --log-dir logz", "benchmark: [Errno 2] No such file or directory: 'logz'"),

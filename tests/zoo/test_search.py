@@ -6,9 +6,13 @@ import shlex
 import shutil
 import warnings
 
+import gymnasium as gym
+import numpy as np
 import optuna
 import pytest
 import yaml
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -66,6 +70,19 @@ def test_a_short_search_is_warned_of_and_runs(tmp_path):
     with pytest.warns(UserWarning, match="-n 100 is short for a search.* take 1536 steps"):
         output = run("train", "--env", "CartPole-v1", *options.split(), cwd=tmp_path)
     assert "Number of finished trials:  2" in output and "with --storage" in output
+
+
+class NotANumber(CartPoleEnv):
+    def step(self, action):
+        observation, _, *others = super().step(action)
+        return observation, np.nan, *others
+
+
+def test_a_search_without_a_finished_trial_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(gym.registry, "NotANumber-v0", EnvSpec("NotANumber-v0", NotANumber))
+    options = "-optimize -n 1536 --n-trials 2 --no-optim-plots -params n_envs:1"
+    said = run("train", "--env", "NotANumber-v0", *options.split(), cwd=tmp_path, fails=True)
+    assert "sb3-ppg train: the search has no best trial" in said
 
 
 @pytest.mark.parametrize(

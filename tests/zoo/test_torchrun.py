@@ -199,6 +199,8 @@ def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
     model.learn(1024, reset_num_timesteps=False)
     assert load_results(str(tmp_path))["l"].sum() > 1000
     (tmp_path / "9.monitor.csv").write_text("")  # cut short
+    for path in tmp_path.glob("[01].monitor.csv"):
+        path.write_text(f"{path.read_text()}20.0,2")  # in the middle of a row
     forget_later_episodes(tmp_path, latest_checkpoint(tmp_path))
     (tmp_path / "9.monitor.csv").unlink()
     kept = load_results(str(tmp_path))
