@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import huggingface_hub
 import torch as th
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -161,8 +162,10 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
         spec = env.get_attr("spec")[0]
         wrappers = {wrapper.name for wrapper in spec.additional_wrappers}
         kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+        if spec.max_episode_steps != gymnasium.registry[spec.id].max_episode_steps:
+            kwargs["max_episode_steps"] = spec.max_episode_steps
         json.dumps(kwargs)
-    except (AttributeError, TypeError):  # it has no name, or options that are not plain data
+    except (AttributeError, KeyError, TypeError):  # it has no name, or options that are not plain data
         return None, {}
     ours = str(spec.entry_point).startswith("sb3_ppg")  # known only after `sb3_ppg.zoo.register()`
     return (spec.id, kwargs) if wrappers <= {"Monitor"} and not ours else (None, {})

@@ -96,6 +96,7 @@ OWN_OPTIONS = {
 # Errors of which the message is enough
 EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv)
 REGISTER = " If a module of yours registers it, use --gym-packages MODULE (and --env ENV, not MODULE:ENV)"
+IMPORT = " (--gym-packages): install it, or add its folder to PYTHONPATH"
 # Arguments of an environment, or of a wrapper, a callback, VecNormalize or Monitor
 WRONG_NAME = ("raised from the environment creator", "__init__() got an unexpected keyword argument")
 # The disk is full or cannot be written to, or a path is of another kind
@@ -129,12 +130,15 @@ def _main() -> None:
             is_missing_package = isinstance(error, ImportError) and "pip install" in str(error)
             is_wrong_path = isinstance(error, FileNotFoundError) and name != "train"  # where it may be a fault
             is_wrong_name = isinstance(error, TypeError) and any(text in str(error) for text in WRONG_NAME)
-            if not (is_explained or is_missing_package or is_wrong_path or is_wrong_name):
+            is_wrong_module = isinstance(error, ModuleNotFoundError) and any(
+                f"{argument}.".startswith(f"{error.name}.") for argument in arguments
+            )
+            if not (is_explained or is_missing_package or is_wrong_path or is_wrong_name or is_wrong_module):
                 raise
             from sb3_ppg.distributed.agreement import is_shared
 
             is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
-            remedy = REGISTER if isinstance(error, UnregisteredEnv) else ""
+            remedy = REGISTER if isinstance(error, UnregisteredEnv) else IMPORT if is_wrong_module else ""
             sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}{remedy}")
 
 

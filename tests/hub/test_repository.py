@@ -153,10 +153,10 @@ def test_the_card_says_what_and_how(hub_server, tmp_path):
 
 
 def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
-    env = make_vec_env("FrozenLake-v1", env_kwargs={"map_name": "8x8"})
+    env = make_vec_env("FrozenLake-v1", env_kwargs={"map_name": "8x8", "max_episode_steps": 50})
     hub.push(PPG("MlpPolicy", env, **SMALL), "me/lake")
     snippet = snippet_of(hub_server, "me/lake")
-    assert "make_vec_env('FrozenLake-v1', env_kwargs={'map_name': '8x8'})" in snippet
+    assert "make_vec_env('FrozenLake-v1', env_kwargs={'map_name': '8x8', 'max_episode_steps': 50})" in snippet
     run_code(snippet, tmp_path)
 
 
