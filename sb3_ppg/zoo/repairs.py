@@ -129,6 +129,18 @@ def latest_model() -> Iterator[None]:
         yield
 
 
+def options_of_the_hyperparameters() -> AbstractContextManager:
+    """rl_zoo3 2.9.2: ``record_video`` makes an environment without the ``env_kwargs`` of the hyperparameters."""
+    make: Any = create_test_env
+
+    @wraps(make)
+    def create(*args: Any, hyperparams: dict[str, Any], env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> VecEnv:
+        env_kwargs = {**hyperparams.pop("env_kwargs", {}), **(env_kwargs or {})}
+        return make(*args, hyperparams=hyperparams, env_kwargs=env_kwargs, **kwargs)
+
+    return swapped_in_the_zoo(make, create)
+
+
 @contextmanager
 def acting_under_masks() -> Iterator[None]:
     """
@@ -136,11 +148,12 @@ def acting_under_masks() -> Iterator[None]:
     given none acts under those of the environment that was made for playing.
     """
     predict: Any = MaskablePPG.predict
+    make = rl_zoo3.utils.create_test_env  # with other repairs
     masked: list[VecEnv] = []
 
-    @wraps(create_test_env)
+    @wraps(make)
     def create(*args: Any, **kwargs: Any) -> VecEnv:
-        env = create_test_env(*args, **kwargs)
+        env = make(*args, **kwargs)
         masked[:] = [env] if is_masking_supported(env) else []
         return env
 
@@ -150,7 +163,7 @@ def acting_under_masks() -> Iterator[None]:
             action_masks = get_action_masks(masked[0])
         return predict(*args, action_masks=action_masks, **kwargs)
 
-    with swapped_in_the_zoo(create_test_env, create), patch.object(MaskablePPG, "predict", predict_under_masks):
+    with swapped_in_the_zoo(make, create), patch.object(MaskablePPG, "predict", predict_under_masks):
         yield
 
 
@@ -197,6 +210,7 @@ REPAIRS = (
     metadata_of_model_cards,
     missing_files_of_the_hub,
     latest_model,
+    options_of_the_hyperparameters,
     acting_under_masks,
     figures_as_files,
 )

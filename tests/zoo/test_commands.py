@@ -20,6 +20,7 @@ import pytest
 import torch as th
 import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
 from optuna.storages import JournalStorage
@@ -161,10 +162,22 @@ def test_report_evaluates_the_environment_that_was_trained(trained):
     assert mean <= 12
 
 
-def test_evaluations_have_the_options_of_the_hyperparameters_too(tmp_path):
-    given = (*SMALL, "env_kwargs:dict(max_episode_steps=5)")
-    run("train", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "64", *given, cwd=tmp_path)
-    assert np.load(tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "evaluations.npz")["ep_lengths"].max() == 5
+class Pull(CartPoleEnv):
+    def __init__(self, pull, **options):
+        super().__init__(**options)
+        self.gravity = pull
+
+
+def test_every_command_makes_the_environment_with_the_options_of_the_hyperparameters(tmp_path, monkeypatch):
+    monkeypatch.setitem(gym.registry, "Pull-v0", EnvSpec("Pull-v0", Pull))
+    given = (*SMALL, "env_kwargs:dict(pull=3.0,max_episode_steps=5)")
+    run("train", "--env", "Pull-v0", "-n", "64", "--eval-freq", "64", *given, cwd=tmp_path)
+    folder = tmp_path / "logs" / "ppg" / "Pull-v0_1"
+    assert np.load(folder / "evaluations.npz")["ep_lengths"].max() == 5
+    assert "Mean episode length: 5.00" in run("enjoy", "--env", "Pull-v0", "--no-render", "-n", "20", cwd=tmp_path)
+    assert "over 2 episodes: 5.00" in run("report", "--env", "Pull-v0", "--episodes", "2", cwd=tmp_path)
+    run("record_video", "--env", "Pull-v0", "-n", "20", cwd=tmp_path)
+    assert n_frames(next((folder / "videos").glob("*.mp4"))) == 21
 
 
 def test_record_video_without_a_system_ffmpeg(trained, run_folder):
