@@ -112,22 +112,9 @@ def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorit
     return model, Path(model_path), Path(log_path)
 
 
-class PlainLoader(yaml.SafeLoader):
-    """Reads the Zoo's files without making objects: an ``OrderedDict`` is read as a dictionary, others as their text."""
-
-    def construct_python(self, kind: str, node: yaml.Node) -> Any:
-        if isinstance(node, yaml.SequenceNode):
-            values = self.construct_sequence(node, deep=True)
-            return dict(values[0]) if kind.endswith("OrderedDict") else tuple(values)
-        return self.construct_mapping(node, deep=True) if isinstance(node, yaml.MappingNode) else node.value
-
-
-PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/", PlainLoader.construct_python)
-
-
 def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
     """Return the options of a training's evaluation environment: those of its hyperparameters, then those of its command."""
-    config, arguments = (yaml.load((stats_path / name).read_text(), Loader=PlainLoader) for name in ("config.yml", "args.yml"))
+    config, arguments = (yaml.unsafe_load((stats_path / name).read_text()) for name in ("config.yml", "args.yml"))
     return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
 
 

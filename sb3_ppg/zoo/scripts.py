@@ -26,7 +26,6 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.repairs import ffmpeg_on_path
-from sb3_ppg.zoo.report import PlainLoader
 
 CURVES = ("timesteps", "mean", "std_error", "last_evals")  # in the files of `all_plots`
 
@@ -115,7 +114,7 @@ def _kinds(evaluations: Iterable[Path]) -> list[list[Path]]:
     for run in sorted(path.parent for path in evaluations):
         settings = [path.read_text() for path in run.glob("*/config.yml")]
         for path in run.glob("*/args.yml"):
-            options = yaml.load(path.read_text(), Loader=PlainLoader)
+            options = yaml.unsafe_load(path.read_text())
             settings += [str(options.get(name) or "") for name in ("env_kwargs", "eval_env_kwargs", "trained_agent")]
         kinds.setdefault(str(settings), []).append(run)
     return list(kinds.values())
