@@ -1,5 +1,5 @@
 """
-States of optimizers as plain data. Torch believes any state that it is given, so a stranger's is compared with a fresh one.
+States of optimizers as plain data. Torch does not check states, so a stranger's is compared with that of a fresh optimizer.
 Options are not shared: the constructor makes them from the model's arguments, and each update computes its learning rate.
 """
 
@@ -12,7 +12,7 @@ from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.arrays import Arrays
 
 LARGEST_CHANGE = 1.0  # of a weight, by the next step
-LARGEST_STATE = 1e37  # when the value heads' unit becomes one, in which squared gradients are multiplied by its square
+LARGEST_STATE = 1e37  # times the squared unit of the value heads, by which squared gradients grow when that becomes 1
 
 
 def state_arrays(optimizer: th.optim.Optimizer, name: str) -> dict[str, th.Tensor]:

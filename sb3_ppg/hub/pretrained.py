@@ -133,11 +133,11 @@ def load_vec_normalize(
     folder: str | Path, venv: VecEnv | None = None, *, custom_objects: Mapping[str, Any] | None = None
 ) -> VecNormalize:
     """
-    Load the normalisation in which a model was trained, for what ``from_pretrained`` cannot do: put it inside other wrappers,
+    Load the normalization in which a model was trained, for what ``from_pretrained`` cannot do: put it inside other wrappers,
     or use ``normalize_obs()`` alone.
 
     :param folder: where the model's files are
-    :param venv: the environments to normalise. None: some that have spaces, but cannot be stepped
+    :param venv: the environments to normalize. None: some that have spaces, but cannot be stepped
     :param custom_objects: see ``from_pretrained``
     :return: these environments, with the saved statistics
     :raises ModelFormatError: if the files are damaged, the model was trained without, or the observations differ
@@ -155,9 +155,9 @@ def read_model(
     custom_objects: Mapping[str, Any] | None = None,
 ) -> tuple[PPG, VecNormalize | None]:
     """
-    Read a model with its normalisation. For the arguments see ``from_pretrained``.
+    Read a model with its normalization. For the arguments see ``from_pretrained``.
 
-    :return: the model; its normalisation, around environments that cannot be stepped, or None if it was trained without
+    :return: the model; its normalization, around environments that cannot be stepped, or None if it was trained without
     :raises ModelFormatError: see ``from_pretrained``
     """
     if not os.path.lexists(folder / DESCRIPTION):
@@ -173,7 +173,7 @@ def read_model(
 def _read(
     text: Path, tensors: Path, venv: VecEnv | None, device: th.device, custom: Mapping[str, Any]
 ) -> tuple[PPG, VecNormalize | None]:
-    # A caller's own classes may take what they like, and calculate what they like
+    # Memory and outputs of a caller's own classes are not bounded
     is_listed = not any(isinstance(value, type) for value in custom.values())
     with generators_kept():
         description = read_json(text, Description)
@@ -189,7 +189,7 @@ def _read(
 
 @contextmanager
 def _as_format_error(what: str | Path) -> Iterator[None]:
-    """Turn any error that a stranger's files lead to into one."""
+    """Raise errors that a stranger's files cause as ``ModelFormatError``."""
     try:
         yield
     except ModelFormatError:
@@ -308,7 +308,7 @@ def _statistics(env: VecNormalize | None) -> dict[str, th.Tensor]:
 
 
 def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormalize | None:
-    """Make the normalisation of a file, around environments that cannot be stepped."""
+    """Make the normalization of a file, around environments that cannot be stepped."""
     saved = description.vec_normalize
     if saved is None:
         return None

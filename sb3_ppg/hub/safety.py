@@ -1,4 +1,4 @@
-"""Limits on the memory that a stranger's description can claim, and a trial of the model that was made of it."""
+"""Limits on the memory that a stranger's description can claim, and checks of the model that is made from it."""
 
 import copy
 import math
@@ -25,8 +25,8 @@ from sb3_ppg.policies import PhasicActorCriticPolicy, ValueHead
 from sb3_ppg.ppg import PPG
 
 MAX_OUTPUT = 1e15  # of a network, or an environment; its square is finite in float32
-MAX_BOUND = 1e30  # of every number on the way, with weights and observations that do not cancel one another
-MAX_OBSERVATION = 1000.0  # for which that is known
+MAX_BOUND = 1e30  # of every intermediate number, computed with the absolute values of weights and observations
+MAX_OBSERVATION = 1000.0  # for which this is checked
 MAX_COUNT = 1e30  # of samples in statistics
 META = th.device("meta")
 MAX_CALLS = 2**14  # of torch's functions, when networks are made: about a thousand tensors
@@ -56,7 +56,7 @@ def check_rollout_size(model: PPG) -> None:
 
 def check_statistics(rms: RunningMeanStd, name: str) -> None:
     """
-    Check running moments: the second moment that they have will not exceed the limit in training, where data do not.
+    Check running moments. A second moment within the limit stays within it in training if the data do.
 
     :raises ModelFormatError: if there cannot be such moments, or they are too large to train with
     """
@@ -116,7 +116,7 @@ def outline(model: PPG) -> PPG:
     made = copy.copy(model)
     made.observation_space = _sampled_as_zeros(model.observation_space)
     made.device = META
-    made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take this for a GPU
+    made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take the device for a GPU
     with META, _SizesOnly() as sizes, th.no_grad(), unvalidated_distributions():
         made._setup_model()
         made.policy.mixed_precision = None  # this device has none

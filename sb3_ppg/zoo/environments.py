@@ -51,14 +51,14 @@ def make_procgen(
     env_id: str, seed: int, options: dict[str, Any], monitor_file: str | None, env_fns: list[Callable[[], gym.Env]]
 ) -> VecEnv:
     """
-    Make a game's environments in one EnvPool. As a partial function of the first four arguments it stands for a ``VecEnv``
+    Make a game's environments in one EnvPool. With its first four arguments given by ``partial``, it can replace a ``VecEnv``
     class.
 
     :param env_id: game
     :param seed: of the first environment
     :param options: of the game
     :param monitor_file: where to log episodes
-    :param env_fns: as many as there are to be environments; they are not called
+    :param env_fns: one for each environment; they are counted, not called
     :return: the environments
     """
     from sb3_ppg.environments import EnvPoolVecEnv
@@ -84,7 +84,7 @@ class _Enlarged(gym.Wrapper):
 
 
 class NoPicturesError(ArgumentError, TypeError):
-    """An environment that cannot be rendered was asked to. SB3's ``make_vec_env`` tries again without on a ``TypeError``."""
+    """Raised if an environment without pictures is asked for some. After a ``TypeError``, SB3 makes it again without."""
 
 
 def _make_masked(name: str, render_mode: str | None = None, **kwargs: Any) -> gym.Env:

@@ -69,7 +69,7 @@ def unpack(
     is_emptied: bool = False,
 ) -> None:
     """
-    Write the files that training would have written. The Zoo unpickles, evaluates or imports nothing of a stranger's.
+    Write the files that training would have written, so that the Zoo reads none of the stranger's.
 
     :param source: folder with a repository's files
     :param algo: one of ours
@@ -88,7 +88,7 @@ def unpack(
     environment = _allowed_environment(source / ZOO, env_name, allowed)
     config = {**msgspec.to_builtins(environment.config), "normalize": False}
     arguments = {"algo": algo, "env": env_name.gym_id, "env_kwargs": environment.env_kwargs, "eval_env_kwargs": None}
-    model._n_stored_rollouts = model._n_replayed_rollouts = 0  # no shared model has them: nobody is to be told
+    model._n_stored_rollouts = model._n_replayed_rollouts = 0  # no shared model has them: no warning
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=log_path.parent) as temporary:
         made = Path(temporary) / "run"

@@ -1,6 +1,4 @@
-"""
-Trainings that were killed, or that a signal has ended: how the same command finds them, and what is tidied before they go on.
-"""
+"""Trainings that were killed or ended by a signal: how the same command finds them, and which files it cleans up first."""
 
 import argparse
 import atexit
@@ -28,7 +26,7 @@ try:
     import fcntl
 
     HAS_LOCKS = True
-except ImportError:  # Windows: without a lock nobody knows whether a process still trains, so no training is taken up
+except ImportError:  # Windows: without locks it is unknown whether a process still trains, so no training is resumed
     HAS_LOCKS = False
 
 PREFIX = "rl_model"  # of the Zoo's checkpoints
@@ -44,7 +42,7 @@ def command_of(args: argparse.Namespace, hyperparameters: dict[str, Any], contin
     :param args: options of the Zoo's ``train``
     :param hyperparameters: as the Zoo saves them
     :param continues: whether ``--continue`` was given, which the Zoo's options do not contain
-    :return: plain data that have to be the same for an interrupted training to go on
+    :return: plain data that has to be the same for an interrupted training to resume
     """
     options = {name: value for name, value in vars(args).items() if name not in IGNORED}
     if options.get("trained_agent"):
@@ -68,7 +66,7 @@ class Marker:
 
     def claim(self, command: dict[str, Any]) -> int | None:
         """
-        Make a training this process's, if it is the same command's and no other process is at work on it.
+        Lock a training for this process, if its command is the same and no other process is working on it.
 
         :param command: as given to ``write``
         :return: the training's seed; None if it was not claimed
@@ -84,16 +82,16 @@ class Marker:
                     self._file = file
                     return int(content["seed"])
             except (ValueError, TypeError, KeyError):
-                print(f"{self.path} cannot be read, so no command takes up its training: remove the folder, or the file")
+                print(f"{self.path} cannot be read, so its training is not resumed: remove the folder, or the file")
         file.close()
         return None
 
     def write(self, command: dict[str, Any], seed: int) -> None:
         """
-        :param command: description that has to be the same for the training to go on
+        :param command: description that has to be the same for the training to resume
         :param seed: seed of the training
         """
-        if self._file is not None:  # it says this already
+        if self._file is not None:  # it was claimed, so it says this already
             return
         temporary = self.path.with_suffix(".tmp")
         self._file = temporary.open("a+")
@@ -122,9 +120,9 @@ def _lock(file: TextIO) -> bool:
 def interrupted_run(runs: Path, command: dict[str, Any]) -> tuple[Marker, int, Path | None] | None:
     """
     :param runs: folder of an algorithm's trainings
-    :param command: description of the training that is to go on
-    :return: of such a training that has not come to its end and whose process has ended: its marker, its seed, and its latest
-        checkpoint if there is one
+    :param command: description of a training
+    :return: marker, seed and latest checkpoint, if there is one, of an unfinished training of this command whose process has
+        ended; None if there is no such training
     """
     for path in sorted(runs.glob(f"*/{MARKER}"), key=lambda path: _number(path.parent), reverse=True):
         marker = Marker(path.parent)
@@ -161,7 +159,7 @@ def make_run_folder(wanted: str) -> str:
 
 
 def remove_if_damaged(path: Path) -> None:
-    """Remove the best model's statistics if the end cut them, as the Zoo writes in place. The checkpoint has the latest."""
+    """Remove the best model's statistics if they were cut off: the Zoo writes them in place. The checkpoint has the latest."""
     try:
         if path.exists():
             pickle.loads(path.read_bytes())
@@ -174,7 +172,7 @@ def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
     Remove the episodes after the checkpoint from the monitor files: in learning curves their steps would count twice.
 
     :param folder: folder of the training
-    :param checkpoint: where it goes on. None: at its beginning
+    :param checkpoint: where it resumes. None: it starts over
     """
     written = 0 if checkpoint is None else checkpoint_of(checkpoint)[1]  # in nanoseconds
     for path in folder.glob("*.monitor.csv"):

@@ -27,7 +27,7 @@ class Script(NamedTuple):
     :param about: purpose
     :param place: its function, "module:function", or the module if that is a program
     :param example: options of an example
-    :param agent: option that names an agent, for which ``--pretrained`` stands
+    :param agent: option that names an agent, which ``--pretrained`` replaces
     :param defaults: our defaults for its options
     """
 
@@ -66,7 +66,7 @@ SCRIPTS = {
         "share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.push:main", "--env Pendulum-v1 -orga YOUR_NAME"
     ),
     "load_from_hub": Script(
-        "fetch one from there", "sb3_ppg.zoo.fetch:main", "--env Pendulum-v1 -orga YOUR_NAME", defaults=ALGO
+        "fetch a trained agent from there", "sb3_ppg.zoo.fetch:main", "--env Pendulum-v1 -orga YOUR_NAME", defaults=ALGO
     ),
     "plot_train": Script(
         "learning curves of trainings", "sb3_ppg.zoo.scripts:plot_train", "-e Pendulum-v1 -f logs", defaults=ALGO
@@ -89,17 +89,17 @@ SCRIPTS = {
 PRETRAINED, CONTINUE, EPSILON, DATASET = "--pretrained", "--continue", "--epsilon", "--dataset"
 OWN_OPTIONS = {
     PRETRAINED: ("an agent that comes with the repository", [name for name, script in SCRIPTS.items() if script.agent]),
-    CONTINUE: ("with -i MODEL: go on exactly where the model's training stopped", ["train"]),
-    EPSILON: ("probability of a sample in place of the most likely action", ["enjoy"]),
+    CONTINUE: ("with -i MODEL: continue training exactly where it stopped", ["train"]),
+    EPSILON: ("probability of sampling an action instead of taking the most likely one", ["enjoy"]),
     DATASET: ("with --algo bcq: Minari data set (name, folder, hdf5 file), or a replay buffer's .pkl", ["train"]),
 }
-# Errors of which the message is enough
+# Errors that are shown without a traceback
 EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv)
 REGISTER = " If a module of yours registers it, use --gym-packages MODULE (and --env ENV, not MODULE:ENV)"
 IMPORT = " (--gym-packages): install it, or add its folder to PYTHONPATH"
-# Arguments of an environment, or of a wrapper, a callback, VecNormalize or Monitor
+# In errors about arguments of an environment, a wrapper, a callback, VecNormalize or Monitor
 WRONG_NAME = ("raised from the environment creator", "__init__() got an unexpected keyword argument")
-# The disk is full or cannot be written to, or a path is of another kind
+# The disk is full or read-only, or a path is a file instead of a folder, or the reverse
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG)
 
 
@@ -120,7 +120,7 @@ def _main() -> None:
     elif name == "--version":
         print(__version__)
     elif name not in SCRIPTS:
-        sys.exit(f"{usage()}\n\n{name} is none of them{nearest(name, SCRIPTS)}")
+        sys.exit(f"{usage()}\n\nthere is no script {name}{nearest(name, SCRIPTS)}")
     else:
         try:
             with missing_extras_named():
@@ -165,7 +165,7 @@ def run(name: str, arguments: list[str]) -> None:
                 from sb3_ppg.zoo.trained_agents import with_pretrained
 
                 arguments = with_pretrained(script.agent, arguments)
-        with agreed():  # the agent is in its place
+        with agreed():  # the first process has unpacked the agent
             if name == "train":
                 parser = ArgumentParser(add_help=False, allow_abbrev=False)
                 parser.add_argument(CONTINUE, dest="asked_to_continue", action="store_true")

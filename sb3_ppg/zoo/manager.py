@@ -68,7 +68,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 def overrides(method: Method) -> Method:
     """
-    :param method: replaces one of ``ExperimentManager``
+    Check that a method overrides one of ``ExperimentManager``.
+
+    :param method: a method of ``Manager``
     :return: the same method
     :raises ImportError: if this rl_zoo3 has no such method, and would never call it
     """
@@ -81,8 +83,8 @@ class Manager(ExperimentManager):
     """
     The manager of RL Zoo's trainings and searches (rl_zoo3 2.9.2), which also knows our algorithms and environments.
 
-    Other algorithms keep the Zoo's own behavior, except where they meet our environments, or a fault of the Zoo that is
-    mended here in passing: those places name the version.
+    Other algorithms keep the Zoo's own behavior, except in our environments, and where a bug of the Zoo is fixed here; those
+    places name its version.
 
     :param args: options of the Zoo's ``train``
     :param algo: name of the algorithm
@@ -99,7 +101,7 @@ class Manager(ExperimentManager):
         self.is_ours = algo in FAMILY
         self.is_masked = self.is_ours and issubclass(FAMILY[algo].algorithm, MaskablePPG)
         self.command: dict[str, Any] = {}  # description of the training, by which the same command finds it again
-        self.marker: Marker | None = None  # of a training that can be taken up
+        self.marker: Marker | None = None  # of a training that can be resumed
         self.n_steps_before = 0  # steps at the checkpoint where an interrupted training goes on
         self.first_monitor = 0  # number of the first monitor file
         self.study: optuna.Study | None = None  # of a search
@@ -119,7 +121,7 @@ class Manager(ExperimentManager):
             self._join_the_others()
 
     def _join_the_others(self) -> None:
-        """Agree on seed and folder; frequencies count the steps of all processes; only the first process shows something."""
+        """Agree on seed and folder; count the steps of all processes in frequencies; evaluate and print in the first one."""
         with agreed():
             if self.optimize_hyperparameters:
                 raise ArgumentError(
@@ -235,7 +237,7 @@ class Manager(ExperimentManager):
     @overrides
     def create_log_folder(self) -> None:
         """
-        Take up the interrupted training of the same command, or make a new folder.
+        Resume the interrupted training of the same command, or make a new folder.
 
         :raises ProcessGroupError: if a process cannot write there, for instance because it does not see the same disk
         """
@@ -245,7 +247,7 @@ class Manager(ExperimentManager):
         checkpoint = None
         with agreed():
             if rank() == 0:
-                checkpoint = self._take_up_or_make_folder()
+                checkpoint = self._resume_or_make_folder()
                 Path(self.save_path, self.env_name).mkdir(exist_ok=True)
         self.seed, self.save_path, checkpoint, self.first_monitor = broadcast(
             (self.seed, self.save_path, checkpoint, self.first_monitor)
@@ -257,8 +259,8 @@ class Manager(ExperimentManager):
         with agreed(), TemporaryFile(dir=self.params_path):
             pass
 
-    def _take_up_or_make_folder(self) -> Path | None:
-        """Set the folder, and return the checkpoint from which to go on, if there is one."""
+    def _resume_or_make_folder(self) -> Path | None:
+        """Set the folder, and return the checkpoint from which to resume, if there is one."""
         is_resumable = HAS_LOCKS and self.save_freq > 0 and not self.optimize_hyperparameters
         found = interrupted_run(Path(self.log_path), self.command) if is_resumable else None
         checkpoint = None
@@ -322,12 +324,12 @@ class Manager(ExperimentManager):
 
     @overrides
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        """Load the auxiliary buffer in the folder of the model, too."""
+        """Load the auxiliary buffer in the model's folder, too."""
         is_same_run = self.n_steps_before > 0
-        if is_same_run:  # the model's own have statistics of rewards
+        if is_same_run:  # the model's own hold the statistics of rewards
             hyperparams = {name: value for name, value in hyperparams.items() if name != "rollout_buffer_kwargs"}
         model = super()._load_pretrained_agent(hyperparams, env)
-        if is_same_run:  # without it, the episodes of the beginning would come again
+        if is_same_run:  # otherwise the first episodes would be repeated
             seed = int(np.random.SeedSequence([self.seed, self.n_steps_before]).generate_state(1)[0] % 2**31)
             env.seed(seed + rank() * env.num_envs)
         path = aux_buffer_path(self.trained_agent)
@@ -348,7 +350,7 @@ class Manager(ExperimentManager):
     @overrides
     def learn(self, model: BaseAlgorithm) -> None:
         """
-        Train with our checkpoints in place of SB3's; with ``--continue`` and after an interruption, count on.
+        Train with our checkpoints in place of SB3's. With ``--continue`` and after an interruption, the counters continue.
 
         :raises ArgumentError: if no steps are left with ``--continue``
         """
@@ -373,7 +375,7 @@ class Manager(ExperimentManager):
         if self.n_steps_before > 0 or self.asked_to_continue:
             self.n_timesteps = int(self.n_timesteps) - model.num_timesteps
             if self.n_timesteps <= 0 and self.n_steps_before > 0:
-                print("All its steps are taken: its model is saved")
+                print("It has taken all its steps: its model is saved")
                 return
             if self.n_timesteps <= 0:
                 raise ArgumentError(
@@ -392,7 +394,9 @@ class Manager(ExperimentManager):
             raise
 
     def _tensorboard_folder(self, name: str) -> str:
-        """Return the folder in ``--tensorboard-log``, noted for interruptions: SB3 goes on in the latest of that name."""
+        """
+        Return the folder in ``--tensorboard-log``, and note it for when this training is resumed: SB3 would take the latest.
+        """
         assert self.tensorboard_log is not None
         note = Path(self.save_path) / "tensorboard.txt"
         if note.exists() and Path(note.read_text()).parent == Path(self.tensorboard_log):
@@ -407,8 +411,8 @@ class Manager(ExperimentManager):
     @overrides
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         """
-        Save the model, with ``--save-replay-buffer`` also its auxiliary buffer, and the steps of a training that Ctrl-C or a
-        callback has ended early, and end the training.
+        Save the model and, with ``--save-replay-buffer``, its auxiliary buffer. If Ctrl-C or a callback has ended the training
+        early, save its number of steps. Mark it as finished.
         """
         with agreed():
             if isinstance(model, PPG) and self.save_replay_buffer:
@@ -449,7 +453,7 @@ class Manager(ExperimentManager):
 
 
 class _ProgressBar(ProgressBarCallback):
-    """rl_zoo3 2.9.2 ends its first callback even if an error came before it began; its own error would hide that one."""
+    """Progress bar that may end before it begins, as in rl_zoo3 2.9.2 after an early error, which another would hide."""
 
     def _on_training_end(self) -> None:
         if hasattr(self, "pbar"):

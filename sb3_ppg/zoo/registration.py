@@ -32,8 +32,8 @@ def register() -> None:
     scripts in this process: fill the Zoo's tables, and put ``Manager`` in the place of its ``ExperimentManager``.
 
     Call it before your own code imports ``ExperimentManager``; scripts of the Zoo may have been imported before. A second call
-    changes nothing. Faults of the scripts remain, and the processes that some of them start do not know our algorithms: for
-    that there is ``patched()``.
+    changes nothing. It does not fix bugs of the scripts, and the processes that some of them start do not know our algorithms:
+    use ``patched()`` for that.
 
     Example::
 
@@ -55,7 +55,7 @@ def register() -> None:
 @contextmanager
 def patched() -> Iterator[None]:
     """
-    Run RL Zoo's scripts as ``sb3-ppg`` runs them: call ``register()``, and mend faults of the scripts within the block. There,
+    Run RL Zoo's scripts as ``sb3-ppg`` runs them: call ``register()``, and fix bugs of the scripts within the block. There,
     the processes that scripts start know our algorithms, and a MaskablePPG that is loaded acts under the masks of the
     environment that was made for it. For that, functions of the Zoo, ``subprocess.call``, ``MaskablePPG.load`` and
     ``MaskablePPG.predict`` are replaced within the block; at its end everything is as before.

@@ -1,6 +1,6 @@
 """
-Faults of RL Zoo's scripts (rl_zoo3 2.9.2) for every algorithm, and for ours, one function each. Each returns a context manager
-within which the fault is mended; ``patched`` enters all of them. (``manager`` mends those of ``ExperimentManager``.)
+Fixes for bugs in RL Zoo's scripts (rl_zoo3 2.9.2), one function each. It returns a context manager within which the bug is
+fixed; ``patched`` enters all of them. (``manager`` fixes those in ``ExperimentManager``.)
 """
 
 import importlib
@@ -105,7 +105,7 @@ def missing_files_of_the_hub() -> AbstractContextManager:
 def latest_model() -> Iterator[None]:
     """
     rl_zoo3 2.9.2: scripts take the training with the greatest number, whether or not it holds a model, and end in an error
-    that does not say which models there are. New trainings are numbered as before, by names of this function in other modules.
+    that does not say which models there are. Only their look-up is replaced: ``train`` still numbers new trainings as before.
     """
 
     def get_latest_run_id(log_path: str, env_name: EnvironmentName) -> int:
@@ -168,7 +168,7 @@ def acting_under_masks() -> Iterator[None]:
 
 
 def figures_as_files() -> AbstractContextManager:
-    """rl_zoo3 2.9.2: the plots' scripts show figures; without a display nothing happens. Here they are saved, then."""
+    """rl_zoo3 2.9.2: without a display, the scripts that plot do nothing. Save their figures instead."""
     show = plt.show
 
     @wraps(show)

@@ -29,7 +29,7 @@ def main() -> None:
     parser = agent_parser(__doc__)
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
     parser.add_argument(
-        "--epsilon", type=float, default=0.0, help="probability of a sample in place of the most likely action"
+        "--epsilon", type=float, default=0.0, help="probability of sampling an action instead of taking the most likely one"
     )
     args = parser.parse_args()
     model, model_path, log_path = load_agent(args)
@@ -48,7 +48,7 @@ def main() -> None:
 
 def agent_parser(description: str | None, n_episodes: int = 100) -> argparse.ArgumentParser:
     """
-    Return a parser for the options that name an agent, but for its environment, and say how it acts, as ``enjoy`` has them.
+    Return a parser for those of ``enjoy``'s options that select an agent, except ``--env``, and say how it acts.
 
     :param description: of the command
     :param n_episodes: how many episodes to evaluate by default

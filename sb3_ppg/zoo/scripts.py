@@ -47,7 +47,7 @@ def _load_player(algorithm: type[BaseAlgorithm], epsilon: float, *args: Any, **k
 
 
 def record_training() -> None:
-    """Run the script with a folder of its own, whose name it gives to a shell unquoted, and move the videos afterwards."""
+    """Run the script in a temporary folder, whose name it gives to a shell unquoted, and copy the videos from there."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1")
     parser.add_argument("--algo")
@@ -75,7 +75,7 @@ def plot_train() -> None:
 
 
 def all_plots() -> None:
-    """Run the script, which takes all trainings in a folder for seeds of one, with a folder for each kind of training."""
+    """Run the script with one folder for each kind of training, as it takes all trainings in a folder for seeds of one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for options in ("-a --algos", "-f --exp-folders", "-l --labels"):
         parser.add_argument(*options.split(), nargs="+", default=[])
@@ -122,8 +122,8 @@ def _kinds(evaluations: Iterable[Path]) -> list[list[Path]]:
 
 def plot_from_file() -> None:
     """
-    Run the script, which fails at the last evaluations of a single training, as they are saved as a number, and at trainings
-    that not all environments have. Its ``-o`` saves the bars alone; here it saves the curves, and the bars beside them.
+    Run the script on completed results: it fails if there is a single training, whose last evaluations are saved as a number,
+    and if an environment lacks one of the trainings. Its ``-o`` saves only the bars; save the curves, too.
     """
     script = importlib.import_module("rl_zoo3.plots.plot_from_file")
     with (

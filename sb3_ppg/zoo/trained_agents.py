@@ -12,7 +12,7 @@ from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.zoo.fetch import unpack
 from sb3_ppg.zoo.launcher import PRETRAINED
 
-# Of the repository in which one works, or from which the package is imported
+# In the working directory, and in the repository from which the package is imported
 FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
 UNPACKED = Path("logs") / "pretrained"  # as trainings, which the Zoo's scripts read
 LONG = {"-f": "--folder", "-i": "--trained-agent"}  # the other names of options that name an agent

@@ -77,7 +77,6 @@ def test_two_processes_are_one_training(tmp_path):
     options = "-n 384 --eval-freq 192 --eval-episodes 1 --save-freq 128 -f logs --log-interval 1"
     output = "".join(in_processes(launched, tmp_path, [*TRAIN[2:], *options.split(), *SMALL]))
     (run,) = (tmp_path / "logs" / "ppg").iterdir()
-    rollout = 16 * 2 * 2
     assert output.count("Seed: 3") == 1 and output.count("Saving to ") == 1
     assert [int(n) for n in re.findall(r"total_timesteps +\| (\d+)", output)][-2:] == [384, 384]
     assert list(np.load(run / "evaluations.npz")["timesteps"]) == [192, 384]
@@ -87,7 +86,7 @@ def test_two_processes_are_one_training(tmp_path):
     assert {name.split(".", 1)[1] for name in checkpoints if "384" in name} == {
         "zip", "aux_buffer.0_of_2.npz", "aux_buffer.1_of_2.npz"
     }  # fmt: skip
-    assert not (run / "unfinished.json").exists() and rollout * 6 == 384
+    assert not (run / "unfinished.json").exists()
     episodes = load_results(str(run))
     assert len(set(episodes.head(4)["r"])) > 1
 
@@ -186,7 +185,7 @@ def test_a_run_goes_on_whatever_the_kill_has_left(tmp_path, monkeypatch, capsys)
     spelled_otherwise = ["--n-timesteps=64", *TRAIN[3:], f"--log-folder={tmp_path / 'logs'}", *options.split()[2:]]
     monkeypatch.setattr(sys, "argv", ["sb3-ppg", "train", *spelled_otherwise])
     launcher.main()
-    assert "All its steps are taken" in capsys.readouterr().out
+    assert "It has taken all its steps" in capsys.readouterr().out
     assert PPG.load(run / "CartPole-v1.zip").num_timesteps == 64 and not (run / MARKER).exists()
 
 
