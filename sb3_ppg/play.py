@@ -74,9 +74,7 @@ class Player:
         """
         sample = partial(self._sampler().predict, observation, state, episode_start, deterministic=False, **context)
         if not deterministic:
-            if self.epsilon > 0:
-                remedy = "all actions are samples already; use deterministic=True (--deterministic)"
-                raise ArgumentError(f"`epsilon`={self.epsilon} cannot work: {remedy}")
+            _check_deterministic(self.epsilon, deterministic)
             return sample()
         actions, next_state = self.model.predict(observation, state, episode_start, deterministic=True, **context)
         is_batch = self.model.policy.is_vectorized_observation(observation)
@@ -100,6 +98,12 @@ class Player:
         return sampler
 
 
+def _check_deterministic(epsilon: float, deterministic: bool) -> None:
+    if epsilon > 0 and not deterministic:
+        remedy = "all actions are samples already; use deterministic=True (--deterministic)"
+        raise ArgumentError(f"`epsilon`={epsilon} cannot work: {remedy}")
+
+
 class EpsilonEvalCallback(EvalCallback):
     """
     SB3's ``EvalCallback``, which evaluates a ``Player``.
@@ -108,11 +112,13 @@ class EpsilonEvalCallback(EvalCallback):
     :param epsilon: of ``Player``
     :param temperature: of ``Player``
     :param kwargs: of ``EvalCallback``
+    :raises ArgumentError: for numbers out of range, or an ``epsilon`` if all actions are samples
     """
 
     def __init__(self, *args: Any, epsilon: float, temperature: Any = 1.0, **kwargs: Any):
         super().__init__(*args, **kwargs)
         check_value("epsilon", epsilon)
+        _check_deterministic(epsilon, self.deterministic)
         self.epsilon = epsilon
         self.temperature = temperature
 

@@ -222,3 +222,5 @@ def test_a_callback_evaluates_with_epsilon_and_saves_the_model(name, tmp_path):
     assert type(model).load(tmp_path / "best_model.zip", device="cpu").num_timesteps == 32
     with pytest.raises(ArgumentError, match="`epsilon`=2"):
         callback_class(make_vec_env(Choice, 2), epsilon=2)
+    with pytest.raises(ArgumentError, match=r"`epsilon`=0\.1 cannot work: all actions are samples already"):
+        callback_class(make_vec_env(Choice, 2), epsilon=0.1, deterministic=False)

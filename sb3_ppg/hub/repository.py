@@ -97,9 +97,9 @@ def write_repository(
     :raises ArgumentError: if further files have names that cannot work
     :raises ModelFormatError: if something of it is not plain data
     """
-    for name in files or {}:
-        if name in (DESCRIPTION, ARRAYS, "README.md") or ".." in Path(name).parts or Path(name).is_absolute():
-            raise ArgumentError(f"`files`: {name!r} cannot work: use other names, below the model's folder")
+    for place in map(Path, files or {}):
+        if str(place) in (".", DESCRIPTION, ARRAYS, "README.md") or ".." in place.parts or place.is_absolute():
+            raise ArgumentError(f"`files`: {str(place)!r} cannot work: use other names, below the model's folder")
     made_as, env_kwargs = _environment(model)
     folder = Path(folder)
     save_pretrained(model, folder, custom_objects)

@@ -106,7 +106,7 @@ def evaluated_run(args: argparse.Namespace, folder: Path) -> EvaluatedRun:
 
 
 def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
-    """Record an agent in its environment, which is closed afterwards; return the video."""
+    """Record an agent in its environment; return the video."""
     env = model.get_env()
     assert env is not None
     recorder = VecVideoRecorder(env, folder, record_video_trigger=lambda step: step == 0, video_length=n_steps)
@@ -115,7 +115,6 @@ def record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
     for _ in range(n_steps):
         actions, states = model.predict(observations, states, episode_starts, deterministic)  # type: ignore[arg-type]
         observations, _, episode_starts, _ = recorder.step(actions)
-    recorder.close()
     return Path(recorder.video_path)
 
 

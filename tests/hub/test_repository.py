@@ -191,7 +191,7 @@ def test_the_card_does_not_promise_an_environment_that_a_name_does_not_make(hub_
     assert "playing **Mine-v0**" in hub_server.files("me/model")["README.md"].decode()
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "logs/../../x", DESCRIPTION, "README.md"])
+@pytest.mark.parametrize("name", ["../x", "/x", "logs/../../x", DESCRIPTION, f"./{DESCRIPTION}", "README.md", ""])
 def test_files_that_cannot_be_shared_under_their_name(hub_server, model, name):
     with pytest.raises(ArgumentError, match="cannot work"):
         hub.push(model, "me/model", files={name: Path(__file__)})

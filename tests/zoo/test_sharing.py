@@ -145,7 +145,7 @@ def test_no_training_is_overwritten_unasked(hub_server, folder):
 def test_a_training_that_needs_its_number_of_environments(hub_server, folder):
     settings = ("-params", "n_steps:32", "n_policy_iterations:2", "aux_batch_size:256")
     run("train", "--env", "CartPole-v1", *settings, "-n", "512", "--eval-freq", "-1")
-    run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", "--no-render", "--n-envs", "2")
+    run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", "-n", "20", "--n-envs", "2")
     assert "| environments in parallel | 8 |" in hub_server.files("me/model")["README.md"].decode()
     load_from_hub()
     assert hub.load("me/model").n_envs == 8
