@@ -183,7 +183,7 @@ def test_keys_that_are_names_already_are_refused(policy, key):
         export.DeterministicPolicy(cls(policy.replace("Mlp", "MultiInput"), env, **SMALL))
 
 
-def test_normalisation_below_another_wrapper_is_refused():
+def test_normalization_below_another_wrapper_is_refused():
     env = VecFrameStack(VecNormalize(make_vec_env("Pendulum-v1", 2)), 4)
     with pytest.raises(ArgumentError, match=r"observations of shape \(3,\), the model takes \(12,\): let it be the outermost"):
         export.DeterministicPolicy(PPG("MlpPolicy", env, **SMALL))

@@ -124,7 +124,7 @@ def from_pretrained(
     :raises ModelFormatError: if the files are damaged, unknown to this version, or need an object that was not given
     """
     if env is not None and not isinstance(env, VecEnv):
-        with generators_kept():  # vectorised environments draw seeds
+        with generators_kept():  # vectorized environments draw seeds
             env = make_vec_env(env) if isinstance(env, str) else DummyVecEnv([partial(Monitor, env)])
     return read_model(Path(folder), env, device, custom_objects)[0]
 

@@ -199,7 +199,7 @@ def test_another_environment_than_the_models(small):
 
 
 @pytest.mark.parametrize("n_stack", [0, 2])
-def test_normalisation_comes_with_the_model(n_stack, tmp_path):
+def test_normalization_comes_with_the_model(n_stack, tmp_path):
     def environments(wrap: Callable[[Any], Any]) -> Any:
         venv = wrap(make_vec_env("Pendulum-v1", 2, seed=0))
         return VecFrameStack(venv, n_stack) if n_stack else venv
@@ -222,7 +222,7 @@ def test_normalisation_comes_with_the_model(n_stack, tmp_path):
     loaded.learn(16)
 
 
-def test_normalisation_of_dictionaries(tmp_path):
+def test_normalization_of_dictionaries(tmp_path):
     space = spaces.Dict({"one": BOX, "returns": spaces.Box(-1, 1, (2,))})
     venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(2))]), norm_obs_keys=["returns"])
     save_pretrained(PPG("MultiInputPolicy", venv, **SMALL).learn(16), tmp_path)
@@ -233,8 +233,8 @@ def test_normalisation_of_dictionaries(tmp_path):
 
 
 @pytest.mark.parametrize(("norm_obs", "transpose_first"), [(False, False), (False, True), (True, True)])
-def test_normalisation_of_images(norm_obs, transpose_first, tmp_path):
-    """Where the images are transposed, before or after normalisation, is found out."""
+def test_normalization_of_images(norm_obs, transpose_first, tmp_path):
+    """Where the images are transposed, before or after normalization, is found out."""
 
     def env() -> RandomEnv:
         return RandomEnv(image_space(36, 36, 3), spaces.Discrete(2))
@@ -263,7 +263,7 @@ def test_normalisation_of_images(norm_obs, transpose_first, tmp_path):
         ("norm_obs_keys", ["key"], "no model can be made"),
     ],
 )
-def test_malicious_normalisation(place, value, complaint, tmp_path):
+def test_malicious_normalization(place, value, complaint, tmp_path):
     env = VecNormalize(make_vec_env("Pendulum-v1", 1))
     save_pretrained(PPG("MlpPolicy", env, **SMALL), tmp_path)
     change(tmp_path, f"vec_normalize.{place}", value)
@@ -275,7 +275,7 @@ def test_malicious_normalisation(place, value, complaint, tmp_path):
             load(tmp_path)
 
 
-def test_normalisation_without_clipping(tmp_path):
+def test_normalization_without_clipping(tmp_path):
     env = VecNormalize(make_vec_env("Pendulum-v1", 1), clip_obs=np.inf, clip_reward=np.inf)
     save_pretrained(PPG("MlpPolicy", env, **SMALL), tmp_path)
     loaded = load_vec_normalize(tmp_path)
@@ -316,7 +316,7 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     assert type(loaded.policy) is Policy and loaded.lr_schedule(0.5) == schedule(0.5)
 
 
-def test_normalisation_of_a_model_with_a_users_own_class(tmp_path):
+def test_normalization_of_a_model_with_a_users_own_class(tmp_path):
     venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))]))
     model = PPG("MlpPolicy", venv, **SMALL, policy_kwargs=dict(features_extractor_class=Features)).learn(16)
     save_pretrained(model, tmp_path, {"Features": Features})
@@ -364,7 +364,7 @@ def test_a_users_own_algorithm(tmp_path):
 
 
 @pytest.mark.parametrize("clip", [10.0, np.inf])
-def test_the_authors_reward_normaliser(tmp_path, clip):
+def test_the_authors_reward_normalizer(tmp_path, clip):
     normalizer = RewardNormalizer(gamma=0.9, clip=clip)
     buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
     save_pretrained(small_model(**buffer), tmp_path)
