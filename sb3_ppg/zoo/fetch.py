@@ -86,7 +86,7 @@ def unpack(
             f"this is a model of {type(model).__name__} with objective={objective!r}: use --algo {zoo_name_of(model)}"
         )
     environment = _allowed_environment(source / ZOO, env_name, allowed)
-    config = {**msgspec.to_builtins(environment.config), "normalize": False}
+    config = {"n_timesteps": model.num_timesteps, **msgspec.to_builtins(environment.config), "normalize": False}
     arguments = {"algo": algo, "env": env_name.gym_id, "env_kwargs": environment.env_kwargs, "eval_env_kwargs": None}
     model._n_stored_rollouts = model._n_replayed_rollouts = 0  # no shared model has them: no warning
     log_path.parent.mkdir(parents=True, exist_ok=True)

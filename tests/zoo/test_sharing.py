@@ -266,7 +266,7 @@ def test_a_wrapper_that_the_user_allows(hub_server, folder):
     share(folder, config={"env_wrapper": "mine.Wrapper"})
     load_from_hub("--allow", "mine.Wrapper")
     config = yaml.safe_load((folder / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1" / "config.yml").read_text())
-    assert config["env_wrapper"] == "mine.Wrapper"
+    assert config["env_wrapper"] == "mine.Wrapper" and config["n_timesteps"] == 16  # which `benchmark` reads
 
 
 def test_an_honest_description_is_read_as_it_was_written(tmp_path):
