@@ -26,7 +26,7 @@ from huggingface_hub import repocard
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
-from rl_zoo3.utils import StoreDict, create_test_env, get_model_path
+from rl_zoo3.utils import StoreDict, create_test_env, get_model_path, get_trained_models
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -72,12 +72,23 @@ def children_through_our_launcher() -> AbstractContextManager:
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         match command:
             case ["python", "enjoy.py", *options]:
+                options = [one.gym_id if isinstance(one, EnvironmentName) else one for one in options]
                 command = [sys.executable, "-m", "sb3_ppg", "enjoy", *options]
             case ["python", "-m", str(module), *options] if module.startswith("rl_zoo3."):
                 command = [sys.executable, "-m", "sb3_ppg", module.removeprefix("rl_zoo3."), *options]
         return original(command, *args, **kwargs)
 
     return patch.object(subprocess, "call", call)
+
+
+def names_of_folders() -> AbstractContextManager:
+    """rl_zoo3 2.9.2: ``benchmark`` looks for folders by the environment's ID; in their names, slashes are dashes."""
+
+    @wraps(get_trained_models)
+    def named(log_folder: str) -> dict[str, tuple[str, str]]:
+        return {name: (algo, EnvironmentName(env_id)) for name, (algo, env_id) in get_trained_models(log_folder).items()}
+
+    return swapped_in_the_zoo(get_trained_models, named)
 
 
 def metadata_of_model_cards() -> AbstractContextManager:
@@ -207,6 +218,7 @@ def expressions_named() -> AbstractContextManager:
 REPAIRS = (
     expressions_named,
     children_through_our_launcher,
+    names_of_folders,
     metadata_of_model_cards,
     missing_files_of_the_hub,
     latest_model,

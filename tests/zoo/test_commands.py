@@ -216,6 +216,13 @@ def test_benchmark(trained, children_in_place):
     assert {row[5] for row in rows} == {"2k"}  # trained with -n 2000
 
 
+def test_benchmark_of_an_environment_whose_name_has_a_slash(tmp_path, monkeypatch, children_in_place):
+    monkeypatch.setitem(gym.registry, "Mine/Pole-v0", EnvSpec("Mine/Pole-v0", CartPoleEnv, max_episode_steps=20))
+    run("train", "--env", "Mine/Pole-v0", "-n", "64", "--eval-freq", "-1", *SMALL, cwd=tmp_path)
+    run("benchmark", "-n", "60", "--no-hub", "--num-threads", "1", cwd=tmp_path)
+    assert re.search(r"ppg *\|Mine-Pole-v0\|", (tmp_path / "benchmark.md").read_text())
+
+
 @pytest.mark.parametrize("cls", [PPG, PPO])
 def test_benchmark_says_the_steps_of_a_training_that_was_interrupted(cls, tmp_path, monkeypatch, children_in_place):
     """Ctrl-C in the third rollout of 1,000 steps."""
