@@ -1,5 +1,5 @@
 """
-Fixes for bugs in RL Zoo's scripts (rl_zoo3 2.9.2), one function each. It returns a context manager within which the bug is
+Fixes for bugs in RL Zoo's scripts (rl_zoo3 2.9.2), one function each. Each returns a context manager within which the bug is
 fixed; ``patched`` enters all of them. (``manager`` fixes those in ``ExperimentManager``.)
 """
 
