@@ -1,6 +1,6 @@
 """One EnvPool environment as a Gymnasium environment."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -17,8 +17,9 @@ class EnvPoolEnv(gym.Env):
     :param options: of ``EnvPoolVecEnv``
     """
 
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array"], "render_fps": 15}  # type: ignore[misc]
+
     def __init__(self, env_id: str, render_mode: str | None = None, **options: Any) -> None:
-        self.metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 15}
         self.render_mode = render_mode
         self._venv = EnvPoolVecEnv(env_id, 1, render_mode=render_mode, **options)
         self._first: Any = None  # observation of an episode that has begun in the last step
@@ -55,7 +56,7 @@ class EnvPoolEnv(gym.Env):
 
     def render(self) -> Any:
         """Return the present picture, or with ``render_mode="human"`` show it in a window."""
-        return self._venv.render(self.render_mode) if self.render_mode == "human" else self._venv.get_images()[0]
+        return self._venv.render() if self.render_mode == "human" else self._venv.get_images()[0]
 
     def close(self) -> None:
         """End EnvPool's threads."""

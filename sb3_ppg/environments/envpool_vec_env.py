@@ -43,7 +43,7 @@ class EnvPoolVecEnv(VecEnv):
         the same seed
     :param treat_truncation_as_termination: whether episodes that were cut off count as ended, without bootstrapping, as in the
         authors' Procgen
-    :param render_mode: "rgb_array" for videos, where EnvPool supports it
+    :param render_mode: "rgb_array" for videos, "human" to show the first environment in a window, where EnvPool supports it
     :param all_infos: whether each step gives infos of all environments, which takes time
     :param options: of EnvPool and of the environment, such as ``num_threads``, ``num_levels`` and ``start_level``
     :raises ArgumentError: if there is no such environment, or it or its options cannot be used here
@@ -114,7 +114,8 @@ class EnvPoolVecEnv(VecEnv):
         self._reset_options()
         self._episodes.start()
         self._was_reset = True
-        observations, _ = self._pool.reset()
+        observations, pool_infos = self._pool.reset()
+        self.reset_infos = [_info_of(pool_infos, index, self.num_envs) for index in range(self.num_envs)]
         return _cast(observations, self.observation_space)
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -154,6 +155,9 @@ class EnvPoolVecEnv(VecEnv):
 
     def close(self) -> None:
         self._pool.close()
+
+    def render(self, mode: str | None = None) -> np.ndarray | None:
+        return self._pool.render() if self.render_mode == "human" else super().render(mode)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         if self.render_mode != "rgb_array":

@@ -170,6 +170,26 @@ def test_under_the_wrappers_of_sb3(tmp_path):
     assert list(tmp_path.glob("*.mp4"))
 
 
+def test_a_window_shows_the_first_environment(monkeypatch):
+    register()
+    shown = []
+    monkeypatch.setattr("cv2.imshow", lambda name, picture: shown.append(picture.shape))
+    for name in ("waitKey", "destroyWindow"):
+        monkeypatch.setattr(f"cv2.{name}", lambda _: None)
+    venv, env = EnvPoolVecEnv("CartPole-v1", 2, render_mode="human"), gym.make("LeaperEasy-v0", render_mode="human")
+    for one in (venv, env):
+        one.reset()
+        assert one.render() is None
+        one.close()
+    assert len(shown) == 2 and all(len(shape) == 3 for shape in shown)
+
+
+def test_resets_leave_their_information():
+    venv = EnvPoolVecEnv("CoinrunEasy-v0", 2, num_levels=3, start_level=7)
+    venv.reset()
+    assert {info["level_seed"] for info in venv.reset_infos} <= {7, 8, 9}
+
+
 def test_images_with_channels_last():
     venv = EnvPoolVecEnv("CoinrunEasy-v0", 2, channel_first=False)
     assert venv.reset().shape == (2, 64, 64, 3)
