@@ -162,7 +162,10 @@ class GymnasiumVecEnv(VecEnv):
                 f"Gymnasium's vector environments call {method_name!r} of all environments: no `indices`"
             )
         env: Any = self.env.unwrapped
-        return list(env.call(method_name, *args, **kwargs))
+        if self._is_of_single_ones:
+            return list(env.call(method_name, *args, **kwargs))
+        results = getattr(env, method_name)(*args, **kwargs)
+        return [None] * self.num_envs if results is None else list(results)
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         # Episodes are recorded here, and `evaluate_policy` shall count those

@@ -119,6 +119,25 @@ def test_attributes_are_those_of_the_environments():
         env.env_method("render", indices=[0])
 
 
+class OwnMasks(gym.vector.VectorWrapper):
+    """A class of its own, which has one method for all environments."""
+
+    unwrapped = property(lambda self: self)
+
+    def action_masks(self) -> np.ndarray:
+        return np.array([[True, False], [False, True]])
+
+    def note(self, number: int) -> None:
+        self.noted = number
+
+
+def test_methods_of_a_class_of_its_own_are_for_all_environments():
+    env = GymnasiumVecEnv(OwnMasks(SyncVectorEnv([CART_POLE] * 2, autoreset_mode=AutoresetMode.SAME_STEP)))
+    model = MaskablePPG("MlpPolicy", env, **SMALL).learn(64)
+    assert (model.rollout_buffer.actions.reshape(2, -1) == [[0], [1]]).all()
+    assert env.env_method("note", 3) == [None, None] and env.get_attr("noted") == [3, 3]
+
+
 class Silent(VectorEnv):
     """It does not say in which step it resets."""
 
