@@ -12,10 +12,12 @@ from stable_baselines3.common.distributions import Distribution
 from torch.nn import functional as F
 
 from sb3_ppg import losses
+from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import check_value, choice, count, number, optional, require
 from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_step
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective
@@ -69,6 +71,8 @@ class DistillationObjective(PaperObjective):
         name = type(self).__name__
         require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
+        if self.constraint == "logits" and isinstance(model.action_space, NESTED):
+            raise ArgumentError(f"`constraint`='logits' cannot work with {model.action_space}: use 'kl' or 'reverse_kl'")
 
     def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
         buffer = rollout_buffer

@@ -24,6 +24,7 @@ from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from tests.helpers import (
     MASKED_ACTIONS,
     MIXED,
+    NESTED,
     ROOT,
     VECTOR,
     BatchNormExtractor,
@@ -231,6 +232,12 @@ REFUSED = [
 def test_what_cannot_work_is_refused_when_the_model_is_made(name, kwargs, message):
     with pytest.raises(ArgumentError, match=message):
         make(name, random_envs(), **kwargs)
+
+
+def test_dna_refuses_to_compare_the_logits_of_nested_actions():
+    """Their last layer gives a list of tensors."""
+    with pytest.raises(ArgumentError, match="`constraint`='logits' cannot work with Dict"):
+        make("dna", random_envs(action_space=NESTED), objective_kwargs=dict(constraint="logits"))
 
 
 def test_the_average_begins_with_a_policy_that_was_set():
