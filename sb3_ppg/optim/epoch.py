@@ -112,13 +112,13 @@ def optimize_epoch(
             if after_step is not None:
                 after_step()
 
-    weights = {name: weight for network in networks for name, weight in network.named_parameters() if weight.requires_grad}
-    sums = th.stack([weight.detach().sum() for weight in weights.values()])
+    weights = [one for network in networks for one in network.named_parameters() if one[1].requires_grad]
+    sums = th.stack([weight.detach().sum() for _, weight in weights])
     numbers = th.cat([*history, sums.abs() if sums.is_complex() else sums]).cpu().numpy()  # the one transfer
     table = numbers[: -len(sums)].reshape(len(sizes), -1)
     if not np.isfinite(numbers).all():
         restore()
-        culprit = _culprit(table[:, :-1], names, numbers[-len(sums) :], list(weights))
+        culprit = _culprit(table[:, :-1], names, numbers[-len(sums) :], [name for name, _ in weights])
         raise NonFiniteLossError(f"The {phase} phase met a {culprit}. {ADVICE}")
     return Epoch(dict(zip(names, table.T, strict=False)), table[:, -1], np.array(sizes), th.cat(log_ratios), stopped)
 
@@ -206,7 +206,7 @@ def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, paramete
     finite = np.isfinite(table)
     if finite.all():
         bad = ", ".join(name for name, weight in zip(parameters, weights, strict=True) if not np.isfinite(weight))
-        return f"gradient that is not finite, that of {bad}"
+        return f"gradient that is not finite, that of {bad}" if bad else "gradient whose norm is not finite"
     step = int(np.argmin(finite.all(axis=1)))
     values = {name: table[step, i].item() for i, name in enumerate(losses) if not finite[step, i]}
     return f"loss that is not finite, in minibatch {step} of an epoch: {values}"

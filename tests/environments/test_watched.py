@@ -258,6 +258,28 @@ def test_a_gradient_that_is_not_finite_is_named_and_leaves_the_weights():
     assert th.equal(network.weight, before) and not optimizer.state
 
 
+def test_a_gradient_whose_norm_overflows_is_named_and_leaves_the_weights():
+    """The gradient is finite, its norm is not, and the networks' parameters have the same name."""
+    networks = [nn.Linear(2, 1, bias=False) for _ in range(2)]
+    before = [network.weight.detach().clone() for network in networks]
+    parameters = [network.weight for network in networks]
+
+    def losses(batch, scale):
+        error = scale * networks[0](batch[0]).mean() + networks[1](batch[0]).mean()
+        return Losses(error, {"error": error})
+
+    def epoch(scale, **options):
+        optimizer = th.optim.SGD(parameters, lr=0.1)
+        optimize_epoch("policy", networks, optimizer, [(th.ones(3, 2),)], lambda batch: losses(batch, scale), **options)
+
+    with pytest.raises(NonFiniteLossError, match=r"gradient whose norm is not finite\."):
+        epoch(1e30, max_grad_norm=0.5)
+    networks[0].weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(NonFiniteLossError, match=r"gradient that is not finite, that of weight\."):
+        epoch(1.0)
+    assert all(th.equal(weight, was) for weight, was in zip(parameters, before, strict=True))
+
+
 def test_a_bad_loss_leaves_a_checkpoint(tmp_path):
     model = small().learn(8)
     bad = th.tensor(float("nan"), requires_grad=True)
