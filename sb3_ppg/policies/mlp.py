@@ -327,8 +327,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             if isinstance(self.action_dist, DiagGaussianDistribution):
                 del self.log_std
             self.action_dist = distribution
-            action_net: Any = distribution.proba_distribution_net(latent_dim=self.mlp_extractor.latent_dim_pi)
-            self.action_net = action_net
+            make_net: Any = partial(distribution.proba_distribution_net, latent_dim=self.mlp_extractor.latent_dim_pi)
+            if isinstance(distribution, DiagGaussianDistribution):
+                self.action_net, self.log_std = make_net(log_std_init=self.log_std_init)
+            else:
+                self.action_net = make_net()
             if self.ortho_init:
                 self.action_net.apply(partial(self.init_weights, gain=0.01))
         if isinstance(distribution, NestedDistribution):

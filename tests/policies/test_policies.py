@@ -9,13 +9,14 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
+from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.common.utils import ConstantSchedule
 from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, CnnPolicy, ImpalaCNN, MinAtarCNN, MlpPolicy, MultiInputPolicy
-from tests.helpers import ARCHITECTURES, untrained
+from tests.helpers import ARCHITECTURES, SMALL, random_envs, untrained
 
 VECTOR = spaces.Box(-1, 1, (4,))
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
@@ -252,6 +253,22 @@ def test_a_thread_may_predict_while_another_trains(env, kwargs):
 def test_a_features_extractor_may_be_any_callable():
     policy = make(CnnPolicy, IMAGE, features_extractor_class=partial(ImpalaCNN, features_dim=8))
     assert isinstance(policy.features_extractor, ImpalaCNN) and policy.features_dim == 8
+
+
+class Squashed(SquashedDiagGaussianDistribution):
+    """SB3's, made with the action space; its layers are a mean and a standard deviation."""
+
+    def __init__(self, action_space: spaces.Box):
+        super().__init__(math.prod(action_space.shape))
+
+
+def test_a_gaussian_of_sb3s_may_be_asked_for():
+    kwargs = dict(distribution_class=Squashed, log_std_init=-1.0)
+    model = PPG("MlpPolicy", random_envs(action_space=spaces.Box(-5, 20, (2,))), policy_kwargs=kwargs, **SMALL)
+    assert model.policy.log_std.tolist() == [-1, -1]
+    assert not untrained(model, 2)
+    actions, _ = model.predict(np.zeros((50, 3), np.float32))
+    assert actions.std() > 1 and (actions >= -5).all() and (actions <= 20).all()
 
 
 @pytest.mark.parametrize("kwargs", [dict(channels=()), dict(channels=(0,)), dict(n_blocks=-1), dict(features_dim=0)])
