@@ -23,7 +23,7 @@ class Losses(NamedTuple):
 
     :param total: the sum to differentiate
     :param terms: the terms of the total, by the names under which they are logged
-    :param log_ratio: log π(a|s) - log π_old(a|s) without graph, (B,), for diagnostics. Empty where the policy is not trained
+    :param log_ratio: log π(a|s) - log π_old(a|s), detached, (B,), for diagnostics. Empty if the losses do not train the policy
     """
 
     total: th.Tensor
@@ -38,7 +38,7 @@ class Losses(NamedTuple):
     @property
     def values(self) -> th.Tensor:
         """
-        All scalars without their graph, shape (n_scalars,).
+        All scalars, detached, shape (n_scalars,).
 
         :raises ArgumentError: if one of them is not a scalar tensor
         """
@@ -67,8 +67,8 @@ def check_same_shape(**tensors: th.Tensor) -> None:
 def weighted_mean(numbers: th.Tensor, weights: th.Tensor | None) -> th.Tensor:
     """
     :param numbers: a number for each sample, shape (B,)
-    :param weights: a weight for each sample, shape (B,), or None if all count the same. As in DI-engine they are not
-        divided by their sum: with weights of mean one a loss keeps its size
+    :param weights: a weight for each sample, shape (B,), or None for equal weights. As in DI-engine, they are not divided by
+        their sum, so weights with a mean of one keep the scale of a loss
     :return: E[w x], scalar
     """
     if weights is None:
@@ -104,7 +104,7 @@ def policy_gradient_loss(
     :param old_log_prob: log π_old(a|s), under the policy that took them, shape (B,)
     :param advantages: A, in the units of the (normalized) reward, shape (B,)
     :param clip_range: ε, or None for no clipping
-    :param dual_clip: c, above one, or None for no such bound
+    :param dual_clip: c, above one, or None for no dual clipping
     :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar
     """
@@ -142,7 +142,7 @@ def decoupled_policy_gradient_loss(
     :param proximal_log_prob: log π_prox(a|s), shape (B,)
     :param behavior_log_prob: log π_behav(a|s), under the policy that took them, shape (B,)
     :param advantages: A, shape (B,)
-    :param clip_range: ε, or None for no clipping; from one on there is no lower bound
+    :param clip_range: ε, or None for no clipping; from 1 on, the ratio has no lower bound
     :param importance_limit: the largest importance weight, at least one
     :param weights: see ``weighted_mean``, shape (B,), or None
     :return: scalar

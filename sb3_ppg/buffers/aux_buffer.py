@@ -28,10 +28,10 @@ class AuxiliaryBatch(NamedTuple):
     Samples for the auxiliary phase: B = number of sequences * ``n_steps``, sequence after sequence; or B single ones.
 
     :param observations: ``(B, *observation shape)``, in the type of the observation space
-    :param context: what the policy needs in addition, by name, (B, ...), or (number of sequences, ...)
-    :param value_targets: V_targ, in the units of the (normalised) return, (B,)
-    :param recorded: what the objective has recorded before the phase's epochs, (B, P): with the paper's, the parameters of
-        π_old(.|s), as in ``losses.distribution_parameters``
+    :param context: further inputs of the policy by name, (B, ...), or (number of sequences, ...)
+    :param value_targets: V_targ, in the units of the (normalized) return, (B,)
+    :param recorded: data that the objective recorded before the epochs of the phase, (B, P); for the paper's, the parameters
+        of π_old(.|s), as in ``losses.distribution_parameters``
     """
 
     observations: PyTorchObs
@@ -47,20 +47,19 @@ class AuxBuffer:
     A *sequence* is one environment's part of one rollout: ``n_steps`` consecutive samples, or, with ``single_samples``, one.
     Sequences are numbered rollout by rollout, then environment by environment, then by time.
 
-    The arrays of the rollout buffer are kept by reference, not copied: SB3's buffers allocate new ones for each rollout. The
+    The arrays of the rollout buffer are kept by reference, because SB3's buffers allocate new ones for each rollout. The
     arrays of a buffer that may reuse its memory are copied, see ``buffers.protocol``.
 
-    With a GPU, observations go there for the auxiliary phase, in their own type, if they take no more than half of its free
-    memory. Otherwise each minibatch goes through pinned memory, while the one before it trains.
+    With a GPU, the observations are copied to it for the auxiliary phase, in their own type, if they take no more than half of
+    its free memory. Otherwise, each minibatch is copied through pinned memory while the previous one trains.
 
-    :param device: of the minibatches
-    :param storage: of observations: "memory", or "mmap" for files that are mapped into memory, on a disk with more room. The
-        files have no name, and are gone when the process ends, however it ends
-    :param path: the folder of these files, with "mmap"; created if it does not exist. None: the system's folder for temporary
-        files
-    :param capacity: the number of rollouts that are kept: auxiliary phases use the latest ones again. None: those of one
-        phase, which are forgotten after it
-    :raises ArgumentError: for another storage, a path without "mmap", a capacity below one
+    :param device: device of the minibatches
+    :param storage: where observations are kept: "memory", or "mmap" for files on a disk that are mapped into memory. The files
+        have no name, and disappear when the process ends, even if it is killed
+    :param path: folder of these files, created if it does not exist. None: the system's folder for temporary files
+    :param capacity: number of rollouts that are kept, so that auxiliary phases use the latest ones again. None: those of one
+        phase, which are dropped after it
+    :raises ArgumentError: for another storage, a path without "mmap", or a capacity below one
     """
 
     def __init__(
@@ -83,24 +82,24 @@ class AuxBuffer:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all rollouts."""
         # One element for each rollout
         self.observations: list[Observations] = []  # (n_envs, n_steps, *observation shape)
-        self.observations_on_device: list[PyTorchObs] | None = None  # the same, once they are there
+        self.observations_on_device: list[PyTorchObs] | None = None  # the same on the device, during a phase
         self.context: list[dict[str, np.ndarray]] = []  # (n_envs, n_steps or 1, ...)
         self.value_targets: list[np.ndarray] = []  # (n_envs, n_steps)
         self.recorded: th.Tensor | None = None  # (n_sequences, sequence length, P)
         self.n_new = 0  # rollouts since the last auxiliary phase
 
     def end_phase(self) -> None:
-        """End an auxiliary phase, even one that has failed: the next one waits for new rollouts."""
+        """End an auxiliary phase, even one that has failed, so that the next one waits for new rollouts."""
         if self.capacity is None:
             self.reset()
         self.observations_on_device = self.recorded = None
         self.n_new = 0
 
     def emptied(self) -> "AuxBuffer":
-        """Return another buffer for the same device and storage, with nothing in it."""
+        """Return an empty buffer for the same device and storage."""
         other = copy.copy(self)
         other.reset()
         return other
@@ -130,9 +129,9 @@ class AuxBuffer:
         """
         Keep a rollout.
 
-        :param rollout_buffer: after the policy phase; its samples are brought in order, environment by environment
-        :param context: what the policy needs in addition to the observations, by name, (n_envs, n_steps, ...), or
-            (n_envs, 1, ...) for what a sequence has once
+        :param rollout_buffer: full buffer, after the policy phase; its samples are ordered by environment
+        :param context: inputs of the policy in addition to the observations, by name, (n_envs, n_steps, ...), or
+            (n_envs, 1, ...) for data that a sequence has once
         """
         order_by_environment(rollout_buffer)
         is_kept_by_reference = has_new_arrays(rollout_buffer)
@@ -151,11 +150,11 @@ class AuxBuffer:
 
     def keep(self, observations: Observations, context: dict[str, np.ndarray], value_targets: np.ndarray) -> None:
         """
-        Keep a rollout in arrays that nobody will change.
+        Keep the arrays of a rollout, which must not change later.
 
         :param observations: ``(n_envs, n_steps, *observation shape)``
-        :param context: what the policy needs in addition, by name, (n_envs, n_steps or 1, ...)
-        :param value_targets: (n_envs, n_steps)
+        :param context: further inputs of the policy by name, (n_envs, n_steps or 1, ...)
+        :param value_targets: V_targ, (n_envs, n_steps)
         """
         self.observations.append(map_arrays(self._stored, observations))
         self.context.append(map_arrays(self._stored, context))
@@ -174,7 +173,7 @@ class AuxBuffer:
             return np.asarray(np.memmap(file, array.dtype, "r", shape=array.shape))
 
     def _new_file(self) -> IO[bytes]:
-        """Open a file without name. Its folder is created here, as a model may come from a machine that had another one."""
+        """Open a file without a name. Its folder is created here, because a model may come from another machine."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             return tempfile.TemporaryFile(dir=self.path)
@@ -185,7 +184,7 @@ class AuxBuffer:
             ) from error
 
     def available_bytes(self) -> int:
-        """Return the room for more observations, in bytes."""
+        """Return the number of bytes that are available for more observations."""
         if self.storage == "memory":
             return available_memory()
         self._new_file().close()
@@ -195,10 +194,10 @@ class AuxBuffer:
 
     def record(self, recorded_fn: Callable[[AuxiliaryBatch], th.Tensor], n_sequences: int) -> None:
         """
-        Evaluate the policy on everything that is kept. Call it right before the auxiliary epochs.
+        Evaluate the policy on all stored samples. Call it right before the auxiliary epochs.
 
-        :param recorded_fn: from a batch in which nothing is ``recorded`` to what is recorded of it, (B, P)
-        :param n_sequences: how many sequences at a time
+        :param recorded_fn: maps a batch with an empty ``recorded`` to the data to record, (B, P)
+        :param n_sequences: largest number of sequences in a batch
         """
         if self.device.type == "cuda":
             free, _ = th.cuda.mem_get_info(self.device)
@@ -209,31 +208,31 @@ class AuxBuffer:
         for ids, batch in self.batches(np.arange(self.n_sequences), n_sequences):
             chunk = recorded_fn(batch).unflatten(0, (len(ids), self.sequence_length))
             if recorded is None:
-                # At once: small arrays that stay, among large ones that come and go, would leave holes in memory
+                # One array for all: small arrays that stay between large ones that are freed would fragment the memory
                 recorded = chunk.new_empty(self.n_sequences, self.sequence_length, chunk.shape[-1])
             recorded[ids[0] : ids[-1] + 1] = chunk
         self.recorded = recorded
 
     def minibatches(self, n_sequences: int) -> Iterator[AuxiliaryBatch]:
         """
-        Draw one epoch: whole sequences, shuffled over environments and rollouts (by NumPy's global generator, as SB3 does),
-        each exactly once.
+        Draw one epoch: each sequence exactly once, shuffled over environments and rollouts (by NumPy's global generator, as in
+        SB3).
 
-        :param n_sequences: the most per minibatch; they are spread evenly
+        :param n_sequences: largest number of sequences in a minibatch; they are spread evenly over the minibatches
         """
         assert self.recorded is not None, "record() comes first"
         for _, batch in self.batches(np.random.permutation(self.n_sequences), n_sequences):
             yield batch
 
     def evenly_spread(self, n_sequences: int) -> np.ndarray:
-        """Return the numbers of at most so many sequences, spread over all that are kept."""
+        """Return the numbers of at most ``n_sequences`` sequences, spread evenly over all."""
         return np.linspace(0, self.n_sequences - 1, min(self.n_sequences, n_sequences)).astype(int)
 
     def batches(self, order: np.ndarray, n_sequences: int) -> Iterator[tuple[np.ndarray, AuxiliaryBatch]]:
         """
         :param order: numbers of sequences, at least one
-        :param n_sequences: how many at a time at most; the batches differ by one sequence at most
-        :return: these sequences in this order, with their numbers; single samples in ascending order within each batch
+        :param n_sequences: largest number of sequences in a batch; the sizes of batches differ by at most one sequence
+        :return: numbers and samples of each batch, in this order; single samples are in ascending order within each batch
         """
         recorded = self.recorded
         if recorded is None:
@@ -246,7 +245,7 @@ class AuxBuffer:
             n_at_once = max(1, GATHERED_BYTES * len(parts) // sum(map(n_bytes, self.observations)))
         chunks = [parts[start : start + n_at_once] for start in range(0, len(parts), n_at_once)]
         ids_of_chunks = [np.concatenate(chunk) for chunk in chunks]
-        # One transfer for all: one for each chunk would wait for the minibatches before it
+        # One transfer for all chunks: the transfer of a chunk would wait for the training on earlier minibatches
         on_device = th.as_tensor(np.concatenate(ids_of_chunks), device=self.device).split([*map(len, ids_of_chunks)])
         for chunk, ids, ids_on_device in zip(chunks, ids_of_chunks, on_device, strict=True):
             batch = AuxiliaryBatch(
@@ -259,14 +258,14 @@ class AuxBuffer:
             yield from zip(chunk, split_arrays(batch, sizes), strict=True)
 
     def _gather(self, rollouts: list[Any], ids: np.ndarray) -> Any:
-        """One copy of some sequences, (len(ids) * sequence length, ...), of arrays (n_envs, n_steps or 1, ...)."""
+        """Copy sequences from arrays (n_envs, n_steps or 1, ...) to one tensor, (len(ids) * sequence length or 1, ...)."""
 
         def gather(*arrays: Any) -> th.Tensor:
             n_envs, n_steps = self.value_targets[0].shape
             if not self.single_samples:
                 places = zip(*(numbers.tolist() for numbers in np.divmod(ids, n_envs)), strict=True)
                 return self._on_device([arrays[rollout][env] for rollout, env in places])
-            # One indexed copy for each rollout, where an array has a row for each sample, or for each environment
+            # One indexed copy for each rollout; arrays have a row for each sample, or for each environment
             _, rows_per_env, *shape = arrays[0].shape
             numbers, rows = np.divmod(ids // (n_steps // rows_per_env), n_envs * rows_per_env)
             on_device = isinstance(arrays[0], th.Tensor)
@@ -280,7 +279,7 @@ class AuxBuffer:
         return map_arrays(gather, *rollouts)
 
     def _on_device(self, sequences: list[Any]) -> th.Tensor:
-        """Concatenate arrays or tensors."""
+        """Concatenate arrays or tensors to a tensor on the device."""
         if isinstance(sequences[0], th.Tensor):
             return th.cat(sequences)
         if self.device.type != "cuda":
@@ -289,7 +288,7 @@ class AuxBuffer:
         pinned = th.empty(sum(map(len, sequences)), *sequences[0].shape[1:], dtype=dtype, pin_memory=True)
         np.concatenate(sequences, out=pinned.numpy())
         copying, training = _copy_stream(self.device), th.cuda.current_stream(self.device)
-        with th.cuda.stream(copying):  # so that the copy need not wait for the training that is queued
+        with th.cuda.stream(copying):  # so that the copy does not wait for queued training
             on_device = pinned.to(self.device, non_blocking=True)
         training.wait_stream(copying)
         on_device.record_stream(training)

@@ -1,4 +1,4 @@
-"""Checks of arguments against the buffers that they are for: their classes, their sizes, and the room for them."""
+"""Checks of arguments that concern buffers: classes, sizes, and available memory."""
 
 from contextlib import suppress
 
@@ -28,7 +28,7 @@ def check_rollout_buffer_class(model: PhasicModel) -> None:
     for_dict = isinstance(model.observation_space, spaces.Dict)
     base = model.rollout_buffer_classes[for_dict]
     is_class = isinstance(cls, type) and issubclass(cls, base) and issubclass(cls, DictRolloutBuffer) == for_dict
-    wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is no DictRolloutBuffer")
+    wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is not a DictRolloutBuffer")
     remedy = f"use a subclass of {wanted} for these observations, or None"
     require(model, cls is None or is_class, "rollout_buffer_class", remedy)
 
@@ -36,7 +36,7 @@ def check_rollout_buffer_class(model: PhasicModel) -> None:
 def check_vector_rewards(model: PhasicModel) -> None:
     """
     :param model: with its arguments
-    :raises ArgumentError: if arguments for vector rewards do not fit together, or to the environments
+    :raises ArgumentError: if arguments for vector rewards do not fit each other or the environments
     """
     weights, space = model.reward_weights, model.observation_space
     entry = space.spaces.get("weights") if isinstance(space, spaces.Dict) else None
@@ -59,11 +59,11 @@ def check_vector_rewards(model: PhasicModel) -> None:
     require(model, buffer is None or buffer.reward_weights == weights, "reward_weights", remedy)
     for normalizer in normalizers(model.env):
         remedy = (
-            "VecNormalize would normalise the combined reward only: use VecNormalize(..., norm_reward=False), and "
-            "`rollout_buffer_class`=NormalizedRewardRolloutBuffer, which normalises each component"
+            "VecNormalize would normalize the combined reward only: use VecNormalize(..., norm_reward=False), and "
+            "`rollout_buffer_class`=NormalizedRewardRolloutBuffer, which normalizes each component"
         )
         require(model, not normalizer.norm_reward, "reward_weights", remedy)
-        remedy = "VecNormalize would normalise the weights: leave them out of its `norm_obs_keys`"
+        remedy = "VecNormalize would normalize the weights: leave them out of its `norm_obs_keys`"
         is_normalized = normalizer.norm_obs and "weights" in (normalizer.norm_obs_keys or [])
         require(model, weights != "observation" or not is_normalized, "reward_weights", remedy)
 
@@ -71,8 +71,8 @@ def check_vector_rewards(model: PhasicModel) -> None:
 def check_samples(model: PhasicModel) -> None:
     """
     :param model: with its rollout buffer
-    :raises ArgumentError: if a rollout buffer of a user's own does not keep arrays of numbers, or gives other samples than
-        named tuples that begin with observations
+    :raises ArgumentError: if a custom rollout buffer does not keep arrays of numbers, or its samples are not named tuples that
+        begin with observations
     """
     buffer = model.rollout_buffer
     arrays = buffer.observations.values() if isinstance(buffer.observations, dict) else [buffer.observations]
@@ -81,21 +81,20 @@ def check_samples(model: PhasicModel) -> None:
     require(model, is_numeric, "rollout_buffer_class", remedy)
     if not has_usual_samples(buffer):
         fields: tuple[str, ...] = ("observations",)
-        with generators_kept(), suppress(Exception):  # zeros may be no rollout for it
+        with generators_kept(), suppress(Exception):  # the class may not accept a rollout of zeros
             fields = getattr(next(iter(full_like(buffer).get(model.batch_size))), "_fields", ("",))
-        remedy = "its minibatches are no named tuples that begin with `observations`, as SB3's are; let `get` give such"
+        remedy = "`get` has to yield named tuples that begin with `observations`, as SB3's does; use a class that does"
         require(model, fields[0] == "observations", "rollout_buffer_class", remedy)
 
 
 def check_replay(model: PhasicModel) -> None:
     """
     :param model: complete
-    :raises ArgumentError: if epochs cannot draw from the rollouts that they are to draw from, or not with recomputed
-        advantages
+    :raises ArgumentError: if epochs cannot use the rollouts of ``replay_kwargs``, or cannot recompute their advantages
     """
     replay, buffer = model.replay, model.rollout_buffer
     remedy = (
-        f"{type(buffer).__name__} has a way of its own to compute advantages, or to give minibatches, and does not say "
+        f"{type(buffer).__name__} has its own way to compute advantages, or to draw minibatches, and does not set "
         "`recomputable = True`, see docs/extending.md; use "
     )
     is_possible = is_recomputable(buffer)
@@ -111,12 +110,12 @@ def check_replay(model: PhasicModel) -> None:
     remedy = "without `n_value_epochs` there are no epochs on values alone; leave out `value_rollouts` and `value_uses`"
     require(model, has_value_epochs, "replay_kwargs", remedy)
     n_rollouts = max(replay.n_rollouts.values())
-    remedy = f"minibatches have equally many samples of each of the last {n_rollouts} rollouts; use at least that"
+    remedy = f"a minibatch has as many samples of each of the last {n_rollouts} rollouts; use at least {n_rollouts}"
     require(model, model.batch_size >= n_rollouts, "batch_size", remedy)
 
 
 def warn_of_missing_rollouts(model: PhasicModel) -> None:
-    """Warn if a model comes from a file without the rollouts that it had."""
+    """Warn if a model was loaded without the rollouts that it had."""
     stored, replayed, kept = model._n_stored_rollouts, model._n_replayed_rollouts, model.aux_buffer.capacity
     if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
         whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
@@ -124,7 +123,7 @@ def warn_of_missing_rollouts(model: PhasicModel) -> None:
         warn(message)
     if replayed > model.replay.n_stored:
         message = f"This model was saved without the {replayed} rollouts that its policy phase would have learned from again"
-        warn(f"{message}: it continues with new ones")
+        warn(f"{message}: it continues with new rollouts")
 
 
 def warn_of_stale_data(model: PhasicModel) -> None:
@@ -134,14 +133,14 @@ def warn_of_stale_data(model: PhasicModel) -> None:
         warn(
             f"`replay_kwargs`={model.replay_kwargs!r} lets the policy learn from data of older policies, for which "
             f"`objective`={argument_value(model, 'objective')!r} does not correct: its clip range would hold the policy near "
-            "those. Use `objective`='decoupled' or 'ewma'"
+            "the older ones. Use `objective`='decoupled' or 'ewma'"
         )
 
 
 def check_room(model: PhasicModel, n_rollouts: int) -> None:
     """
     :param model: before a rollout
-    :param n_rollouts: how many more the auxiliary buffer has to hold
+    :param n_rollouts: number of further rollouts that the auxiliary buffer has to hold
     :raises ArgumentError: if the memory, or the disk, cannot hold their observations
     """
     if model.n_aux_epochs == 0:
@@ -162,7 +161,7 @@ def check_room(model: PhasicModel, n_rollouts: int) -> None:
 def check_room_for_replay(model: PhasicModel) -> None:
     """
     :param model: before a rollout
-    :raises ArgumentError: if the memory cannot hold the observations of the rollouts that are used again
+    :raises ArgumentError: if the memory cannot hold the observations of the replayed rollouts
     """
     capacity, available = model.replay.capacity, available_memory()
     needed = (capacity - len(model.replay.rollouts)) * n_bytes(model.rollout_buffer.observations) * n_local_processes()
@@ -174,10 +173,9 @@ def check_room_for_replay(model: PhasicModel) -> None:
 
 def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
     """
-    :param model: with its objective
-    :param aux_batch_size: of its auxiliary phase, in samples
-    :return: whether its auxiliary minibatches are made of single samples instead of whole sequences, because nothing needs a
-        sequence as a whole
+    :param model: model with its objective
+    :param aux_batch_size: minibatch size of its auxiliary phase, in samples
+    :return: whether its auxiliary minibatches consist of single samples instead of whole sequences
     """
     if model.has_memory or model.objective.needs_whole_sequences:
         return False
@@ -186,16 +184,16 @@ def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
 
 def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
     """
-    :param model: with its buffers
-    :param n_envs: of its training
-    :raises ArgumentError: if minibatches of the auxiliary phase cannot have the size that was asked for
+    :param model: model with its buffers
+    :param n_envs: number of environments in training
+    :raises ArgumentError: if the auxiliary phase cannot have minibatches of ``aux_batch_size``
     """
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
     stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
     less = ", or less, for minibatches of single samples" if has_single_samples(model, 1) else ""
     is_possible = has_single_samples(model, model.aux_batch_size) or model.aux_batch_size % model.n_steps == 0
-    remedy = f"auxiliary minibatches are made of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it"
+    remedy = f"auxiliary minibatches consist of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it"
     require(model, is_possible, "aux_batch_size", f"{remedy}{less}")
     remedy = f"a phase stores only n_steps * n_envs * n_policy_iterations = {stored} samples; use at most that, or None"
     require(model, model.aux_batch_size <= stored, "aux_batch_size", remedy)

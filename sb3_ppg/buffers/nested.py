@@ -9,7 +9,7 @@ import torch as th
 def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
     """
     :param function: of as many arrays as there are trees
-    :param trees: arrays or tensors, or dictionaries and tuples of such, nested as deep as one likes, of the same structure
+    :param trees: arrays or tensors, or dictionaries and tuples of such, nested to any depth, of the same structure
     :return: the function's values, in the same structure
     """
     first = trees[0]
@@ -31,9 +31,9 @@ def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
     Split tensors of the same samples into consecutive parts, which share their memory.
 
     :param tree: tensors, nested like the arguments of ``map_arrays``, of shape (number of samples, ...), or (number of
-        sequences, ...), where all sequences are as long. What is no tensor, or has no dimension, belongs to every part
-    :param sizes: number of samples in each part: whole sequences
-    :return: the parts, in the structure of the whole
+        sequences, ...) for sequences of equal length. Every part gets scalars and values that are not tensors unchanged
+    :param sizes: number of samples in each part, a multiple of the sequence length
+    :return: the parts, each with the structure of ``tree``
     """
     if isinstance(tree, dict) and tree:
         return [dict(zip(tree, some, strict=True)) for some in zip(*_split_all(tree.values(), sizes), strict=True)]
@@ -44,7 +44,7 @@ def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
 
 
 def has_samples(value: Any) -> bool:
-    """Return whether a value is a tensor with a dimension, the first of which is that of the samples."""
+    """Return whether a value is a tensor with at least one dimension; the first one is that of the samples."""
     return isinstance(value, th.Tensor) and value.dim() > 0
 
 

@@ -1,4 +1,4 @@
-"""Rollouts that the epochs of the policy phase use again."""
+"""Replay of rollouts in the policy phase."""
 
 import copy
 import math
@@ -18,18 +18,18 @@ from sb3_ppg.buffers.rollouts import RolloutEnd, minibatches, order_by_environme
 
 Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
 KINDS: tuple[Kind, ...] = ("policy", "value")
-COMPUTED = ("advantages", "returns")  # arrays that are computed again before an older rollout is used
+COMPUTED = ("advantages", "returns")  # arrays that are recomputed before an older rollout is used
 
 
 @dataclass(eq=False)
 class Rollout:
     """
-    A rollout, and what belongs to it.
+    A rollout with its data.
 
-    :param buffer: full
-    :param end: what follows it; None where rollouts came from elsewhere
-    :param extras: what the objective's losses need of each sample in addition, see ``Objective.extras``
-    :param uses: how many epochs have gone through it, of each kind
+    :param buffer: full buffer
+    :param end: state after the rollout; None if ``collect_rollouts`` of a subclass has not stored it
+    :param extras: further data of each sample for the objective's losses, see ``Objective.extras``
+    :param uses: number of epochs of each kind that have used the rollout
     """
 
     buffer: RolloutBuffer
@@ -39,8 +39,8 @@ class Rollout:
 
     def arrays(self) -> dict[str, Any]:
         """
-        Return by name all arrays that cannot be computed from others, and those of what follows under "rollout_end". An
-        element may be a dictionary of arrays.
+        Return all arrays that cannot be recomputed, by name, and those of ``end`` under "rollout_end". Observations may be a
+        dictionary of arrays.
         """
         buffer = vars(self.buffer).items()
         arrays = {name: value for name, value in buffer if isinstance(value, np.ndarray) or name == "observations"}
@@ -51,7 +51,7 @@ class Rollout:
         }
 
     def with_arrays(self, arrays: dict[str, Any], uses: dict[Kind, int]) -> "Rollout":
-        """Return another rollout, by its ``arrays`` and its ``uses``."""
+        """Return a rollout like this one with other ``arrays`` and ``uses``."""
         buffer, arrays = copy.copy(self.buffer), dict(arrays)
         end = RolloutEnd(**arrays.pop("rollout_end"))
         vars(buffer).update(arrays)
@@ -60,18 +60,18 @@ class Rollout:
 
 class RolloutReplay:
     """
-    The latest rollouts, in the order in which they were collected. An epoch goes through all samples of those that are due:
-    the last ``n`` of its kind, without those that the maximum number of its kind's epochs has used already.
+    The latest rollouts, in the order in which they were collected. An epoch uses all samples of those that are due: the last
+    ``n`` rollouts for its kind of epoch, except those that have reached the maximum number of uses.
 
-    Arrays are kept by reference, as in ``AuxBuffer``: observations that wait for the auxiliary phase are there once. Value
-    losses that are clipped are clipped against the values at collection.
+    Arrays are kept by reference, as in ``AuxBuffer``, so that observations that the auxiliary phase needs as well exist once.
+    Clipped value losses are clipped around the values at collection.
 
-    :param policy_rollouts: how many of the latest rollouts the policy's epochs (or joint ones) draw from
-    :param value_rollouts: how many of the latest rollouts epochs on the value function alone draw from. None: as the policy's
-    :param policy_uses: the largest number of the policy's epochs that use a rollout. None: there is no limit
-    :param value_uses: the largest number of epochs on the value function alone that use a rollout. None: there is no limit
-    :param staleness: the number of newer rollouts that there have to be before a rollout is used: data as late as in the
-        experiments of https://arxiv.org/abs/2110.00641, or as from actors that are far away
+    :param policy_rollouts: number of the latest rollouts that the policy's epochs (or joint ones) use
+    :param value_rollouts: number of the latest rollouts that epochs on the value function alone use. None: the same number
+    :param policy_uses: maximum number of the policy's epochs (or joint ones) that use a rollout. None: no limit
+    :param value_uses: maximum number of epochs on the value function alone that use a rollout. None: no limit
+    :param staleness: number of newer rollouts before a rollout is used, as in the experiments of
+        https://arxiv.org/abs/2110.00641, or as with distant actors
     :raises ArgumentError: for numbers that cannot work
     """
 
@@ -97,17 +97,17 @@ class RolloutReplay:
 
     @property
     def n_stored(self) -> int:
-        """The number of rollouts that a resumed training needs: none, if each is used in its own update only."""
+        """The number of rollouts that a resumed training needs: none, if each is used only in its own update."""
         return len(self.rollouts) if self.capacity > 1 else 0
 
     def add(self, rollout_buffer: RolloutBuffer, end: RolloutEnd | None) -> None:
-        """Add a full rollout, and what follows it."""
+        """Add a full rollout, and the state after it."""
         if self.capacity > 1:
             order_by_environment(rollout_buffer)
         self.rollouts = [*self.rollouts, Rollout(rollout_buffer, end)][-self.capacity :]
 
     def keep_latest(self) -> None:
-        """Give the latest rollout a buffer object of its own, because the next one is about to be collected with this one."""
+        """Give the latest rollout its own buffer object, because the next rollout is collected in the current one."""
         if self.capacity > 1:
             self.rollouts[-1].buffer = independent_copy(self.rollouts[-1].buffer)
 
@@ -116,7 +116,7 @@ class RolloutReplay:
         self.rollouts = [rollout for rollout in self.rollouts if rollout.buffer is not rollout_buffer]
 
     def due(self, kind: Kind) -> list[Rollout]:
-        """Return the rollouts that an epoch of this kind goes through; none while all are used up, or too new."""
+        """Return the rollouts that an epoch of this kind uses; none if all are used up, or too new."""
         end = len(self.rollouts) - self.staleness
         latest = self.rollouts[max(0, end - self.n_rollouts[kind]) : max(0, end)]
         limit = self.max_uses[kind]
@@ -129,9 +129,11 @@ class RolloutReplay:
 
     def epoch(self, kind: Kind, batch_size: int) -> Iterator[Any]:
         """
-        :param kind: of the epoch; it counts as a use of those that are ``due``, at least one
+        Draw one epoch from the rollouts that are ``due``, at least one, and count it as a use of each.
+
+        :param kind: kind of the epoch
         :param batch_size: in samples
-        :return: their minibatches, see ``mixed_minibatches``
+        :return: minibatches, see ``mixed_minibatches``
         """
         due = self.due(kind)
         for rollout in due:
@@ -140,12 +142,12 @@ class RolloutReplay:
 
 
 def independent_copy(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
-    """Return a copy whose arrays stay as they are when the original collects another rollout."""
+    """Return a copy whose arrays stay unchanged when the original collects another rollout."""
     return copy.copy(rollout_buffer) if has_new_arrays(rollout_buffer) else copy.deepcopy(rollout_buffer)
 
 
 def full_like(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
-    """Return another rollout buffer of the same kind, full of zeros, its samples ordered by environment."""
+    """Return a rollout buffer of the same kind, full of zeros, with its samples ordered by environment."""
     other = independent_copy(rollout_buffer)
     other.reset()
     other.full, other.pos = True, other.buffer_size
@@ -155,10 +157,11 @@ def full_like(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
 
 def mixed_minibatches(rollouts: Sequence[Rollout], batch_size: int) -> Iterator[Any]:
     """
-    Draw one epoch: all samples of some rollouts, shuffled, in minibatches that have equally many of each.
+    Draw one epoch: all samples of the rollouts, shuffled, in minibatches with equally many samples of each rollout.
 
-    :param rollouts: of one size
-    :param batch_size: about so many samples, not less than there are rollouts: parts of equal size, rounded up
+    :param rollouts: rollouts of the same size
+    :param batch_size: approximate number of samples in a minibatch, at least one for each rollout; it is rounded up to parts
+        of equal size
     :return: see ``minibatches``
     """
     n_samples = rollouts[0].buffer.buffer_size * rollouts[0].buffer.n_envs

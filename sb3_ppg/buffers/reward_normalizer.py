@@ -15,14 +15,14 @@ class RewardNormalizer:
     """
     Divides rewards by the running standard deviation of the discounted return R_t = r_t + γ (1 - episode_start_t) R_{t-1}.
 
-    It differs from SB3's ``VecNormalize(norm_obs=False, clip_reward=10)`` in one point: the statistics are updated once per
+    The only difference from SB3's ``VecNormalize(norm_obs=False, clip_reward=10)``: the statistics are updated once per
     rollout, before they are used on it, not at each step. R continues from one rollout to the next. Several processes share
-    their statistics. One object serves one model.
+    their statistics. Use one object per model.
 
     Source: the ``RewardNormalizer`` of openai/phasic-policy-gradient. Its γ is .99 while training uses .999.
 
     :param gamma: γ of the return
-    :param clip: normalised rewards are kept within [-clip, clip]
+    :param clip: normalized rewards are kept within [-clip, clip]
     :param epsilon: added to the variance
     :raises ArgumentError: for numbers that cannot work
     """
@@ -40,12 +40,12 @@ class RewardNormalizer:
 
     def normalize(self, rewards: np.ndarray, episode_starts: np.ndarray) -> np.ndarray:
         """
-        Update the statistics with a rollout, then normalise it.
+        Update the statistics with a rollout, then normalize it.
 
-        :param rewards: of the environments, (n_steps, n_envs), or (n_steps, n_envs, K) for vector rewards, whose components
-            have statistics of their own
+        :param rewards: rewards of the rollout, (n_steps, n_envs), or (n_steps, n_envs, K) for vector rewards, each component
+            of which has its own statistics
         :param episode_starts: whether the step begins an episode, (n_steps, n_envs)
-        :return: in the shape and type of ``rewards``
+        :return: normalized rewards, in the shape and type of ``rewards``
         :raises NonFiniteError: if a reward or its square is not finite; the statistics are then unchanged
         """
         if not np.isfinite(rewards).all():
@@ -61,7 +61,7 @@ class RewardNormalizer:
         of_components = [moments(column) for column in returns.reshape(n_steps * n_envs, -1).T]
         mean, std = (np.reshape(one, components) for one in zip(*of_components, strict=True))
         if not np.isfinite(std).all():
-            raise NonFiniteError(f"Rewards of up to {np.abs(rewards).max()} are too large to be normalised")
+            raise NonFiniteError(f"Rewards of up to {np.abs(rewards).max()} are too large to be normalized")
         self.last_returns = previous.copy()
         self.return_rms.update_from_moments(mean, std**2, n_steps * n_envs * n_processes())
         scale = np.sqrt(self.return_rms.var + self.epsilon)
@@ -70,7 +70,7 @@ class RewardNormalizer:
 
 class NormalizedRewardRolloutBuffer(RolloutBuffer):
     """
-    A rollout buffer that normalises a rollout's rewards before it computes advantages::
+    A rollout buffer that normalizes a rollout's rewards before it computes advantages::
 
         from sb3_ppg import PPG, NormalizedRewardRolloutBuffer, RewardNormalizer
 
@@ -85,10 +85,10 @@ class NormalizedRewardRolloutBuffer(RolloutBuffer):
     SequenceRolloutBuffer)`` (of ``sb3_ppg.buffers.sequences``) for ``RecurrentPPG``, with sb3-contrib's
     ``MaskableRolloutBuffer`` for ``MaskablePPG``.
 
-    The normalizer is saved with the model. The value of what would have followed a time limit, γ V, is in normalised units
-    already: ``PPG`` writes it to ``bootstrapped``, (n_steps, n_envs), and it is added to the normalised rewards.
+    The normalizer is saved with the model. γ V at a time limit is in normalized units already: ``PPG`` writes it to
+    ``bootstrapped``, (n_steps, n_envs), and it is added to the normalized rewards.
 
-    :param reward_normalizer: with the statistics
+    :param reward_normalizer: normalizer with its statistics
     """
 
     recomputable: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Functions on rollout buffers, SB3's and others: samples in a given order, arrays by environment or by step."""
+"""Functions on SB3's and custom rollout buffers: samples in a given order, arrays by environment or by step."""
 
 import copy
 from collections import namedtuple
@@ -17,7 +17,7 @@ from sb3_ppg.buffers.protocol import SB3_CLASSES, GivesSequences
 from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.optim.micro_batches import split
 
-# Small minibatches of a rollout are gathered together, up to this size: one indexed copy instead of many
+# Small minibatches are gathered together, by one indexed copy of up to this size
 GATHERED_BYTES = 2**22
 Observations = np.ndarray | dict[str, np.ndarray]
 
@@ -29,7 +29,7 @@ class RolloutEnd(NamedTuple):
     :param observations: (n_envs, ...), or a dictionary of such arrays
     :param values: V of them when the rollout was collected, (n_envs,); for vector rewards (n_envs, K)
     :param dones: whether they begin an episode, (n_envs,)
-    :param memory: what the policy remembers, see ``PPG.memory``
+    :param memory: memory of the policy, see ``PPG.memory``
     """
 
     observations: Observations
@@ -45,14 +45,14 @@ def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str
     """
     Draw the minibatches of one epoch: all samples, shuffled.
 
-    :param rollout_buffer: full
+    :param rollout_buffer: full buffer
     :param batch_size: in samples
     :param extras: further arrays by name, (n_envs * n_steps, ...), environment by environment
-    :return: the buffer's minibatches; if there are extras, with the further field ``extras``
+    :return: the buffer's minibatches; with extras, these have the additional field ``extras``
     """
     cls, at_once = type(rollout_buffer), batch_size
     if any(cls.get is theirs.get and cls._get_samples is theirs._get_samples for theirs in SB3_CLASSES):
-        # Plain selections of samples, so that parts of a minibatch are smaller minibatches
+        # Minibatches are plain selections of samples, so several of them can be split from a larger one
         n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
         minibatch_bytes = n_bytes(rollout_buffer.observations) * batch_size / n_samples
         at_once *= max(1, int(GATHERED_BYTES / minibatch_bytes))
@@ -74,10 +74,12 @@ def samples(
     rollout_buffer: RolloutBuffer, batch_size: int, order: Callable[[int], np.ndarray]
 ) -> Iterator[tuple[np.ndarray, Any]]:
     """
-    :param rollout_buffer: full
-    :param batch_size: the most samples at a time
+    Read all samples.
+
+    :param rollout_buffer: full buffer
+    :param batch_size: largest number of samples in a minibatch
     :param order: ``np.arange`` or ``np.random.permutation``
-    :return: the places of samples, environment by environment, and the samples
+    :return: for each minibatch, the indices of its samples (environment by environment), and the samples
     """
     if isinstance(rollout_buffer, GivesSequences):
         yield from rollout_buffer.samples(batch_size, order)
@@ -99,7 +101,7 @@ def has_steps(rollout_buffer: RolloutBuffer, name: str, value: Any) -> bool:
 
 
 def last_step(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
-    """Return a buffer that has only the last step of this one, which is full and in the order of collection."""
+    """Return a buffer with only the last step of this one, which is full and not yet ordered by environment."""
     last = copy.copy(rollout_buffer)
     for name, value in vars(rollout_buffer).items():
         if has_steps(rollout_buffer, name, value):
@@ -110,8 +112,8 @@ def last_step(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
 
 def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
     """
-    Bring all arrays of a full buffer from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's ``get`` does, if it is
-    not done yet.
+    Reorder all arrays of a full buffer from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's ``get`` does, unless
+    they are in this order already.
     """
     if rollout_buffer.generator_ready:
         return
@@ -123,8 +125,8 @@ def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
 
 def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
     """
-    :param rollout_buffer: that has the array
-    :param array: (n_steps, n_envs, ...), as collected, or (n_envs * n_steps, ...), as ``get`` has ordered it
+    :param rollout_buffer: buffer with the array
+    :param array: (n_steps, n_envs, ...), as collected, or (n_envs * n_steps, ...), as ``get`` orders it
     :return: (n_envs, n_steps, numbers of a sample)
     """
     n_steps, n_envs = rollout_buffer.buffer_size, rollout_buffer.n_envs
@@ -135,7 +137,7 @@ def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarr
 
 def by_step(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
     """
-    :param rollout_buffer: that has the array
+    :param rollout_buffer: buffer with the array
     :param array: one number for each sample, (n_steps, n_envs), or environment by environment, (n_envs * n_steps, 1)
     :return: (n_steps, n_envs)
     """
@@ -149,9 +151,9 @@ def n_bytes(observations: Observations | PyTorchObs) -> int:
 
 def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
     """
-    :param rollout_buffer: of the environments that gave them
+    :param rollout_buffer: buffer for these environments
     :param observations: (n_envs, ...), or any mapping of such arrays
-    :return: copies, in the shapes and types in which the buffer has observations
+    :return: copies with the shapes and types of the buffer's observations
     """
 
     def stored(array: Any, like: np.ndarray) -> np.ndarray:
@@ -173,11 +175,11 @@ def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
 
 def store_floats(rollout_buffer: RolloutBuffer, env: VecEnv | None) -> None:
     """
-    Let a rollout buffer keep floats where SB3's would cut them off: samples of actions in a Box of integers, and observations
-    of integers that ``VecNormalize`` normalizes.
+    Make a rollout buffer keep floats where SB3's would truncate them to integers: sampled actions in a Box of integers, and
+    integer observations that ``VecNormalize`` normalizes.
 
-    :param rollout_buffer: empty
-    :param env: environments that it is for, with any wrappers
+    :param rollout_buffer: empty buffer
+    :param env: environments, with any wrappers
     """
     spaces_before = rollout_buffer.observation_space, rollout_buffer.action_space
     rollout_buffer.action_space = in_floats(rollout_buffer.action_space)
@@ -189,7 +191,7 @@ def store_floats(rollout_buffer: RolloutBuffer, env: VecEnv | None) -> None:
 
 
 def in_floats(space: Any, keys: Sequence[str] | None = None) -> Any:
-    """Return the same space with floats in place of a Box's integers; of a dictionary, under these keys, or under all."""
+    """Return a space with float Boxes in place of integer ones; of a Dict space, under these keys, or under all."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: in_floats(part) if key in (keys or space) else part for key, part in space.items()})
     if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):

@@ -1,4 +1,4 @@
-"""Rollouts in whole sequences, for LSTMs."""
+"""Rollout buffers that return whole sequences, for LSTMs."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from sb3_ppg.policies.lstm import pack_states
 
 
 class SequenceSamples(NamedTuple):
-    """Samples as in SB3, sequence after sequence of equal length, B = n_sequences * length, and what LSTMs need."""
+    """Samples as in SB3, in sequences of equal length, B = n_sequences * length, with the inputs of LSTMs."""
 
     observations: PyTorchObs
     actions: th.Tensor
@@ -29,15 +29,15 @@ class SequenceSamples(NamedTuple):
 
 def longest_equal_part(whole: int, limit: int) -> int:
     """
-    Return the largest divisor of the whole within the limit: the longest sequence, of equal parts of a rollout, for which a
-    minibatch has room.
+    Return the largest divisor of ``whole`` that is at most ``limit``: the length of the longest equal parts of a rollout that
+    fit into a minibatch.
     """
     pairs = ((part, whole // part) for part in range(1, math.isqrt(whole) + 1) if whole % part == 0)
     return max(part for pair in pairs for part in pair if part <= limit)
 
 
 class SequenceRolloutBuffer(RolloutBuffer):
-    """A rollout buffer that keeps the LSTMs' states of each step and gives whole sequences, see ``longest_equal_part``."""
+    """A rollout buffer that stores the LSTMs' states of each step and returns sequences, see ``longest_equal_part``."""
 
     recomputable: ClassVar[bool] = True
     new_arrays: ClassVar[bool] = True
@@ -48,12 +48,12 @@ class SequenceRolloutBuffer(RolloutBuffer):
         self.lstm_states = np.zeros((self.buffer_size, self.n_envs, *self.states_shape), dtype=np.float32)
 
     def add(self, *args: Any, lstm_states: RNNStates, **kwargs: Any) -> None:  # type: ignore[override]
-        """Add a step, with the states before it."""
+        """Add a step, with the LSTMs' states before it."""
         self.lstm_states[self.pos] = pack_states(lstm_states).cpu().numpy()
         super().add(*args, **kwargs)
 
     def get(self, batch_size: int | None = None) -> Iterator[SequenceSamples]:  # type: ignore[override]
-        """Return minibatches of shuffled sequences, of at most ``batch_size`` samples each; without it, everything."""
+        """Return minibatches of shuffled sequences, of at most ``batch_size`` samples each; None: one with all samples."""
         return (some for _, some in self.samples(batch_size or self.buffer_size * self.n_envs, np.random.permutation))
 
     def samples(self, batch_size: int, order: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, SequenceSamples]]:

@@ -7,25 +7,25 @@ from pathlib import Path
 import psutil
 
 CGROUP_ROOT, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# A group's limit, its use, and the line of `memory.stat` with the part of it that Linux can take back, in both versions
+# Files with a control group's limit and usage, and the line of `memory.stat` with the part that Linux can reclaim
 VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def total_memory() -> int:
-    """Return the most memory that this process may have, in bytes."""
+    """Return the largest memory that this process may use, in bytes."""
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _cgroups())])
 
 
 def available_memory() -> int:
-    """Return the memory that is left on this machine and in this process's control groups, in bytes."""
+    """Return the memory that is available on this machine within this process's control groups, in bytes."""
     return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _cgroups())]))
 
 
 def _cgroups() -> Iterator[tuple[int, int]]:
     """
-    List limit and use of the control groups of this process: its own and those around it, up to the mount's, which is all
-    that a container may see. Files that Linux keeps in memory as long as there is room do not count as use.
+    Iterate over limit and usage of this process's control group and of those around it, up to the mount point, which may be
+    the only one that a container sees. File caches that Linux can reclaim do not count as usage.
 
     Source: ``man 7 cgroups``. A line of ``/proc/self/cgroup`` is "number:controllers:path"; version 2 names no controllers.
     """

@@ -1,4 +1,4 @@
-"""Rollouts with vector rewards: values and rewards of each component, and advantages that weights combine."""
+"""Rollouts with vector rewards: rewards and values of each component, and the weighted sum of their advantages."""
 
 from typing import Any, ClassVar
 
@@ -19,8 +19,8 @@ TARGETS, OLD_VALUES = "component_targets", "component_values"
 
 class VectorRewardBuffer(RolloutBuffer):
     """
-    A mixin for any class of rollout buffers, see ``with_vector_rewards``: rewards, values and value targets of each component.
-    ``values``, ``returns`` and ``advantages`` are their weighted sums, ``rewards`` are what the environments give.
+    A mixin for any class of rollout buffers, see ``with_vector_rewards``, with rewards, values and value targets of each
+    component. ``values``, ``returns`` and ``advantages`` are weighted sums; ``rewards`` are those of the environments.
 
     :param n_components: K
     :param reward_weights: a weight for each component, or "observation", see ``PPG``
@@ -29,11 +29,11 @@ class VectorRewardBuffer(RolloutBuffer):
     recomputable: ClassVar[bool] = True
     new_arrays: ClassVar[bool] = True
     # (n_steps, n_envs, K) each, or environment by environment
-    vector_rewards: np.ndarray  # with what was bootstrapped, once the rollout is complete
+    vector_rewards: np.ndarray  # including ``bootstrapped`` once the rollout is complete
     vector_values: np.ndarray
     vector_returns: np.ndarray
     weights: np.ndarray
-    bootstrapped: np.ndarray  # γ V of what followed a time limit, see ``SeparatesBootstrap``
+    bootstrapped: np.ndarray  # γ V at time limits, see ``SeparatesBootstrap``
 
     def __init__(self, *args: Any, n_components: int, reward_weights: Any, **kwargs: Any):
         self.n_components = n_components
@@ -80,8 +80,8 @@ class VectorRewardBuffer(RolloutBuffer):
         Compute the advantages and value targets of each component, and combine them.
 
         :param values: V(s) of each component, as collected or environment by environment
-        :param last_values: V of what follows, (n_envs, K)
-        :param dones: whether that begins an episode, (n_envs,)
+        :param last_values: V of the observations after the last step, (n_envs, K)
+        :param dones: whether these begin an episode, (n_envs,)
         :param gamma: γ, one number or one for each component
         :param gae_lambda: λ, one number or one for each component
         """
@@ -100,15 +100,15 @@ class VectorRewardBuffer(RolloutBuffer):
         ]
         advantages = np.stack(of_components, axis=-1)
         targets = advantages + values
-        self.vector_returns[:] = ordered(targets)  # in place: epochs that are going on have this array
+        self.vector_returns[:] = ordered(targets)  # in place, because the current epochs' minibatches read this array
         self.returns, self.advantages = (ordered((weights * array).sum(axis=-1)) for array in (targets, advantages))
 
 
 def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """
-    :param model: algorithm, before its parts are made
-    :return: class and keyword arguments of its rollout buffer, and keyword arguments of its policy: the model's own, or, if it
-        has ``reward_weights``, those for vector rewards
+    :param model: algorithm, before its buffer and policy are made
+    :return: class and keyword arguments of its rollout buffer, and keyword arguments of its policy, for vector rewards if the
+        model has ``reward_weights``
     """
     cls, n_components = model.rollout_buffer_class, model.n_reward_components
     if n_components is None:
@@ -131,10 +131,10 @@ def component_samples(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
 
 
 def component_context(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
-    """Return what the auxiliary phase keeps of the components by name, (n_envs, n_steps, K); nothing for scalar rewards."""
+    """Return the component data that the auxiliary phase keeps, by name, (n_envs, n_steps, K); none for scalar rewards."""
     if not isinstance(rollout_buffer, VectorRewardBuffer):
         return {}
-    # A copy, as `estimate` changes the array when an older rollout is used again
+    # A copy, because `estimate` overwrites the array when an older rollout is used again
     return {TARGETS: by_environment(rollout_buffer, rollout_buffer.vector_returns).copy()}
 
 

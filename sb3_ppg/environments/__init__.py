@@ -1,4 +1,4 @@
-"""Environments by EnvPool, which need the extra ``envpool`` or ``procgen``, and Gymnasium's vector environments."""
+"""EnvPool's environments, which need the extra ``envpool`` or ``procgen``, and Gymnasium's vector environments."""
 
 from sb3_ppg.environments.envpool_env import EnvPoolEnv
 from sb3_ppg.environments.envpool_vec_env import EnvPoolVecEnv

@@ -31,22 +31,22 @@ class EnvPoolVecEnv(VecEnv):
         env = EnvPoolVecEnv("CoinrunEasy-v0", num_envs=8, num_levels=200)
         model = PPG("CnnPolicy", env, n_policy_iterations=4)
 
-    An environment that has finished is reset in the same step, as SB3 expects (EnvPool itself resets it in the next one):
-    its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the
-    episode was cut off, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
-    EnvPool's own information on a step is in the infos of environments that have finished, or of all with ``all_infos``.
-    Floating point numbers of 64 bits are converted to 32.
+    An environment whose episode has ended is reset in the same step, as SB3 expects (EnvPool itself resets it in the next
+    step). Its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether
+    the episode was truncated, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
+    EnvPool's own information is in the infos of environments whose episode has ended, or, with ``all_infos``, of all.
+    float64 is converted to float32.
 
     :param env_id: EnvPool's name of the environment
     :param num_envs: the number of environments
-    :param seed: of all environments together; different seeds give different environments, and so do several processes with
+    :param seed: one seed for all environments; different seeds give different environments, and so do several processes with
         the same seed
-    :param treat_truncation_as_termination: whether episodes that were cut off count as ended, without bootstrapping, as in the
+    :param treat_truncation_as_termination: whether truncated episodes count as terminated, without bootstrapping, as in the
         authors' Procgen
     :param render_mode: "rgb_array" for videos, "human" to show the first environment in a window, where EnvPool supports it
-    :param all_infos: whether each step gives infos of all environments, which takes time
-    :param options: of EnvPool and of the environment, such as ``num_threads``, ``num_levels`` and ``start_level``
-    :raises ArgumentError: if there is no such environment, or it or its options cannot be used here
+    :param all_infos: whether each step returns the infos of all environments, which takes time
+    :param options: options of EnvPool and of the environment, such as ``num_threads``, ``num_levels`` and ``start_level``
+    :raises ArgumentError: if there is no such environment, or if it or its options cannot be used here
     :raises ImportError: if EnvPool is not installed
     """
 
@@ -72,7 +72,7 @@ class EnvPoolVecEnv(VecEnv):
         self._pool = self._make_pool(num_envs)
         self._episodes = Episodes(num_envs)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # Gymnasium warns about 64 bits
+            warnings.simplefilter("ignore", UserWarning)  # Gymnasium warns about float64
             self._pool_action_space = self._pool.action_space
             observation_space = _in_32_bits(self._pool.observation_space)
         super().__init__(num_envs, observation_space, _in_32_bits(self._pool_action_space))
@@ -85,8 +85,8 @@ class EnvPoolVecEnv(VecEnv):
             raise ArgumentError(f"EnvPool has no environment {self.env_id!r}{nearest(self.env_id, env_ids)}")
         if "Exploration" in self.env_id and self.options.get("num_levels", 0) != 0:
             raise ArgumentError(
-                f"`num_levels`={self.options['num_levels']} cannot work for {self.env_id}: exploration mode has one level "
-                "only, and EnvPool would end the whole process"
+                f"`num_levels`={self.options['num_levels']} cannot work for {self.env_id}: exploration mode has only "
+                "one level, and EnvPool would abort the process"
             )
         rendering = {} if self.render_mode is None else {"render_mode": self.render_mode}
         seed = int(np.random.SeedSequence(self._seed).generate_state(1)[0] % 2**31)  # environments get seed, seed + 1, ...
@@ -101,7 +101,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         """
-        Start all episodes.
+        Start a new episode in each environment.
 
         :return: observations, (num_envs, ...)
         """
@@ -123,7 +123,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         actions = np.asarray(self.waiting_actions)
-        if not self._was_reset or len(actions) != self.num_envs:  # EnvPool would end the whole process
+        if not self._was_reset or len(actions) != self.num_envs:  # EnvPool would abort the process
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: reset() first, then one for each")
         observations, rewards, terminated, truncated, pool_infos = self._pool.step(actions)
         observations, rewards = _cast(observations, self.observation_space), np.array(rewards, dtype=np.float32)
@@ -142,7 +142,7 @@ class EnvPoolVecEnv(VecEnv):
         return observations, rewards, dones, infos
 
     def _restart(self, finished: np.ndarray, observations: Any) -> None:
-        """Reset environments, which EnvPool does in their next step with any action, and replace their observations."""
+        """Reset environments, which EnvPool does in their next step whatever the action, and replace their observations."""
         actions = np.zeros((len(finished), *self._pool_action_space.shape), dtype=self._pool_action_space.dtype)
         first, *_, pool_infos = self._pool.step(actions, finished)
         first = _cast(first, self.observation_space)
@@ -181,10 +181,12 @@ class EnvPoolVecEnv(VecEnv):
 
 def import_envpool() -> Any:
     """
-    :return: the module, with Procgen if its libraries are installed
-    :raises ImportError: if it is not installed, with the command that installs it
+    Import EnvPool, with the libraries of Procgen if they are installed.
+
+    :return: the module
+    :raises ImportError: if EnvPool is not installed, with the command that installs it
     """
-    qt = importlib.util.find_spec("PyQt5")  # which Procgen needs on Python 3.11, installed without root by PyQt5-Qt5
+    qt = importlib.util.find_spec("PyQt5")  # Procgen needs Qt on Python 3.11; PyQt5-Qt5 installs it without root
     for folder in (qt and qt.submodule_search_locations) or []:
         for path in (Path(folder) / "Qt5" / "lib" / library for library in QT_LIBRARIES):
             if path.exists():
@@ -209,7 +211,7 @@ def _in_32_bits(space: spaces.Space) -> spaces.Space:
 
 
 def _cast(observations: Any, space: spaces.Space) -> Any:
-    """Copy observations, because EnvPool may use its arrays again."""
+    """Copy observations, because EnvPool may reuse its arrays."""
     if isinstance(space, spaces.Dict):
         return {name: _cast(observations[name], part) for name, part in space.items()}
     return np.array(observations, dtype=space.dtype)

@@ -1,4 +1,4 @@
-"""Ends of episodes in environments that are stepped together."""
+"""Episodes of vectorized environments: returns, lengths, and the infos at their ends."""
 
 import time
 from typing import Any
@@ -16,22 +16,22 @@ class Episodes:
         self._start = time.time()
 
     def start(self, index: Any = slice(None)) -> None:
-        """Begin the episode of one environment, or of all."""
+        """Start an episode in one environment, or in all."""
         self._returns[index] = self._lengths[index] = 0
 
     def add(self, rewards: np.ndarray) -> None:
-        """Add a step by its rewards, (num_envs,)."""
+        """Add a step with these rewards, (num_envs,)."""
         self._returns += rewards
         self._lengths += 1
 
     def end(self, index: int, last_observation: Any, was_cut_off: bool) -> dict[str, Any]:
         """
-        End an environment's episode, and begin the next.
+        End an environment's episode, and start the next.
 
-        :param index: of the environment
-        :param last_observation: of the episode
-        :param was_cut_off: whether the episode was cut off
-        :return: what SB3 expects in the environment's info
+        :param index: index of the environment
+        :param last_observation: last observation of the episode
+        :param was_cut_off: whether the episode was truncated
+        :return: entries that SB3 expects in the environment's info
         """
         episode_return, length = float(self._returns[index]), int(self._lengths[index])
         self.start(index)
@@ -43,15 +43,17 @@ class Episodes:
 
 
 def observation_at(observations: Any, index: int) -> Any:
-    """Return a copy of one environment's observation, from those of all, (num_envs, ...)."""
+    """Return a copy of one environment's observation from the observations of all, (num_envs, ...)."""
     return map_arrays(lambda array: array[index].copy(), observations)
 
 
 def replace(observations: Any, others: Any, places: Any) -> None:
     """
-    :param observations: of all environments, (num_envs, ...), to write into
-    :param others: observations of some environments
-    :param places: where those belong: their environments' indices, one index, or a mask of shape (num_envs,)
+    Overwrite the observations of some environments.
+
+    :param observations: observations of all environments, (num_envs, ...), changed in place
+    :param others: new observations of some environments
+    :param places: these environments: indices, one index, or a mask of shape (num_envs,)
     """
 
     def put(array: np.ndarray, other: np.ndarray) -> None:

@@ -21,23 +21,22 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the value
 
 class GymnasiumVecEnv(VecEnv):
     """
-    A vector environment of Gymnasium as a ``VecEnv``. PPG makes it from what ``gymnasium.make_vec`` returns; for evaluations
-    make it yourself::
+    A vector environment of Gymnasium as a ``VecEnv``. PPG wraps the result of ``gymnasium.make_vec`` in it; for evaluation,
+    do so yourself::
 
         eval_env = GymnasiumVecEnv(gymnasium.make_vec("Pendulum-v1", num_envs=4))
 
-    An environment that has finished is reset in the same step, as SB3 expects, with each ``autoreset_mode``: its last
+    With each ``autoreset_mode``, an environment whose episode has ended is reset in the same step, as SB3 expects. Its last
     observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether the episode was
-    cut off, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
+    truncated, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
 
-    A class of its own that resets in the next step (such as ``CartPoleVectorEnv``) cannot do this. The step in which it resets
-    is an episode of one step, with the last observation, reward 0, and the value of the same observation after it.
+    A custom class that resets in the next step (such as ``CartPoleVectorEnv``) cannot do this. Its step that resets becomes an
+    episode of one step, which starts and is truncated at the last observation, with a reward of 0.
 
-    Rewards that are vectors, (num_envs, K), as those of MO-Gymnasium's vector environments, are treated as in
-    ``VectorRewards``.
+    Vector rewards, (num_envs, K), as those of MO-Gymnasium's vector environments, are combined as in ``VectorRewards``.
 
-    :param env: the vector environment
-    :raises ArgumentError: if it does not say in which step it resets
+    :param env: vector environment
+    :raises ArgumentError: if its metadata does not say in which step it resets
     """
 
     def __init__(self, env: VectorEnv) -> None:
@@ -46,8 +45,8 @@ class GymnasiumVecEnv(VecEnv):
         self.mode = getattr(mode, "value", mode)
         if self.mode not in (NEXT_STEP, SAME_STEP, DISABLED):
             raise ArgumentError(
-                f"`env`={env} has metadata['autoreset_mode']={mode!r}: set it to one of gymnasium.vector.AutoresetMode, so "
-                "that the ends of episodes are found"
+                f"`env`={env} has metadata['autoreset_mode']={mode!r}: set it to one of gymnasium.vector.AutoresetMode, which "
+                "tells where episodes end"
             )
         self._is_of_single_ones = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._takes_masks = self.mode == DISABLED or self._is_of_single_ones
@@ -56,7 +55,7 @@ class GymnasiumVecEnv(VecEnv):
                 f"{type(env.unwrapped).__name__} resets in the step after an episode's end, which is lost for training: "
                 'gymnasium.make_vec(..., vectorization_mode="sync") loses none'
             )
-        self._last: dict[int, Any] = {}  # observations of episodes, by the environments that are resetting
+        self._last: dict[int, Any] = {}  # last observations, by environment, of episodes that ended in the previous step
         self._episodes = Episodes(env.num_envs)
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
@@ -64,18 +63,18 @@ class GymnasiumVecEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         """
-        Start all episodes.
+        Start a new episode in each environment.
 
         :return: observations, (num_envs, ...)
         """
-        options = self._options[0] or None  # SB3's are for each environment, Gymnasium's for all
+        options = self._options[0] or None  # SB3 has options for each environment, Gymnasium has one for all
         observations, infos = self.env.reset(seed=self._seeds[0], options=options)
         self.reset_infos = list(infos)
         self._reset_seeds()
         self._reset_options()
         self._last = {}
         self._episodes.start()
-        return map_arrays(np.array, observations)  # Gymnasium may use its arrays again
+        return map_arrays(np.array, observations)  # Gymnasium may reuse its arrays
 
     def step_async(self, actions: Any) -> None:
         if isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):  # Gymnasium takes the batch of each leaf
@@ -98,7 +97,7 @@ class GymnasiumVecEnv(VecEnv):
                 last, infos[index] = infos[index].pop("final_obs"), infos[index].pop("final_info", {})
             was_cut_off = bool(truncated[index] and not terminated[index])
             infos[index] |= self._episodes.end(index, last, was_cut_off)
-        for index, last in self._last.items():  # those that were reset in this step
+        for index, last in self._last.items():  # environments that were reset in this step
             self._episodes.start(index)
             self.reset_infos[index] = infos[index]
             infos[index] = {"terminal_observation": last, "TimeLimit.truncated": True}
@@ -128,7 +127,7 @@ class GymnasiumVecEnv(VecEnv):
         if self.reward_weights is None or len(self.reward_weights) != rewards.shape[1]:
             raise ArgumentError(
                 f"{self.env} gives vectors of {rewards.shape[1]} numbers as rewards: use PPG(..., reward_weights=[...]) with "
-                "a weight for each"
+                "one weight for each"
             )
         return rewards @ self.reward_weights
 
@@ -168,5 +167,5 @@ class GymnasiumVecEnv(VecEnv):
         return [None] * self.num_envs if results is None else list(results)
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
-        # Episodes are recorded here, and `evaluate_policy` shall count those
+        # So that `evaluate_policy` uses the returns and lengths that are recorded here
         return [issubclass(wrapper_class, Monitor) for _ in self._get_indices(indices)]

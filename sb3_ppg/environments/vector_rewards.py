@@ -16,18 +16,18 @@ from sb3_ppg.errors import ArgumentError
 
 class VectorRewards(gym.Wrapper):
     """
-    An environment whose ``step`` gives a vector of K components as the reward, with their weighted sum in place of it. The
-    vector is in ``info["vector_reward"]``, as with ``mo_gymnasium.wrappers.LinearReward``, and after an episode its sums are
-    in ``info["return_0"]`` to ``info["return_<K - 1>"]``, for ``Monitor(env, file, info_keywords=(...))``.
+    A wrapper that replaces a reward with K components by their weighted sum. The vector is in ``info["vector_reward"]``, as
+    with ``mo_gymnasium.wrappers.LinearReward``. At the end of an episode, its sums are in ``info["return_0"]`` to
+    ``info["return_<K - 1>"]``, for ``Monitor(env, file, info_keywords=(...))``.
 
-    ``PPG`` wraps a single environment itself, and tells all of them its ``reward_weights``. For several::
+    ``PPG`` wraps a single environment itself, and sets its ``reward_weights`` in all environments. For several, use::
 
         env_id = "mo_gymnasium:deep-sea-treasure-v0"
         env = make_vec_env(lambda: VectorRewards(gymnasium.make(env_id)), n_envs=8)
 
-    :param env: the environment, with ``reward_space``, a Box of shape (K,)
-    :param weights: a number for each component. None: those that ``PPG`` will tell
-    :raises ArgumentError: if a ``Monitor`` is inside, which adds up numbers
+    :param env: environment with ``reward_space``, a Box of shape (K,)
+    :param weights: a number for each component. None: ``PPG`` will set them
+    :raises ArgumentError: if a ``Monitor`` is inside, which only adds up scalar rewards
     """
 
     def __init__(self, env: gym.Env, weights: Sequence[float] | None = None):
@@ -46,7 +46,7 @@ class VectorRewards(gym.Wrapper):
         Set the weights.
 
         :param weights: a number for each component, or None
-        :raises ArgumentError: for another number of them
+        :raises ArgumentError: if there are not K weights
         """
         if weights is not None and np.shape(weights) != (self.n_components,):
             raise ArgumentError(
@@ -76,13 +76,12 @@ class VectorRewards(gym.Wrapper):
 
 class DrawnWeights(VectorRewards):
     """
-    ``VectorRewards`` whose weights are drawn for each episode, uniformly from those that are not negative and add up to one,
-    and given to the policy: observations are a dictionary with "weights" and the environment's "observation" (or the
-    entries of its own dictionary). One policy then learns for all weights: ``PPG("MultiInputPolicy", ...,
-    reward_weights="observation")``.
+    ``VectorRewards`` that draws weights for each episode, uniformly from the non-negative weights that add up to one, and adds
+    them to the observations: these are a dictionary with "weights" and the environment's "observation" (or the entries of its
+    own dictionary). One policy then learns for all weights: ``PPG("MultiInputPolicy", ..., reward_weights="observation")``.
 
-    :param env: the environment, with ``reward_space``, a Box of shape (K,)
-    :param weights: weights of all episodes, for evaluations. None: they are drawn
+    :param env: environment with ``reward_space``, a Box of shape (K,)
+    :param weights: weights of all episodes, for evaluation. None: draw them
     """
 
     def __init__(self, env: gym.Env, weights: Sequence[float] | None = None):
@@ -97,8 +96,8 @@ class DrawnWeights(VectorRewards):
         """
         Set the weights of all episodes from the next one on.
 
-        :param weights: a number for each component, or None to draw them again
-        :raises ArgumentError: for another number of them
+        :param weights: a number for each component; None: draw them for each episode
+        :raises ArgumentError: if there are not K weights
         """
         current = getattr(self, "weights", None)
         super().set_reward_weights(weights)
@@ -122,7 +121,7 @@ class DrawnWeights(VectorRewards):
 
 
 def with_scalar_reward(env: Any) -> Any:
-    """Put a single environment that has vector rewards into ``VectorRewards``; return any other as it is."""
+    """Wrap a single environment that has vector rewards in ``VectorRewards``; return any other unchanged."""
     if isinstance(env, gym.Env) and not is_wrapped(env, VectorRewards) and not is_wrapped(env, Monitor):
         space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
         return VectorRewards(env) if getattr(space, "shape", ()) != () else env
@@ -131,8 +130,8 @@ def with_scalar_reward(env: Any) -> Any:
 
 def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
     """
-    Tell environments, in any wrappers, the weights with which a model combines vector rewards, a number for each component. A
-    ``GymnasiumVecEnv`` combines those of MO-Gymnasium itself, and its environments may be ``VectorRewards``.
+    Set the weights with which a model combines vector rewards in environments with any wrappers, a number for each component.
+    A ``GymnasiumVecEnv`` combines those of MO-Gymnasium itself, and its environments may be ``VectorRewards``.
     """
     inside = innermost(env)
     if hasattr(inside, "set_reward_weights"):
@@ -143,7 +142,7 @@ def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
 
 class RewardReader:
     """
-    Reads vector rewards from the infos of steps, and adds the sums of an episode to what ``Monitor`` tells of it.
+    Reads vector rewards from the infos of steps, and adds their sums over an episode to the info of ``Monitor``.
 
     :param n_components: K
     """
@@ -153,7 +152,7 @@ class RewardReader:
         self.returns = np.zeros((0, n_components))  # of the current episodes, (n_envs, K)
 
     def begin(self, episode_starts: np.ndarray) -> None:
-        """Begin a rollout; ``episode_starts`` says whether the latest observations begin an episode, (n_envs,)."""
+        """Start a rollout; ``episode_starts`` says whether the latest observations begin an episode, (n_envs,)."""
         if len(self.returns) != len(episode_starts):
             self.returns = np.zeros((len(episode_starts), self.n_components))
         self.returns[episode_starts.astype(bool)] = 0
@@ -163,7 +162,7 @@ class RewardReader:
         :param dones: whether an episode has ended, (n_envs,)
         :param infos: infos of the step
         :return: vector rewards, (n_envs, K)
-        :raises ArgumentError: if an info has none
+        :raises ArgumentError: if an info has no vector reward
         """
         for index, info in enumerate(infos):
             vector: Any = info.get("vector_reward")
@@ -184,8 +183,8 @@ class RewardReader:
 
 def mean_vector_return(episodes: Iterable[dict[str, Any]]) -> dict[str, float]:
     """
-    Return the mean of each component's return by name, of episodes to which ``RewardReader`` has added it; nothing for scalar
-    rewards.
+    Return the mean return of each component by name, over the episodes for which ``RewardReader`` has added it; none for
+    scalar rewards.
     """
     returns = [episode["vector_return"] for episode in episodes if "vector_return" in episode]
     return {f"ep_rew_mean/{k}": float(mean) for k, mean in enumerate(np.mean(returns, axis=0))} if returns else {}

@@ -1,4 +1,4 @@
-"""Checks of environments while a rollout is collected: bad numbers and dead workers end it with an error that names them."""
+"""Checks of environments while a rollout is collected: non-finite numbers and dead workers raise an error that names them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,17 +15,17 @@ ALLOWING = "`allow_nonfinite_observations`=True"
 REWARD = "reward"
 Numbers = tuple[str, Any, int | None]  # see `check_finite`
 
-# ---- bad numbers ----
-# SB3's VecCheckNan names neither environment nor step, and another wrapper would break `sync_envs_normalization`
+# ---- non-finite numbers ----
+# SB3's VecCheckNan names neither environment nor step, and a further wrapper would break `sync_envs_normalization`
 
 
 class CheckedSteps:
     """
-    The steps of a rollout, whose numbers are finite.
+    Takes the steps of a rollout, and checks that their numbers are finite.
 
     :param env: environments with any wrappers, which stay the same during the rollout
     :param allow_observations: whether observations may be NaN or infinite
-    :param values_every_end: whether the last observation of every episode is valued, not only of those that are cut off
+    :param values_every_end: whether the last observation of every episode is valued, not only of truncated ones
     :param read_vectors: returns vector rewards, (n_envs, K), from ``dones`` and ``infos``. None: rewards are scalar
     """
 
@@ -51,8 +51,8 @@ class CheckedSteps:
         :param actions: of all environments
         :param step: its number in the rollout, for the message
         :return: as ``VecEnv.step``
-        :raises NonFiniteEnvironmentError: if a reward, an observation or the last observation of an episode whose value
-            is asked for is NaN or infinite; the statistics of ``VecNormalize`` are then as before the step
+        :raises NonFiniteEnvironmentError: if a reward, an observation, or the last observation of an episode whose value is
+            needed is NaN or infinite; the statistics of ``VecNormalize`` are then restored
         """
         with statistics_protected(self.normalizers):
             observations, rewards, dones, infos = self.env.step(actions)
@@ -61,7 +61,7 @@ class CheckedSteps:
                 vectors = self.read_vectors(dones, infos)
                 numbers += [(f"{REWARD} component {k}", component, None) for k, component in enumerate(vectors.T)]
                 self.also_stored = {"vector_rewards": vectors}
-            for one in reversed(self.normalizers):  # a bad number spoils those of all environments when it is normalized
+            for one in reversed(self.normalizers):  # normalizing spreads NaN to all environments
                 numbers += [(REWARD, one.old_reward, None), ("observation", one.old_obs, None)]
             numbers += [(REWARD, rewards, None), ("observation", observations, None)]
             for index in dones.nonzero()[0].tolist():
@@ -77,8 +77,8 @@ class CheckedSteps:
 
     def reset_infos(self) -> list[dict[str, Any]]:
         """
-        Return the info with which each environment has begun its episode; empty where the environments below the wrappers do
-        not keep it, as those of SuperSuit and Isaac Lab.
+        Return the info with which each environment started its episode; empty if the innermost environments do not keep it,
+        like those of SuperSuit and Isaac Lab.
         """
         return getattr(self.innermost, "reset_infos", None) or [{} for _ in range(self.env.num_envs)]
 
@@ -86,7 +86,7 @@ class CheckedSteps:
 def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
     """
     :param env: environments with any wrappers
-    :param observations: with which training starts
+    :param observations: observations with which training starts
     :raises NonFiniteEnvironmentError: if one is NaN or infinite
     """
     found = [*normalizers(env)]
@@ -96,11 +96,10 @@ def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
 
 def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: str) -> None:
     """
-    :param normalizers: among the wrappers of the environments
-    :param numbers: their name, the array or dictionary of arrays, and the number of the environment that they are from; None
-        for all environments, (n_envs, ...)
-    :param when: they came, for the message
-    :raises NonFiniteEnvironmentError: if one of them is NaN or infinite, or a mean or variance of ``VecNormalize``
+    :param normalizers: each ``VecNormalize`` among the wrappers
+    :param numbers: name, array or dictionary of arrays, and index of the environment; None for all environments, (n_envs, ...)
+    :param when: time at which they came, for the message
+    :raises NonFiniteEnvironmentError: if one of them, or a mean or variance of ``VecNormalize``, is NaN or infinite
     """
     for name, values, index in numbers:
         for key, array in values.items() if isinstance(values, dict) else [(None, np.asarray(values))]:
@@ -108,7 +107,7 @@ def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: 
                 place = tuple(np.argwhere(~np.isfinite(array))[0])
                 of_key = "" if key is None else f" (key {key!r})"
                 environment = place[0] if index is None else index
-                remedy = "" if name.startswith(REWARD) else f". If the policy takes care of such numbers, use {ALLOWING}"
+                remedy = "" if name.startswith(REWARD) else f". If the policy can handle such numbers, use {ALLOWING}"
                 raise NonFiniteEnvironmentError(
                     f"The {name}{of_key} of environment {environment} is {array[place]} {when}{remedy}"
                 )
@@ -121,7 +120,7 @@ def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: 
 @contextmanager
 def statistics_protected(normalizers: Iterable[VecNormalize]) -> Iterator[None]:
     """Restore the statistics of each ``VecNormalize`` after a ``NonFiniteEnvironmentError``."""
-    # An update replaces the arrays: there is nothing to copy
+    # No copies, because an update replaces the arrays
     before = [(rms, rms.mean, rms.var, rms.count) for one in normalizers for rms in statistics(one).values()]
     try:
         yield
@@ -136,10 +135,10 @@ def statistics_protected(normalizers: Iterable[VecNormalize]) -> Iterator[None]:
 
 def layers(env: VecEnv | None) -> Iterator[Any]:
     """
-    Iterate over the wrappers of environments and what is inside, the outermost first.
+    Iterate over the wrappers of environments and the environments inside, the outermost first.
 
-    :param env: environments with any wrappers, or None. The innermost may be a simulator that is no ``VecEnv`` but has its
-        methods. A ``VecNormalize`` that was unpickled has nothing inside
+    :param env: environments with any wrappers, or None. The innermost may be a simulator that has the methods of a ``VecEnv``
+        but is none. An unpickled ``VecNormalize`` has nothing inside
     """
     while env is not None:
         yield env
@@ -147,7 +146,7 @@ def layers(env: VecEnv | None) -> Iterator[Any]:
 
 
 def innermost(env: VecEnv | None) -> Any:
-    """Return what all wrappers are around."""
+    """Return the environments inside all wrappers."""
     return [None, *layers(env)][-1]
 
 
@@ -159,20 +158,20 @@ def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
 def only_normalizer(env: VecEnv | None) -> VecNormalize | None:
     """
     :param env: environments with any wrappers, or None
-    :return: the ``VecNormalize`` among the wrappers, if there is one
-    :raises ArgumentError: if there are several, of which no one alone describes what the policy gets
+    :return: the ``VecNormalize`` among the wrappers, or None
+    :raises ArgumentError: if there are several
     """
     found = list(normalizers(env))
     if len(found) > 1:
         raise ArgumentError(
-            f"the environments are wrapped in {len(found)} VecNormalize, and this works for one: use one with `norm_obs` and "
+            f"the environments are wrapped in {len(found)} VecNormalize, and this works with one: use one with `norm_obs` and "
             "`norm_reward`"
         )
     return found[0] if found else None
 
 
 def statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
-    """Return statistics by name: "ret_rms", and, if observations are normalised, "obs_rms" or "obs_rms/<key>"."""
+    """Return statistics by name: "ret_rms", and, if observations are normalized, "obs_rms" or "obs_rms/<key>"."""
     found = {"ret_rms": normalizer.ret_rms}
     if normalizer.norm_obs:
         obs_rms = normalizer.obs_rms
@@ -181,7 +180,7 @@ def statistics(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
 
 
 def all_statistics(env: VecEnv | None) -> dict[str, RunningMeanStd]:
-    """Return statistics of each ``VecNormalize`` among the wrappers by its number, which is 0 for most, and their names."""
+    """Return the statistics of each ``VecNormalize`` among the wrappers, under its index and their names: "0/ret_rms"."""
     found = enumerate(normalizers(env))
     return {f"{index}/{name}": rms for index, normalizer in found for name, rms in statistics(normalizer).items()}
 
@@ -192,11 +191,11 @@ def all_statistics(env: VecEnv | None) -> dict[str, RunningMeanStd]:
 @contextmanager
 def workers_watched(env: VecEnv | None) -> Iterator[None]:
     """
-    Notice, for the duration of the context, that a worker of ``SubprocVecEnv`` has died. (SB3 would wait for ever if a
-    sibling of the worker holds the other end of its pipe.)
+    Detect dead workers of ``SubprocVecEnv`` within the context. (SB3 would wait forever if a sibling of the worker holds the
+    other end of its pipe.)
 
     :param env: environments with any wrappers, or None
-    :raises WorkerError: if a worker dies; the others are ended, so that ``close`` does not wait for answers
+    :raises WorkerError: if a worker dies; the others are killed, so that ``close`` does not wait for answers
     """
     workers = innermost(env)
     if not isinstance(workers, SubprocVecEnv):
@@ -213,7 +212,7 @@ def workers_watched(env: VecEnv | None) -> Iterator[None]:
 
 
 class _WatchedRemote:
-    """The parent's end of the pipe to a worker. It notices that the worker has died."""
+    """The parent's end of the pipe to a worker, which detects that the worker has died."""
 
     def __init__(self, workers: SubprocVecEnv, remote: Any, process: Any):
         self.workers, self.remote, self.process = workers, remote, process

@@ -1,4 +1,4 @@
-"""Objectives, which the epochs of both phases minimise: the paper's, and those of its relatives, a file each."""
+"""Objectives, which the epochs of both phases minimize: the paper's and those of its relatives, one file each."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from sb3_ppg.objectives.ewma import DecoupledObjective, EWMAObjective
 from sb3_ppg.objectives.paper import PaperObjective, targets_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
-# Objectives by the names that the algorithms' argument `objective` takes
+# Objectives by name, as the algorithms' argument `objective` takes them
 OBJECTIVES: dict[str, type[Objective]] = {
     "ppg": PaperObjective,
     "decoupled": DecoupledObjective,
@@ -31,7 +31,7 @@ def find_objective(objective: Any) -> type[Objective]:
     """
     :param objective: a name from ``OBJECTIVES``, or a class derived from ``Objective``
     :return: the class
-    :raises ArgumentError: if there is none of that name
+    :raises ArgumentError: if there is no such objective
     """
     cls = OBJECTIVES.get(objective) if isinstance(objective, str) else objective
     if not (isinstance(cls, type) and issubclass(cls, Objective)):
@@ -51,10 +51,10 @@ def objective_name(cls: type[Objective]) -> str | type[Objective]:
 def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict[str, Any] | None) -> Objective:
     """
     :param objective: a name or class, see ``find_objective``
-    :param policy: the policy that it is for
+    :param policy: policy in training
     :param kwargs: keyword arguments of the class
     :return: the objective
-    :raises ArgumentError: if there is none of that name, or it does not take these arguments
+    :raises ArgumentError: if there is no such objective, if it does not take these arguments, or if it keeps the policy
     """
     cls = find_objective(objective)
     made = made_from("objective_kwargs", kwargs, cls, policy)
@@ -62,7 +62,7 @@ def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict
     if shared := [name for name, parameter in made.named_parameters() if id(parameter) in of_policy]:
         raise ArgumentError(
             f"`objective`={objective_name(cls)!r} keeps the policy's {', '.join(shared)}, which would be trained twice per "
-            "step: use the policy that each of its methods is given"
+            "step: use the policy that each of its methods gets"
         )
     return made
 

@@ -29,13 +29,13 @@ from sb3_ppg.protocols import PhasicModel
 
 class AdvantageHeadObjective(PaperObjective):
     """
-    DAAC: separate networks for policy and value function; a head on the policy network learns the normalised advantage of
-    (features, action) in the policy phase, and the value network has epochs of its own, after the policy's, every so many
-    rollouts, the first one included. There is no auxiliary phase.
+    DAAC: separate networks for policy and value function. In the policy phase, a head on the policy network learns the
+    normalized advantage of (features, action). The value network has its own epochs after the policy's, every
+    ``value_frequency`` rollouts, starting with the first. There is no auxiliary phase.
 
     The value loss is clipped by the policy's clip range, see ``losses.clipped_value_loss``.
 
-    :param policy: the policy in training, with ``architecture="dual"``
+    :param policy: policy in training, with ``architecture="dual"``
     :param advantage_coef: weight of the squared error of the advantage head
     :param value_frequency: number of rollouts between the value function's epochs
     :raises ArgumentError: for numbers that cannot work
@@ -87,10 +87,12 @@ class AdvantageHeadObjective(PaperObjective):
 
     def latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
         """
-        :param policy: the policy in training
+        Return further losses of the policy's network: none here.
+
+        :param policy: policy in training
         :param latent: features that the policy's heads read, (B, latent_dim_pi)
-        :param batch: the same samples
-        :return: further losses of the policy's network: none here
+        :param batch: B samples of a rollout
+        :return: sum of the terms, and each term
         """
         return Losses(latent.new_zeros(()), {})
 
@@ -106,18 +108,17 @@ class AdvantageHeadObjective(PaperObjective):
 
 class OrderObjective(AdvantageHeadObjective):
     """
-    IDAAC: DAAC with an adversary that learns to tell, from the policy network's features of two frames of a level, which came
-    first in its episode, while the policy network learns features that do not tell.
+    IDAAC: DAAC with an adversary, which learns to predict from the policy network's features of two frames of a level which
+    frame came first in its episode. The policy network learns features from which this cannot be predicted.
 
-    The level of a frame is what the environment's infos say of it under ``level_key``. Where they say nothing, the two frames
-    are of one environment's same episode.
+    The level of a frame is the entry ``level_key`` of the environment's infos. Without this entry, each episode is a level.
 
-    :param policy: the policy in training, with ``architecture="dual"``
+    :param policy: policy in training, with ``architecture="dual"``
     :param advantage_coef: see ``AdvantageHeadObjective``
     :param value_frequency: see ``AdvantageHeadObjective``
     :param order_coef: weight of the policy network's loss against the adversary
     :param hidden_size: units of the adversary's hidden layer. 0: the adversary is linear
-    :param level_key: in the infos of a step, the level of the observation that it gives
+    :param level_key: key of the level in the infos of a step, for the observation that the step returns
     """
 
     needs_rollout_end: ClassVar[bool] = True
@@ -144,7 +145,7 @@ class OrderObjective(AdvantageHeadObjective):
         self.n_episodes = 0
         self.levels: list[np.ndarray] = []  # level of each frame of the rollout, (n_envs,)
         self.episode_steps: list[np.ndarray] = []  # number of each frame in its episode, (n_envs,)
-        self._frames: Any = None  # frames of the rollout in use
+        self._frames: Any = None  # frames of the current rollout
 
     def check(self, model: PhasicModel) -> None:
         super().check(model)
@@ -155,11 +156,11 @@ class OrderObjective(AdvantageHeadObjective):
     # ---- which frame came first ----
 
     def before_rollout(self, episode_starts: np.ndarray) -> None:
-        self._frames = None  # as large as a rollout
+        self._frames = None  # to free its memory, as large as a rollout
         n_envs = len(episode_starts)
         if not self.levels or len(self.levels[-1]) != n_envs:
             self.levels, self.episode_steps = [self._new_levels(n_envs)], [np.zeros(n_envs, dtype=np.int64)]
-        # Not by the end of an episode, but by `learn`, which resets all environments
+        # By `learn` or `set_env`, which reset all environments, not at the end of an episode
         was_reset = episode_starts.astype(bool) & ((self.episode_steps[-1] > 0) | episode_starts.all())
         self.levels[-1] = np.where(was_reset, self._new_levels(n_envs), self.levels[-1])
         self.episode_steps[-1] = np.where(was_reset, 0, self.episode_steps[-1])
@@ -173,7 +174,7 @@ class OrderObjective(AdvantageHeadObjective):
             level = (reset_infos if done else infos)[env].get(self.level_key)
             if level is not None:
                 levels[env] = self.number_of(level)
-        # A first frame without a level has that of the frames that follow
+        # A first frame without a level gets that of the following frames
         unknown = (self.levels[-1] < 0) & np.logical_not(dones)
         self.levels[-1] = np.where(unknown, levels, self.levels[-1])
         self.levels.append(levels)
@@ -181,29 +182,29 @@ class OrderObjective(AdvantageHeadObjective):
 
     def number_of(self, level: Any) -> int:
         """
-        :param level: an environment's name for it: a number, a text, an array of them
-        :return: equal for equal levels, at least 0
-        :raises ArgumentError: if it cannot be compared
+        :param level: level in an environment's info: a number, a string, or an array of these
+        :return: number of the level, at least 0, the same for equal levels
+        :raises ArgumentError: if the level cannot be hashed
         """
         array = np.asarray(level)
         key = array.item() if array.size == 1 else array.tobytes()
         try:
             return hash(key) % 2**62 + (key == -1)  # hash(-1) equals hash(-2)
         except TypeError as error:
-            raise ArgumentError(f"infos[{self.level_key!r}]={level!r} names no level: use a number or a text") from error
+            raise ArgumentError(f"infos[{self.level_key!r}]={level!r} names no level: use a number or a string") from error
 
     def _new_levels(self, n_envs: int) -> np.ndarray:
-        """Numbers that no level has, for episodes of which nothing else is known."""
+        """Return new negative numbers, one for each environment, for episodes whose level is not known."""
         self.n_episodes += n_envs
         return -1 - self.n_episodes + np.arange(n_envs)
 
     def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, np.ndarray]:
-        """For each sample another frame of its level, with the final frames, and whether that came before it."""
+        """Return for each sample the number of another frame of its level, and whether that frame came before it."""
         order_by_environment(rollout_buffer)
         n_frames = rollout_buffer.buffer_size
         if len(self.levels) <= n_frames:
             raise ArgumentError(
-                "IDAAC does not know the levels of this rollout's frames: a `collect_rollouts` of your own has to call the "
+                "IDAAC does not know the levels of this rollout's frames: your own `collect_rollouts` has to call the "
                 "objective's `before_rollout` and `after_environment_step`"
             )
         levels, steps = (np.stack(frames[-n_frames - 1 :], axis=1) for frames in (self.levels, self.episode_steps))
@@ -215,7 +216,7 @@ class OrderObjective(AdvantageHeadObjective):
         )
 
         def in_order(frames: np.ndarray) -> np.ndarray:
-            """(n_envs, n_steps + 1) to those of the samples, then the final ones."""
+            """Reorder (n_envs, n_steps + 1): first the frames of all samples, then the final frames."""
             return np.concatenate([frames[:, :-1].ravel(), frames[:, -1]])
 
         pairs = self.draw_pairs(in_order(levels))[: levels.size - len(levels)]
@@ -223,7 +224,7 @@ class OrderObjective(AdvantageHeadObjective):
         return {"pair": pairs, "pair_is_earlier": earlier.astype(np.float32)}
 
     def draw_pairs(self, levels: np.ndarray) -> np.ndarray:
-        """Draw for each frame of a rollout the number of one of the same level, (n_frames,), itself perhaps."""
+        """Draw for each frame of a rollout the number of a frame of its level, (n_frames,), possibly its own."""
         _, level, counts = np.unique(levels, return_inverse=True, return_counts=True)
         by_level, starts = np.argsort(level, kind="stable"), np.cumsum(counts) - counts
         places = (np.random.random(len(levels)) * counts[level]).astype(np.int64)
@@ -252,7 +253,7 @@ class OrderObjective(AdvantageHeadObjective):
     @staticmethod
     def order_loss(logits: th.Tensor, earlier: th.Tensor) -> th.Tensor:
         """
-        :param logits: the adversary's logits that the second frame came first, or not, (B, 2)
+        :param logits: logits of the adversary, (B, 2): the second frame came first; it did not
         :param earlier: target probability that it came first, (B,)
         :return: cross-entropy, scalar
         """

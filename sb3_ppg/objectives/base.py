@@ -20,12 +20,12 @@ from sb3_ppg.protocols import PhasicModel
 
 class Coefficients(NamedTuple):
     """
-    Weights and limits of the losses' terms, the same for all minibatches of an update: numbers, or, where updates are
-    compiled, scalar tensors.
+    Weights and limits of the losses' terms, the same for all minibatches of an update: numbers, or, in compiled updates,
+    scalar tensors.
 
     :param clip_range: ε, or None for no clipping
     :param clip_range_vf: in value units, or None for no clipping
-    :param value_unit: unit in which value errors are measured, in the units of the (normalised) return
+    :param value_unit: unit in which value errors are measured, in the units of the (normalized) return
     :param ent_coef: weight of the entropy bonus
     :param vf_coef: weight of the value loss of the policy phase
     :param kl_coef: weight of the KL penalty of the policy phase, or None for no penalty
@@ -61,15 +61,14 @@ MAX_WEIGHT = 1e6
 
 class Objective(nn.Module):
     """
-    The losses that the epochs of both phases minimise. Derive from ``PaperObjective`` and override what differs, or from this
-    class.
+    The losses that the epochs of both phases minimize. To write an objective, derive from ``PaperObjective`` and override what
+    differs, or derive from this class.
 
-    An objective knows policies, their inputs and batches, but no algorithm: memory, masks and observations of all kinds are
-    in ``inputs``, which it hands on to the policy's ``evaluate``. Networks of its own are attributes, as in every
-    ``nn.Module``: the policy's optimizers train their parameters too, and they are saved, shared and restored with it.
+    An objective uses policies, their inputs and batches, but no algorithm: observations, memory and masks are in ``inputs``,
+    which it passes on to the policy's ``evaluate``. Its own networks are attributes, as in every ``nn.Module``: the policy's
+    optimizers train their parameters, which are saved, shared and restored with the model.
 
-    :param policy: the policy in training, to make networks of matching sizes or copies of it. Do not keep it: each method is
-        given it
+    :param policy: policy in training, to make networks of matching sizes or copies of it. Do not keep it: each method gets it
     """
 
     # Arrays of the rollout buffer that the auxiliary phase keeps in addition to observations and value targets
@@ -78,20 +77,20 @@ class Objective(nn.Module):
     values_first: ClassVar[bool] = True
     # Minibatch size of the value function's own epochs, in samples. None: the policy's
     value_batch_size: int | None = None
-    # Whether the auxiliary phase shuffles whole sequences of ``n_steps`` samples, or, without memory, single samples
+    # Whether the auxiliary phase shuffles whole sequences of ``n_steps`` samples; False: single samples, without memory
     shuffles_sequences: ClassVar[bool] = True
-    # Whether the auxiliary phase's minibatches have to be of whole sequences, because a loss needs what follows each sample
+    # Whether auxiliary minibatches have to consist of whole sequences, because a loss uses the samples that follow a sample
     needs_whole_sequences: ClassVar[bool] = False
-    # Whether it needs to know what follows a rollout
+    # Whether it needs the state after a rollout
     needs_rollout_end: ClassVar[bool] = False
     # Whether micro-batches would change the losses by more than rounding
     needs_whole_minibatches: ClassVar[bool] = False
     # Whether the policy may learn from data of older policies
     corrects_for_staleness: ClassVar[bool] = False
-    # ``ddof`` of the standard deviation that advantages are divided by, and what is added to it
+    # ``ddof`` of the standard deviation that advantages are divided by, and the number that is added to it
     degrees_of_freedom: ClassVar[int] = 0
     epsilon: ClassVar[float] = 1e-8
-    # Optimizer of the parameters that only ``adversary_losses`` trains. None: there are none
+    # Optimizer of the parameters that only ``adversary_losses`` trains. None: no adversary
     adversary_optimizer: th.optim.Optimizer | None = None
 
     def __init__(self, policy: PhasicActorCriticPolicy) -> None:
@@ -107,13 +106,13 @@ class Objective(nn.Module):
 
     def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         """
-        Return the losses of the policy phase, where policy and value function share their epochs.
+        Return the losses of the policy phase if policy and value function share their epochs.
 
-        :param policy: the policy in training
-        :param inputs: arguments of its ``evaluate``: observations, and what belongs to them
-        :param batch: B samples of a rollout, as SB3's buffers give them; with ``extras`` if there are any
+        :param policy: policy in training
+        :param inputs: arguments of its ``evaluate``: observations, and memory or masks
+        :param batch: B samples of a rollout, as SB3's buffers return them; with the field ``extras`` if there are any
         :param coefficients: weights of the terms
-        :return: their sum, and each term
+        :return: sum of the terms, and each term
         """
         raise NotImplementedError
 
@@ -137,11 +136,12 @@ class Objective(nn.Module):
         """
         Return the losses of the auxiliary phase.
 
-        :param policy: the policy in training
+        :param policy: policy in training
         :param inputs: arguments of its ``evaluate``
-        :param batch: B samples of the phase, with what was ``recorded``, and what was ``kept`` in its context
+        :param batch: B samples of the phase; the results of ``recorded`` and ``aux_data`` are in its fields ``recorded`` and
+            ``context``
         :param coefficients: weights of the terms
-        :return: their sum, and each term
+        :return: sum of the terms, and each term
         """
         raise NotImplementedError
 
@@ -150,16 +150,16 @@ class Objective(nn.Module):
     def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
         """
         :param rollout_buffer: the rollout as collected, (n_steps, n_envs, ...)
-        :param end: what follows the rollout
-        :return: V_targ, (n_steps, n_envs), in the units of the (normalised) return
+        :param end: state after the rollout
+        :return: V_targ, (n_steps, n_envs), in the units of the (normalized) return
         """
         return rollout_buffer.returns
 
     def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
         """
-        The advantages of a rollout as ``normalize_advantage`` asks for them: once, over all samples of all processes.
+        Normalize the advantages of a rollout, if ``normalize_advantage`` is set: once, over the samples of all processes.
 
-        :param advantages: advantages of a rollout, of any shape, in the units of the (normalised) reward
+        :param advantages: advantages of a rollout, of any shape, in the units of the (normalized) reward
         :param device: device of the process group's backend
         :return: advantages of mean 0 and standard deviation 1
         """
@@ -169,21 +169,24 @@ class Objective(nn.Module):
 
     def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, np.ndarray]:
         """
-        Return what the policy phase's losses need of each sample in addition to what rollout buffers give.
+        Return further data of each sample for the losses of the policy phase.
 
-        :param policy: the policy before the update
+        :param policy: policy before the update
         :param rollout_buffer: the rollout as collected, or ordered by environment, see ``buffers.rollouts.by_environment``
-        :param end: what follows the rollout
-        :return: by name, (n_envs * n_steps, ...), environment by environment: a minibatch has its part in ``batch.extras``
+        :param end: state after the rollout
+        :return: arrays by name, (n_envs * n_steps, ...), environment by environment; a minibatch has its rows in
+            ``batch.extras``
         """
         return {}
 
     def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
         """
+        Return the arrays of a rollout that the auxiliary phase keeps for its losses.
+
         :param rollout_buffer: a rollout whose samples are ordered by environment, (n_envs * n_steps, ...)
-        :param end: what follows the rollout
-        :return: by name, what the auxiliary phase needs of it, (n_envs, n_steps, ...), or (n_envs, 1, ...) for what a
-            sequence has once
+        :param end: state after the rollout
+        :return: arrays by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
+        :raises ArgumentError: if the rollout buffer has no array with a name in ``aux_keys``
         """
         if unknown := [name for name in self.aux_keys if not isinstance(getattr(rollout_buffer, name, None), np.ndarray)]:
             known = sorted(name for name, value in vars(rollout_buffer).items() if isinstance(value, np.ndarray))
@@ -193,9 +196,9 @@ class Objective(nn.Module):
 
     def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
         """
-        Evaluate what the auxiliary phase's losses compare with, on all its samples, once before its epochs.
+        Compute the data that the auxiliary losses refer to, for all samples of a phase, once before its epochs.
 
-        :param policy: the policy before the epochs
+        :param policy: policy before the epochs
         :param inputs: arguments of its ``evaluate``
         :return: the parameters of π_old(.|s), (B, P)
         """
@@ -213,15 +216,15 @@ class Objective(nn.Module):
 
     def n_value_epochs(self, n_value_epochs: int) -> int:
         """
-        :param n_value_epochs: the argument
-        :return: number of them after this rollout, where they are not joint
+        :param n_value_epochs: argument of the algorithm, not None
+        :return: number of value epochs on this rollout
         """
         return n_value_epochs
 
     def is_due(self, n_samples: int) -> bool:
         """
         :param n_samples: number of samples that were collected before this rollout
-        :return: whether the auxiliary phase takes place, now that its rollouts are together
+        :return: whether to run the auxiliary phase, now that its rollouts are complete
         """
         return True
 
@@ -233,15 +236,15 @@ class Objective(nn.Module):
     ) -> None:
         """
         :param dones: whether an episode has ended, (n_envs,)
-        :param infos: the environments' infos of the step
-        :param reset_infos: infos of the reset, of environments that have begun another episode
+        :param infos: infos of the step
+        :param reset_infos: infos of the reset of each environment that has started a new episode
         """
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
-        """Called before a rollout's update."""
+        """Called before the update on a rollout."""
 
     def after_policy_step(self, policy: PhasicActorCriticPolicy) -> None:
-        """Called after each optimizer step on a loss that contains the policy's."""
+        """Called after each optimizer step on the policy's loss, alone or joint with the value function's."""
 
     def after_auxiliary_phase(self, policy: PhasicActorCriticPolicy) -> None:
         """Called after the epochs of the auxiliary phase."""
@@ -249,11 +252,11 @@ class Objective(nn.Module):
     # ---- parameters ----
 
     def has_plausible_state(self) -> bool:
-        """Return whether training can have led to its buffers, which may come from a shared model."""
+        """Return whether training can have produced the buffers of this module, which may come from a shared model."""
         return True
 
     def trained_with_policy(self) -> list[nn.Parameter]:
-        """Return the parameters that the policy's optimizers train in addition to its own: all but the adversary's."""
+        """Return the parameters that the policy's optimizers train in addition to the policy's: all but the adversary's."""
         of_adversary = [] if self.adversary_optimizer is None else self.adversary_optimizer.param_groups[0]["params"]
         others = {id(parameter) for parameter in of_adversary}
         return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in others]

@@ -30,11 +30,11 @@ LAST = "last_observations "
 
 class DelayedCriticObjective(PaperObjective):
     """
-    DCPG: one network for policy and value function, whose values are only held where they are in the policy phase, and learn
-    in the auxiliary phase, while a KL term holds the policy (``beta_clone`` is the authors' ``policy_dist_coef``). The
-    auxiliary value head is not used.
+    DCPG: one network for policy and value function. The policy phase only keeps the values near those at collection; the
+    auxiliary phase trains them, while a KL term keeps the policy unchanged (``beta_clone`` is the authors'
+    ``policy_dist_coef``). The auxiliary value head and ``vf_coef`` are not used.
 
-    :param policy: the policy in training, with ``architecture="shared"``
+    :param policy: policy in training, with ``architecture="shared"``
     :param value_distance_coef: weight of 1/2 (V - V_held)² in the policy phase; V_held is V when the rollout was collected
     """
 
@@ -74,13 +74,13 @@ class DelayedCriticObjective(PaperObjective):
 
 class DynamicsObjective(DelayedCriticObjective):
     """
-    DDCPG: DCPG with a discriminator that learns in the auxiliary phase, through the shared network, to tell true transitions
-    (s, a, s') from such with another action (s, a~, s') or another next state (s, a, s~').
+    DDCPG: DCPG with a discriminator on the shared network. In the auxiliary phase, it learns to distinguish true transitions
+    (s, a, s') from those with another action, (s, a~, s'), or another next state, (s, a, s~').
 
-    A transition over an episode's end counts as true, as in the authors' code. In their code actions are Discrete, and a~ is
-    drawn from the others by how often they occur in the minibatch; for other action spaces it is that of another sample.
+    As in the authors' code, a transition across the end of an episode counts as true, and for Discrete actions, a~ is drawn
+    from the other actions by their frequencies in the minibatch. For other action spaces, it is the action of another sample.
 
-    :param policy: the policy in training, with ``architecture="shared"``
+    :param policy: policy in training, with ``architecture="shared"``
     :param value_distance_coef: see ``DelayedCriticObjective``
     :param dynamics_coef: weight of the discriminator's loss in the auxiliary phase
     :param hidden_size: units of each of its two hidden layers
@@ -110,10 +110,10 @@ class DynamicsObjective(DelayedCriticObjective):
         super().check(model)
         name = type(self).__name__
         if model.has_memory:
-            raise ArgumentError(f"{name} cannot work with LSTMs: the frame after a sequence has no place in it")
+            raise ArgumentError(f"{name} cannot work with LSTMs: it evaluates the frame after a sequence alone")
         if looks_at_the_batch(model.policy):
             raise ArgumentError(
-                f"{name} cannot work with batch normalisation: it evaluates other frames than those of a minibatch"
+                f"{name} cannot work with batch normalization: it also evaluates frames that are not in the minibatch"
             )
         require(model, model.n_steps > 1, "n_steps", f"{name} needs another transition in each minibatch; use at least 2")
         if isinstance(model.action_space, spaces.Discrete) and model.action_space.n < 2:
@@ -144,7 +144,7 @@ class DynamicsObjective(DelayedCriticObjective):
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: AuxiliaryBatch
     ) -> dict[str, th.Tensor]:
         """
-        :param policy: the policy in training
+        :param policy: policy in training
         :param latent: f(s), (B, latent_dim_pi)
         :param batch: B samples in sequences, with actions, and the frame after each sequence
         :return: the cross-entropies of the discriminator for true and false transitions
@@ -169,12 +169,12 @@ class DynamicsObjective(DelayedCriticObjective):
         }
 
     def draw_false_actions(self, actions: th.Tensor) -> th.Tensor:
-        """Draw another action for each of a minibatch's, which are as ``from_buffer`` gives them."""
+        """Draw another action for each action of a minibatch; both are as ``from_buffer`` returns them."""
         if actions.dim() > 1:
             return actions.roll(int(th.randint(1, max(2, len(actions)), ())), dims=0)
         counts = th.bincount(actions, minlength=self.n_actions)
         weights = counts.repeat(len(actions), 1).double().scatter(1, actions[:, None], 0)
-        weights[weights.sum(dim=1) == 0] = 1  # where no other action occurs, all others are as likely
+        weights[weights.sum(dim=1) == 0] = 1  # if no other action occurs, all others are equally likely
         return th.multinomial(weights.scatter(1, actions[:, None], 0), 1).flatten()
 
     def draw_false_next(self, n_samples: int) -> th.Tensor:

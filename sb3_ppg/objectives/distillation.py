@@ -29,16 +29,16 @@ Constraint = Literal["kl", "reverse_kl", "logits"]
 
 class DistillationObjective(PaperObjective):
     """
-    DNA: policy and value network learn apart, from advantages and value targets of two λ; then the value network's
-    predictions are distilled into the policy network's auxiliary value head, while a constraint, weighed by ``beta_clone``,
-    holds the policy. That is the auxiliary phase, after each rollout: ``n_policy_iterations=1``.
+    DNA: policy and value network are trained separately, with different λ for advantages and value targets. Then, the value
+    network's predictions are distilled into the policy network's auxiliary value head, while a constraint, weighted by
+    ``beta_clone``, keeps the policy unchanged. This is the auxiliary phase, after each rollout: ``n_policy_iterations=1``.
 
-    :param policy: the policy in training, with ``architecture="dual"``
+    :param policy: policy in training, with ``architecture="dual"``
     :param td_lambda: λ of the value targets; ``gae_lambda`` is that of the advantages
     :param constraint: "kl": KL(π_old, π), as in PPG. "reverse_kl": KL(π, π_old), as in the authors' code before and after the
-        paper. "logits": half the mean squared difference of what the policy's last layer gives (for Discrete actions raw
-        logits, for Box means), as in the code published for the paper; a constant shift of all logits, which leaves the policy
-        as it is, counts there, and a change of standard deviations does not
+        paper. "logits": half the mean squared difference of the outputs of the policy's last layer (raw logits for Discrete
+        actions, means for Box; not for Dict and Tuple), as in the code published for the paper. It penalizes a constant shift
+        of all logits, which does not change the policy, and does not penalize a change of standard deviations
     :param value_batch_size: minibatch size of the value function's epochs, in samples. None: ``batch_size``
     :param delay: environment steps before the first distillation; none follows the first rollout
     :raises ArgumentError: for arguments that cannot work
@@ -84,7 +84,7 @@ class DistillationObjective(PaperObjective):
         return n_samples > self.delay
 
     def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
-        """V(s), by the value network after its epochs; raw logits if they are the constraint; the parameters of π_old(.|s)."""
+        """Return V(s) of the value network after its epochs, raw logits if constrained, and the parameters of π_old(.|s)."""
         distribution, latent_pi, latent_vf, _ = policy.evaluate(*inputs)
         logits = [policy.action_net(latent_pi)] if self.constraint == "logits" else []
         return th.cat([policy.value_net(latent_vf), *logits, losses.distribution_parameters(distribution)], dim=1)

@@ -27,12 +27,11 @@ Parameters = tuple[th.Tensor, ...] | list[th.Tensor]
 
 class DecoupledObjective(PaperObjective):
     """
-    The paper's, but that clip and KL penalty keep the policy near a proximal one, the policy as it was before the update, and
-    importance weights correct for the policy that collected the data. For data of older policies; with fresh data it is the
-    paper's objective.
+    The paper's objective for data of older policies: clipping and KL penalty refer to a proximal policy, the policy before the
+    update, and importance weights correct for the policy that collected the data. With fresh data, it equals the paper's.
 
-    :param policy: the policy in training
-    :param importance_limit: the largest importance weight π / π_behaviour
+    :param policy: policy in training
+    :param importance_limit: the largest importance weight π / π_behavior
     :param value_clip: see ``PaperObjective``
     :raises ArgumentError: for a limit below one
     """
@@ -47,7 +46,7 @@ class DecoupledObjective(PaperObjective):
         self.importance_limit = importance_limit
         if policy.use_sde:
             with th.no_grad():
-                policy.reset_noise()  # what depends on parameters cannot be copied
+                policy.reset_noise()  # noise with a graph could not be copied
         try:
             self.proximal = AveragedModel(policy)
         except RuntimeError as error:
@@ -55,11 +54,11 @@ class DecoupledObjective(PaperObjective):
                 f"{type(self).__name__} cannot work with this policy, which torch cannot copy: {error}"
             ) from error
         self.proximal.requires_grad_(False).eval()
-        del self.proximal.module.optimizer  # nothing trains a copy
+        del self.proximal.module.optimizer  # the copy is not trained
         self.restart(policy)
 
     def restart(self, policy: PhasicActorCriticPolicy) -> None:
-        """Let the proximal policy equal this policy."""
+        """Set the proximal policy to this policy."""
         self.proximal.get_buffer("n_averaged").fill_(0)
         self.proximal.update_parameters(policy)  # the first is copied
 
@@ -67,7 +66,7 @@ class DecoupledObjective(PaperObjective):
         super().check(model)
         for progress in (1.0, 0.0):
             clip_range = model.clip_range(progress) if callable(model.clip_range) else model.clip_range
-            remedy = "the logarithm of 1 - `clip_range` is the lower bound of the clip here; use less than 1, or None"
+            remedy = "the log-ratio is clipped at log(1 - `clip_range`); use less than 1, or None"
             require(model, clip_range is None or clip_range < 1, "clip_range", remedy)
 
     def has_plausible_state(self) -> bool:
@@ -106,16 +105,16 @@ class DecoupledObjective(PaperObjective):
 
 class EWMAObjective(DecoupledObjective):
     """
-    PPG-EWMA: the proximal policy is an exponentially weighted moving average of the policy after each of its optimizer steps,
-    from the end of the last auxiliary phase on; weights are bias-corrected. Batch size and age of the data then become free
-    choices, see the paper.
+    PPG-EWMA: the proximal policy is an exponentially weighted moving average of the policy after each of its optimizer steps
+    since the last auxiliary phase, with bias-corrected weights. Batch size and age of the data then become free choices, see
+    the paper.
 
-    :param policy: the policy in training
-    :param center_of_mass: decay / (1 - decay) of the average, in optimizer steps. The authors recommend 8, the minibatches of
-        their iteration
-    :param decay: in place of ``center_of_mass``
-    :param advantage_decay: decay per rollout of the average moments by which advantages are normalised. 0: each
-        rollout by its own
+    :param policy: policy in training
+    :param center_of_mass: decay / (1 - decay) of the average, in optimizer steps. The authors recommend 8, the number of
+        minibatches in their iteration
+    :param decay: decay of the average, instead of ``center_of_mass``
+    :param advantage_decay: decay per rollout of the averages of the moments that normalize advantages. 0: each rollout is
+        normalized by its own moments
     :param importance_limit: see ``DecoupledObjective``
     :param value_clip: see ``PaperObjective``
     :raises ArgumentError: for numbers that cannot work
@@ -163,14 +162,14 @@ class EWMAObjective(DecoupledObjective):
         return super().has_plausible_state() and bool(moments_are)
 
     def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
-        """Take the policy's parameters into those of the proximal one, the average of ``n_averaged`` policies so far."""
-        n_policies = th.as_tensor(n_averaged + 1, dtype=th.float64)  # with the present one
+        """Update the parameters of the proximal policy, the average of ``n_averaged`` policies so far."""
+        n_policies = th.as_tensor(n_averaged + 1, dtype=th.float64)  # including the current one
         weight = (1 - self.decay) / (1 - self.decay**n_policies)
         for mean, parameter in zip(averaged, current, strict=True):
             mean.lerp_(parameter, weight.to(mean.dtype))
 
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
-        """The average goes on over the rollouts of a phase; it begins with the policy as somebody may have set it."""
+        """Continue the average within a phase; start it with the current policy, whose parameters may have been set."""
         if self.proximal.get_buffer("n_averaged") == 1:
             self.restart(policy)
 
@@ -184,7 +183,7 @@ class EWMAObjective(DecoupledObjective):
         if self.advantage_decay == 0:
             return super().normalized_advantages(advantages, device)
         mean, std = moments(advantages, device)
-        if not np.isfinite(std):  # the losses are not finite then, and say so
+        if not np.isfinite(std):  # the losses are not finite either, and raise an error
             return advantages - mean
         n_samples = advantages.size * n_processes()
         self.advantage_weight.mul_(self.advantage_decay).add_(n_samples)

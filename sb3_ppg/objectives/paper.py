@@ -21,11 +21,11 @@ class PaperObjective(Objective):
     """
     L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase.
 
-    Where ``extras`` has "weights", they weigh each sample's terms in the policy phase, and what is kept as "weights" those of
-    the value losses in the auxiliary phase; the KL terms hold the policy on all samples equally. (Terms that a relative
-    adds of its own, as DCPG's distance or DAAC's advantage error, are not weighed.)
+    If ``extras`` has "weights", these weight each sample's terms in the policy phase; if ``aux_data`` has "weights", these
+    weight the value losses of the auxiliary phase. KL terms, and terms that a relative adds, such as DCPG's distance or DAAC's
+    advantage error, are not weighted.
 
-    :param policy: the policy in training
+    :param policy: policy in training
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
     :param value_clip: ε of ``losses.clipped_value_loss`` for the value losses of both phases, in the unit of the value heads,
         against the values at collection. None: no clipping, as in the paper
@@ -84,13 +84,13 @@ class PaperObjective(Objective):
         """
         L^clip, or the unclipped surrogate with a KL penalty, and the entropy bonus.
 
-        :param policy: the policy in training
-        :param inputs: arguments of its ``evaluate``, for proximal policies other than the one that collected the batch
+        :param policy: policy in training
+        :param inputs: arguments of its ``evaluate``, to evaluate another proximal policy
         :param batch: B samples of a rollout
         :param log_prob: log π(a|s), (B,)
         :param entropy: H(π(.|s)), (B,), or None where it has no closed form
         :param coefficients: weights of the terms
-        :return: their sum, and each term
+        :return: sum of the terms, and each term
         """
         surrogate = losses.policy_gradient_loss(
             log_prob, batch.old_log_prob, batch.advantages, coefficients.clip_range, self.dual_clip, weights_of(batch)
@@ -110,14 +110,14 @@ class PaperObjective(Objective):
         :param surrogate: the loss on the advantages, scalar
         :param batch: B samples of a rollout
         :param log_prob: log π(a|s), (B,)
-        :param proximal_log_prob: under the policy that clip and penalty refer to, (B,)
+        :param proximal_log_prob: log π_prox(a|s), of the policy that clipping and penalty refer to, (B,)
         :param entropy: H(π(.|s)), (B,), or None where it has no closed form
         :param coefficients: weights of the terms
-        :return: the surrogate with the entropy bonus, and with the KL penalty if there is one
+        :return: sum of the surrogate, the entropy bonus and, if there is one, the KL penalty, and each term
         """
         entropy_loss = losses.entropy_loss(entropy, log_prob, weights_of(batch))
         terms = {"policy_gradient_loss": surrogate, "entropy_loss": entropy_loss}
-        total = surrogate + coefficients.ent_coef * terms["entropy_loss"]
+        total = surrogate + coefficients.ent_coef * entropy_loss
         if coefficients.kl_coef is not None:
             terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
             total = total + coefficients.kl_coef * terms["kl_penalty"]
@@ -129,7 +129,7 @@ class PaperObjective(Objective):
         """
         L^value of the policy phase, in value units.
 
-        :param policy: the policy in training
+        :param policy: policy in training
         :param latent: features that its true value head reads, (B, latent_dim_vf)
         :param batch: B samples of a rollout
         :param coefficients: weights of the terms
@@ -158,11 +158,11 @@ class PaperObjective(Objective):
         """
         Return the losses of the auxiliary phase, once the networks have been run.
 
-        :param policy: the policy in training
+        :param policy: policy in training
         :param evaluation: distribution and latents of the batch
         :param batch: B samples of the phase
         :param coefficients: weights of the terms
-        :return: their sum, and each term
+        :return: sum of the terms, and each term
         """
         unit = coefficients.value_unit
         terms = {
@@ -175,7 +175,7 @@ class PaperObjective(Objective):
 
     def auxiliary_value_error(self, head: nn.Module, latent: th.Tensor, batch: AuxiliaryBatch, unit: float) -> th.Tensor:
         """
-        L^aux or L^value of the auxiliary phase: half of what the head minimises.
+        L^aux or L^value of the auxiliary phase: half of the head's loss.
 
         :param head: one of the two value heads
         :param latent: features that it reads, (B, latent dimension)
@@ -191,7 +191,7 @@ class PaperObjective(Objective):
 
 
 def also_in(batch: Any) -> dict[str, th.Tensor]:
-    """Return what a minibatch of either phase has in addition to SB3's fields, by name."""
+    """Return the further data of a minibatch of either phase, by name."""
     return batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
 
 

@@ -137,11 +137,11 @@ def take_step(
 
 class CompiledStep:
     """
-    Compiled optimizer steps on one kind of losses, or, where something has to happen between gradient and step, compiled
-    gradients. They are compiled once for each size of minibatches.
+    Compiled optimizer steps on one kind of losses, or, if something has to happen between gradient and step, compiled
+    gradients. They are compiled once for each minibatch size.
 
-    The first minibatch of each update is left to the caller: it shows which parameters the losses reach, and makes the
-    optimizer's state. So are sizes that do not occur twice in a row, like that of a truncated minibatch.
+    The caller runs the first minibatch of each update, which shows which parameters the losses reach and creates the
+    optimizer's state, and minibatches of a size that does not occur twice in a row, like a truncated minibatch.
 
     :param model: algorithm with its environments, complete
     :param name: "policy", "value" or "auxiliary"
@@ -162,7 +162,7 @@ class CompiledStep:
 
     def begin_update(self, optimizer: th.optim.Optimizer, coefficients: Any) -> None:
         """
-        Begin an update, in which these and the model's settings stay as they are.
+        Begin an update, in which these arguments and the model's settings stay the same.
 
         :param optimizer: optimizer of some of the networks' parameters
         :param coefficients: weights of the losses' terms, a named tuple of numbers and None
@@ -186,7 +186,7 @@ class CompiledStep:
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
-        """Surround an epoch, which leaves the gradient of its last step with the parameters, for callbacks that look at it."""
+        """Surround an epoch. At its end, the parameters have the gradient of its last step, for callbacks that read it."""
         self._groups: list[AdamGroup] = []
         self._latest: Gradient | None = None
         self._static: list[th.Tensor] = []
@@ -258,7 +258,7 @@ class CompiledStep:
         if not self._groups:
             groups = zip(self._optimizer.param_groups, self._reached, strict=True)
             self._groups = [_adam_group(self._optimizer, self.device, *group) for group in groups]
-            if self.device.type == "cuda":  # CUDA graphs change in place only tensors that are known to stay where they are
+            if self.device.type == "cuda":  # CUDA graphs only update tensors in place whose address is static
                 self._static = [tensor for group in self._groups for tensor in chain(group.steps, *group.moments)]
                 for tensor in self._static:
                     th._dynamo.mark_static_address(tensor)
@@ -283,7 +283,7 @@ class CompiledStep:
 def _adam_group(
     optimizer: th.optim.Optimizer, device: th.device, group: dict[str, Any], parameters: list[nn.Parameter]
 ) -> AdamGroup:
-    """Return what a step of Adam needs of a parameter group, for these of its parameters."""
+    """Return the data for a step of Adam on these parameters of a parameter group."""
     states = [optimizer.state[parameter] for parameter in parameters]
     steps, *moments = ([state[name] for state in states if name in state] for name in ADAM_STATE)
     learning_rate = th.empty((), dtype=th.float64, device=device)
@@ -333,7 +333,7 @@ class CompiledPolicy:
 
 class CompiledTraining:
     """
-    Compiled optimizer steps and compiled policy of a model, which remain for its next call of ``learn``.
+    Compiled optimizer steps and compiled policy of a model, which its next call of ``learn`` reuses.
 
     :param model: algorithm with its environments, complete
     """
@@ -348,7 +348,7 @@ class CompiledTraining:
         """
         Begin a training: decide whether to compile.
 
-        :param total_timesteps: budget of the training, with what was done before it was continued
+        :param total_timesteps: budget of the training, including the steps before it was resumed
         """
         self.is_enabled, choice = False, self.model.compile_updates
         if choice is False:
@@ -407,10 +407,10 @@ def reason_against(model: PhasicModel) -> str | None:
 
 
 def is_worthwhile(model: PhasicModel, total_timesteps: float) -> bool:
-    """Return whether compiling makes a training of this budget faster, as far as its length and its networks tell."""
+    """Return whether compiling is likely to make a training faster, judging by its length and its networks."""
     if model.device.type != "cpu" or has_convolutions(model.policy):
         return False
-    return WORTHWHILE_STEPS <= n_optimizer_steps(model, total_timesteps) < math.inf  # unless a callback ends it
+    return WORTHWHILE_STEPS <= n_optimizer_steps(model, total_timesteps) < math.inf  # infinite if a callback ends it
 
 
 def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:
@@ -431,15 +431,15 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 def tracing() -> AbstractContextManager[None]:
     """
-    Settings with which torch captures a function: gradients are part of it, sizes are constants, and draws of NumPy's are
-    refused, as it would replace them.
+    Return a context in which torch captures gradients as part of a function, treats sizes as constants, and refuses NumPy's
+    random numbers, which it would replace by its own.
     """
     return th._dynamo.config.patch(trace_autograd_ops=True, automatic_dynamic_shapes=False, use_numpy_random_stream=True)
 
 
 @contextmanager
 def _announced(name: str, is_on: bool) -> Iterator[None]:
-    """Print a line about what is compiled in a block, and how long it takes."""
+    """Print the name of the function that is compiled in a block, and the time that this takes."""
     start = time.perf_counter()
     if is_on:
         print(f"Compiling the {name}, ", end="", flush=True)

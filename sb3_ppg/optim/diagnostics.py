@@ -1,4 +1,4 @@
-"""Logged diagnostics of both phases in addition to their losses, over all processes."""
+"""Diagnostics that are logged in addition to the losses of both phases, over all processes."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,7 +24,7 @@ def policy_phase_summary(
     clip_range: float | None,
 ) -> dict[str, float]:
     """
-    Summarise an update for the log.
+    Summarize an update for the log.
 
     :param policy: policy after the update
     :param rollout_buffer: rollout that it was trained on
@@ -54,8 +54,8 @@ def leaf_summary(policy: PhasicActorCriticPolicy, batches: Iterable[tuple[tuple,
 
     :param policy: policy after an update
     :param batches: inputs of the policy's ``evaluate``; actions as buffers give them, (B, n)
-    :return: by "log_prob/path" and "entropy/path" of each leaf, means of log π of its part of the actions, and of its entropy,
-        or an estimate, in nats
+    :return: for each leaf, under "log_prob/path" and "entropy/path", the mean of log π of its part of the actions and the mean
+        of its entropy, or of an estimate, in nats
     """
     columns = []
     with unvalidated_distributions():

@@ -21,8 +21,8 @@ from sb3_ppg.optim.micro_batches import split
 from sb3_ppg.optim.precision import unvalidated_distributions
 
 ADVICE = (
-    "The weights are those from before that epoch. Normalise observations and rewards (VecNormalize), or use a smaller "
-    "learning rate or `max_grad_norm`"
+    "The weights from before this epoch have been restored. Normalize observations and rewards (VecNormalize), or use a "
+    "smaller learning rate or `max_grad_norm`"
 )
 Minibatch = TypeVar("Minibatch", bound=tuple)
 
@@ -69,22 +69,22 @@ def optimize_epoch(
     compiled: CompiledStep | None = None,
 ) -> Epoch:
     """
-    Take one optimizer step per minibatch. The losses stay on the device until the epoch ends, and then come in one transfer.
+    Take one optimizer step per minibatch. The losses stay on the device until the epoch ends, then one transfer reads them.
 
-    :param phase: for the message of an error
-    :param networks: restored if there is an error
-    :param optimizer: of some of their parameters
+    :param phase: name of the phase for error messages
+    :param networks: networks whose weights are restored if a loss or a gradient is not finite
+    :param optimizer: optimizer of some of their parameters
     :param minibatches: named tuples of tensors, or of dictionaries of tensors, of shape (B, ...)
     :param loss_fn: returns the losses of a minibatch
     :param micro_batch_size: the most samples in one forward pass, see ``compute_gradient``
     :param max_grad_norm: see ``compute_gradient``
-    :param target_kl: in nats. Stop before the step of a minibatch whose approximate KL exceeds it, see
-        ``exceeds_target_kl``, which has to look at each minibatch. None: never
+    :param target_kl: in nats. Stop before the step on a minibatch whose approximate KL is too large, see
+        ``exceeds_target_kl``; this costs a transfer per minibatch. None: never stop
     :param after_step: called after each step
-    :param adversary: optimizer of networks that learn against the policy and take a step before each of its steps, and their
-        losses
-    :param compiled: takes the steps, or computes the gradients, of the minibatches that it is for
-    :return: losses and log-ratios
+    :param adversary: optimizer and losses of networks that learn against the policy; they take a step before each of its
+        steps
+    :param compiled: compiled steps or gradients, for the minibatches that it takes
+    :return: record of the epoch
     :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
     optimizers = [optimizer] if adversary is None else [optimizer, adversary[0]]
@@ -135,15 +135,15 @@ def compute_gradient(
     Compute the gradient of a minibatch's loss in the optimizer's parameters, over all processes, and clip it.
 
     The losses are means over samples, so the mean of the micro-batches' gradients, weighted by their sizes, is the gradient
-    of the whole minibatch. (This does not hold for layers that look at the batch, like batch normalisation.)
+    of the whole minibatch. (This does not hold for layers that mix the samples of a batch, like batch normalization.)
 
-    :param optimizer: whose parameters' gradients are replaced
+    :param optimizer: optimizer of the parameters whose gradients are replaced
     :param loss_fn: returns the losses of a minibatch
     :param minibatch: named tuple of tensors, or of dictionaries of tensors, of shape (B, ...)
     :param micro_batch_size: the most samples in one forward pass. None: all at once
     :param max_grad_norm: the largest L2 norm; a larger gradient is scaled down to it. None: no clipping
-    :param compiled: computes the gradient of the minibatches that it is for, and may take the optimizer's step as well
-    :return: losses and norm of the gradient, which lies in the parameters' ``grad``
+    :param compiled: compiled steps or gradients, for the minibatches that it takes
+    :return: losses and norm of the gradient, which is stored in the parameters' ``grad``
     """
     gradient = None if compiled is None else compiled(minibatch)
     if gradient is not None and gradient.step_is_taken:
@@ -165,7 +165,7 @@ def _accumulated_gradient(
     minibatch: Minibatch,
     micro_batch_size: int | None,
 ) -> Gradient:
-    """Let the parameters have the gradient of a minibatch's loss, which is accumulated over micro-batches."""
+    """Compute the gradient of a minibatch's loss in the parameters' ``grad``, accumulated over micro-batches."""
     for parameter in parameters:
         parameter.grad = None
     all_values: list[th.Tensor] = []
@@ -186,10 +186,10 @@ def _accumulated_gradient(
 
 def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:
     """
-    Return whether the policy has moved too far: like SB3's PPO, by more than one and a half times the target.
+    Return whether the approximate KL exceeds 1.5 times the target, as in SB3's PPO.
 
     :param log_ratio: log π(a|s) - log π_old(a|s), (B,)
-    :param target_kl: of E[KL(π_old, π)] over all processes' samples, in nats
+    :param target_kl: target of E[KL(π_old, π)] over the samples of all processes, in nats
     """
     approx_kl = approximate_kl(log_ratio)
     average_over_processes([approx_kl])
@@ -200,8 +200,10 @@ def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, paramete
     """
     Describe the first loss or gradient that is not finite.
 
-    :param table: (n_minibatches, n_scalars), with the names of the losses
-    :param weights: a number for each parameter, with their names
+    :param table: values of the losses, (n_minibatches, n_losses)
+    :param losses: names of the losses
+    :param weights: sum of each parameter after the epoch, (n_parameters,)
+    :param parameters: names of the parameters
     """
     finite = np.isfinite(table)
     if finite.all():
@@ -212,7 +214,7 @@ def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, paramete
     return f"loss that is not finite, in minibatch {step} of an epoch: {values}"
 
 
-# The powers with which the states of torch's optimizers grow with a gradient (RMSprop's momentum and Adadelta's steps do not)
+# Powers by which the states of torch's optimizers scale with the gradient (not RMSprop's momentum and Adadelta's steps)
 FIRST_MOMENTS = ("exp_avg", "grad_avg", "exp_inf", "prev")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "row_var", "col_var", "variance")
 MOMENTS = {**dict.fromkeys(FIRST_MOMENTS, 1), **dict.fromkeys(SECOND_MOMENTS, 2)}
@@ -231,7 +233,7 @@ def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Param
     for parameter in parameters:
         state, of_rows = optimizer.state.get(parameter, {}), factor.reshape(-1, *[1] * (parameter.dim() - 1))
         for name, power in powers.items():
-            if name in state:  # Adafactor's variances of columns have no rows
+            if name in state:  # Adafactor's column variances have no rows
                 has_rows = len(state[name]) == len(of_rows) or len(of_rows) == 1
                 state[name].mul_((of_rows if has_rows else of_rows.mean()) ** power)
 
@@ -240,8 +242,7 @@ def _backed_up(networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Opti
     """
     Copy parameters, buffers and the optimizers' states, and return the function that restores them.
 
-    This costs a copy of the parameters per epoch; checking each minibatch's loss instead would cost a transfer from the device
-    for each.
+    This costs one copy of the parameters per epoch. Checking the loss of each minibatch would cost a transfer per minibatch.
     """
     tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
     saved = [tensor.detach().clone() for tensor in tensors]

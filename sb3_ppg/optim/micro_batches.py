@@ -1,4 +1,4 @@
-"""Micro-batches that make convolutional networks fast on a CPU, and memory that is kept for the next forward pass."""
+"""Micro-batches that make convolutional networks fast on a CPU, and a setting that keeps freed memory."""
 
 import ctypes
 import sys
@@ -13,22 +13,22 @@ from sb3_ppg.buffers.nested import has_samples, map_arrays, n_samples, split_arr
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 Minibatch = TypeVar("Minibatch", bound=tuple)
-# The largest array that glibc takes from its heap rather than fresh from the system, which has to zero it page by page: the
-# highest M_MMAP_THRESHOLD that all its versions allow on 64-bit machines
+# The largest M_MMAP_THRESHOLD that all versions of glibc allow on 64-bit machines. For larger arrays, glibc maps new memory,
+# which the kernel zeroes page by page
 HEAP_LIMIT = 32 * 2**20
 
 
 def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTorchObs) -> int | None:
     """
-    The micro-batch size at which a network with convolutions is fast on a CPU: the largest power of two for which each array
-    that goes into the features extractors or is kept for the backward pass is smaller than ``HEAP_LIMIT``.
+    Return the micro-batch size at which a network with convolutions is fast on a CPU: the largest power of two for which each
+    array that enters a features extractor or is kept for the backward pass is smaller than ``HEAP_LIMIT``.
 
-    It depends on the network alone, not on the machine or on measured times: the same seed gives the same training anywhere.
+    It depends only on the network, not on the machine or on measured times, so that a seed gives the same training anywhere.
 
-    :param policy: the network
-    :param observation: of one environment, (1, ...)
-    :return: in samples; None (whole minibatches) on other devices, without convolutions, and with batch normalisation, for
-        which micro-batches are not the same as their minibatch
+    :param policy: policy with its networks
+    :param observation: one observation, (1, ...)
+    :return: number of samples; None (whole minibatches) on other devices, without convolutions, and with batch normalization,
+        whose result differs between micro-batches and their minibatch
     """
     if policy.device.type != "cpu" or not has_convolutions(policy) or looks_at_the_batch(policy):
         return None
@@ -39,12 +39,12 @@ def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTor
 
 
 def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> list[int]:
-    """Sizes in bytes of the arrays that a forward pass gives to the features extractors or keeps for the backward pass."""
+    """Return the sizes in bytes of the arrays that enter the features extractors or are kept for the backward pass."""
     sizes: list[int] = []
 
     def note(array: th.Tensor) -> th.Tensor:
         sizes.append(array.nbytes)
-        # There is no backward pass. What is kept here must not lead back to the graph, which holds this function
+        # No backward pass follows. Returning the array would make a reference cycle with the graph, which holds this function
         return array.new_empty(0)
 
     def enter(_: nn.Module, inputs: tuple[PyTorchObs]) -> None:
@@ -53,7 +53,7 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
     extractors = {policy.pi_features_extractor, policy.vf_features_extractor}
     hooks = [extractor.register_forward_pre_hook(enter) for extractor in extractors]
     training = policy.training
-    policy.set_training_mode(False)  # dropout would draw from the generator
+    policy.set_training_mode(False)  # so that dropout draws no random numbers
     try:
         with th.enable_grad(), th.autograd.graph.saved_tensors_hooks(note, lambda array: array):
             policy.evaluate_auxiliary(observations)
@@ -66,10 +66,12 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
 
 def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
     """
+    Split a minibatch into micro-batches.
+
     :param minibatch: tuple of tensors, or of nested dictionaries and tuples of tensors, of shape (B, ...), or (number of
-        sequences, ...), where all sequences are as long. What is no tensor, or has no dimension, belongs to every part
-    :param size: in samples; None: all
-    :return: consecutive parts of at most that size, of whole sequences and at least one, which share its memory
+        sequences, ...) for sequences of equal length. Every part gets scalars and values that are not tensors unchanged
+    :param size: largest number of samples in a part; None: do not split
+    :return: consecutive parts, which share the minibatch's memory, of whole sequences: as many as fit, but at least one
     """
     whole = n_samples(minibatch[0])
     if size is None or size >= whole:
@@ -89,7 +91,7 @@ def has_convolutions(module: nn.Module) -> bool:
 
 
 def looks_at_the_batch(module: nn.Module) -> bool:
-    """Return whether a network has layers whose output for a sample depends on the others of its batch."""
+    """Return whether a network has layers whose output for a sample depends on the other samples of its batch."""
     return any(
         isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)) for part in module.modules()
     )
@@ -97,10 +99,10 @@ def looks_at_the_batch(module: nn.Module) -> bool:
 
 def keep_freed_memory() -> None:
     """
-    Let glibc, where it is the allocator, keep the memory that this process frees, for its next arrays of up to ``HEAP_LIMIT``
-    bytes. By default it returns large arrays to the system and takes them again, zeroed, in each forward pass, which is a
-    third of the time of ``ImpalaCNN`` in float32 on a CPU. The process stays as large as its peak, and the setting cannot be
-    undone: the training commands call this for their own process; in Python it is for you to call.
+    Make glibc keep the memory that this process frees, for later arrays of up to ``HEAP_LIMIT`` bytes. By default, glibc
+    returns large arrays to the system and gets them back zeroed in each forward pass, which takes a third of the time of
+    ``ImpalaCNN`` in float32 on a CPU. The process then stays as large as its peak, and the setting cannot be undone. The
+    training commands call this for their own process; in Python, call it yourself. It has no effect without glibc.
 
     Source: ``man mallopt``, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
     """

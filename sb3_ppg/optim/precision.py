@@ -1,4 +1,4 @@
-"""Settings of torch that a training changes for a while: validation of distributions, TensorFloat-32."""
+"""Settings of torch that change while a model trains: validation of distributions, TensorFloat-32."""
 
 import threading
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ _before: list[bool] = []  # the setting before each block that is being run, in 
 @contextmanager
 def unvalidated_distributions() -> Iterator[None]:
     """
-    Switch off the validation of torch's distributions, which looks at their arguments' values: a transfer from the device
-    each time, and in an exported program a constant. The losses are checked instead, once per epoch. Several threads may be
-    training: the last one to leave its block restores the setting.
+    Turn off the validation of arguments in torch's distributions. Each validation costs a transfer from the device, and an
+    exported program would contain its result as a constant. The losses are checked once per epoch instead. If several threads
+    train, the last one to leave its block restores the setting.
     """
     distributions = th.distributions.Distribution
     with _lock:
@@ -33,17 +33,17 @@ def unvalidated_distributions() -> Iterator[None]:
 @contextmanager
 def tensor_float_32(enabled: bool) -> Iterator[None]:
     """
-    NVIDIA's matrix units round float32 factors to TensorFloat-32, ten bits of mantissa. (Torch allows it for convolutions
-    anyway; this is for the dense layers.)
+    Let NVIDIA GPUs round the factors of float32 matrix products to TensorFloat-32, which has ten bits of mantissa. (For
+    convolutions, torch allows this by default.)
 
-    :param enabled: False: everything stays as it is
+    :param enabled: False: change nothing
     """
     settings = th.backends.cuda.matmul
     before = getattr(settings, "fp32_precision", None)  # since torch 2.9
     if not enabled or before == "tf32" or (before is None and settings.allow_tf32):
         yield
         return
-    settings.allow_tf32 = True  # by the older of its two names: after the newer one, torch's compiler could not ask for it
+    settings.allow_tf32 = True  # the older name: after setting `fp32_precision`, torch's compiler could not read the older one
     try:
         yield
     finally:

@@ -14,26 +14,26 @@ def change_value_units(
     policy: PhasicActorCriticPolicy, optimizers: Iterable[th.optim.Optimizer], value_targets: np.ndarray, weight: float
 ) -> None:
     """
-    Let both value heads work in standard deviations of the value targets, averaged over rollouts. What their optimizers
-    remember of gradients changes with the unit.
+    Set the unit of both value heads to the standard deviation of the value targets, averaged over rollouts. The optimizers'
+    moments of the heads are rescaled with it.
 
-    The unit is at least one: targets that are small or constant, as before the first reward, are left as they are.
+    The unit is at least one, so that targets that are small or constant, as before the first reward, are not scaled up.
 
-    :param policy: with its heads
-    :param optimizers: of its parameters
-    :param value_targets: of the latest rollout, in the units of the (normalised) return, of any shape; with several components
-        (..., K), each of which has its own unit
-    :param weight: of this rollout in the average, from 0 to 1
+    :param policy: policy with both heads
+    :param optimizers: optimizers of its parameters
+    :param value_targets: V_targ of the latest rollout, in the units of the (normalized) return, of any shape; for vector
+        rewards (..., K), and each component has its own unit
+    :param weight: weight of this rollout in the average, from 0 to 1
     """
     old_mean, old_std = (np.atleast_1d(one.double().cpu().numpy()) for one in (policy.value_net.mean, policy.value_net.std))
     columns = value_targets.reshape(-1, len(old_mean)).T
     mean, std = np.array([moments(column, policy.device) for column in columns]).T
     if not np.isfinite(std).all():
-        return  # the losses are not finite, and say so
+        return  # the losses are not finite either, and raise an error
     shift = mean - old_mean
     variance = (1 - weight) * old_std**2 + weight * std**2 + weight * (1 - weight) * shift**2
     units = (old_mean + weight * shift, np.maximum(variance**0.5, 1.0))
-    set_value_units(policy, optimizers, *(one if len(one) > 1 else one.item() for one in units))
+    set_value_units(policy, optimizers, *map(np.squeeze, units))
 
 
 def set_value_units(
@@ -43,12 +43,13 @@ def set_value_units(
     std: float | np.ndarray,
 ) -> None:
     """
-    Change the units; the values that the heads predict stay as they are.
+    Change the units of both heads; the values that they predict stay the same.
 
-    :param policy: with its heads
-    :param optimizers: of its parameters
-    :param mean: where values are zero in the new unit; one number, or one for each component
-    :param std: the new unit; one number, or one for each component; both in the units of the (normalised) return
+    :param policy: policy with both heads
+    :param optimizers: optimizers of its parameters
+    :param mean: the value that is zero in the new unit, in the units of the (normalized) return; one number, or one for each
+        component
+    :param std: the new unit, in the units of the (normalized) return; one number, or one for each component
     """
     for head in (policy.value_net, policy.aux_value_net):
         factor = head.change_units(mean, std)

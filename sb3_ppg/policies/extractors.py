@@ -1,4 +1,4 @@
-"""Networks and initialisations of the authors' code that SB3 does not have."""
+"""Networks and initializations of the authors' code that SB3 does not have."""
 
 import math
 
@@ -14,9 +14,9 @@ from sb3_ppg.errors import ArgumentError
 
 def init_normed(layer: nn.Module, scale: float) -> None:
     """
-    The authors' initialisation: the weights of each output unit have L2 norm ``scale``, biases are zero.
+    Initialize a layer as the authors do: the weights of each output unit have L2 norm ``scale``, biases are zero.
 
-    :param layer: a linear layer or a convolution; its present weights are rescaled
+    :param layer: a linear layer or a convolution; its current weights are rescaled
     :param scale: L2 norm of the weights of one output unit
     """
     assert isinstance(layer, (nn.Linear, nn.Conv2d))
@@ -29,8 +29,8 @@ def init_normed(layer: nn.Module, scale: float) -> None:
 
 class ImageConv2d(nn.Conv2d):
     """
-    A convolution that divides images of type uint8 by 255, in its weights: W (x / 255) + b = (W / 255) x + b. The image needs
-    one copy less, and bfloat16 holds the integers up to 255 exactly.
+    A convolution that divides its weights by 255 if the image is uint8: (W / 255) x + b = W (x / 255) + b. This saves a copy
+    of the image, and bfloat16 represents the integers up to 255 exactly.
     """
 
     def forward(self, x: th.Tensor) -> th.Tensor:
@@ -58,7 +58,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         branch: th.Tensor = self.conv1(F.relu_(self.conv0(F.relu(x))))
-        return branch.add_(x)  # in place where autograd needs no input: each saves an array as large as the activations
+        return branch.add_(x)  # in place where autograd does not need the input, which saves memory
 
 
 class ConvStack(nn.Module):
@@ -68,7 +68,7 @@ class ConvStack(nn.Module):
     :param in_channels: C
     :param channels: channels of the output
     :param n_blocks: number of residual blocks
-    :param scale: initial scale of all the blocks' branches together
+    :param scale: initial scale of the branches of all blocks together
     """
 
     def __init__(self, in_channels: int, channels: int, n_blocks: int, scale: float):
@@ -89,7 +89,7 @@ class MinAtarCNN(BaseFeaturesExtractor):
     :param observation_space: space of grids, channels last, as MinAtar gives them
     :param features_dim: units of the dense layer
     :param channels: channels of the convolution
-    :raises ArgumentError: if the observations are no grids, or for sizes that cannot work
+    :raises ArgumentError: if the observations are not grids, or for sizes that cannot work
     """
 
     def __init__(self, observation_space: spaces.Box, features_dim: int = 128, channels: int = 16):
@@ -110,7 +110,7 @@ class MinAtarCNN(BaseFeaturesExtractor):
 class ImpalaCNN(BaseFeaturesExtractor):
     """
     The residual network of IMPALA (Espeholt et al. 2018, https://arxiv.org/abs/1802.01561), the encoder of the PPG paper,
-    initialised as in the authors' code: (B, C, H, W) -> (B, features_dim).
+    initialized as in the authors' code: (B, C, H, W) -> (B, features_dim).
 
     Images of type uint8 are divided by 255 in the first convolution.
 
@@ -126,11 +126,12 @@ class ImpalaCNN(BaseFeaturesExtractor):
     :param features_dim: units of the dense layer
     :param channels: channels of each convolutional stack
     :param n_blocks: residual blocks per stack
-    :param normalized_image: the image is scaled already: skip the check of its type and bounds, as in SB3's ``NatureCNN``
-    :raises ArgumentError: if the observations are no images, or for sizes that cannot work
+    :param normalized_image: whether images are scaled already; skips the check of their type and bounds, as in SB3's
+        ``NatureCNN``
+    :raises ArgumentError: if the observations are not images, or for sizes that cannot work
     """
 
-    scales_images = True  # what `PhasicActorCriticPolicy` looks for, in the class itself
+    scales_images = True  # `PhasicActorCriticPolicy` reads this from the class itself, not from its bases
 
     def __init__(
         self,

@@ -9,11 +9,11 @@ from sb3_ppg import losses
 
 class ValueHead(nn.Linear):
     """
-    A linear layer that predicts values, in a unit that can be changed without changing what it predicts: (B, in) -> (B, 1).
+    A linear layer that predicts values, (B, in) -> (B, 1). Its unit can be changed without changing the predictions.
 
     Source: Pop-Art, van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714.
 
-    :param in_features: size of its input, or of what ``layers`` give
+    :param in_features: size of its input, or of the output of ``layers``
     :param layers: layers before it
     :param n_values: number of values
     """
@@ -34,17 +34,17 @@ class ValueHead(nn.Linear):
 
     @property
     def unit(self) -> float:
-        """Unit in which the layer works, in the units of the (normalised) return: one, until it is changed."""
+        """Current unit of the layer, in the units of the (normalized) return; initially one."""
         return float(self.std.mean())
 
     @th.no_grad()
     def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
         """
-        Let the layer's weights predict (value - mean) / std; its output stays the same.
+        Rescale the weights so that they predict (value - mean) / std; the output of the layer stays the same.
 
         :param mean: in the units of the returns; one number, or one for each of several values
         :param std: in the units of the returns, above zero; one number, or one for each
-        :return: the factor by which the weights have changed, and with them the gradient of an error in the head's units,
+        :return: factor by which the weights change; the gradient of an error in the head's unit changes by the same factor;
             (number of values,)
         """
         new_mean, new_std = (th.as_tensor(one).to(self.mean).expand(self.mean.shape) for one in (mean, std))
@@ -58,7 +58,7 @@ class ValueHead(nn.Linear):
 
 class VectorValueHead(ValueHead):
     """
-    A value head for vector rewards: a value for each component, in a unit of its own, (B, in) -> (B, K).
+    A value head for vector rewards, (B, in) -> (B, K): one value for each component, each in its own unit.
 
     :param in_features: size of its input
     :param n_components: K
@@ -72,11 +72,11 @@ class VectorValueHead(ValueHead):
         self, latent: th.Tensor, targets: th.Tensor, unit: float | None = None, weights: th.Tensor | None = None
     ) -> th.Tensor:
         """
-        Return the mean over the components of their mean squared errors, each in its component's unit.
+        Return the mean squared error over samples and components, each component in its own unit.
 
-        :param latent: (B, in)
+        :param latent: features that the head reads, (B, in)
         :param targets: V_targ of each component, in the units of its return, (B, K)
-        :param unit: without effect
+        :param unit: has no effect
         :param weights: see ``losses.weighted_mean``, (B,), or None
         :return: scalar
         """
@@ -88,12 +88,13 @@ def head_loss(
     head: nn.Module, latent: th.Tensor, targets: th.Tensor, unit: float, weights: th.Tensor | None = None
 ) -> th.Tensor:
     """
-    Return what a value head minimises: its own ``loss``, with the arguments after the first, or the mean squared error.
+    Return the loss of a value head: that of its method ``loss``, which takes the arguments after the first, or else the mean
+    squared error.
 
-    :param head: (B, latent dimension) -> values, (B, 1)
-    :param latent: features that it reads, (B, latent dimension)
-    :param targets: V_targ in the units of the (normalised) return, (B,)
-    :param unit: unit in which errors are measured, in the units of the (normalised) return
+    :param head: maps (B, latent dimension) to values, (B, 1)
+    :param latent: features that the head reads, (B, latent dimension)
+    :param targets: V_targ in the units of the (normalized) return, (B,)
+    :param unit: unit in which errors are measured, in the units of the (normalized) return
     :param weights: see ``losses.weighted_mean``, (B,), or None
     :return: scalar
     """
@@ -103,5 +104,5 @@ def head_loss(
 
 
 def has_own_loss(head: nn.Module) -> bool:
-    """Return whether a value head has a method ``loss``: squared errors, and clipping them, are then not for it."""
+    """Return whether a value head has a method ``loss``, which replaces the squared error and cannot be clipped."""
     return hasattr(head, "loss")

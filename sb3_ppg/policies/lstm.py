@@ -43,13 +43,13 @@ def run_lstm(
     features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor, lstm: nn.LSTM
 ) -> tuple[th.Tensor, None]:
     """
-    Run an LSTM on sequences in which new episodes may begin. Each sequence is cut where one does; pieces of similar length,
-    padded to the longest, go through together. (sb3-contrib's ``_process_sequence``, with these arguments, goes step by step
-    and returns states, too.)
+    Run an LSTM on sequences in which new episodes may begin. Each sequence is cut at the beginnings of episodes, and pieces of
+    similar length are padded to the longest and run together. (sb3-contrib's ``_process_sequence`` takes the same arguments,
+    runs step by step, and also returns the states.)
 
     :param features: features of sequences of equal length, one after the other, (B, features_dim)
     :param lstm_states: hidden and cell states before each sequence, (n_layers, n_sequences, hidden size)
-    :param episode_starts: 1 where an episode begins, which forgets what was before, else 0, (B,)
+    :param episode_starts: 1 where an episode begins, with states of zero, else 0, (B,)
     :param lstm: an LSTM of any number of layers
     :return: outputs, (B, hidden size), and None
     """
@@ -83,7 +83,8 @@ def last_states(
     lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
 ) -> tuple[th.Tensor, ...]:
     """
-    The states of an LSTM after sequences in which new episodes may begin: what was before the last of them does not matter.
+    Return the states of an LSTM after sequences in which new episodes may begin. Only the steps since the last beginning in a
+    sequence matter.
 
     :param lstm: an LSTM of any number of layers
     :param features: features of sequences of equal length, one after the other, (B, features_dim)
@@ -106,7 +107,7 @@ def last_states(
 
 
 def _of_similar_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """The numbers of the pieces, in groups in which the longest is less than twice as long as the shortest."""
+    """Yield the indices of the pieces in groups, in each of which the longest is less than twice as long as the shortest."""
     order = np.argsort(-lengths, kind="stable")
     while len(order) > 0:
         n_similar = int(np.count_nonzero(2 * lengths[order] > lengths[order[0]]))
@@ -127,8 +128,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     "shared"     the policy's LSTM                 goes through
     ============ ================================= =====================================================
 
-    In the auxiliary phase "detached" lets it through, unless ``detach_value_in_aux_phase``. The layers of ``net_arch`` come
-    after the LSTM and are each function's own. Arguments that are not listed here are those of ``PhasicActorCriticPolicy``.
+    In the auxiliary phase, "detached" lets it through unless ``detach_value_in_aux_phase`` is set. The layers of ``net_arch``
+    come after the LSTM, and policy and value function have their own. Arguments that are not listed here are those of
+    ``PhasicActorCriticPolicy``.
 
     :param observation_space: Observation space
     :param action_space: Action space
@@ -136,9 +138,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     :param architecture: Default: "detached" with ``shared_lstm``, else "dual"
     :param lstm_hidden_size: Number of hidden units for each LSTM layer
     :param n_lstm_layers: Number of LSTM layers
-    :param shared_lstm: Whether the value function reads the policy's LSTM. Default: as the architecture says
-    :param enable_critic_lstm: Whether it has an LSTM of its own. Default: as the architecture says. False with "dual": a
-        dense layer takes its place
+    :param shared_lstm: Whether the value function reads the policy's LSTM. Default: determined by the architecture
+    :param enable_critic_lstm: Whether the value function has its own LSTM. Default: determined by the architecture. False with
+        "dual": it has a dense layer instead
     :param lstm_kwargs: ``bias`` and ``dropout`` of ``torch.nn.LSTM``
     :raises ArgumentError: (a ``ValueError``) for a combination that contradicts itself
     """
@@ -197,7 +199,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         RecurrentActorCriticPolicy._build_mlp_extractor(self)
 
     def _check_trunk(self) -> None:
-        """Not needed: the network that policy and value function share ends at the LSTM."""
+        """Check nothing: policy and value function share the network only up to the LSTM."""
 
     def evaluate(
         self,
@@ -214,9 +216,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         :param obs: Observation
         :param lstm_states: states before each sequence. None: each observation is the first of an episode
         :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :param reads: fields of ``Evaluation`` that the caller reads. With "lstm_states" sequences go step by step, as in
+        :param reads: fields of ``Evaluation`` that the caller reads. With "lstm_states", sequences run step by step, as in
             sb3-contrib
-        :param auxiliary: for the auxiliary phase
+        :param auxiliary: whether this is for the auxiliary phase
         :return: at least these fields
         """
         if lstm_states is None or episode_starts is None:
@@ -298,9 +300,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         """
         Choose actions, with sb3-contrib's arguments.
 
-        :param observation: one environment's, or several environments'
+        :param observation: of one environment, or of several
         :param state: hidden and cell states of the policy's LSTM, (n_layers, n_envs, hidden size) each. None: zeros
-        :param episode_start: whether episodes begin, (n_envs,), which forgets the states. None: nowhere
+        :param episode_start: whether an episode begins, with states of zero, (n_envs,). None: no episode begins
         :param deterministic: Whether to take the most likely actions
         :return: actions as environments take them, and the states for the next call
         """
@@ -331,24 +333,24 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         return RNNStates(pi, last_states(self.lstm_critic, self.value_features(obs), lstm_states.vf, episode_starts))
 
     def initial_states(self, n_sequences: int) -> RNNStates:
-        """Return the states before so many sequences, each of which begins with an episode: zeros."""
+        """Return the states before sequences that begin with an episode: zeros, (n_layers, n_sequences, hidden size) each."""
         shape = (self.lstm_actor.num_layers, n_sequences, self.lstm_actor.hidden_size)
         zeros = th.zeros(shape, device=self.device)
         return RNNStates((zeros, zeros), (zeros, zeros))
 
 
 class RecurrentPhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
-    """``RecurrentPhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``."""
+    """``RecurrentPhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN``."""
 
 
 class RecurrentMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
-    """``RecurrentPhasicActorCriticPolicy`` for dictionaries, by default through SB3's ``CombinedExtractor``."""
+    """``RecurrentPhasicActorCriticPolicy`` for dictionaries, by default with SB3's ``CombinedExtractor``."""
 
 
 def _lstm_of_the_value_function(
     architecture: str, shared_lstm: bool | None, enable_critic_lstm: bool | None
 ) -> tuple[bool, bool]:
-    """RecurrentPPO's arguments for it, once they do not contradict the architecture."""
+    """Return RecurrentPPO's ``shared_lstm`` and ``enable_critic_lstm`` if they do not contradict the architecture."""
     one_network = architecture != "dual"
     shared = one_network if shared_lstm is None else shared_lstm
     if shared != one_network and architecture in ARCHITECTURES:  # else refused anyway

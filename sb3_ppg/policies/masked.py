@@ -1,4 +1,4 @@
-"""Policies that give no probability to actions that are not possible, by sb3-contrib's maskable distributions."""
+"""Policies in which impossible actions have a probability of zero, with sb3-contrib's maskable distributions."""
 
 from collections.abc import Collection
 from functools import cached_property
@@ -24,18 +24,18 @@ from sb3_ppg.policies.mlp import (
 
 class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
     """
-    ``PhasicActorCriticPolicy`` whose distributions give no probability to what an action mask excludes, by sb3-contrib's
-    maskable distributions. Its methods take ``action_masks`` as those of sb3-contrib's ``MaskableActorCriticPolicy`` do:
-    True where an action is possible, (B, n) for Discrete, (B, sum of n) for MultiDiscrete, (B, 2 n) for MultiBinary
-    actions; for nested spaces those of all leaves, as ``sb3_ppg.actions.flat_masks`` makes them; None: no masks.
+    ``PhasicActorCriticPolicy`` in which actions that a mask excludes have a probability of zero, with sb3-contrib's maskable
+    distributions. Its methods take ``action_masks`` like those of sb3-contrib's ``MaskableActorCriticPolicy``: True where an
+    action is possible, (B, n) for Discrete, (B, sum of n) for MultiDiscrete, (B, 2 n) for MultiBinary actions; for nested
+    spaces, the masks of all leaves as ``sb3_ppg.actions.flat_masks`` returns them. None: no masks.
     """
 
     algorithm: ClassVar[str] = "MaskablePPG"
 
     @cached_property
     def mask_starts(self) -> np.ndarray:
-        """Where the part of a mask begins that is for each dimension of the actions, (n_dimensions,)."""
-        sizes = getattr(self.action_dist, "action_dims", [0])  # which a distribution of one dimension does not have
+        """Index in a mask at which each dimension of the actions begins, (n_dimensions,)."""
+        sizes = getattr(self.action_dist, "action_dims", [0])  # a distribution of one dimension has no such attribute
         return np.cumsum([0, *sizes[:-1]])
 
     def make_action_distribution(self) -> Distribution:
@@ -84,8 +84,8 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
 
 
 class MaskablePhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, MaskablePhasicActorCriticPolicy):
-    """``MaskablePhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``."""
+    """``MaskablePhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN``."""
 
 
 class MaskableMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, MaskablePhasicActorCriticPolicy):
-    """``MaskablePhasicActorCriticPolicy`` for dictionaries, by default through SB3's ``CombinedExtractor``."""
+    """``MaskablePhasicActorCriticPolicy`` for dictionaries, by default with SB3's ``CombinedExtractor``."""

@@ -42,7 +42,7 @@ ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")
 MixedPrecision = Literal["bf16", "tf32"]
 LATEST = ("distribution", "distributions")  # torch's objects in those of SB3 and sb3-contrib
 DERIVED = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
-EVERYTHING = ("distribution", "latent_pi", "latent_vf")  # fields that one pass through both networks gives
+EVERYTHING = ("distribution", "latent_pi", "latent_vf")  # fields of `Evaluation` that need the networks
 
 
 class SharedTrunk(MlpExtractor):
@@ -65,12 +65,12 @@ class SharedTrunk(MlpExtractor):
 
 class Evaluation(NamedTuple):
     """
-    The result of one pass through a policy's networks. Fields that were not asked for may be None.
+    The result of one pass through a policy's networks. Fields that the caller does not read may be None.
 
     :param distribution: π(.|s)
     :param latent_pi: features that the heads of the policy's network read, (B, latent_dim_pi)
     :param latent_vf: features that the true value head reads, (B, latent_dim_vf)
-    :param lstm_states: states after the last step, in recurrent policies
+    :param lstm_states: states after the last step, of recurrent policies
     """
 
     distribution: Distribution = None  # type: ignore[assignment]
@@ -97,11 +97,11 @@ class AuxiliaryEvaluation(NamedTuple):
 
 class PhasicActorCriticPolicy(ActorCriticPolicy):
     """
-    SB3's actor-critic policy with what PPG adds: an auxiliary value head ``aux_value_net`` on the policy network, read in
-    the auxiliary phase only. ``value_net`` stays the true value function, for advantages and bootstrapping.
+    SB3's actor-critic policy with an auxiliary value head, ``aux_value_net``, on the policy network, which only the auxiliary
+    phase reads. ``value_net`` is the true value function, for advantages and bootstrapping.
 
-    ``evaluate`` says how the networks are run; all other methods are derived from it. A class that overrides one of those
-    without ``evaluate`` is refused, as both phases would train on something else.
+    ``evaluate`` runs the networks; all other methods use its result. A class that overrides one of them but not ``evaluate``
+    is refused, because the losses of both phases would not use it.
 
     Arguments that are not listed here are those of SB3's ``ActorCriticPolicy``.
 
@@ -113,31 +113,31 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         nothing detached
     :param detach_value_in_aux_phase: with ``"detached"`` only. False: the auxiliary phase lets the true value function's
         gradient through, as the paper says; True: it stays stopped, as in the authors' code
-    :param net_arch: Layers after the features extractor. With one network they are shared, so a list, or a dict with the
+    :param net_arch: Layers after the features extractor. With one network they are shared: a list, or a dict with the
         same layers for ``pi`` and ``vf``. Default: none after ``NatureCNN`` or ``ImpalaCNN``, else two of 64 units
-    :param ortho_init: SB3's orthogonal initialisation. Default: yes, except with ``ImpalaCNN``, which brings the authors'
+    :param ortho_init: SB3's orthogonal initialization. Default: yes, except with ``ImpalaCNN``, which has the authors'
     :param features_extractor_class: Features extractor
-    :param share_features_extractor: Whether policy and value function share the features extractor. Default: as the
-        architecture says. With ``"dual"``, True shares the extractor under two separate trunks, like SB3's PPO
-    :param distribution_class: Action distribution, one of SB3's kind that ``sb3_ppg.actions.register`` knows; it is made with
-        the action space. Default: SB3's for the action space
-    :param n_reward_components: K, the number of values of each value head for vector rewards; the algorithm gives it. None:
+    :param share_features_extractor: Whether policy and value function share the features extractor. Default: determined by the
+        architecture. With ``"dual"``, True shares the extractor under two separate trunks, like SB3's PPO
+    :param distribution_class: Class of the action distribution, like SB3's and known to ``sb3_ppg.actions.register``; it is
+        constructed with the action space. Default: SB3's distribution for the action space
+    :param n_reward_components: K, the number of values of each value head for vector rewards; set by the algorithm. None:
         scalar rewards
     :param compile_mode: Compile the features extractor with ``torch.compile`` in this mode: "reduce-overhead" (CUDA graphs),
         "max-autotune" or "default". For GPUs: on a CPU it was slower in our measurements. None: do not compile
     :param kwargs: further arguments of SB3's ``ActorCriticPolicy``
-    :raises ArgumentError: (a ``ValueError``) for a combination that contradicts itself
+    :raises ArgumentError: (a ``ValueError``) for arguments that contradict each other
     """
 
     algorithm: ClassVar[str] = "PPG"  # the algorithm that can train it
     mixed_precision: MixedPrecision | None = None
-    temperature: Any = 1.0  # of the actions' distribution, in a copy that plays
+    temperature: Any = 1.0  # temperature of the action distribution; only `Player` sets it, in a copy
     value_net: ValueHead
     aux_value_net: ValueHead
     actions: Actions
     preprocessed_space: spaces.Space  # of observations
-    scaled_images: set[str]  # names of the images in a Dict space that are divided by 255; {""} for a space that is an image
-    acted_on: PyTorchObs | None = None  # the latest observations, if `action_dist` does not have their distribution yet
+    scaled_images: set[str]  # keys of the images that are divided by 255; {""} if the whole space is an image
+    acted_on: PyTorchObs | None = None  # the latest observations, until `action_dist` has their distribution
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                 "distributions; override `make_leaf_distribution` of the policy"
             )
         if share_features_extractor is None:
-            # A FlattenExtractor has no weights: dual networks may as well flatten once
+            # A FlattenExtractor has no weights, so dual networks flatten once
             share_features_extractor = architecture != "dual" or features_extractor_class is FlattenExtractor
         if net_arch is None and _makes(features_extractor_class, NatureCNN, ImpalaCNN):
             net_arch = []
@@ -189,7 +189,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self._given_action_space = action_space
         self.squash_leaves = squash_output and is_nested
         self.n_reward_components = n_reward_components
-        # NumPy's integers become Python's, as torch's compiler takes the former for tensors
+        # Python's integers, because torch's compiler treats NumPy's as tensors
         self.preprocessed_space = _with_integers(observation_space)
         by_name = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
         scales = kwargs.get("normalize_images", True)
@@ -244,17 +244,17 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             self.mlp_extractor = SharedTrunk(self.features_dim, trunk, self.activation_fn, self.device)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        with th.no_grad():  # gSDE's noise, which has a graph in SB3, could not be copied
+        with th.no_grad():  # in SB3, gSDE's noise has a graph, so that it could not be copied
             super()._build(lr_schedule)
-        self.action_space = vars(self).pop("_given_action_space")  # SB3 has made networks for the flat one
-        value_net = self.value_net  # SB3's, whose weights stay
-        with th.random.fork_rng(devices=[]):  # so that the first actions are those of SB3's policy with the same seed
+        self.action_space = vars(self).pop("_given_action_space")  # SB3 has built the networks for the flat space
+        value_net = self.value_net  # SB3's; the true value head gets its weights
+        with th.random.fork_rng(devices=[]):  # so that the first actions equal those of SB3's policy with the same seed
             heads = self.make_heads()
             for name, head in heads.items():
                 setattr(self, name, head)
             self._build_action_net()
             self._initialize_heads(heads, value_net)
-        # Convolutions are fastest so, on CPU and GPU; it changes how weights lie in memory, nothing else
+        # Convolutions are fastest in this memory format, on CPUs and GPUs
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and not is_lazy(module.weight):
                 module.weight.data = module.weight.data.contiguous(memory_format=th.channels_last)
@@ -267,18 +267,18 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         extractor = super().make_features_extractor()
         extractor._features_dim = int(extractor.features_dim)  # NumPy's for MultiDiscrete observations, which an LSTM refuses
-        # A subclass may do something else with images, so it has to say it itself
+        # Not inherited: a subclass may process images differently
         scales_images = vars(type(extractor)).get("scales_images", False)
         extractor.takes_uint8 = scales_images and self.normalize_images and is_image_space(self.observation_space)  # type: ignore[assignment]
         return extractor
 
     def make_heads(self) -> dict[str, nn.Module]:
         """
-        Make the heads other than the action net, before the optimizers are made. Override it to add or replace heads. A
-        value head may be any module, and may have a loss of its own, see ``head_loss``.
+        Make the heads other than the action net. Override it to add or replace heads. A value head may be any module, and may
+        have its own loss, see ``head_loss``.
 
-        :return: by the names of their attributes, with "value_net", from (B, latent_dim_vf) to (B, 1), and "aux_value_net",
-            from (B, latent_dim_pi) to (B, 1); for vector rewards to (B, K)
+        :return: heads by attribute name. "value_net" maps (B, latent_dim_vf) to (B, 1), "aux_value_net" maps (B,
+            latent_dim_pi) to (B, 1); for vector rewards to (B, K)
         """
         n_components = self.n_reward_components
         head: Any = ValueHead if n_components is None else partial(VectorValueHead, n_components=n_components)
@@ -288,7 +288,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         }
 
     def _initialize_heads(self, heads: dict[str, nn.Module], value_net: nn.Linear) -> None:
-        """Initialise heads like SB3's value head, whose own weights go to the true value head where they fit."""
+        """Initialize heads like SB3's value head; the true value head gets that head's weights if they fit."""
         rest = list(heads.values())
         true_head = heads["value_net"]
         if isinstance(true_head, nn.Linear) and true_head.weight.shape == value_net.weight.shape:
@@ -304,8 +304,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def make_action_distribution(self) -> Distribution:
         """
-        Make the distribution over the action space, without parameters: SB3's, one of ``distribution_class``, or one that is
-        composed of ``make_leaf_distribution``.
+        Make the distribution over the action space, without parameters: SB3's, one of ``distribution_class``, or, for a nested
+        space, one composed of the results of ``make_leaf_distribution``.
         """
         if isinstance(self.action_space, NESTED):
             return NestedDistribution(self.action_space, self.make_leaf_distribution, self.log_std_init)
@@ -321,7 +321,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return make_proba_distribution(space)
 
     def _build_action_net(self) -> None:
-        """Replace SB3's action net where the distribution is not SB3's."""
+        """Replace SB3's action net if the distribution is not SB3's."""
         distribution = with_python_integers(self.make_action_distribution())
         if distribution is not self.action_dist:
             if isinstance(self.action_dist, DiagGaussianDistribution):
@@ -347,24 +347,23 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def make_optimizer(self, learning_rate: float, parameters: Iterable[nn.Parameter] | None = None) -> th.optim.Optimizer:
         """
-        A new optimizer of ``optimizer_class``, with this policy's options; parameters that a loss does not reach are left
-        alone.
+        Make an optimizer of ``optimizer_class`` with this policy's options.
 
-        :param learning_rate: learning rate at the start
-        :param parameters: to optimise. None: all of this policy
+        :param learning_rate: initial learning rate
+        :param parameters: parameters to optimize. None: all parameters of this policy
         """
         parameters = list(self.parameters() if parameters is None else parameters)
         kwargs = dict(self.optimizer_kwargs)
-        # Torch's fused kernel takes parameters and its own moments, which may come from a file, for contiguous ones, and real
+        # Torch's fused kernel assumes real numbers, and contiguous parameters and moments (which may come from a file)
         plain = all(not is_lazy(one) and one.is_contiguous() and one.is_floating_point() for one in parameters)
         is_free = self.optimizer_class is th.optim.Adam and not kwargs.keys() & {"fused", "foreach", "differentiable"}
         if is_free and plain and self.device.type in ("cpu", "cuda"):
-            kwargs["fused"] = True  # not False elsewhere, which would be torch's slowest way
+            kwargs["fused"] = True  # elsewhere unset: with False, torch would take its slowest implementation
         return self.optimizer_class(parameters, lr=learning_rate, **kwargs)  # type: ignore[call-arg]
 
     @property
     def value_unit(self) -> float:
-        """Unit in which both value heads work, in the units of the (normalised) return: one, until it is changed."""
+        """Current unit of both value heads, in the units of the (normalized) return; initially one."""
         return getattr(self.value_net, "unit", 1.0)
 
     @property
@@ -373,19 +372,20 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return all(hasattr(head, "change_units") for head in (self.value_net, self.aux_value_net))
 
     def parameters_to_vector(self) -> np.ndarray:
-        """Return all parameters in one array, (n_parameters,). (SB3's way needs contiguous ones.)"""
+        """Return all parameters in one array, (n_parameters,). (SB3's method needs contiguous parameters.)"""
         return th.cat([parameter.detach().reshape(-1) for parameter in self.parameters()]).cpu().numpy()
 
     # ---- evaluation ----
 
     def evaluate(self, obs: PyTorchObs, *, reads: Collection[str] = EVERYTHING, auxiliary: bool = False) -> Evaluation:
         """
-        Run the networks, each at most once. Override this method, and all others follow; variants have more arguments, those
-        that the algorithm's ``network_inputs`` gives.
+        Run the networks, each at most once. All other methods use the result, so override this one to change all. Variants
+        take further arguments, which the algorithm's ``network_inputs`` returns.
 
         :param obs: Observation
-        :param reads: fields of ``Evaluation`` that the caller reads. Networks that none of them needs are not run
-        :param auxiliary: for the auxiliary phase, where a detached value function's gradient may reach the shared network
+        :param reads: fields of ``Evaluation`` that the caller reads. Networks that none of these fields needs are not run
+        :param auxiliary: whether this is for the auxiliary phase, in which the gradient of a detached value function may reach
+            the shared network
         :return: at least these fields
         """
         detach = self.detach_value_in_aux_phase if auxiliary else self.architecture == "detached"
@@ -407,7 +407,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def policy_features(self, obs: PyTorchObs) -> th.Tensor:
         """Return features for the policy, (B, features_dim)."""
-        return self.extract_features(obs, self.pi_features_extractor)  # type: ignore[return-value] # a tensor, of one
+        return self.extract_features(obs, self.pi_features_extractor)  # type: ignore[return-value] # one extractor: a tensor
 
     def value_features(self, obs: PyTorchObs) -> th.Tensor:
         """Return features for the value function, (B, features_dim)."""
@@ -420,10 +420,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         Extract features, in bfloat16 with ``mixed_precision="bf16"``; parameters and the result are float32.
 
         :param obs: Observation
-        :param features_extractor: the policy's or the value function's; one whose class says that it ``scales_images`` gets
-            them as uint8. None: both
-        :return: (B, features_dim); without an extractor, as in SB3, those of the policy and of the value function if these
-            do not share an extractor
+        :param features_extractor: extractor of the policy or of the value function; one whose class sets ``scales_images``
+            gets images as uint8. None: both
+        :return: (B, features_dim); for both, as in SB3, a pair if policy and value function do not share an extractor
         """
         if features_extractor is None:
             of_policy = self.policy_features(obs)
@@ -440,13 +439,13 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
                 features = features_extractor(obs).float()
         else:
             features = features_extractor(obs)
-        # CUDA graphs would overwrite what one extractor gave when another runs
+        # With CUDA graphs, the next run of an extractor would overwrite these features
         return features if self.compile_mode is None else features.clone()
 
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
         """
-        Make a distribution object, unlike SB3 a new one: a thread that predicts would change that of a training. The latest
-        can be read from ``action_dist``, as in SB3.
+        Return the distribution as a new object, unlike SB3, so that a thread that predicts does not change the distribution of
+        a thread that trains. As in SB3, ``action_dist`` has the latest distribution.
         """
         distribution = copy.copy(self._action_dist)
         parameters = [self.action_net(latent_pi)]
@@ -457,7 +456,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         distribution = distribution.proba_distribution(*parameters)
         if self.temperature != 1:
             distribution = self.actions.tempered(distribution, self.temperature)
-        if th.compiler.is_compiling():  # the object would lead out of the compiled function
+        if th.compiler.is_compiling():  # compiled code must not store the object
             return distribution
         vars(self._action_dist).update({name: vars(distribution)[name] for name in LATEST if name in vars(distribution)})
         self.acted_on = None
@@ -477,7 +476,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         self._action_dist = distribution
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, or a pickle: without the latest distribution, which has a graph."""
+        """Return the state for a copy or a pickle, without the latest distribution, which has a graph."""
         action_dist = copy.copy(self._action_dist)
         for name in LATEST:
             vars(action_dist).pop(name, None)
@@ -488,7 +487,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         with th.no_grad():
             super().reset_noise(n_envs)
 
-    # ---- derived from `evaluate`, whose arguments after the observations are the context ----
+    # ---- derived from `evaluate`; the context is its arguments after the observations ----
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False, **context: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
@@ -546,7 +545,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return self.value_net(self.evaluate(*inputs, reads=("latent_vf",)).latent_vf).squeeze(1)
 
     def evaluate_auxiliary(self, *inputs: Any) -> AuxiliaryEvaluation:
-        """Evaluate what the auxiliary phase trains, with arguments of ``evaluate``."""
+        """Return the distribution and both heads' values for the auxiliary phase; takes the arguments of ``evaluate``."""
         distribution, latent_pi, latent_vf, _ = self.evaluate(*inputs, auxiliary=True)
         values, aux_values = self.value_net(latent_vf).squeeze(1), self.aux_value_net(latent_pi).squeeze(1)
         return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
@@ -565,9 +564,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """
         Choose actions, with SB3's arguments.
 
-        :param observation: one environment's, or several environments'
-        :param state: is given back
-        :param episode_start: without effect
+        :param observation: of one environment, or of several
+        :param state: returned unchanged
+        :param episode_start: has no effect
         :param deterministic: Whether to take the most likely actions
         :param context: further arguments of ``evaluate``
         :return: actions as environments take them, and ``state``
@@ -585,9 +584,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
         """
-        :param actions: the distribution's, (B, ...)
+        :param actions: samples of the distribution, (B, ...)
         :param vectorized_env: whether they are for several environments
-        :return: actions as environments take them: an array, or, from a nested space, a list; without this dimension for one
+        :return: actions as environments take them, an array, or, for a nested space, a list; of one environment, its action
         """
         array = actions.cpu().numpy().reshape(-1, *self.actions.shape)
         taken = self.actions.for_environments(array)
@@ -597,7 +596,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
 
 class PhasicActorCriticCnnPolicy(PhasicActorCriticPolicy):
-    """``PhasicActorCriticPolicy`` for images, by default through SB3's ``NatureCNN``; the paper's is ``ImpalaCNN``."""
+    """``PhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN``; the paper uses ``ImpalaCNN``."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("features_extractor_class", NatureCNN)
@@ -605,7 +604,7 @@ class PhasicActorCriticCnnPolicy(PhasicActorCriticPolicy):
 
 
 class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
-    """``PhasicActorCriticPolicy`` for dictionaries of observations, by default through SB3's ``CombinedExtractor``."""
+    """``PhasicActorCriticPolicy`` for dictionaries of observations, by default with SB3's ``CombinedExtractor``."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("features_extractor_class", CombinedExtractor)
@@ -613,7 +612,7 @@ class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
 
 
 def _makes(features_extractor_class: Any, *classes: type) -> bool:
-    """Tell whether a features extractor, which may be any callable, is one of these classes."""
+    """Return whether a features extractor class, which may be any callable, is one of these classes or derived from one."""
     return isinstance(features_extractor_class, type) and issubclass(features_extractor_class, classes)
 
 
@@ -636,21 +635,21 @@ def _check_overrides(cls: type) -> None:
     if overridden := [name for name in DERIVED if order[name] < order["evaluate"]]:
         raise ArgumentError(
             f"`policy`={cls.__name__} cannot work: it overrides {' and '.join(overridden)}, which the losses do not call; "
-            "override `evaluate`, from which they follow, see docs/guides/own_networks.md"
+            "override `evaluate`, whose result they use, see docs/guides/own_networks.md"
         )
     try:
         inspect.signature(cls.extract_features).bind("self", "obs", "features_extractor")  # type: ignore[attr-defined]
     except TypeError as error:
         raise ArgumentError(
             f"`policy`={cls.__name__} cannot work: its `extract_features` has to take the features extractor, too; add "
-            "`features_extractor=None` to its arguments, and hand it on"
+            "the argument `features_extractor=None`, and pass it on"
         ) from error
 
 
 def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share_features_extractor: Any) -> None:
     check_value("architecture", architecture, choice(*ARCHITECTURES))
     check_value("detach_value_in_aux_phase", detach_value_in_aux_phase, FLAG)
-    check_value("share_features_extractor", share_features_extractor, optional(FLAG, "for what `architecture` says"))
+    check_value("share_features_extractor", share_features_extractor, optional(FLAG, "to follow `architecture`"))
     if detach_value_in_aux_phase and architecture != "detached":
         raise ArgumentError(
             f"`detach_value_in_aux_phase`=True has no meaning with `architecture`={architecture!r}: "
@@ -665,7 +664,7 @@ def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share
 
 def _check_net_arch(net_arch: Any) -> None:
     if net_arch is None or (isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict)):
-        return  # the latter is an old form of SB3, which warns about it
+        return  # a list of dictionaries is an old form, about which SB3 warns
     branches = [net_arch]
     if isinstance(net_arch, dict):
         branches = list(net_arch.values())
@@ -679,7 +678,7 @@ def _check_net_arch(net_arch: Any) -> None:
 def _check_classes(**arguments: Any) -> None:
     for name, value in arguments.items():
         if isinstance(value, (str, nn.Module)):
-            raise ArgumentError(f"`{name}`={value!r} cannot work: use a class, not its name and no instance")
+            raise ArgumentError(f"`{name}`={value!r} cannot work: use a class, not its name or an instance")
 
 
 MlpPolicy = PhasicActorCriticPolicy

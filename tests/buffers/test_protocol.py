@@ -97,6 +97,6 @@ def test_a_class_is_trusted_with_what_it_says_of_the_methods_that_it_overrides(c
 
 @pytest.mark.parametrize("name", ["recompute_advantages", "replay_kwargs"])
 def test_a_buffer_with_a_way_of_its_own_is_refused_where_advantages_would_be_recomputed(name):
-    with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has a way of its own to compute advantages"):
+    with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has its own way to compute advantages"):
         PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective="decoupled", **SMALL, **{name: REPLAY[name]})
     PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, **SMALL).learn(16)

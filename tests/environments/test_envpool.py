@@ -200,7 +200,7 @@ def test_images_with_channels_last():
     ("env_id", "options", "complaint"),
     [
         ("CoinrunEasi-v0", {}, "no environment 'CoinrunEasi-v0'; nearest: CoinrunEasy-v0"),
-        ("CoinrunExploration-v0", {"num_levels": 200}, "would end the whole process"),
+        ("CoinrunExploration-v0", {"num_levels": 200}, "would abort the process"),
         ("CoinrunEasy-v0", {"num_level": 200}, "num_level"),
         ("CartPole-v1", {"num_envs": 0}, "cannot make CartPole-v1"),
         ("CartPole-v1", {"seed": -3}, "`seed`=-3 cannot work"),

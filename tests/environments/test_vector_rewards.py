@@ -161,7 +161,7 @@ def test_normalised_weights_are_refused():
         env = VecNormalize(make_vec_env(lambda: DrawnWeights(VectorRewardEnv()), 1), norm_reward=False, **kwargs)
         return PPG("MultiInputPolicy", env, reward_weights="observation", **SMALL)
 
-    with pytest.raises(ArgumentError, match="would normalise the weights"):
+    with pytest.raises(ArgumentError, match="would normalize the weights"):
         make()
     make(norm_obs_keys=["observation"]).learn(16)
 

@@ -204,7 +204,7 @@ REFUSED = [
     ("dcpg", dict(n_aux_epochs=0), "`n_aux_epochs`=0 cannot work"),
     ("dcpg", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: DelayedCriticObjective"),
     ("ddcpg", dict(micro_batch_size=4), "`micro_batch_size`=4 cannot work"),
-    ("ddcpg", dict(policy_kwargs=dict(features_extractor_class=BatchNormExtractor)), "cannot work with batch normalisation"),
+    ("ddcpg", dict(policy_kwargs=dict(features_extractor_class=BatchNormExtractor)), "cannot work with batch normalization"),
     ("daac", dict(clip_range_vf=0.2), "`clip_range_vf`=.* cannot work: AdvantageHeadObjective"),
     ("daac", dict(n_value_epochs=None), "`n_value_epochs`=None cannot work"),
     ("daac", dict(n_aux_epochs=1), "`n_aux_epochs`=1 cannot work"),
