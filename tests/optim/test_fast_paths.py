@@ -95,7 +95,7 @@ def test_minibatches_are_sb3s(monkeypatch):
     collect(model)
     next(model.rollout_buffer.get(1))
     found = []
-    for at_once in (1, 10 * 3 * 36 * 36, 2**22):
+    for at_once in (1, 2 * 10 * 3 * 36 * 36, 2**22):  # one minibatch, two, all of them
         monkeypatch.setattr("sb3_ppg.buffers.rollouts.GATHERED_BYTES", at_once)
         np.random.seed(3)
         found.append(list(minibatches(model.rollout_buffer, model.batch_size)))
