@@ -45,6 +45,7 @@ from sb3_ppg.buffers.checks import (
     has_single_samples,
 )
 from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.buffers.protocol import has_usual_samples
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation, samples, store_floats
 from sb3_ppg.buffers.vector_rewards import (
@@ -1000,6 +1001,12 @@ class PPG(OnPolicyAlgorithm):
             given, made_with = (self.objective_class, cls) if is_made else (self.objective, self.objective_class)
             remedy = f"this model was made with {made_with.__name__}: give another one to the constructor"
             raise ArgumentError(f"`objective`={given!r} cannot work: {remedy}")
+        remedy = (
+            f"{cls.__name__} adds data to minibatches, and this class draws them in its own way; use one without `get`, or "
+            "with `recomputable = True`, see docs/extending.md"
+        )
+        is_possible = cls.extras is Objective.extras or has_usual_samples(self.rollout_buffer)
+        require(self, is_possible, "rollout_buffer_class", remedy)
         has_own_targets = cls.value_targets is not Objective.value_targets
         remedy = f"{cls.__name__} has its own value targets, which are scalar; use another objective, or None"
         require(self, self.reward_weights is None or not has_own_targets, "reward_weights", remedy)

@@ -12,6 +12,7 @@ from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import has_new_arrays, is_recomputable
 from sb3_ppg.buffers.rollouts import by_step
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
+from sb3_ppg.objectives import PaperObjective
 from sb3_ppg.training.collecting import recompute_advantages
 from tests.helpers import code_blocks, random_envs
 
@@ -93,6 +94,25 @@ def test_a_class_is_trusted_with_what_it_says_of_the_methods_that_it_overrides(c
     kwargs = dict(reward_normalizer=RewardNormalizer()) if issubclass(cls, NormalizedRewardRolloutBuffer) else {}
     buffer = cls(2, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), "cpu", **kwargs)
     assert (is_recomputable(buffer), has_new_arrays(buffer)) == CLASSES[cls]
+
+
+class EveryOther(RolloutBuffer):
+    """Yields every other minibatch."""
+
+    def get(self, batch_size=None):
+        yield from list(super().get(batch_size))[::2]
+
+
+class Marking(PaperObjective):
+    def extras(self, policy, rollout_buffer, end):
+        return {"marks": np.zeros(rollout_buffer.buffer_size * rollout_buffer.n_envs)}
+
+
+def test_minibatches_of_its_own_are_refused_where_an_objective_would_add_to_them():
+    """It would draw from the buffer's samples, without ``get``."""
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.* cannot work: Marking adds data to minibatches"):
+        PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, objective=Marking, **SMALL)
+    PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective=Marking, **SMALL).learn(32)
 
 
 @pytest.mark.parametrize("name", ["recompute_advantages", "replay_kwargs"])

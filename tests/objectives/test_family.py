@@ -234,6 +234,15 @@ def test_what_cannot_work_is_refused_when_the_model_is_made(name, kwargs, messag
         make(name, random_envs(), **kwargs)
 
 
+def test_dna_refuses_value_batches_that_would_cut_sequences_short():
+    of_seven = dict(n_steps=7, batch_size=7)
+    kwargs = dict(cls=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
+    with pytest.raises(ArgumentError, match=r"`value_batch_size`=6 cannot work.* equal parts of `n_steps`=7"):
+        make("dna", random_envs(), **of_seven, objective_kwargs=dict(value_batch_size=6), **kwargs)
+    make("dna", random_envs(), **of_seven, objective_kwargs=dict(value_batch_size=6))  # without memory: single samples
+    make("dna", random_envs(), objective_kwargs=dict(value_batch_size=4), **kwargs)
+
+
 def test_dna_refuses_to_compare_the_logits_of_nested_actions():
     """Their last layer gives a list of tensors."""
     with pytest.raises(ArgumentError, match="`constraint`='logits' cannot work with Dict"):
