@@ -76,7 +76,6 @@ class EnvPoolVecEnv(VecEnv):
             self._pool_action_space = self._pool.action_space
             observation_space = _in_32_bits(self._pool.observation_space)
         super().__init__(num_envs, observation_space, _in_32_bits(self._pool_action_space))
-        self.waiting_actions = np.zeros(0)
 
     def _make_pool(self, num_envs: int) -> Any:
         envpool = import_envpool()

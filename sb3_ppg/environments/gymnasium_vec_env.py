@@ -59,7 +59,6 @@ class GymnasiumVecEnv(VecEnv):
         self._episodes = Episodes(env.num_envs)
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
-        self.waiting_actions = np.zeros(0)
 
     def reset(self) -> VecEnvObs:
         """
