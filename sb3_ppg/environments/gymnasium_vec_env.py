@@ -136,8 +136,8 @@ class GymnasiumVecEnv(VecEnv):
         self.env.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        pictures: Any = self.env.render() or [None] * self.num_envs
-        return list(pictures)
+        pictures: Any = self.env.render()
+        return [None] * self.num_envs if pictures is None else list(pictures)
 
     def has_attr(self, attr_name: str) -> bool:
         env: Any = self.env.unwrapped  # whose `get_attr` would call a method

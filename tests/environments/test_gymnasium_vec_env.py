@@ -130,12 +130,16 @@ class OwnMasks(gym.vector.VectorWrapper):
     def note(self, number: int) -> None:
         self.noted = number
 
+    def render(self) -> np.ndarray:
+        return np.zeros((2, 8, 8, 3), np.uint8)
+
 
 def test_methods_of_a_class_of_its_own_are_for_all_environments():
     env = GymnasiumVecEnv(OwnMasks(SyncVectorEnv([CART_POLE] * 2, autoreset_mode=AutoresetMode.SAME_STEP)))
     model = MaskablePPG("MlpPolicy", env, **SMALL).learn(64)
     assert (model.rollout_buffer.actions.reshape(2, -1) == [[0], [1]]).all()
     assert env.env_method("note", 3) == [None, None] and env.get_attr("noted") == [3, 3]
+    assert [picture.shape for picture in env.get_images()] == [(8, 8, 3)] * 2
 
 
 class Silent(VectorEnv):
