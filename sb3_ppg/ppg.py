@@ -160,7 +160,8 @@ class PPG(OnPolicyAlgorithm):
     :param aux_batch_size: The largest minibatch of the auxiliary phase, in samples. A multiple of ``n_steps``: minibatches of
         whole sequences (a sequence is one environment's part of one rollout), spread evenly over the minibatches. Less than
         ``n_steps``, for policies without memory: minibatches of single samples (those of DNA always are). None: a sixteenth of
-        a rollout, as in the paper (with memory, of a phase), but at least ``batch_size``, rounded up to whole sequences
+        a rollout, as in the paper (with memory, of a phase), but at least ``batch_size``; with memory, and from ``n_steps``
+        on, rounded up to whole sequences
     :param beta_clone: β_clone, the weight of the KL term of the auxiliary phase
     :param kl_coef: Weight of the KL penalty 1/2 (log π - log π_old)², which replaces clipping in the paper's KL variant
     :param normalize_value_targets: Whether value heads predict in value units, and both phases measure value errors in them.
