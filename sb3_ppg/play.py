@@ -72,9 +72,9 @@ class Player:
         :param context: ``action_masks``, where the model takes them
         :raises ArgumentError: for an ``epsilon`` if all actions are samples
         """
+        _check_deterministic(self.epsilon, deterministic)
         sample = partial(self._sampler().predict, observation, state, episode_start, deterministic=False, **context)
         if not deterministic:
-            _check_deterministic(self.epsilon, deterministic)
             return sample()
         actions, next_state = self.model.predict(observation, state, episode_start, deterministic=True, **context)
         is_batch = self.model.policy.is_vectorized_observation(observation)

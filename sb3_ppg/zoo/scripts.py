@@ -108,13 +108,26 @@ def all_plots() -> None:
         importlib.import_module("rl_zoo3.plots.all_plots").all_plots()
 
 
+class PlainLoader(yaml.SafeLoader):
+    """Reads the Zoo's files without making objects: an ``OrderedDict`` is read as a dictionary, others as their text."""
+
+    def construct_python(self, kind: str, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.SequenceNode):
+            values = self.construct_sequence(node, deep=True)
+            return dict(values[0]) if kind.endswith("OrderedDict") else tuple(values)
+        return self.construct_mapping(node, deep=True) if isinstance(node, yaml.MappingNode) else node.value
+
+
+PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/", PlainLoader.construct_python)
+
+
 def _kinds(evaluations: Iterable[Path]) -> list[list[Path]]:
     """Group the folders of trainings: those of a group can be seeds of one."""
     kinds: dict[str, list[Path]] = {}
     for run in sorted(path.parent for path in evaluations):
         settings = [path.read_text() for path in run.glob("*/config.yml")]
         for path in run.glob("*/args.yml"):
-            options = yaml.unsafe_load(path.read_text())
+            options = yaml.load(path.read_text(), Loader=PlainLoader)
             settings += [str(options.get(name) or "") for name in ("env_kwargs", "eval_env_kwargs", "trained_agent")]
         kinds.setdefault(str(settings), []).append(run)
     return list(kinds.values())

@@ -289,6 +289,17 @@ def test_plots_find_environments_whose_names_have_a_slash(trained, tmp_path):
     assert set(results["MinAtar-Breakout-v1"]) == {"PPG-logs"}
 
 
+def test_plots_read_the_files_of_trainings_without_making_objects(trained, tmp_path):
+    shutil.copytree(trained / "logs" / "ppg" / "CartPole-v1_1", tmp_path / "logs" / "ppg" / "CartPole-v1_1")
+    arguments = tmp_path / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1" / "args.yml"
+    options = "{g: !!python/object/apply:os.system [touch ran], n: !!python/tuple [1, 2]}"
+    text = arguments.read_text().replace("- - env_kwargs\n    - null", f"- - env_kwargs\n    - {options}")
+    assert options in text
+    arguments.write_text(text)
+    run("all_plots", "-e", "CartPole-v1", "-f", "logs", "-o", "comparison", "--no-display", cwd=tmp_path)
+    assert (tmp_path / "comparison.pkl").exists() and not (tmp_path / "ran").exists()
+
+
 def test_plots_of_environments_with_other_kinds_of_trainings(tmp_path):
     """Two lengths of one environment were trained, and one of the other."""
     curve = {name: np.arange(2.0) for name in ("timesteps", "mean", "std_error")}
