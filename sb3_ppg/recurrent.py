@@ -11,11 +11,11 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.arguments import made_from, require
+from sb3_ppg.arguments import made_from
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, longest_equal_part
-from sb3_ppg.errors import warn
+from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.policies.lstm import (
     RecurrentMultiInputPhasicActorCriticPolicy,
     RecurrentPhasicActorCriticCnnPolicy,
@@ -107,14 +107,21 @@ class RecurrentPPG(PPG):
         super().check_arguments()
         # Rollouts of the replay share a minibatch
         n_rollouts = max(made_from("replay_kwargs", self.replay_kwargs, RolloutReplay).n_rollouts.values())
-        for size in (math.ceil(self.batch_size / n) for n in range(1, n_rollouts + 1)):
-            length = longest_equal_part(self.n_steps, size)
-            require(
-                self,
-                2 * length >= min(self.n_steps, size),
-                "batch_size",
-                f"sequences are equal parts of `n_steps`={self.n_steps} steps, and here of {length} at most; use a divisor or "
-                "a multiple of it",
+        for n in range(1, n_rollouts + 1):
+            self._check_sequences("batch_size", self.batch_size, math.ceil(self.batch_size / n))
+
+    def _check_objective(self) -> None:
+        super()._check_objective()
+        if self.objective.value_batch_size is not None:
+            self._check_sequences("value_batch_size", self.objective.value_batch_size, self.objective.value_batch_size)
+
+    def _check_sequences(self, argument: str, value: int, size: int) -> None:
+        """Refuse an argument that leads to ``size`` samples of a rollout in a minibatch, but short sequences."""
+        length = longest_equal_part(self.n_steps, size)
+        if 2 * length < min(self.n_steps, size):
+            raise ArgumentError(
+                f"`{argument}`={value} cannot work: sequences are equal parts of `n_steps`={self.n_steps} steps, and here of "
+                f"{length} at most; use a divisor or a multiple of it"
             )
 
     def _excluded_save_params(self) -> list[str]:

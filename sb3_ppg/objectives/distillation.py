@@ -17,7 +17,6 @@ from sb3_ppg.arguments import check_value, choice, count, number, optional, requ
 from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_step
-from sb3_ppg.buffers.sequences import longest_equal_part
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import Coefficients, require_architecture
@@ -72,10 +71,6 @@ class DistillationObjective(PaperObjective):
         name = type(self).__name__
         require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
-        size = self.value_batch_size
-        if model.has_memory and size is not None and 2 * longest_equal_part(model.n_steps, size) < min(model.n_steps, size):
-            remedy = f"sequences are equal parts of `n_steps`={model.n_steps} steps; use a divisor or a multiple of it"
-            raise ArgumentError(f"`value_batch_size`={size} cannot work: {remedy}")
         if self.constraint == "logits" and isinstance(model.action_space, NESTED):
             raise ArgumentError(f"`constraint`='logits' cannot work with {model.action_space}: use 'kl' or 'reverse_kl'")
 
