@@ -23,7 +23,7 @@ from benchmarks.harness import Experiment, Report
 from benchmarks.machine import processor
 from benchmarks.scores import Returns, Scores, draw_scores, score_table, scores_of
 from benchmarks.suites.contestants import OLDER, PAPERS, RATE_BEFORE, RECOMPUTED, RELATIVES, TASKS, Training
-from benchmarks.suites.experiment import SUITES, whole_phases
+from benchmarks.suites.experiment import SUITES, speed_of
 from benchmarks.tables import finish, machines, page
 from benchmarks.turns import take_turns
 
@@ -189,7 +189,7 @@ def report(experiment: Experiment) -> Report:
 def measure_speed(experiment: Experiment, _: Sequence[Training]) -> None:
     """Measure each member and PPG in turns."""
     task = BY_NAME["MinAtar/Breakout-v1"]
-    table = take_turns({name: (whole_phases, (task, name)) for name in ("PPG", *RELATIVES)})
+    table = take_turns({name: (speed_of, (task, name)) for name in ("PPG", *RELATIVES)})
     table.assign(machine=processor()).to_csv(experiment.results / SPEED, index=False)
 
 

@@ -6,35 +6,44 @@ entries, random ones, and some near the best of these.
 2. Each trial trains on the three games for as many steps as it takes in 120 seconds, one seed.
 3. The two trials of each algorithm with the highest mean score train for 300 seconds, one seed.
 4. The better one of each trains for two million steps on all five games, of which two have chosen nothing, five seeds.
+5. The speed of the better ones, and of PPG with compiled updates, which train the same: in turns.
 
-    python -m benchmarks.seconds run --limit 0       # the speed: nothing else should run; again before part 4
+    python -m benchmarks.seconds run --limit 0       # part 1: nothing else should run; again before part 4
     python -m benchmarks.seconds run --jobs 2        # the trainings, whose results do not depend on what else runs
+    python -m benchmarks.seconds speed               # part 5: nothing else should run
 
 Each part begins once the one before is complete.
 """
 
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from benchmarks.harness import Experiment, Report, short_hash
+from benchmarks.machine import processor
 from benchmarks.scores import Task
 from benchmarks.suites.contestants import TASKS, Settings, entry
 from benchmarks.suites.report import Comparison
 from benchmarks.suites.training import Episodes, Watched, curve, make
 from benchmarks.tables import machines, page, table
+from benchmarks.turns import Measure, take_turns, whole_phases
+from sb3_ppg.optim.micro_batches import keep_freed_memory
 
 GAMES = {task.env_id: task for task in TASKS if task.suite == "minatar"}
 OTHERS = [Task("MinAtar/Freeway-v1", 2_000_000, 0.0, 50.0), Task("MinAtar/Seaquest-v1", 2_000_000, 0.1, 20.0)]
 SCORE_AND_RETURNS = ["score", *(game.split("/")[1].removesuffix("-v1") for game in GAMES)]  # columns of tables
 ALL_GAMES = GAMES | {task.env_id: task for task in OTHERS}
-N_RANDOM, N_FINALISTS, N_SEEDS = 2, 2, 5
+N_RANDOM, N_FINALISTS, N_SEEDS, N_TURNS = 2, 2, 5, 3
 SPEED, SHORT, LONG = 0, 120, 300  # limits in seconds; rows of SPEED measure steps and seconds
 FULL = 2_000_000  # a limit in steps
+COMPILED, IN_TURNS = "PPG, compiled", "seconds_speed.csv"  # a contestant of part 5; its rows
 PPO_ROLLOUTS = 8  # for PPO's speed; for PPG's, those of a phase
 OF_BOTH: dict[str, tuple[Any, ...]] = dict(
     n_epochs=(1, 2, 3, 4, 6, 8),
@@ -197,14 +206,42 @@ def speed(training: dict[str, Any]) -> float:
     return float((own["steps"] / own["seconds"]).iloc[0])
 
 
-def comparison(rows: pd.DataFrame, curves: pd.DataFrame) -> Comparison:
-    """Return the trainings of the last part, in the suites' form."""
+def speed_of(algorithm: str, trial: int, game: str, is_compiled: bool) -> Measure:
+    """Measure a trial as ``sb3-ppg train`` runs it."""
+    keep_freed_memory()
+    made = settings(algorithm, trials(algorithm)[trial], game)
+    if algorithm == "ppg":
+        made["compile_updates"] = is_compiled
+    with TemporaryDirectory() as folder:
+        _, model = make(algorithm, game, made, Path(folder))
+    assert isinstance(model, OnPolicyAlgorithm)
+    return whole_phases(model, PPO_ROLLOUTS)
+
+
+def measure_in_turns(experiment: Experiment, _: Sequence[Any]) -> None:
+    """Measure the better trials in each game."""
+    tables = []
+    for game in ALL_GAMES:
+        contestants = {algorithm.upper(): (algorithm, trial, game, False) for algorithm, trial in best(LONG, 1)}
+        contestants[COMPILED] = (*contestants["PPG"][:3], True)
+        table = take_turns({name: (speed_of, arguments) for name, arguments in contestants.items()}, n_turns=N_TURNS)
+        tables.append(table.assign(task=game, machine=processor()))
+    pd.concat(tables).to_csv(experiment.results / IN_TURNS, index=False)
+
+
+def comparison(rows: pd.DataFrame, curves: pd.DataFrame, is_compiled: bool = False) -> Comparison:
+    """
+    Return the trainings of part 4, in the suites' form.
+
+    :param is_compiled: whether PPG has the speed of compiled updates
+    """
     rows, curves = (one.assign(task=one["game"], contestant=one["algorithm"].str.upper()) for one in (rows, curves))
-    full = rows[rows["limit"] == FULL].rename(columns={"return": "train_return"})
-    speed = rows[(rows["limit"] == SPEED) & rows["settings"].isin(full["settings"])]
-    speed = speed.assign(seconds=speed["seconds"] / speed["steps"] * 1e6)
+    full = rows[rows["limit"] == FULL].rename(columns={"return": "train_return"}).assign(test_episodes=None)
+    speed = pd.read_csv(SECONDS.results / IN_TURNS)
+    if is_compiled:
+        speed = speed[speed["contestant"] != "PPG"].replace({"contestant": {COMPILED: "PPG"}})
     tasks = [task for game, task in ALL_GAMES.items() if (full["game"] == game).any()]
-    return Comparison("MinAtar", FULL, tasks, full.assign(test_episodes=None), curves[curves["limit"] == FULL], speed)
+    return Comparison("MinAtar", FULL, tasks, full, curves[curves["limit"] == FULL], speed)
 
 
 def report(experiment: Experiment) -> Report:
@@ -223,6 +260,7 @@ def report(experiment: Experiment) -> Report:
     files: dict[str, str | Figure] = {}
     if len((full := comparison(rows, experiment.curves())).rows) > 0:
         texts += full.section()
+        texts.append(f"With compiled updates:{comparison(rows, experiment.curves(), is_compiled=True).times()}")
         files = {"seconds.png": full.picture(), "seconds_tasks.png": full.picture_of_tasks()}
     text = page(
         "MinAtar within seconds of one core",
@@ -234,7 +272,7 @@ def report(experiment: Experiment) -> Report:
     return {"seconds.md": text, **files}
 
 
-SECONDS = Experiment("seconds", wanted, train, report)
+SECONDS = Experiment("seconds", wanted, train, report, commands={"speed": measure_in_turns})
 
 if __name__ == "__main__":
     SECONDS.main()

@@ -13,6 +13,8 @@ from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
+from sb3_ppg import PPG
+
 N_TURNS = 5
 
 Measure = Callable[[], dict[str, float]]
@@ -79,6 +81,22 @@ def seconds(function: Callable[[], Any], times: int = 1) -> float:
             th.cuda.synchronize()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
+
+
+def whole_phases(model: OnPolicyAlgorithm, n_rollouts: int = 1) -> Measure:
+    """
+    Measure seconds of the processor per million steps.
+
+    :param n_rollouts: of PPO; of PPG, those of a phase
+    """
+    n_steps = model.n_steps * model.n_envs * (model.n_policy_iterations if isinstance(model, PPG) else n_rollouts)
+
+    def measure() -> dict[str, float]:
+        start = time.process_time()
+        model.learn(n_steps, reset_num_timesteps=False)
+        return {"seconds": (time.process_time() - start) / n_steps * 1e6}
+
+    return measure
 
 
 def collect(model: OnPolicyAlgorithm) -> None:

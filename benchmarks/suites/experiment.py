@@ -1,6 +1,5 @@
 """The trainings that are wanted, what identifies their rows, and what a step costs."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +12,7 @@ from benchmarks.machine import processor
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
 from benchmarks.suites.report import SPEED, report, speed
 from benchmarks.suites.training import make_model, train
-from benchmarks.turns import Measure, take_turns
-from sb3_ppg import PPG
+from benchmarks.turns import Measure, take_turns, whole_phases
 
 
 def wanted(steps: int | None = None) -> list[Training]:
@@ -33,25 +31,18 @@ def wanted(steps: int | None = None) -> list[Training]:
     return sorted(trainings, key=lambda training: (training.contestant not in LEADING, training.seed))
 
 
-def whole_phases(task: Task, name: str) -> Measure:
-    """Measure seconds of the processor per million steps, over one phase of PPG or one rollout of PPO."""
+def speed_of(task: Task, name: str) -> Measure:
+    """Measure one phase of PPG or one rollout of PPO."""
     with TemporaryDirectory() as folder:
         _, model = make_model(Training(task, name, 0, task.n_timesteps), Path(folder))
     assert isinstance(model, OnPolicyAlgorithm)
-    n_steps = model.n_steps * model.n_envs * (model.n_policy_iterations if isinstance(model, PPG) else 1)
-
-    def measure() -> dict[str, float]:
-        start = time.process_time()
-        model.learn(n_steps, reset_num_timesteps=False)
-        return {"seconds": (time.process_time() - start) / n_steps * 1e6}
-
-    return measure
+    return whole_phases(model)
 
 
 def measure_speed(experiment: Experiment, trainings: Sequence[Training]) -> None:
     """Measure the leading contestants on the tasks of these trainings, in place of what is known of the tasks."""
     for task in {training.task.env_id: training.task for training in trainings}.values():
-        table = take_turns({name: (whole_phases, (task, name)) for name in LEADING})
+        table = take_turns({name: (speed_of, (task, name)) for name in LEADING})
         add_speed(experiment.results, table.assign(task=task.env_id, machine=processor()))
 
 
