@@ -392,6 +392,6 @@ def test_the_table_of_defaults(tmp_path, monkeypatch):
         tmp_path / "defaults.csv", index=False
     )
     text = experiment.write()
-    assert "| the three others | 0.25 (0.25 to 0.25) | 0.50 (0.50 to 0.50) | 1.00 (1.00 to 1.00) |" in text
+    assert "| the seven others | 0.25 (0.25 to 0.25) | 0.50 (0.50 to 0.50) | 1.00 (1.00 to 1.00) |" in text
     assert "| CartPole-v1 [500] | 50,000 | 141.5 (141.5, 141.5) | 261.0 (261.0, 261.0) |" in text
     assert (tmp_path / "defaults.png").exists()
