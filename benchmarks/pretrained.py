@@ -65,6 +65,7 @@ AGENTS = [
     Agent("ppg", "MiniGrid-DoorKey-8x8-v0", 50_000),
     Agent("ppg", "MinAtar/Asterix-v1", 100_000),
     Agent("ppg", "MinAtar/Breakout-v1", 100_000),
+    Agent("ppg", "PongNoFrameskip-v4", 200_000),
     Agent("ppg_lstm", "CartPoleNoVel-v1", 10_000),
     Agent("ppg_mask", "InvalidActionsDiscrete-v0", 5_000),
     Agent("ppg_mask", "InvalidActionsMultiDiscrete-v0", 5_000),

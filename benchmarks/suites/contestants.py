@@ -37,6 +37,7 @@ TASKS = [
         ppg=dict(mixed_precision="bf16"),
         is_tested=True,
     ),
+    Task("PongNoFrameskip-v4", 1_000_000, -20.7, 21.0, "atari", 5),
     Task("LunarLander-v3", 500_000, -180.0, 200.0, "lunarlander"),  # 200: solved
     Task("HalfCheetah-v5", 1_000_000, -280.2, 12135.0, "mujoco"),
     Task("Hopper-v5", 1_000_000, -20.3, 3234.3, "mujoco"),

@@ -171,7 +171,7 @@ def test_environments_without_pictures_are_made_as_any_other():
 
 ENTRIES = [(algo, entry) for algo in ALGOS for entry in yaml.safe_load(hyperparameter_file(algo).read_text())]
 EXAMPLES = {
-    **{"default": "CliffWalking-v1", "atari": "PongNoFrameskip-v4", "procgen": "CoinrunEasy-v0"},
+    **{"default": "CliffWalking-v1", "atari": "BreakoutNoFrameskip-v4", "procgen": "CoinrunEasy-v0"},
     **{"minigrid": "MiniGrid-Fetch-8x8-N3-v0", "minatar": "MinAtar/SpaceInvaders-v1"},
 }
 
