@@ -18,7 +18,7 @@ from huggingface_sb3 import EnvironmentName
 
 from sb3_ppg import hub
 from sb3_ppg.zoo import patched, push
-from sb3_ppg.zoo.environment_file import ZOO
+from sb3_ppg.zoo.environment_file import ZOO, Environment
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "pretrained"
@@ -50,7 +50,7 @@ class Agent(NamedTuple):
         return f"train --algo {self.algo} --env {self.env_id} --seed {self.seed} {evaluation}"
 
 
-# These would take 11 and 4 of the 20 MB that all agents may take, with their optimizers
+# These would take 11 and 4 of the 30 MB that all agents may take, with their optimizers
 LEFT_OUT = ["ppg_lstm/MiniGrid-MemoryS9-v0", "ppg/MinAtar-SpaceInvaders-v1"]
 AGENTS = [
     Agent("ppg", "CartPole-v1", 10_000),
@@ -73,10 +73,16 @@ AGENTS = [
 ]
 
 
-def usage(agent: Agent, wrappers: list[str]) -> str:
-    """Return the section of the model card on using the agent, with the wrappers of its environment."""
+def usage(agent: Agent, environment: Environment) -> str:
+    """Return the section of the model card on using the agent."""
     commit = subprocess.check_output(["git", "log", "-1", "--format=%h"], cwd=ROOT, text=True).strip()
     algo = "" if agent.algo == "ppg" else f" --algo {agent.algo}"
+    wrappers = [
+        f"{name}(..., {', '.join(f'{key}={value!r}' for key, value in arguments.items())})" if arguments else name
+        for name, arguments in environment.wrappers
+    ]
+    if environment.config.frame_stack:  # around the normalization
+        wrappers += ["`hub.load_vec_normalize(folder, ...)`", f"VecFrameStack(..., {environment.config.frame_stack})"]
     within = f", the environment being within {', '.join(wrappers)}" if wrappers else ""
     return f"""In the folder of the repository:
 
@@ -106,7 +112,7 @@ def make(agent: Agent) -> hub.Evaluation:
             env_id=agent.env_id,
             evaluation=run.evaluation,
             files=files,
-            usage=usage(agent, [name for name, _ in run.environment.wrappers]),
+            usage=usage(agent, run.environment),
         )
     return run.evaluation
 
