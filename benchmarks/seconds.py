@@ -240,6 +240,8 @@ def comparison(rows: pd.DataFrame, curves: pd.DataFrame, is_compiled: bool = Fal
     speed = pd.read_csv(SECONDS.results / IN_TURNS)
     if is_compiled:
         speed = speed[speed["contestant"] != "PPG"].replace({"contestant": {COMPILED: "PPG"}})
+    medians = speed.groupby(["task", "contestant"])["seconds"].median()
+    full["seconds"] = [FULL / 1e6 * medians[key] for key in zip(full["task"], full["contestant"], strict=True)]
     tasks = [task for game, task in ALL_GAMES.items() if (full["game"] == game).any()]
     return Comparison("MinAtar", FULL, tasks, full, curves[curves["limit"] == FULL], speed)
 
