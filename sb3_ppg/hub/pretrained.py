@@ -30,7 +30,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.buffers.checks import check_auxiliary_batches
 from sb3_ppg.environments.watched import only_normalizer, statistics
-from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.errors import ModelFormatError, warn
 from sb3_ppg.hub.arrays import Arrays
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.optimizers import load_optimizer, state_arrays
@@ -117,7 +117,8 @@ def from_pretrained(
 
     :param folder: where its files are. Links are refused, apart from those of the Hub's client
     :param env: an environment to predict for or to go on training in, or its name. If the model was trained in
-        ``VecNormalize`` and this is not in one, it is put into one with the saved statistics: step ``model.get_env()``
+        ``VecNormalize`` and this is not in one, it is put into one with the saved statistics: step ``model.get_env()``.
+        If it is in one, that one's statistics are kept
     :param device: where to put it
     :param custom_objects: objects that are not plain data, by the names that its author gave
     :return: the model
@@ -338,12 +339,24 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
     return env
 
 
+def _is_fresh(normalizer: VecNormalize) -> bool:
+    """Return whether observations are normalized by statistics of none."""
+    return normalizer.norm_obs and all(rms.count < 1 for rms in statistics(normalizer).values())
+
+
 def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
     """Put the model into environments, as SB3's ``load`` does."""
-    if normalizer is not None and unwrap_vec_normalize(venv) is None:
-        if venv.observation_space != normalizer.venv.observation_space:
-            venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
-        venv = _wrap_in_vec_normalize(venv, normalizer)
+    if normalizer is not None:
+        own = unwrap_vec_normalize(venv)
+        if own is None:
+            if venv.observation_space != normalizer.venv.observation_space:
+                venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
+            venv = _wrap_in_vec_normalize(venv, normalizer)
+        elif _is_fresh(own) and not _is_fresh(normalizer):
+            warn(
+                "`env` is in a VecNormalize without statistics, so the model sees other observations than in training: use "
+                "hub.load_vec_normalize(folder, ...) in its place"
+            )
     venv = model._wrap_env(venv, verbose=0)
     try:
         check_for_correct_spaces(venv, model.observation_space, model.action_space)

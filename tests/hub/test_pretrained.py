@@ -1,6 +1,7 @@
 """Models as plain data: the same model comes back, bit for bit."""
 
 import json
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -280,6 +281,18 @@ def test_normalization_without_clipping(tmp_path):
     save_pretrained(PPG("MlpPolicy", env, **SMALL), tmp_path)
     loaded = load_vec_normalize(tmp_path)
     assert loaded.clip_obs == loaded.clip_reward == np.inf
+
+
+def test_a_fresh_normalization_in_place_of_the_saved_one_is_warned_of(tmp_path):
+    """The model would see other observations than in training."""
+    trained = PPG("MlpPolicy", VecNormalize(make_vec_env("Pendulum-v1", 1)), **SMALL).learn(1)
+    save_pretrained(trained, tmp_path)
+    with pytest.warns(UserWarning, match="VecNormalize without statistics.*use hub.load_vec_normalize"):
+        from_pretrained(tmp_path, VecNormalize(make_vec_env("Pendulum-v1", 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_pretrained(tmp_path, load_vec_normalize(tmp_path, make_vec_env("Pendulum-v1", 1)))
+        from_pretrained(tmp_path, trained.get_env())
 
 
 # ---- what is not plain data ----
