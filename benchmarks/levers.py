@@ -185,8 +185,7 @@ def report(experiment: Experiment) -> Report:
     return page(
         "MinAtar: one change at a time",
         "`python -m benchmarks.levers`. Mean return of the last hundred episodes of a million steps; seconds of one core, "
-        "extrapolated from a phase. Empty cells were not run. "
-        f"{machines(rows)}",
+        f"extrapolated from a phase. Empty cells were not run. {machines(rows)}",
         table(["change", "seeds", *SCORE_AND_RETURNS, "seconds"], lines),
     )
 

@@ -19,7 +19,7 @@ gym.register_envs(ale_py)
 
 
 def make_env(n_envs: int, seed: int, training: bool = True) -> VecFrameStack:
-    """Make environments with two stacked frames. Most pixels never change: normalized, the ball and the bats stand out."""
+    """Make environments with two stacked frames. Most pixels never change, so normalization makes moving ones stand out."""
     env = make_atari_env(GAME, n_envs, seed, wrapper_kwargs=dict(screen_size=42))
     return VecFrameStack(VecNormalize(env, training, norm_reward=False), n_stack=2)
 
