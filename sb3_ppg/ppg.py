@@ -35,6 +35,7 @@ from sb3_ppg.arguments import (
     unknown_names_explained,
     warn_of_missing_gpu,
 )
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.checks import (
     check_auxiliary_batches,
@@ -44,7 +45,6 @@ from sb3_ppg.buffers.checks import (
     check_vector_rewards,
     has_single_samples,
 )
-from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.protocol import has_usual_samples
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation, samples, store_floats

@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.arguments import check_values
-from sb3_ppg.buffers.nested import map_arrays, split_arrays
+from sb3_ppg.arrays import map_arrays, split_arrays
 from sb3_ppg.buffers.protocol import has_new_arrays
 from sb3_ppg.buffers.rollouts import GATHERED_BYTES, Observations, n_bytes, order_by_environment
 from sb3_ppg.buffers.system_memory import available_memory

@@ -12,7 +12,7 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg.arguments import check_values
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.protocol import has_new_arrays
 from sb3_ppg.buffers.rollouts import RolloutEnd, minibatches, order_by_environment
 

@@ -12,7 +12,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.protocol import SB3_CLASSES, GivesSequences
 from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.optim.micro_batches import split

@@ -10,7 +10,7 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_ppg.arguments import argument_names, argument_value
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed.agreement import agreed, mark_shared, require_equal, separate_generators
 from sb3_ppg.distributed.collectives import broadcast, gather, gpu_name, n_processes, rank

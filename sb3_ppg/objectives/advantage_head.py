@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import Rule, check_value, count, number, require
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import RolloutEnd, order_by_environment
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses

@@ -20,7 +20,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.optim.adam import adam
 
-from sb3_ppg.buffers.nested import map_arrays, n_samples
+from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.errors import warn
 from sb3_ppg.losses import Losses

@@ -9,7 +9,7 @@ import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
-from sb3_ppg.buffers.nested import has_samples, map_arrays, n_samples, split_arrays
+from sb3_ppg.arrays import has_samples, map_arrays, n_samples, split_arrays
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 Minibatch = TypeVar("Minibatch", bound=tuple)

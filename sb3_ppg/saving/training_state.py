@@ -9,8 +9,8 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.checks import check_room
-from sb3_ppg.buffers.nested import map_arrays
 from sb3_ppg.buffers.replay import KINDS, Rollout
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import one_observation
