@@ -55,6 +55,7 @@ def _settings(model: PhasicModel) -> dict[str, Any]:
         "action_space": model.action_space,
         **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in OWN},
         **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
+        "n_kept_rollouts": model.n_kept_rollouts(),
         "policy": type(policy),
         "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
         "VecNormalize": list(all_statistics(env)),

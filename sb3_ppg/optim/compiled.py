@@ -86,6 +86,18 @@ class AdamGroup(NamedTuple):
     options: dict[str, Any]
 
 
+def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coefficients: Any, minibatch: Any) -> Losses:
+    """
+    Evaluate an objective on a minibatch of either phase.
+
+    :param model: algorithm with its networks
+    :param losses: method of the objective
+    :param coefficients: weights of the losses' terms
+    :param minibatch: B samples
+    """
+    return losses(model.policy, model.network_inputs(minibatch), minibatch, coefficients)
+
+
 def loss_gradient(
     losses_of: Callable[[Any, Any], Losses], coefficients: Any, minibatch: Any, parameters: list[nn.Parameter]
 ) -> Gradient:
@@ -152,7 +164,7 @@ class CompiledStep:
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
         self.model = model
         self.name = name
-        self.losses_of = partial(model.minibatch_losses, losses)
+        self.losses_of = partial(minibatch_losses, model, losses)
         self.takes_step = takes_step
         self.device = model.device
         self.has_failed = False

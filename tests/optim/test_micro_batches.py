@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from benchmarks.soak import CASES, in_a_new_process, resident_memory
 from sb3_ppg import ImpalaCNN
-from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, split
+from sb3_ppg.arrays import split
+from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size
 from tests.helpers import image_space
 from tests.helpers import make_on_images as make
 
