@@ -25,9 +25,9 @@ from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.errors import warn
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.micro_batches import has_convolutions
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.policies.extractors import has_convolutions
 from sb3_ppg.protocols import PhasicModel
 
 # Number of optimizer steps in a run from which "auto" compiles
