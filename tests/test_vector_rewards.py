@@ -67,12 +67,11 @@ def make(env: VecEnv, algorithm: type[PPG] = PPG, policy: str = "MlpPolicy", **k
 @pytest.mark.parametrize("name", SETTINGS)
 def test_one_component_of_weight_one_is_ppg_update_for_update(name):
     kwargs = SETTINGS[name]()
-    n_steps = 12 * kwargs.get("n_steps", SMALL["n_steps"])
-    scalar = make(vector_envs(1, wrapper=FirstReward), **kwargs).learn(n_steps)
+    scalar = make(vector_envs(1, wrapper=FirstReward), **kwargs).learn(4 * 16)
     kwargs = SETTINGS[name]()  # with statistics of its own
-    vector = make(vector_envs(1), reward_weights=[1.0], **kwargs).learn(n_steps)
+    vector = make(vector_envs(1), reward_weights=[1.0], **kwargs).learn(4 * 16)
     assert np.array_equal(scalar.policy.parameters_to_vector(), vector.policy.parameters_to_vector())
-    assert scalar._n_aux_phases == vector._n_aux_phases > 1
+    assert scalar.n_aux_phases == vector.n_aux_phases > 1
 
 
 def test_equal_discounts_give_the_advantage_of_the_scalar_reward():
@@ -169,7 +168,7 @@ def test_units_are_standard_deviations_of_each_components_targets():
     model = make(vector_envs(), reward_weights=[1.0, 1.0], n_policy_iterations=1)
     collect(model)
     targets = model.rollout_buffer.vector_returns.reshape(-1, 2).copy()
-    model._prepare_rollouts(["policy"])
+    model.policy_phase()
     np.testing.assert_allclose(model.policy.value_net.std, np.maximum(targets.std(axis=0), 1), rtol=1e-5)
     np.testing.assert_allclose(model.policy.value_net.mean, targets.mean(axis=0), rtol=1e-4, atol=1e-6)
 
@@ -215,8 +214,8 @@ def test_a_policy_for_all_weights_learns_each_trade_off():
             return np.zeros(1, np.float32), np.eye(2)[action], True, False, {}
 
     env = make_vec_env(lambda: DrawnWeights(Bandit()), 8, seed=0)
-    settings = dict(n_steps=32, batch_size=64, n_epochs=4, learning_rate=3e-3, seed=0, device="cpu")
-    model = PPG("MultiInputPolicy", env, reward_weights="observation", **settings).learn(8192)
+    settings = dict(n_steps=32, batch_size=128, n_epochs=4, learning_rate=1e-2, n_aux_epochs=2, seed=0, device="cpu")
+    model = PPG("MultiInputPolicy", env, reward_weights="observation", **settings).learn(3072)
     weights = np.array([[0.9, 0.1], [0.75, 0.25], [0.25, 0.75], [0.1, 0.9]], np.float32)
     actions, _ = model.predict({"observation": np.zeros((4, 1), np.float32), "weights": weights}, deterministic=True)
     assert actions.tolist() == [0, 0, 1, 1]
@@ -300,7 +299,7 @@ def test_arrays_of_weights_and_other_weights_for_a_loaded_model(tmp_path):
 
 
 @pytest.mark.parametrize("kwargs", [{}, LSTM, dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2))])
-def test_what_is_saved_amid_a_phase_is_the_same(kwargs, tmp_path):
+def test_what_is_saved_within_a_phase_is_the_same(kwargs, tmp_path):
     model = make(vector_envs(), reward_weights=[1.0, 3.0], n_policy_iterations=3, **kwargs).learn(32)
     loaded = saved_and_loaded(model, tmp_path)
     assert [one.keys() for one in loaded.aux_buffer.context] == [one.keys() for one in model.aux_buffer.context]
