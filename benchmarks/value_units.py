@@ -44,7 +44,7 @@ class ChangeUnits(PhasicCallback):
 
     def on_aux_phase_start(self) -> None:
         assert isinstance(self.model, PPG)
-        mean, std = moments(np.concatenate(self.model.aux_buffer.value_targets))
+        mean, std = moments(np.concatenate([one.value_targets for one in self.model.aux_buffer.rollouts]))
         for head in (self.model.policy.value_net, self.model.policy.aux_value_net):
             head.change_units(mean, max(std, 1.0))
 

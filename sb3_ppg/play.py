@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import EvalCallback
 
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import check_value
-from sb3_ppg.buffers.nested import n_samples
+from sb3_ppg.arrays import n_samples
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies import PhasicActorCriticPolicy
 

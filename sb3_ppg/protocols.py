@@ -9,7 +9,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
 # Attributes that count how far a training has come
-COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases", "_n_stored_rollouts", "_n_replayed_rollouts")
+COUNTERS = ("num_timesteps", "_n_updates", "_n_rollouts", "_n_aux_phases")
 
 
 class PhasicModel(Protocol):
@@ -72,8 +72,7 @@ class PhasicModel(Protocol):
     _n_updates: int
     _n_rollouts: int
     _n_aux_phases: int
-    _n_stored_rollouts: int
-    _n_replayed_rollouts: int
+    _missing_rollouts: tuple[int, int] | None
     _checkpoint: Any
 
     def get_env(self) -> VecEnv | None: ...
@@ -96,7 +95,7 @@ class PhasicModel(Protocol):
 
     def aux_samples_per_batch(self) -> int: ...
 
-    def minibatch_losses(self, losses: Any, coefficients: Any, batch: Any) -> Any: ...
+    def n_kept_rollouts(self) -> tuple[int, int]: ...
 
     def context(self) -> dict[str, np.ndarray]: ...
 

@@ -24,6 +24,7 @@ from sb3_ppg.policies.lstm import (
     unpack_states,
 )
 from sb3_ppg.ppg import PPG
+from sb3_ppg.training.preparing import prepare_sequences
 
 
 class RecurrentPPG(PPG):
@@ -110,9 +111,7 @@ class RecurrentPPG(PPG):
         for n in range(1, n_rollouts + 1):
             self._check_sequences("batch_size", self.batch_size, math.ceil(self.batch_size / n))
 
-    def _check_objective(self) -> None:
-        super()._check_objective()
-        if self.objective.value_batch_size is not None:
+        if hasattr(self, "objective") and self.objective.value_batch_size is not None:
             self._check_sequences("value_batch_size", self.objective.value_batch_size, self.objective.value_batch_size)
 
     def _check_sequences(self, argument: str, value: int, size: int) -> None:
@@ -150,11 +149,11 @@ class RecurrentPPG(PPG):
         :return: states of the current network after the last rollout
         """
         self.policy.set_training_mode(False)
-        context = self.aux_buffer.context
-        for rollout in context:
-            rollout["lstm_states"] = rollout["lstm_states"].copy()
+        context = [rollout.context for rollout in self.aux_buffer.rollouts]
+        initial = [one["lstm_states"].copy() for one in context]
+        self.aux_buffer.replace_context("lstm_states", initial)
         # Parts of one rollout at a time; each yields the states with which the next rollout begins
-        n_sequences = longest_equal_part(self.n_envs, self._aux_sequences_per_batch())
+        n_sequences = longest_equal_part(self.n_envs, prepare_sequences(self))
         last = np.empty((self.n_envs, *self.rollout_buffer.states_shape), np.float32)
         for numbers, batch in self.aux_buffer.batches(np.arange(self.n_envs * len(context)), n_sequences):
             states = pack_states(self.policy.states_after(*self.network_inputs(batch))).cpu().numpy()
@@ -162,7 +161,7 @@ class RecurrentPPG(PPG):
             if rollout == len(context):
                 last[envs] = states
             elif context[rollout]["goes_on"].all():
-                context[rollout]["lstm_states"][envs] = states[:, None]
+                initial[rollout][envs] = states[:, None]
         return unpack_states(th.as_tensor(last, device=self.device))
 
     # ---- inputs of the policy in addition to observations ----

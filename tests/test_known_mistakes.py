@@ -41,7 +41,7 @@ def test_the_cloning_target_is_the_policy_right_before_the_auxiliary_phase():
     def recorded(*args):
         record(*args)
         with th.no_grad():
-            observations = th.as_tensor(model.aux_buffer.observations[0].reshape(-1, 4))
+            observations = th.as_tensor(model.aux_buffer.rollouts[0].observations.reshape(-1, 4))
             now = losses.distribution_parameters(model.policy.get_distribution(observations))
         targets.append((model.aux_buffer.recorded[:1].flatten(0, 1), now))
 
@@ -78,7 +78,7 @@ def test_no_copy_of_the_stored_images_is_made_in_float32():
     kwargs = dict(net_arch=[1], features_extractor_kwargs=dict(features_dim=1))
     model = make(env, "CnnPolicy", n_policy_iterations=8, aux_batch_size=16, n_aux_epochs=1, policy_kwargs=kwargs)
     fill_phase(model)
-    stored = sum(observations.nbytes for observations in model.aux_buffer.observations)
+    stored = sum(one.observations.nbytes for one in model.aux_buffer.rollouts)
     assert stored == 8 * 16 * 4 * 3 * 64 * 64
     tracemalloc.start()  # NumPy's memory; a minibatch is gathered there
     model.auxiliary_phase()

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "sb3_ppg"
 # From bottom to top. A module may import modules of its own layer and of lower layers
 LAYERS = [
     ["errors", "protocols", "arguments"],
-    ["losses", "actions", "policies.extractors", "distributed", "buffers.nested", "buffers.system_memory"],
+    ["losses", "actions", "policies.extractors", "distributed", "buffers.system_memory"],
     ["policies", "environments"],
     ["optim", "callbacks", "play"],
     ["buffers", "objectives", "distributed.exchange", "saving"],

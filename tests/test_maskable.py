@@ -128,7 +128,7 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
         unmasked = model.policy.evaluate_actions(observations, actions_taken)[1]
         assert (unmasked - batch.old_log_prob).abs().max() > 0.1
     model.aux_buffer.add(model.rollout_buffer, model.context())
-    stored = model.aux_buffer.context[0]["action_masks"]
+    stored = model.aux_buffer.rollouts[0].context["action_masks"]
     assert stored.dtype == bool
     np.testing.assert_array_equal(stored, np.stack([extras["action_masks"] for _, (*_, extras) in acts], axis=1))
     model.aux_buffer.record(model.recorded, 1)

@@ -140,7 +140,7 @@ def test_the_auxiliary_phase_follows_every_n_pi_iterations():
 
     model.learn(16 * 2, callback=Record())
     assert model.n_aux_phases == 0 and len(model.aux_buffer) == 2
-    kept = set(np.concatenate(model.aux_buffer.value_targets).ravel().tolist())
+    kept = set(np.concatenate([one.value_targets for one in model.aux_buffer.rollouts]).ravel().tolist())
     calls = calls_of(model.objective, "auxiliary_losses")
     model.learn(16 * 5, callback=Record(), reset_num_timesteps=False)
     assert stored == [0, 1, 2, 0, 1, 2, 0]
@@ -496,7 +496,7 @@ def test_a_phase_on_a_disk_is_the_same(tmp_path, policy):
     states = []
     for kwargs in (dict(), dict(storage="mmap", path=tmp_path / "here"), dict(storage="mmap")):
         model = make(env=RandomEnv(space, spaces.Discrete(2)), policy=policy, aux_buffer_kwargs=kwargs).learn(16 * 2)
-        stored = model.aux_buffer.observations[0]
+        stored = model.aux_buffer.rollouts[0].observations
         array = stored["a"] if isinstance(stored, dict) else stored
         assert isinstance(array.base, np.memmap) == (kwargs != {})
         states.append(weights(model.learn(16 * 2)))
@@ -520,7 +520,7 @@ def test_a_disk_that_is_not_there_is_named_and_another_can_be_given(tmp_path):
 
 def test_after_an_error_in_the_auxiliary_phase_the_next_phase_starts_with_nothing():
     model = make().learn(16 * 2)
-    model.aux_buffer.value_targets[0][:] = np.nan
+    model.aux_buffer.rollouts[0].value_targets[:] = np.nan
     with pytest.raises(NonFiniteLossError, match=r"auxiliary phase.*'aux_value_loss'"):
         model.learn(16, reset_num_timesteps=False)
     model.learn(16 * 3, reset_num_timesteps=False)

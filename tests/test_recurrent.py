@@ -232,7 +232,7 @@ class Memories(PhasicCallback):
     """Looks at stored states and the present network's at the beginning of an auxiliary phase, and at the end."""
 
     def on_aux_phase_start(self) -> None:
-        self.stored = [context["lstm_states"][:, 0].copy() for context in self.model.aux_buffer.context]
+        self.stored = [one.context["lstm_states"][:, 0].copy() for one in self.model.aux_buffer.rollouts]
         self.collected, self.present = self.model.memory(), states_by_the_present_network(self.model)
 
     def on_aux_phase_end(self) -> None:
@@ -288,7 +288,7 @@ def test_what_follows_a_rollout_that_could_not_be_learned_from_follows_no_stored
     with bad_losses, pytest.raises(NonFiniteLossError):
         model.learn(2 * 8, reset_num_timesteps=False)
     model.learn(2 * 8 * 2, reset_num_timesteps=False)
-    stored = [context["goes_on"].all() for context in model.aux_buffer.context]
+    stored = [one.context["goes_on"].all() for one in model.aux_buffer.rollouts]
     assert stored == [False, False, True]
 
 
@@ -405,10 +405,10 @@ def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):
     for storage in (dict(), dict(aux_buffer_kwargs=dict(storage="mmap", path=tmp_path))):
         model = make(n_policy_iterations=5, **storage)
         model.learn(16)
-        states = model.aux_buffer.context[0]["lstm_states"]
+        states = model.aux_buffer.rollouts[0].context["lstm_states"]
         assert states.shape == (2, 1, 4, 1, 6)
         assert states.base is None or states.base.nbytes == states.nbytes
-        assert np.shares_memory(model.aux_buffer.observations[0], model.rollout_buffer.observations) == (not storage)
+        assert np.shares_memory(model.aux_buffer.rollouts[0].observations, model.rollout_buffer.observations) == (not storage)
 
 
 def test_no_memory_from_another_life():

@@ -22,9 +22,10 @@ from sb3_ppg import (
     VectorRewards,
 )
 from sb3_ppg.buffers.advantages import gae
+from sb3_ppg.buffers.rollouts import order_by_environment
 from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import VectorValueHead
-from sb3_ppg.training.collecting import recompute_advantages
+from sb3_ppg.training.preparing import recompute_advantages
 from tests.helpers import SMALL, FirstReward, VectorRewardEnv, collect, learn_and_log, saved_and_loaded
 
 
@@ -127,6 +128,7 @@ def test_recomputing_with_the_same_network_changes_nothing():
     buffer = model.rollout_buffer
     names = ("advantages", "returns", "vector_returns")
     before = {name: getattr(buffer, name).copy() for name in names}
+    order_by_environment(buffer)
     recompute_advantages(model, buffer, model.rollout_end)
     for name in names:
         after = getattr(buffer, name)
@@ -165,10 +167,10 @@ def test_changing_units_changes_no_value_and_no_step():
 
 
 def test_units_are_standard_deviations_of_each_components_targets():
-    model = make(vector_envs(), reward_weights=[1.0, 1.0], n_policy_iterations=1)
+    model = make(vector_envs(), reward_weights=[1.0, 1.0], n_policy_iterations=2)
     collect(model)
     targets = model.rollout_buffer.vector_returns.reshape(-1, 2).copy()
-    model.policy_phase()
+    model.train()
     np.testing.assert_allclose(model.policy.value_net.std, np.maximum(targets.std(axis=0), 1), rtol=1e-5)
     np.testing.assert_allclose(model.policy.value_net.mean, targets.mean(axis=0), rtol=1e-4, atol=1e-6)
 
@@ -302,9 +304,10 @@ def test_arrays_of_weights_and_other_weights_for_a_loaded_model(tmp_path):
 def test_what_is_saved_within_a_phase_is_the_same(kwargs, tmp_path):
     model = make(vector_envs(), reward_weights=[1.0, 3.0], n_policy_iterations=3, **kwargs).learn(32)
     loaded = saved_and_loaded(model, tmp_path)
-    assert [one.keys() for one in loaded.aux_buffer.context] == [one.keys() for one in model.aux_buffer.context]
-    for one, other in zip(loaded.aux_buffer.context, model.aux_buffer.context, strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in one) and "component_targets" in one
+    for ours, theirs in zip(loaded.aux_buffer.rollouts, model.aux_buffer.rollouts, strict=True):
+        one, other = ours.context, theirs.context
+        assert one.keys() == other.keys() and "component_targets" in one
+        assert all(np.array_equal(one[name], other[name]) for name in one)
     for one, other in zip(loaded.replay.rollouts, model.replay.rollouts if model.replay.capacity > 1 else [], strict=True):
         assert np.array_equal(one.buffer.vector_rewards, other.buffer.vector_rewards)
         assert np.array_equal(one.end.values, other.end.values)

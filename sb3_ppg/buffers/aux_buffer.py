@@ -4,10 +4,11 @@ import copy
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch as th
@@ -16,10 +17,10 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.arguments import check_values
-from sb3_ppg.buffers.nested import map_arrays, split_arrays
+from sb3_ppg.arrays import map_arrays, split_arrays
+from sb3_ppg.buffers.memory import available_memory
 from sb3_ppg.buffers.protocol import has_new_arrays
-from sb3_ppg.buffers.rollouts import GATHERED_BYTES, Observations, n_bytes, order_by_environment
-from sb3_ppg.buffers.system_memory import available_memory
+from sb3_ppg.buffers.rollouts import GATHERED_BYTES, Observations, n_bytes
 from sb3_ppg.errors import ArgumentError
 
 
@@ -38,6 +39,20 @@ class AuxiliaryBatch(NamedTuple):
     context: dict[str, th.Tensor]
     value_targets: th.Tensor
     recorded: th.Tensor
+
+
+class StoredRollout(NamedTuple):
+    """
+    Arrays of a rollout that the auxiliary phase keeps.
+
+    :param observations: ``(n_envs, n_steps, *observation shape)``, or a dictionary of such
+    :param context: further inputs of the policy and data of the objective by name, (n_envs, n_steps or 1, ...)
+    :param value_targets: V_targ, (n_envs, n_steps)
+    """
+
+    observations: Observations
+    context: dict[str, np.ndarray]
+    value_targets: np.ndarray
 
 
 class AuxBuffer:
@@ -83,22 +98,23 @@ class AuxBuffer:
 
     def reset(self) -> None:
         """Drop all rollouts."""
-        # One element for each rollout
-        self.observations: list[Observations] = []  # (n_envs, n_steps, *observation shape)
-        self.observations_on_device: list[PyTorchObs] | None = None  # the same on the device, during a phase
-        self.context: list[dict[str, np.ndarray]] = []  # (n_envs, n_steps or 1, ...)
-        self.value_targets: list[np.ndarray] = []  # (n_envs, n_steps)
+        self.rollouts: list[StoredRollout] = []
+        self.observations_on_device: list[PyTorchObs] | None = None  # those of all rollouts, during a phase
         self.recorded: th.Tensor | None = None  # (n_sequences, sequence length, P)
         self.n_new = 0  # rollouts since the last auxiliary phase
 
-    def end_phase(self) -> None:
-        """End an auxiliary phase, even one that has failed, so that the next one waits for new rollouts."""
-        if self.capacity is None:
-            self.reset()
-        self.observations_on_device = self.recorded = None
-        self.n_new = 0
+    @contextmanager
+    def phase(self) -> Iterator[None]:
+        """Surround an auxiliary phase. After it, even if it has failed, the next phase waits for new rollouts."""
+        try:
+            yield
+        finally:
+            if self.capacity is None:
+                self.reset()
+            self.observations_on_device = self.recorded = None
+            self.n_new = 0
 
-    def emptied(self) -> "AuxBuffer":
+    def emptied(self) -> Self:
         """Return an empty buffer for the same device and storage."""
         other = copy.copy(self)
         other.reset()
@@ -106,63 +122,67 @@ class AuxBuffer:
 
     def __len__(self) -> int:
         """The number of rollouts."""
-        return len(self.value_targets)
+        return len(self.rollouts)
 
     @property
     def n_samples(self) -> int:
         """The number of samples in all rollouts."""
-        return sum(targets.size for targets in self.value_targets)
+        return sum(rollout.value_targets.size for rollout in self.rollouts)
 
     @property
     def n_sequences(self) -> int:
         """The number of sequences in all rollouts."""
-        return self.n_samples // self.sequence_length if len(self) > 0 else 0
+        return self.n_samples // self.sequence_length if self.rollouts else 0
 
     @property
     def sequence_length(self) -> int:
         """The number of samples in a sequence."""
-        return 1 if self.single_samples else self.value_targets[0].shape[1]
+        return 1 if self.single_samples else self.rollouts[0].value_targets.shape[1]
+
+    def holds(self, n_envs: int, n_steps: int) -> bool:
+        """Return whether all rollouts have these sizes."""
+        return all(rollout.value_targets.shape == (n_envs, n_steps) for rollout in self.rollouts)
 
     # ---- storing ----
 
     def add(self, rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray] | None = None) -> None:
-        """
-        Keep a rollout.
+        """Keep a rollout; see ``stored`` for the arguments."""
+        self.keep(self.stored(rollout_buffer, context or {}))
 
-        :param rollout_buffer: full buffer, after the policy phase; its samples are ordered by environment
-        :param context: inputs of the policy in addition to the observations, by name, (n_envs, n_steps, ...), or
-            (n_envs, 1, ...) for data that a sequence has once
+    @staticmethod
+    def stored(rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray]) -> StoredRollout:
         """
-        order_by_environment(rollout_buffer)
-        is_kept_by_reference = has_new_arrays(rollout_buffer)
+        Return what is kept of a rollout.
+
+        :param rollout_buffer: full buffer, whose samples are ordered by environment
+        :param context: inputs of the policy in addition to the observations, and data of the objective, by name,
+            (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
+        """
+        is_kept_by_reference, sizes = has_new_arrays(rollout_buffer), (rollout_buffer.n_envs, rollout_buffer.buffer_size)
 
         def own(array: np.ndarray) -> np.ndarray:
             return array if is_kept_by_reference else array.copy()
 
-        def by_sequence(array: np.ndarray) -> np.ndarray:
-            return own(array).reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, *array.shape[1:])
+        observations = map_arrays(lambda array: own(array).reshape(*sizes, *array.shape[1:]), rollout_buffer.observations)
+        return StoredRollout(observations, map_arrays(own, context), own(rollout_buffer.returns).reshape(sizes))
 
-        self.keep(
-            map_arrays(by_sequence, rollout_buffer.observations),
-            map_arrays(own, context or {}),
-            by_sequence(rollout_buffer.returns.ravel()),
-        )
-
-    def keep(self, observations: Observations, context: dict[str, np.ndarray], value_targets: np.ndarray) -> None:
-        """
-        Keep the arrays of a rollout, which must not change later.
-
-        :param observations: ``(n_envs, n_steps, *observation shape)``
-        :param context: further inputs of the policy by name, (n_envs, n_steps or 1, ...)
-        :param value_targets: V_targ, (n_envs, n_steps)
-        """
-        self.observations.append(map_arrays(self._stored, observations))
-        self.context.append(map_arrays(self._stored, context))
-        self.value_targets.append(value_targets)
+    def keep(self, rollout: StoredRollout) -> None:
+        """Keep a rollout, whose arrays must not change later."""
+        observations, context = map_arrays(self._stored, (rollout.observations, rollout.context))
+        self.rollouts.append(StoredRollout(observations, context, rollout.value_targets))
         self.n_new += 1
-        if self.capacity is not None and len(self) > self.capacity:
-            for rollouts in (self.observations, self.context, self.value_targets):
-                del rollouts[0]
+        if self.capacity is not None:
+            self.rollouts = self.rollouts[-self.capacity :]
+
+    def replace_context(self, name: str, arrays: list[np.ndarray]) -> None:
+        """
+        Replace an array of the context of each rollout.
+
+        :param name: name of the array
+        :param arrays: one for each rollout, of the same shapes and types
+        """
+        for rollout, array in zip(self.rollouts, arrays, strict=True):
+            rollout.context[name] = array
 
     def _stored(self, array: np.ndarray) -> np.ndarray:
         if self.storage == "memory":
@@ -201,8 +221,9 @@ class AuxBuffer:
         """
         if self.device.type == "cuda":
             free, _ = th.cuda.mem_get_info(self.device)
-            if sum(map(n_bytes, self.observations)) <= free / 2:
-                self.observations_on_device = [obs_as_tensor(rollout, self.device) for rollout in self.observations]
+            if self._n_observation_bytes() <= free / 2:
+                observations = (rollout.observations for rollout in self.rollouts)
+                self.observations_on_device = [obs_as_tensor(one, self.device) for one in observations]
         self.recorded = None
         recorded: th.Tensor | None = None
         for ids, batch in self.batches(np.arange(self.n_sequences), n_sequences):
@@ -237,31 +258,35 @@ class AuxBuffer:
         recorded = self.recorded
         if recorded is None:
             recorded = th.empty(self.n_sequences, self.sequence_length, 0, device=self.device)
-        targets = th.as_tensor(np.concatenate(self.value_targets), device=self.device)
+        targets = th.as_tensor(np.concatenate([rollout.value_targets for rollout in self.rollouts]), device=self.device)
         targets = targets.reshape(self.n_sequences, self.sequence_length)
         parts, n_at_once = np.array_split(order, math.ceil(len(order) / n_sequences)), 1
         if self.single_samples:
             parts = [np.sort(part) for part in parts]
-            n_at_once = max(1, GATHERED_BYTES * len(parts) // sum(map(n_bytes, self.observations)))
+            n_at_once = max(1, GATHERED_BYTES * len(parts) // self._n_observation_bytes())
         chunks = [parts[start : start + n_at_once] for start in range(0, len(parts), n_at_once)]
         ids_of_chunks = [np.concatenate(chunk) for chunk in chunks]
         # One transfer for all chunks: the transfer of a chunk would wait for the training on earlier minibatches
         on_device = th.as_tensor(np.concatenate(ids_of_chunks), device=self.device).split([*map(len, ids_of_chunks)])
+        observations, context, _ = zip(*self.rollouts, strict=True)
         for chunk, ids, ids_on_device in zip(chunks, ids_of_chunks, on_device, strict=True):
             batch = AuxiliaryBatch(
-                observations=self._gather(self.observations_on_device or self.observations, ids),
-                context=self._gather(self.context, ids),
+                observations=self._gather(self.observations_on_device or observations, ids),
+                context=self._gather(context, ids),
                 value_targets=targets[ids_on_device].flatten(),
                 recorded=recorded[ids_on_device].flatten(0, 1),
             )
             sizes = [len(part) * self.sequence_length for part in chunk]
             yield from zip(chunk, split_arrays(batch, sizes), strict=True)
 
-    def _gather(self, rollouts: list[Any], ids: np.ndarray) -> Any:
+    def _n_observation_bytes(self) -> int:
+        return sum(n_bytes(rollout.observations) for rollout in self.rollouts)
+
+    def _gather(self, rollouts: Sequence[Any], ids: np.ndarray) -> Any:
         """Copy sequences from arrays (n_envs, n_steps or 1, ...) to one tensor, (len(ids) * sequence length or 1, ...)."""
 
         def gather(*arrays: Any) -> th.Tensor:
-            n_envs, n_steps = self.value_targets[0].shape
+            n_envs, n_steps = self.rollouts[0].value_targets.shape
             if not self.single_samples:
                 places = zip(*(numbers.tolist() for numbers in np.divmod(ids, n_envs)), strict=True)
                 return self._on_device([arrays[rollout][env] for rollout, env in places])

@@ -35,12 +35,12 @@ def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:
     used again with newer values. A class that overrides ``compute_returns_and_advantage`` or ``get`` declares this by the
     class attribute ``recomputable = True``.
     """
-    return _is_promised(type(rollout_buffer), "recomputable", ("compute_returns_and_advantage", "get"))
+    return _declared(rollout_buffer, "recomputable", ("compute_returns_and_advantage", "get"))
 
 
 def has_usual_samples(rollout_buffer: RolloutBuffer) -> bool:
     """Return whether minibatches are SB3's, or the class declares by ``recomputable = True`` that they are equivalent."""
-    return _is_promised(type(rollout_buffer), "recomputable", ("get", "_get_samples"))
+    return _declared(rollout_buffer, "recomputable", ("get", "_get_samples"))
 
 
 def has_new_arrays(rollout_buffer: RolloutBuffer) -> bool:
@@ -48,14 +48,11 @@ def has_new_arrays(rollout_buffer: RolloutBuffer) -> bool:
     Return whether collecting a rollout leaves the arrays of the previous one unchanged, so that they need not be copied. A
     class that overrides ``reset`` declares this by the class attribute ``new_arrays = True``.
     """
-    return _is_promised(type(rollout_buffer), "new_arrays", ("reset",))
+    return _declared(rollout_buffer, "new_arrays", ("reset",))
 
 
-def _is_promised(cls: type, attribute: str, methods: tuple[str, ...]) -> bool:
-    """Return whether each class that overrides one of these methods of SB3, or a class derived from it, sets the attribute."""
-    promising = [one for one in cls.__mro__ if attribute in vars(one)]
-    if promising and not vars(promising[0])[attribute]:
-        return False
-    others = [one for one in cls.__mro__ if not any(issubclass(sb3s, one) for sb3s in SB3_CLASSES)]
-    overriding = [one for one in others if any(method in vars(one) for method in methods)]
-    return all(any(issubclass(promise, one) for promise in promising) for one in overriding)
+def _declared(rollout_buffer: RolloutBuffer, attribute: str, methods: tuple[str, ...]) -> bool:
+    """Return the value of a class attribute, or, without it, whether these methods are those of a buffer of SB3."""
+    cls = type(rollout_buffer)
+    are_sb3s = all(any(getattr(cls, method) is getattr(one, method) for one in SB3_CLASSES) for method in methods)
+    return getattr(cls, attribute, are_sb3s)

@@ -4,6 +4,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg.arguments import check_values
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.protocol import has_new_arrays
 from sb3_ppg.buffers.rollouts import RolloutEnd, minibatches, order_by_environment
 
@@ -100,20 +101,25 @@ class RolloutReplay:
         """The number of rollouts that a resumed training needs: none, if each is used only in its own update."""
         return len(self.rollouts) if self.capacity > 1 else 0
 
-    def add(self, rollout_buffer: RolloutBuffer, end: RolloutEnd | None) -> None:
-        """Add a full rollout, and the state after it."""
-        if self.capacity > 1:
-            order_by_environment(rollout_buffer)
-        self.rollouts = [*self.rollouts, Rollout(rollout_buffer, end)][-self.capacity :]
+    @contextmanager
+    def learning_from(self, rollout_buffer: RolloutBuffer, end: RolloutEnd | None) -> Iterator[None]:
+        """
+        Surround an update on a full rollout, which becomes the latest one. Afterwards it gets its own buffer object, because
+        the next rollout is collected in the current one. After any error, nothing has been learned from it: it is forgotten.
 
-    def keep_latest(self) -> None:
-        """Give the latest rollout its own buffer object, because the next rollout is collected in the current one."""
+        :param rollout_buffer: full buffer
+        :param end: state after the rollout
+        """
+        order_by_environment(rollout_buffer)
+        latest = Rollout(rollout_buffer, end)
+        self.rollouts = [*self.rollouts, latest][-self.capacity :]
+        try:
+            yield
+        except BaseException:  # Ctrl-C included
+            self.rollouts = [rollout for rollout in self.rollouts if rollout is not latest]
+            raise
         if self.capacity > 1:
-            self.rollouts[-1].buffer = independent_copy(self.rollouts[-1].buffer)
-
-    def forget(self, rollout_buffer: RolloutBuffer) -> None:
-        """Remove the rollout in this buffer, which has not been learned from."""
-        self.rollouts = [rollout for rollout in self.rollouts if rollout.buffer is not rollout_buffer]
+            latest.buffer = independent_copy(rollout_buffer)
 
     def due(self, kind: Kind) -> list[Rollout]:
         """Return the rollouts that an epoch of this kind uses; none if all are used up, or too new."""

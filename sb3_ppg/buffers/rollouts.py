@@ -1,6 +1,5 @@
-"""Functions on SB3's and custom rollout buffers: samples in a given order, arrays by environment or by step."""
+"""Functions on SB3's and custom rollout buffers: the order of their arrays, minibatches, types."""
 
-import copy
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -12,10 +11,10 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays, split
+from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import SB3_CLASSES, GivesSequences
 from sb3_ppg.environments.watched import normalizers
-from sb3_ppg.optim.micro_batches import split
 
 # Small minibatches are gathered together, by one indexed copy of up to this size
 GATHERED_BYTES = 2**22
@@ -45,7 +44,7 @@ def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str
     """
     Draw the minibatches of one epoch: all samples, shuffled.
 
-    :param rollout_buffer: full buffer
+    :param rollout_buffer: buffer whose samples are ordered by environment
     :param batch_size: in samples
     :param extras: further arrays by name, (n_envs * n_steps, ...), environment by environment
     :return: the buffer's minibatches; with extras, these have the additional field ``extras``
@@ -76,7 +75,7 @@ def samples(
     """
     Read all samples.
 
-    :param rollout_buffer: full buffer
+    :param rollout_buffer: buffer whose samples are ordered by environment
     :param batch_size: largest number of samples in a minibatch
     :param order: ``np.arange`` or ``np.random.permutation``
     :return: for each minibatch, the indices of its samples (environment by environment), and the samples
@@ -84,7 +83,6 @@ def samples(
     if isinstance(rollout_buffer, GivesSequences):
         yield from rollout_buffer.samples(batch_size, order)
         return
-    order_by_environment(rollout_buffer)
     places = order(rollout_buffer.buffer_size * rollout_buffer.n_envs)
     for start in range(0, len(places), batch_size):
         some = places[start : start + batch_size]
@@ -94,80 +92,66 @@ def samples(
 # ---- arrays ----
 
 
-def has_steps(rollout_buffer: RolloutBuffer, name: str, value: Any) -> bool:
-    """Return whether an attribute of a rollout buffer has a row for each step, (n_steps, n_envs, ...)."""
+def arrays_by_step(rollout_buffer: RolloutBuffer) -> dict[str, Any]:
+    """Return a buffer's arrays as collected, (n_steps, n_envs, ...), by name; observations may be a dictionary of arrays."""
     sizes = (rollout_buffer.buffer_size, rollout_buffer.n_envs)
-    return name == "observations" or (isinstance(value, np.ndarray) and value.shape[:2] == sizes)
-
-
-def last_step(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
-    """Return a buffer with only the last step of this one, which is full and not yet ordered by environment."""
-    last = copy.copy(rollout_buffer)
-    for name, value in vars(rollout_buffer).items():
-        if has_steps(rollout_buffer, name, value):
-            setattr(last, name, map_arrays(lambda array: array[-1:], value))
-    last.buffer_size = 1
-    return last
+    arrays = {name: value for name, value in vars(rollout_buffer).items() if isinstance(value, np.ndarray)}
+    return {"observations": rollout_buffer.observations} | {
+        name: array for name, array in arrays.items() if array.shape[:2] == sizes
+    }
 
 
 def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
     """
-    Reorder all arrays of a full buffer from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), as SB3's ``get`` does, unless
-    they are in this order already.
+    Reorder all arrays of a full buffer from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), environment by environment, as
+    SB3's ``get`` does with those that it needs. An update begins with this: all that follows knows no other order.
     """
-    if rollout_buffer.generator_ready:
-        return
-    for name, value in list(vars(rollout_buffer).items()):
-        if has_steps(rollout_buffer, name, value):
-            setattr(rollout_buffer, name, map_arrays(rollout_buffer.swap_and_flatten, value))
-    rollout_buffer.generator_ready = True
+    if not rollout_buffer.generator_ready:
+        for name, array in arrays_by_step(rollout_buffer).items():
+            setattr(rollout_buffer, name, map_arrays(rollout_buffer.swap_and_flatten, array))
+        rollout_buffer.generator_ready = True
 
 
 def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
     """
     :param rollout_buffer: buffer with the array
-    :param array: (n_steps, n_envs, ...), as collected, or (n_envs * n_steps, ...), as ``get`` orders it
+    :param array: (n_envs * n_steps, ...), environment by environment
     :return: (n_envs, n_steps, numbers of a sample)
     """
-    n_steps, n_envs = rollout_buffer.buffer_size, rollout_buffer.n_envs
-    if array.shape[:2] == (n_steps, n_envs):
-        array = array.swapaxes(0, 1)
-    return array.reshape(n_envs, n_steps, -1)
+    return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, -1)
 
 
-def by_step(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
+def ordered_gae(
+    rollout_buffer: RolloutBuffer,
+    values: np.ndarray,
+    last_values: np.ndarray,
+    last_dones: np.ndarray,
+    gamma: float,
+    gae_lambda: float,
+) -> np.ndarray:
     """
-    :param rollout_buffer: buffer with the array
-    :param array: one number for each sample, (n_steps, n_envs), or environment by environment, (n_envs * n_steps, 1)
-    :return: (n_steps, n_envs)
+    Compute ``advantages.gae`` of a buffer's rewards with other values.
+
+    :param rollout_buffer: buffer whose samples are ordered by environment
+    :param values: V(s), (n_envs * n_steps,), in this order
+    :param last_values: V of the observations after the last step, (n_envs,)
+    :param last_dones: whether these begin an episode, (n_envs,)
+    :return: A, (n_envs * n_steps, 1), in this order
     """
-    return by_environment(rollout_buffer, array)[:, :, 0].T
+    arrays = (rollout_buffer.rewards, values, rollout_buffer.episode_starts)
+    by_step = (by_environment(rollout_buffer, array)[:, :, 0].T for array in arrays)
+    return gae(*by_step, last_values, last_dones, gamma, gae_lambda).T.reshape(-1, 1)
+
+
+def zero_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations:
+    """Return n observations of zeros with the shapes and types of a buffer's, ``(n, *observation shape)``."""
+    shapes: Any = rollout_buffer.obs_shape
+    return map_arrays(lambda array, shape: np.zeros((n, *shape), array.dtype), rollout_buffer.observations, shapes)
 
 
 def n_bytes(observations: Observations | PyTorchObs) -> int:
     """Return the size of an array or a tensor, or a dictionary of such, in bytes."""
     return sum(one.nbytes for one in observations.values()) if isinstance(observations, dict) else observations.nbytes
-
-
-def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
-    """
-    :param rollout_buffer: buffer for these environments
-    :param observations: (n_envs, ...), or any mapping of such arrays
-    :return: copies with the shapes and types of the buffer's observations
-    """
-
-    def stored(array: Any, like: np.ndarray) -> np.ndarray:
-        return np.array(array, dtype=like.dtype).reshape(rollout_buffer.n_envs, *like.shape[2:])
-
-    there: Any = rollout_buffer.observations
-    observations = {key: observations[key] for key in there} if isinstance(there, dict) else observations
-    return map_arrays(stored, observations, there)
-
-
-def one_observation(rollout_buffer: RolloutBuffer) -> Observations:
-    """Return the first observation in a buffer, full or empty, ordered or not, ``(1, *observation shape)``."""
-    shapes: Any = rollout_buffer.obs_shape
-    return map_arrays(lambda array, shape: array.reshape(-1, *shape)[:1], rollout_buffer.observations, shapes)
 
 
 # ---- types ----

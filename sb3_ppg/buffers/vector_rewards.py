@@ -8,8 +8,8 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
-from sb3_ppg.buffers.rollouts import by_environment, order_by_environment
-from sb3_ppg.optim.diagnostics import explained_variance
+from sb3_ppg.buffers.rollouts import by_environment
+from sb3_ppg.distributed.collectives import explained_variance
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.protocols import PhasicModel
 
@@ -72,36 +72,29 @@ class VectorRewardBuffer(RolloutBuffer):
         if isinstance(self, NormalizedRewardRolloutBuffer):
             rewards = self.reward_normalizer.normalize(rewards, self.episode_starts)
         self.vector_rewards = rewards + self.bootstrapped
-        last = last_values.cpu().numpy()
-        self.estimate(self.vector_values, last, dones.astype(np.float32), self.gamma, self.gae_lambda)
+        arrays = (self.vector_rewards, self.vector_values, self.episode_starts[:, :, None])
+        advantages = gae(*arrays, last_values.cpu().numpy(), dones[:, None], self.gamma, self.gae_lambda)
+        self._combine(advantages, self.vector_values)
 
-    def estimate(self, values: np.ndarray, last_values: np.ndarray, dones: np.ndarray, gamma: Any, gae_lambda: Any) -> None:
+    def recompute(self, values: np.ndarray, last_values: np.ndarray, dones: np.ndarray) -> None:
         """
-        Compute the advantages and value targets of each component, and combine them.
+        Compute advantages and value targets again.
 
-        :param values: V(s) of each component, as collected or environment by environment
+        :param values: V(s) of each component, (n_envs * n_steps, K), environment by environment, as all arrays now
         :param last_values: V of the observations after the last step, (n_envs, K)
         :param dones: whether these begin an episode, (n_envs,)
-        :param gamma: γ, one number or one for each component
-        :param gae_lambda: λ, one number or one for each component
         """
+        arrays = (self.vector_rewards, values, self.episode_starts)
+        by_step = (by_environment(self, array).swapaxes(0, 1) for array in arrays)
+        advantages = gae(*by_step, last_values.reshape(self.n_envs, -1), dones[:, None], self.gamma, self.gae_lambda)
+        self._combine(self.swap_and_flatten(advantages), values)
+        self.returns, self.advantages = self.returns[:, None], self.advantages[:, None]
 
-        def by_step(array: np.ndarray) -> np.ndarray:
-            return by_environment(self, array).swapaxes(0, 1)
-
-        def ordered(array: np.ndarray) -> np.ndarray:
-            return self.swap_and_flatten(array) if self.generator_ready else array
-
-        values, rewards, weights = map(by_step, (values, self.vector_rewards, self.weights))
-        starts, last_values = by_step(self.episode_starts)[:, :, 0], last_values.reshape(self.n_envs, -1)
-        factors = zip(*(np.broadcast_to(one, self.n_components).tolist() for one in (gamma, gae_lambda)), strict=True)
-        of_components = [
-            gae(rewards[:, :, k], values[:, :, k], starts, last_values[:, k], dones, *both) for k, both in enumerate(factors)
-        ]
-        advantages = np.stack(of_components, axis=-1)
+    def _combine(self, advantages: np.ndarray, values: np.ndarray) -> None:
+        """Set the weighted sums over the components; the order of the arrays is that of all others."""
         targets = advantages + values
-        self.vector_returns[:] = ordered(targets)  # in place, because the current epochs' minibatches read this array
-        self.returns, self.advantages = (ordered((weights * array).sum(axis=-1)) for array in (targets, advantages))
+        self.vector_returns[:] = targets  # in place, because the current epochs' minibatches read this array
+        self.returns, self.advantages = ((self.weights * array).sum(axis=-1) for array in (targets, advantages))
 
 
 def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -126,7 +119,6 @@ def component_samples(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
     """
     if not isinstance(rollout_buffer, VectorRewardBuffer):
         return {}
-    order_by_environment(rollout_buffer)
     return {TARGETS: rollout_buffer.vector_returns, OLD_VALUES: rollout_buffer.vector_values}
 
 
@@ -134,7 +126,7 @@ def component_context(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
     """Return the component data that the auxiliary phase keeps, by name, (n_envs, n_steps, K); none for scalar rewards."""
     if not isinstance(rollout_buffer, VectorRewardBuffer):
         return {}
-    # A copy, because `estimate` overwrites the array when an older rollout is used again
+    # A copy, because `recompute` overwrites the array when an older rollout is used again
     return {TARGETS: by_environment(rollout_buffer, rollout_buffer.vector_returns).copy()}
 
 

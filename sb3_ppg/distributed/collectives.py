@@ -182,6 +182,19 @@ def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float,
     return center, mean(np.square(values - center)) ** 0.5
 
 
+def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th.device) -> float:
+    """
+    Compute the explained variance as SB3 does, over all processes.
+
+    :param values: V, of any shape
+    :param value_targets: V_targ, of the same shape
+    :param device: device of the process group's backend
+    :return: 1 - Var(V_targ - V) / Var(V_targ); NaN if all targets are equal
+    """
+    (_, of_targets), (_, of_errors) = (moments(array, device) for array in (value_targets, value_targets - values))
+    return 1 - (of_errors / of_targets) ** 2 if of_targets > 0 else float("nan")
+
+
 def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
     """
     Average the running means and variances of batch normalization, which each process updates with its own batches.

@@ -10,7 +10,7 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_ppg.arguments import argument_names, argument_value
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed.agreement import agreed, mark_shared, require_equal, separate_generators
 from sb3_ppg.distributed.collectives import broadcast, gather, gpu_name, n_processes, rank
@@ -55,6 +55,7 @@ def _settings(model: PhasicModel) -> dict[str, Any]:
         "action_space": model.action_space,
         **{name: argument_value(model, name) for name in argument_names(type(model)) if name not in OWN},
         **{name.removeprefix("_"): getattr(model, name) for name in COUNTERS},
+        "n_kept_rollouts": model.n_kept_rollouts(),
         "policy": type(policy),
         "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
         "VecNormalize": list(all_statistics(env)),

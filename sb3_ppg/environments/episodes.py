@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays
 
 
 class Episodes:

@@ -12,7 +12,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.environments.episodes import Episodes, observation_at, replace
 from sb3_ppg.errors import ArgumentError, warn
 

@@ -28,7 +28,6 @@ from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_ppg.arguments import argument_names
-from sb3_ppg.buffers.checks import check_auxiliary_batches
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError, warn
 from sb3_ppg.hub.arrays import Arrays
@@ -42,6 +41,7 @@ from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.generators import generators_kept
+from sb3_ppg.training.checks import check_auxiliary_batches
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from sb3_ppg import losses
 from sb3_ppg.actions import flat_space
-from sb3_ppg.buffers.system_memory import total_memory
+from sb3_ppg.buffers.memory import total_memory
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.maskable import MaskablePPG
 from sb3_ppg.optim.precision import unvalidated_distributions

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import Rule, check_value, count, number, require
-from sb3_ppg.buffers.nested import map_arrays
-from sb3_ppg.buffers.rollouts import RolloutEnd, order_by_environment
+from sb3_ppg.arrays import map_arrays
+from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, require_architecture
@@ -200,7 +200,6 @@ class OrderObjective(AdvantageHeadObjective):
 
     def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, np.ndarray]:
         """Return for each sample the number of another frame of its level, and whether that frame came before it."""
-        order_by_environment(rollout_buffer)
         n_frames = rollout_buffer.buffer_size
         if len(self.levels) <= n_frames:
             raise ArgumentError(

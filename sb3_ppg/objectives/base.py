@@ -149,9 +149,9 @@ class Objective(nn.Module):
 
     def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
         """
-        :param rollout_buffer: the rollout as collected, (n_steps, n_envs, ...)
+        :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
         :param end: state after the rollout
-        :return: V_targ, (n_steps, n_envs), in the units of the (normalized) return
+        :return: V_targ, (n_envs * n_steps, 1), in the units of the (normalized) return
         """
         return rollout_buffer.returns
 
@@ -172,7 +172,7 @@ class Objective(nn.Module):
         Return further data of each sample for the losses of the policy phase.
 
         :param policy: policy before the update
-        :param rollout_buffer: the rollout as collected, or ordered by environment, see ``buffers.rollouts.by_environment``
+        :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
         :param end: state after the rollout
         :return: arrays by name, (n_envs * n_steps, ...), environment by environment; a minibatch has its rows in
             ``batch.extras``
@@ -183,7 +183,7 @@ class Objective(nn.Module):
         """
         Return the arrays of a rollout that the auxiliary phase keeps for its losses.
 
-        :param rollout_buffer: a rollout whose samples are ordered by environment, (n_envs * n_steps, ...)
+        :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
         :param end: state after the rollout
         :return: arrays by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
         :raises ArgumentError: if the rollout buffer has no array with a name in ``aux_keys``

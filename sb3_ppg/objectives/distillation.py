@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from sb3_ppg import losses
 from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import check_value, choice, count, number, optional, require
-from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.rollouts import RolloutEnd, by_step
+from sb3_ppg.buffers.rollouts import RolloutEnd, ordered_gae
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import Coefficients, require_architecture
@@ -75,10 +74,8 @@ class DistillationObjective(PaperObjective):
             raise ArgumentError(f"`constraint`='logits' cannot work with {model.action_space}: use 'kl' or 'reverse_kl'")
 
     def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
-        buffer = rollout_buffer
-        rewards, values, starts = (by_step(buffer, one) for one in (buffer.rewards, buffer.values, buffer.episode_starts))
-        targets = values + gae(rewards, values, starts, end.values, end.dones, buffer.gamma, self.td_lambda)
-        return targets if buffer.returns.shape == targets.shape else targets.T.reshape(buffer.returns.shape)
+        buffer, values = rollout_buffer, rollout_buffer.values
+        return values + ordered_gae(buffer, values, end.values, end.dones, buffer.gamma, self.td_lambda)
 
     def is_due(self, n_samples: int) -> bool:
         return n_samples > self.delay

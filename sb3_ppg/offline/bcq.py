@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import configure_logger, polyak_update
 
 from sb3_ppg.arguments import arguments_explained, check_arguments, require, warn_of_missing_gpu
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import in_floats
 from sb3_ppg.errors import ArgumentError, NonFiniteLossError
 from sb3_ppg.offline import losses

@@ -22,7 +22,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
-from sb3_ppg.buffers.nested import n_samples
+from sb3_ppg.arrays import n_samples
 from sb3_ppg.offline import losses
 
 # As in the authors' code: log σ of the VAE, and where the codes of sampled actions lie

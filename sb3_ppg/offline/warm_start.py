@@ -11,7 +11,7 @@ import torch as th
 from stable_baselines3.common.utils import configure_logger, obs_as_tensor, update_learning_rate
 
 from sb3_ppg.arguments import check_values
-from sb3_ppg.buffers.nested import map_arrays, n_samples
+from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.distributed.collectives import n_processes

@@ -20,7 +20,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.optim.adam import adam
 
-from sb3_ppg.buffers.nested import map_arrays, n_samples
+from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.errors import warn
 from sb3_ppg.losses import Losses
@@ -84,6 +84,18 @@ class AdamGroup(NamedTuple):
     steps: list[th.Tensor]
     learning_rate: th.Tensor
     options: dict[str, Any]
+
+
+def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coefficients: Any, minibatch: Any) -> Losses:
+    """
+    Evaluate an objective on a minibatch of either phase.
+
+    :param model: algorithm with its networks
+    :param losses: method of the objective
+    :param coefficients: weights of the losses' terms
+    :param minibatch: B samples
+    """
+    return losses(model.policy, model.network_inputs(minibatch), minibatch, coefficients)
 
 
 def loss_gradient(
@@ -152,7 +164,7 @@ class CompiledStep:
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
         self.model = model
         self.name = name
-        self.losses_of = partial(model.minibatch_losses, losses)
+        self.losses_of = partial(minibatch_losses, model, losses)
         self.takes_step = takes_step
         self.device = model.device
         self.has_failed = False

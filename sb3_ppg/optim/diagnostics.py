@@ -1,110 +1,116 @@
-"""Diagnostics that are logged in addition to the losses of both phases, over all processes."""
+"""Summaries of both phases for the log, in addition to the losses, over all processes."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.distributions import Distribution
 
 from sb3_ppg import losses
-from sb3_ppg.actions import leaves
-from sb3_ppg.distributed.collectives import average_over_processes, moments
-from sb3_ppg.optim.epoch import Epoch, mean_losses
+from sb3_ppg.actions import NestedActions, leaves
+from sb3_ppg.arrays import split
+from sb3_ppg.buffers.rollouts import samples
+from sb3_ppg.buffers.vector_rewards import component_summary
+from sb3_ppg.distributed.collectives import average_over_processes, explained_variance
+from sb3_ppg.objectives import targets_of
+from sb3_ppg.optim.epoch import mean_losses
 from sb3_ppg.optim.precision import unvalidated_distributions
-from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.optim.update import Update
+from sb3_ppg.protocols import PhasicModel
+
+# The number of samples, about, on which the outcome of an auxiliary phase, and the leaves of nested actions, are evaluated
+EVALUATED_SAMPLES = 4096
 
 
-def policy_phase_summary(
-    policy: PhasicActorCriticPolicy,
-    rollout_buffer: RolloutBuffer,
-    history: list[Epoch],
-    value_history: list[Epoch],
-    clip_range: float | None,
-) -> dict[str, float]:
+def record_all(model: PhasicModel, group: str, values: dict[str, float]) -> None:
+    """Record several values for the log, under "group/name"."""
+    for name, value in values.items():
+        model.logger.record(f"{group}/{name}", value)
+
+
+def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
     """
-    Summarize an update for the log.
+    Record an update by PPO's names: means over samples and epochs; ``approx_kl``, in nats, of the last epoch; ``loss`` of the
+    last step.
 
-    :param policy: policy after the update
-    :param rollout_buffer: rollout that it was trained on
-    :param history: epochs on the policy's loss, or the joint one
-    :param value_history: epochs on the value loss alone, if there were any
-    :param clip_range: ε, or None if nothing is clipped
-    :return: values by PPO's names: means over samples and epochs; ``approx_kl``, in nats, of the last epoch; ``loss`` of the
-        last step
+    :param model: algorithm after the update on its rollout
+    :param updates: its updates, that of the policy among them, with their epochs
     """
-    summary = {**(mean_losses(value_history) if value_history else {}), **mean_losses(history)}
+    (of_policy,), of_values = ([one for one in updates if one.kind == kind] for kind in ("policy", "value"))
+    record_all(model, "train", {"learning_rate": of_policy.learning_rate})
+    if model.value_learning_rate is not None:
+        record_all(model, "train", {"value_learning_rate": of_values[0].learning_rate})
+    history = of_policy.history
+    if not history:
+        return  # all rollouts are too new, or used up
+    summary = {**(mean_losses(of_values[0].history) if of_values and of_values[0].history else {}), **mean_losses(history)}
     summary["loss"] = float(history[-1].losses["loss"][-1])
+    coefficients, policy, buffer = of_policy.coefficients, model.policy, model.rollout_buffer
     change = {"approx_kl": losses.approximate_kl(history[-1].log_ratio)}
-    if clip_range is not None:
-        change["clip_fraction"] = losses.clip_fraction(th.cat([epoch.log_ratio for epoch in history]), clip_range)
+    if coefficients.clip_range is not None:
+        all_ratios = th.cat([epoch.log_ratio for epoch in history])
+        change["clip_fraction"] = losses.clip_fraction(all_ratios, coefficients.clip_range)
     average_over_processes(list(change.values()))
     summary |= {name: value.item() for name, value in change.items()}
-    summary["explained_variance"] = explained_variance(rollout_buffer.values, rollout_buffer.returns, policy.device)
+    summary["explained_variance"] = explained_variance(buffer.values, buffer.returns, policy.device)
     if hasattr(policy, "log_std"):
         summary["std"] = th.exp(policy.log_std).mean().item()
-    return summary
+    scales = {name: getattr(coefficients, name) for name in ("clip_range", "clip_range_vf", "value_unit")}
+    summary |= {name: value for name, value in scales.items() if value is not None}
+    record_all(model, "train", {**summary, **component_summary(buffer, policy)})
+    model.logger.record("train/n_updates", model._n_updates, exclude="tensorboard")
+    if isinstance(policy.actions, NestedActions):
+        for name, value in leaf_summary(model).items():
+            model.logger.record(f"train/{name}", value, exclude=("stdout", "log"))  # which cut long names off
 
 
 @th.no_grad()
-def leaf_summary(policy: PhasicActorCriticPolicy, batches: Iterable[tuple[tuple, th.Tensor]]) -> dict[str, float]:
+@unvalidated_distributions()
+def leaf_summary(model: PhasicModel) -> dict[str, float]:
     """
-    Evaluate each leaf of a nested action space.
+    Evaluate each leaf of a nested action space on an evenly spread part of the rollout.
 
-    :param policy: policy after an update
-    :param batches: inputs of the policy's ``evaluate``; actions as buffers give them, (B, n)
+    :param model: algorithm after an update on its rollout
     :return: for each leaf, under "log_prob/path" and "entropy/path", the mean of log π of its part of the actions and the mean
         of its entropy, or of an estimate, in nats
     """
+    stride = math.ceil(model.n_steps * model.n_envs / EVALUATED_SAMPLES)
+    some = samples(model.rollout_buffer, model.batch_size, lambda n: np.arange(0, n, stride))
     columns = []
-    with unvalidated_distributions():
-        for inputs, actions in batches:
-            distribution: Any = policy.evaluate(*inputs, reads=("distribution",)).distribution
-            columns.append(th.stack([distribution.leaf_log_probs(actions), distribution.leaf_entropies(actions)]))
+    model.policy.set_training_mode(False)
+    for part in _micro_batches(model, (batch for _, batch in some)):
+        distribution: Any = model.policy.evaluate(*model.network_inputs(part), reads=("distribution",)).distribution
+        columns.append(th.stack([distribution.leaf_log_probs(part.actions), distribution.leaf_entropies(part.actions)]))
+    model.policy.set_training_mode(True)
     means = th.cat(columns, dim=2).mean(dim=2)
     average_over_processes([means])
-    of_space, rows = leaves(policy.action_space), zip(("log_prob", "entropy"), means.tolist(), strict=True)
+    of_space, rows = leaves(model.action_space), zip(("log_prob", "entropy"), means.tolist(), strict=True)
     return {f"{name}/{leaf.path}": mean for name, row in rows for leaf, mean in zip(of_space, row, strict=True)}
 
 
-def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th.device) -> float:
-    """
-    Compute the explained variance as SB3 does, over all processes.
-
-    :param values: V, of any shape
-    :param value_targets: V_targ, of the same shape
-    :param device: device of the process group's backend
-    :return: 1 - Var(V_targ - V) / Var(V_targ); NaN if all targets are equal
-    """
-    (_, of_targets), (_, of_errors) = (moments(array, device) for array in (value_targets, value_targets - values))
-    return 1 - (of_errors / of_targets) ** 2 if of_targets > 0 else float("nan")
-
-
 @th.no_grad()
-def auxiliary_outcome(
-    policy: PhasicActorCriticPolicy,
-    kl_to_recorded: Callable[[Distribution, th.Tensor], th.Tensor],
-    batches: Iterable[tuple[tuple, th.Tensor, th.Tensor]],
-) -> dict[str, float]:
+@unvalidated_distributions()
+def auxiliary_outcome(model: PhasicModel, n_sequences: int) -> dict[str, float]:
     """
-    Evaluate the result of an auxiliary phase.
+    Evaluate the result of an auxiliary phase on an evenly spread part of its samples.
 
-    :param policy: policy after the phase
-    :param kl_to_recorded: method of the objective
-    :param batches: inputs of the policy's ``evaluate_auxiliary``; V_targ, (B,), or (B, K) for vector rewards; recorded data,
-        (B, P)
+    :param model: algorithm after the epochs of the phase
+    :param n_sequences: largest number of sequences in a batch
     :return: KL(π_old, π), in nats, and the explained variance of both value heads (NaN if all targets are equal), for vector
         rewards the mean over the components
     """
+    policy, buffer = model.policy, model.aux_buffer
+    some = buffer.evenly_spread(max(1, EVALUATED_SAMPLES // buffer.sequence_length))
     kls, errors, targets = [], [], []
-    with unvalidated_distributions():
-        for inputs, value_targets, recorded in batches:
-            evaluation = policy.evaluate_auxiliary(*inputs)
-            kls.append(kl_to_recorded(evaluation.distribution, recorded))
-            values = th.stack([evaluation.values, evaluation.aux_values])
-            errors.append((value_targets - values.reshape(2, *value_targets.shape)).reshape(2, len(value_targets), -1))
-            targets.append(value_targets.reshape(1, len(value_targets), -1))
+    policy.set_training_mode(False)
+    for part in _micro_batches(model, (batch for _, batch in buffer.batches(some, n_sequences))):
+        evaluation, value_targets = policy.evaluate_auxiliary(*model.network_inputs(part)), targets_of(part)
+        kls.append(model.objective.kl_to_recorded(evaluation.distribution, part.recorded))
+        values = th.stack([evaluation.values, evaluation.aux_values])
+        errors.append((value_targets - values.reshape(2, *value_targets.shape)).reshape(2, len(value_targets), -1))
+        targets.append(value_targets.reshape(1, len(value_targets), -1))
+    policy.set_training_mode(True)
     columns = th.cat([th.cat(errors, dim=1), th.cat(targets, dim=1)])  # (3, number of samples, number of components)
     centers = columns.mean(dim=1, keepdim=True)
     average_over_processes([centers])
@@ -114,3 +120,7 @@ def auxiliary_outcome(
     explained = th.where(of_targets > 0, 1 - of_errors / of_targets, th.nan).mean(dim=1)
     numbers = th.stack([kl, *explained])
     return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers.tolist(), strict=True))
+
+
+def _micro_batches(model: PhasicModel, batches: Iterable[Any]) -> Iterable[Any]:
+    return (part for batch in batches for part in split(batch, model.resolved_micro_batch_size()))

@@ -12,12 +12,11 @@ import numpy as np
 import torch as th
 from torch import nn
 
-from sb3_ppg.buffers.nested import map_arrays, n_samples
+from sb3_ppg.arrays import map_arrays, n_samples, split
 from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
 from sb3_ppg.optim.compiled import CompiledStep, Gradient
-from sb3_ppg.optim.micro_batches import split
 from sb3_ppg.optim.precision import unvalidated_distributions
 
 ADVICE = (

@@ -2,17 +2,14 @@
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from typing import TypeVar
 
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
-from sb3_ppg.buffers.nested import has_samples, map_arrays, n_samples, split_arrays
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
-Minibatch = TypeVar("Minibatch", bound=tuple)
 # The largest M_MMAP_THRESHOLD that all versions of glibc allow on 64-bit machines. For larger arrays, glibc maps new memory,
 # which the kernel zeroes page by page
 HEAP_LIMIT = 32 * 2**20
@@ -62,27 +59,6 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
         for hook in hooks:
             hook.remove()
     return sizes
-
-
-def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
-    """
-    Split a minibatch into micro-batches.
-
-    :param minibatch: tuple of tensors, or of nested dictionaries and tuples of tensors, of shape (B, ...), or (number of
-        sequences, ...) for sequences of equal length. Every part gets scalars and values that are not tensors unchanged
-    :param size: largest number of samples in a part; None: do not split
-    :return: consecutive parts, which share the minibatch's memory, of whole sequences: as many as fit, but at least one
-    """
-    whole = n_samples(minibatch[0])
-    if size is None or size >= whole:
-        yield minibatch
-        return
-    n_rows: list[int] = []
-    map_arrays(lambda leaf: n_rows.append(len(leaf)) if has_samples(leaf) else None, minibatch)
-    length = whole // min(n_rows)
-    size = max(length, size // length * length)
-    sizes = [min(size, whole - start) for start in range(0, whole, size)]
-    yield from split_arrays(minibatch, sizes)
 
 
 def has_convolutions(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb3_ppg.arguments import check_value, count
-from sb3_ppg.buffers.nested import n_samples
+from sb3_ppg.arrays import n_samples
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
     ARCHITECTURES,

@@ -9,11 +9,10 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_ppg.buffers.checks import check_room
-from sb3_ppg.buffers.nested import map_arrays
+from sb3_ppg.buffers.aux_buffer import StoredRollout
+from sb3_ppg.buffers.memory import check_room
 from sb3_ppg.buffers.replay import KINDS, Rollout
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
-from sb3_ppg.buffers.rollouts import one_observation
 from sb3_ppg.distributed.collectives import rank_and_size
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, warn
@@ -47,11 +46,11 @@ def files_of_processes(path: Path) -> list[Path]:
 
 def save_training_state(model: PhasicModel, path: Path) -> None:
     """Write a file of arrays and a text in JSON, with the arguments and errors of ``PPG.save_aux_buffer``."""
-    if (model._n_stored_rollouts, model._n_replayed_rollouts) != (len(model.aux_buffer), model.replay.n_stored):
+    n_stored, n_replayed = model.n_kept_rollouts()
+    if (n_stored, n_replayed) != (len(model.aux_buffer), model.replay.n_stored):
         raise ArgumentError(
-            f"This model was saved in the middle of a phase, and its rollouts ({model._n_stored_rollouts}, and "
-            f"{model._n_replayed_rollouts} that the policy learns from again) are not here: call `load_aux_buffer` first, or "
-            "`learn`, which starts the phase over"
+            f"This model was saved in the middle of a phase, and its rollouts ({n_stored}, and {n_replayed} that the policy "
+            "learns from again) are not here: call `load_aux_buffer` first, or `learn`, which starts the phase over"
         )
     if (error := first_non_finite(model)) is not None:
         raise NonFiniteError(error)
@@ -120,6 +119,7 @@ def _identity(model: PhasicModel, same_processes: bool = True) -> dict[str, Any]
         "checkpoint": model._checkpoint,
         **({"n_envs": int(model.n_envs), "n_steps": int(model.n_steps)} if same_processes else {}),  # may be NumPy's
         **{name.removeprefix("_"): int(getattr(model, name)) for name in COUNTERS},
+        "n_kept_rollouts": list(model.n_kept_rollouts()),
         **({"process": [number, size]} if same_processes and size > 1 else {}),
         "VecNormalize": list(all_statistics(model.env)),
     }
@@ -128,11 +128,9 @@ def _identity(model: PhasicModel, same_processes: bool = True) -> dict[str, Any]
 def _arrays(model: PhasicModel) -> dict[str, np.ndarray]:
     """Arrays of the file, by name."""
     buffer, replay = model.aux_buffer, model.replay
-    stored = zip(buffer.observations, buffer.context, buffer.value_targets, strict=True)
-    names = ("observations", "context", "value_targets")
     return _flat(
         {
-            "rollouts": {index: dict(zip(names, arrays, strict=True)) for index, arrays in enumerate(stored)},
+            "rollouts": {index: rollout._asdict() for index, rollout in enumerate(buffer.rollouts)},
             "replay": {index: rollout.arrays() for index, rollout in enumerate(replay.rollouts[: replay.n_stored])},
             "normalize": {name: _moments(rms) for name, rms in all_statistics(model.env).items()},
         }
@@ -181,10 +179,12 @@ def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
     if description["n_new_rollouts"] is None:
         warn("The rollouts of this checkpoint were removed, and the statistics of VecNormalize kept: the phase starts over")
     elif same_processes:
-        check_room(model, model._n_stored_rollouts)
-        some = _some_stored_rollout(model)
-        for index in range(model._n_stored_rollouts):  # one after the other: only a disk may have room for all
-            aux_buffer.keep(**_read(archive, f"rollouts/{index}", some, model.allow_nonfinite_observations))
+        n_stored, _ = model.n_kept_rollouts()
+        check_room(model, n_stored)
+        some = aux_buffer.stored(model.rollout_template().buffer, model.aux_data())._asdict()
+        for index in range(n_stored):  # one after the other: only a disk may have room for all
+            arrays = _read(archive, f"rollouts/{index}", some, model.allow_nonfinite_observations)
+            aux_buffer.keep(StoredRollout(**arrays))
         aux_buffer.n_new = description["n_new_rollouts"]
         replayed = _replayed(model, archive, description["replay_uses"])
         if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):
@@ -192,7 +192,7 @@ def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
         restore_generators(description["generators"])
     # Everything is checked: nothing below can fail
     model.aux_buffer, model.replay.rollouts = aux_buffer, replayed
-    model._n_stored_rollouts, model._n_replayed_rollouts = len(aux_buffer), len(replayed)
+    model._missing_rollouts = None
     for name, rms in running.items():
         rms.mean, rms.var = normalization[name]["mean"], normalization[name]["var"]
         rms.count = float(normalization[name]["count"])
@@ -208,18 +208,6 @@ def _check_identity(description: dict[str, Any], wanted: dict[str, Any]) -> None
         if found.get(name) != value:
             what = name.replace("_", " ")
             raise ModelFormatError(f"does not belong to this model: its {what} is {found.get(name)!r}, the model's {value!r}")
-
-
-def _some_stored_rollout(model: PhasicModel) -> dict[str, Any]:
-    """Arrays with the shapes and types of one rollout in the auxiliary buffer."""
-    sizes = (model.n_envs, model.n_steps)
-    return {
-        "observations": map_arrays(
-            lambda one: np.empty((*sizes, *one.shape[1:]), one.dtype), one_observation(model.rollout_buffer)
-        ),
-        "context": model.aux_data(),
-        "value_targets": np.empty(sizes, model.rollout_buffer.returns.dtype),
-    }
 
 
 def _replayed(model: PhasicModel, archive: Any, uses: list[list[int]]) -> list[Rollout]:

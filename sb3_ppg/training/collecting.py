@@ -1,5 +1,6 @@
-"""Collect a rollout: act, step the environments, bootstrap at time limits, compute advantages, now or again later."""
+"""Collect a rollout: act, step the environments, bootstrap at time limits, compute advantages."""
 
+import copy
 import math
 from typing import Any
 
@@ -12,10 +13,9 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arguments import require
-from sb3_ppg.buffers.advantages import gae
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
-from sb3_ppg.buffers.rollouts import RolloutEnd, as_stored, by_step, last_step, samples
-from sb3_ppg.buffers.vector_rewards import VectorRewardBuffer
+from sb3_ppg.buffers.rollouts import Observations, RolloutEnd, arrays_by_step, order_by_environment, samples
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
@@ -144,8 +144,15 @@ def finish_rollout(
     :return: end of the rollout
     """
     rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
-    observations, values = as_stored(rollout_buffer, last_observations), last_values.squeeze(1).cpu().numpy()
-    return RolloutEnd(observations, values, dones.astype(bool), model.memory())
+    values = last_values.squeeze(1).cpu().numpy()
+    return RolloutEnd(_as_stored(rollout_buffer, last_observations), values, dones.astype(bool), model.memory())
+
+
+def _as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
+    """Copy observations of all environments with the shapes and types of a buffer's; of any mapping, those of its keys."""
+    there: Any = rollout_buffer.observations
+    observations = {key: observations[key] for key in there} if isinstance(there, dict) else observations
+    return map_arrays(lambda array, like: np.array(array, like.dtype).reshape(like.shape[1:]), observations, there)
 
 
 # More than rounding can do, in bfloat16 or for standard deviations of 1e-3, and less than another distribution does
@@ -158,12 +165,17 @@ def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
     Compare log π of the last actions as the policy acted with log π as the losses evaluate it.
 
     :param model: algorithm that collected the rollout
-    :param rollout_buffer: full buffer
+    :param rollout_buffer: full buffer, as collected
     :raises ArgumentError: if they differ, with the methods that disagree
     """
     if not is_recomputable(rollout_buffer) or (model.use_sde and model.policy.squash_output):  # tanh is inverted inexactly
         return
-    ((_, batch),) = samples(last_step(rollout_buffer), model.n_envs, np.arange)
+    last_step = copy.copy(rollout_buffer)
+    for name, array in arrays_by_step(rollout_buffer).items():
+        setattr(last_step, name, map_arrays(lambda one: one[-1:], array))
+    last_step.buffer_size = 1
+    order_by_environment(last_step)
+    ((_, batch),) = samples(last_step, model.n_envs, np.arange)
     distribution = model.policy.evaluate(*model.network_inputs(batch), reads=("distribution",)).distribution
     log_prob = distribution.log_prob(model.policy.actions.from_buffer(batch.actions))
     worst = int((log_prob - batch.old_log_prob).abs().argmax())
@@ -174,32 +186,3 @@ def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
             f"`policy`={name} cannot work: `{name}.forward` acted with log π(a|s)={acted:.4g}, and `{name}.evaluate`, which "
             f"the losses call, gives {evaluated:.4g} for the same observation and action; let `forward` follow from `evaluate`"
         )
-
-
-@th.no_grad()
-def recompute_advantages(model: PhasicModel, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> None:
-    """
-    Recompute a rollout's advantages and value targets with the current value function. The values that were predicted when
-    the rollout was collected stay, and so do the rewards, including the bootstrapped values at time limits.
-
-    :param model: algorithm with the current value function
-    :param rollout_buffer: full buffer
-    :param end: end of the rollout
-    """
-    model.policy.set_training_mode(False)
-    batch_size = model.resolved_micro_batch_size() or max(model.batch_size, 1024)
-    parts = samples(rollout_buffer, batch_size, np.arange)
-    values = th.cat([model.policy.evaluate_values(*model.network_inputs(part)) for _, part in parts])
-    last_values = model.next_values(obs_as_tensor(end.observations, model.device), end.dones, memory=end.memory)
-    model.policy.set_training_mode(True)
-    current, last = values.cpu().numpy(), last_values.squeeze(1).cpu().numpy()
-    if isinstance(rollout_buffer, VectorRewardBuffer):
-        rollout_buffer.estimate(current, last, end.dones, model.gamma, model.gae_lambda)
-    else:
-        arrays = (rollout_buffer.rewards, current, rollout_buffer.episode_starts)
-        rewards, current, starts = (by_step(rollout_buffer, array) for array in arrays)
-        advantages = gae(rewards, current, starts, last, end.dones, model.gamma, model.gae_lambda)
-        rollout_buffer.returns = (advantages + current).T.reshape(-1, 1)
-        rollout_buffer.advantages = advantages.T.reshape(-1, 1)
-    if model.normalize_advantage:
-        rollout_buffer.advantages = model.objective.normalized_advantages(rollout_buffer.advantages, model.device)

@@ -12,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from sb3_ppg.buffers.checks import check_room, check_room_for_replay, warn_of_missing_rollouts, warn_of_stale_data
+from sb3_ppg.buffers.memory import check_room, check_room_for_replay
 from sb3_ppg.distributed.agreement import agreed, is_shared, leave_group, mark_shared
 from sb3_ppg.distributed.collectives import gather, n_processes, rank
 from sb3_ppg.distributed.exchange import RolloutExchange, start_together
@@ -31,6 +31,7 @@ from sb3_ppg.optim.compiled import CompiledPolicy
 from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
+from sb3_ppg.training.checks import warn_of_missing_rollouts, warn_of_stale_data
 
 
 class Session:
@@ -156,12 +157,12 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
     if model.env is None or isinstance(innermost(model.env), VecEnvWrapper):  # a wrapper that was unpickled
         raise ArgumentError("There is no environment to learn in: use `load(..., env=...)` or `set_env(...)` before")
     model.check_arguments()
-    if any(targets.shape != (model.n_envs, model.n_steps) for targets in model.aux_buffer.value_targets):
-        model.aux_buffer.reset()  # sizes were changed by hand
+    if not model.aux_buffer.holds(model.n_envs, model.n_steps):  # sizes were changed by hand
+        model.aux_buffer.reset()
     check_room(model, (model.aux_buffer.capacity or model.n_policy_iterations) - len(model.aux_buffer))
     check_room_for_replay(model)
     warn_of_missing_rollouts(model)
-    model._n_stored_rollouts, model._n_replayed_rollouts = len(model.aux_buffer), model.replay.n_stored
+    model._missing_rollouts = None
     _report_phases(model, total_timesteps)
     warn_of_stale_data(model)
     if model._n_updates > 0 and any(rms.count < 1 for rms in all_statistics(model.env).values()):

@@ -11,7 +11,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import PPG, NormalizedRewardRolloutBuffer, RewardNormalizer
 from sb3_ppg.buffers.advantages import gae
-from sb3_ppg.training.collecting import recompute_advantages
+from sb3_ppg.buffers.rollouts import order_by_environment
+from sb3_ppg.training.preparing import recompute_advantages
 from tests.helpers import KINDS, SMALL, changed, collect, make_kind, random_envs, weights
 
 
@@ -53,6 +54,7 @@ def test_with_the_network_that_collected_them_they_are_the_same(make):
     buffer = model.rollout_buffer
     advantages, returns = buffer.advantages.copy(), buffer.returns.copy()
     model.normalize_advantage = False
+    order_by_environment(buffer)
     recompute_advantages(model, buffer, model.rollout_end)
     np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(buffer.returns.reshape(2, 8).T, returns, rtol=1e-4, atol=1e-5)
@@ -67,6 +69,7 @@ def test_what_changes_with_the_value_function():
     before, starts = buffer.advantages.copy(), np.vstack([buffer.episode_starts[1:], model.rollout_end.dones])
     with th.no_grad():
         model.policy.value_net.bias.add_(1.0)
+    order_by_environment(buffer)
     recompute_advantages(model, buffer, model.rollout_end)
     np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T - before, np.where(starts, -1.0, -0.1), atol=1e-5)
     assert starts.any() and not starts.all()

@@ -11,8 +11,8 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.buffers.aux_buffer import AuxBuffer
-from sb3_ppg.buffers.rollouts import n_bytes
-from sb3_ppg.buffers.system_memory import VERSION_1, VERSION_2, total_memory
+from sb3_ppg.buffers.memory import total_memory
+from sb3_ppg.buffers.rollouts import n_bytes, order_by_environment
 
 N_STEPS, N_ENVS = 5, 3
 IMAGES = spaces.Box(0, 255, (1, 8, 8), np.uint8)
@@ -32,6 +32,7 @@ def fill(buffer: RolloutBuffer, rollout: int) -> RolloutBuffer:
         buffer.add(obs, zeros[:, None], place, zeros, th.zeros(N_ENVS), th.zeros(N_ENVS))
     buffer.compute_returns_and_advantage(th.zeros(N_ENVS), np.ones(N_ENVS))
     buffer.returns = buffer.rewards.copy()
+    order_by_environment(buffer)
     return buffer
 
 
@@ -98,7 +99,7 @@ def test_each_epoch_shuffles_environments_and_rollouts():
 def test_single_samples_and_sequences_are_where_they_were(space, length):
     aux_buffer = make_aux_buffer(space, n_rollouts=3)
     aux_buffer.single_samples = length == 1
-    for rollout, context in enumerate(aux_buffer.context):
+    for rollout, context in enumerate(rollout.context for rollout in aux_buffer.rollouts):
         context["env"] = 10 * rollout + np.arange(N_ENVS)[:, None]  # once for each environment
     order = np.random.default_rng(0).permutation(aux_buffer.n_sequences)
     for ids, batch in aux_buffer.batches(order, 7):
@@ -115,13 +116,15 @@ def test_rollouts_are_kept_by_reference_and_do_not_alias():
     rollout_buffer, aux_buffer = make_rollout_buffer(), AuxBuffer()
     for rollout in range(3):
         aux_buffer.add(fill(rollout_buffer, rollout))
-        assert np.shares_memory(aux_buffer.observations[-1], rollout_buffer.observations)
-        assert np.shares_memory(aux_buffer.value_targets[-1], rollout_buffer.returns)
-        assert aux_buffer.observations[-1].dtype == np.uint8
+        assert np.shares_memory(aux_buffer.rollouts[-1].observations, rollout_buffer.observations)
+        assert np.shares_memory(aux_buffer.rollouts[-1].value_targets, rollout_buffer.returns)
+        assert aux_buffer.rollouts[-1].observations.dtype == np.uint8
     rollout_buffer.reset()
     for i in range(3):
-        assert aux_buffer.value_targets[i][1, 2] == 100 * i + 12  # (env 1, step 2)
-        assert all(not np.shares_memory(aux_buffer.observations[i], aux_buffer.observations[j]) for j in range(i))
+        assert aux_buffer.rollouts[i].value_targets[1, 2] == 100 * i + 12  # (env 1, step 2)
+        assert all(
+            not np.shares_memory(aux_buffer.rollouts[i].observations, aux_buffer.rollouts[j].observations) for j in range(i)
+        )
 
 
 class ReusingRolloutBuffer(RolloutBuffer):
@@ -147,9 +150,9 @@ class ReusingRolloutBuffer(RolloutBuffer):
 def test_a_rollout_buffer_that_reuses_its_memory_is_copied():
     aux_buffer, more = make_aux_buffer(cls=ReusingRolloutBuffer), np.zeros((N_ENVS, N_STEPS))
     aux_buffer.add(fill(make_rollout_buffer(cls=ReusingRolloutBuffer), 4), dict(more=more))
-    assert not np.shares_memory(aux_buffer.context[-1]["more"], more)
-    assert [observations[0, 0, 0, 0, 0] for observations in aux_buffer.observations] == [0, 100, 200, 300 % 256, 400 % 256]
-    assert [targets[2, 4] for targets in aux_buffer.value_targets] == [24, 124, 224, 324, 424]
+    assert not np.shares_memory(aux_buffer.rollouts[-1].context["more"], more)
+    assert [rollout.observations[0, 0, 0, 0, 0] for rollout in aux_buffer.rollouts] == [0, 100, 200, 300 % 256, 400 % 256]
+    assert [rollout.value_targets[2, 4] for rollout in aux_buffer.rollouts] == [24, 124, 224, 324, 424]
 
 
 def test_a_buffer_forgets_its_rollouts_after_a_phase_unless_it_has_a_capacity():
@@ -157,12 +160,11 @@ def test_a_buffer_forgets_its_rollouts_after_a_phase_unless_it_has_a_capacity():
         aux_buffer, rollout_buffer = AuxBuffer(capacity=capacity), make_rollout_buffer()
         for rollout in range(5):
             aux_buffer.add(fill(rollout_buffer, rollout), {"number": np.full((N_ENVS, 1), rollout)})
-        record(aux_buffer)
-        aux_buffer.end_phase()
-        assert [context["number"][0, 0] for context in aux_buffer.context] == [2, 3, 4][:n_kept]
-        assert len(aux_buffer.observations) == n_kept
+        with aux_buffer.phase():
+            record(aux_buffer)
+        assert [rollout.context["number"][0, 0] for rollout in aux_buffer.rollouts] == [2, 3, 4][:n_kept]
         assert len(aux_buffer) == n_kept and aux_buffer.recorded is None and aux_buffer.n_new == 0
-        assert [targets[0, 0] for targets in aux_buffer.value_targets] == [200, 300, 400][:n_kept]
+        assert [rollout.value_targets[0, 0] for rollout in aux_buffer.rollouts] == [200, 300, 400][:n_kept]
         aux_buffer.reset()
         assert len(aux_buffer) == aux_buffer.n_sequences == 0
 
@@ -193,10 +195,11 @@ def test_observations_that_are_on_the_device_give_the_same_minibatches(space):
     record(aux_buffer)
     expected = epoch(aux_buffer)
     assert aux_buffer.observations_on_device is None  # the CPU
-    aux_buffer.observations_on_device = [obs_as_tensor(rollout, "cpu") for rollout in aux_buffer.observations]
+    aux_buffer.observations_on_device = [obs_as_tensor(one.observations, "cpu") for one in aux_buffer.rollouts]
     for ours, theirs in zip(epoch(aux_buffer), expected, strict=True):
         assert th.equal(ours, theirs) and ours.dtype == theirs.dtype
-    aux_buffer.end_phase()
+    with aux_buffer.phase():
+        pass
     assert aux_buffer.observations_on_device is None
 
 
@@ -207,7 +210,7 @@ def test_minibatches_on_a_gpu_are_those_on_the_cpu(space, free, monkeypatch):
     """Observations go there for the phase if they take no more than half of its free memory."""
     on_cpu, on_gpu = make_aux_buffer(space), make_aux_buffer(space)
     on_gpu.device = th.device("cuda")
-    size = sum(map(n_bytes, on_gpu.observations))
+    size = sum(n_bytes(rollout.observations) for rollout in on_gpu.rollouts)
     monkeypatch.setattr(th.cuda, "mem_get_info", lambda device: (int(free * size), 10**12))
     record(on_cpu)
     record(on_gpu)
@@ -218,17 +221,17 @@ def test_minibatches_on_a_gpu_are_those_on_the_cpu(space, free, monkeypatch):
 # ---- memory ----
 
 
-def cgroup(folder: Path, names: tuple[str, str, str], limit: int | str, used: int, inactive: int) -> None:
+def cgroup(folder: Path, limit: int | str, used: int, inactive: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / names[0]).write_text(f"{limit}\n")
-    (folder / names[1]).write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 1\n{names[2]} {inactive}\nfile 2\n")
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\nfile 2\n")
 
 
 def room(root: Path, own: str, monkeypatch) -> int:
     (root / "self").write_text(own)
-    monkeypatch.setattr("sb3_ppg.buffers.system_memory.CGROUP_ROOT", root)
-    monkeypatch.setattr("sb3_ppg.buffers.system_memory.OWN_CGROUPS", root / "self")
+    monkeypatch.setattr("sb3_ppg.buffers.memory.CGROUP_ROOT", root)
+    monkeypatch.setattr("sb3_ppg.buffers.memory.OWN_CGROUPS", root / "self")
     return AuxBuffer().available_bytes()
 
 
@@ -238,22 +241,17 @@ def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
     (tmp_path / "none").mkdir()
     assert room(tmp_path / "none", "0::/\n", monkeypatch) == 10**9
 
-    nested = tmp_path / "nested"  # version 2: the inner group has no limit, the one around it has
-    cgroup(nested / "job", VERSION_2, 5000, 3000, 1000)
-    cgroup(nested / "job" / "step", VERSION_2, "max", 2000, 0)
+    nested = tmp_path / "nested"  # the inner group has no limit, the one around it has
+    cgroup(nested / "job", 5000, 3000, 1000)
+    cgroup(nested / "job" / "step", "max", 2000, 0)
     assert room(nested, "0::/job/step\n", monkeypatch) == 3000
     assert total_memory() == 5000
-    cgroup(nested / "job" / "step", VERSION_2, 2500, 2000, 100)
+    cgroup(nested / "job" / "step", 2500, 2000, 100)
     assert room(nested, "0::/job/step\n", monkeypatch) == 600
     assert room(nested, "0::/elsewhere/../other\n", monkeypatch) == 10**9
 
     container = tmp_path / "container"  # which sees its own group as the root, and another name for it
-    cgroup(container, VERSION_2, 4096, 5000, 0)
+    cgroup(container, 4096, 5000, 0)
     assert room(container, "0::/docker/0123\n", monkeypatch) == 0
-
-    old = tmp_path / "old"  # version 1
-    cgroup(old / "memory" / "slurm", VERSION_1, 7000, 1000, 500)
-    cgroup(old / "memory", VERSION_1, 2**63 - 4096, 9000, 0)
-    assert room(old, "12:cpu,cpuacct:/slurm\n4:memory,hugetlb:/slurm\n0::/\n", monkeypatch) == 6500
 
     assert room(tmp_path / "none", "nothing\n::\n", monkeypatch) == 10**9

@@ -11,7 +11,7 @@ from sb3_ppg import PPG, ArgumentError, ModelFormatError, NormalizedRewardRollou
 from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
 from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.family import PAPERS_VALUES, with_preset
-from sb3_ppg.training.collecting import recompute_advantages
+from sb3_ppg.training.preparing import recompute_advantages
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
 from tests.helpers import changed, learn_and_log, make_kind, saved_and_loaded, weights
 
@@ -20,8 +20,8 @@ def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IM
     """After so many rollouts, without an epoch."""
     replay, buffer = RolloutReplay(**kwargs), make_rollout_buffer(space, cls)
     for number in range(n_collected):
-        replay.add(fill(buffer, number), None)
-        replay.keep_latest()
+        with replay.learning_from(fill(buffer, number), None):
+            pass
     return replay
 
 
@@ -45,12 +45,11 @@ def test_a_rollout_is_used_so_often_and_no_more():
     replay, buffer = RolloutReplay(policy_rollouts=4, policy_uses=3, value_uses=1), make_rollout_buffer()
     used = []
     for number in range(5):
-        replay.add(fill(buffer, number), None)
-        for _ in range(2):
-            used.append(numbers(replay.due("policy")))
-            for _ in replay.epoch("policy", 15):
-                pass
-        replay.keep_latest()
+        with replay.learning_from(fill(buffer, number), None):
+            for _ in range(2):
+                used.append(numbers(replay.due("policy")))
+                for _ in replay.epoch("policy", 15):
+                    pass
     assert used == [[0], [0], [0, 1], [1], [1, 2], [2], [2, 3], [3], [3, 4], [4]]
     assert all(rollout.uses["value"] == 0 for rollout in replay.rollouts)
     replay.epoch("value", 15)
@@ -160,7 +159,7 @@ def test_the_auxiliary_phase_has_the_rollouts_of_its_phase():
             collected.append(self.model.rollout_buffer.observations.swapaxes(0, 1).copy())
 
         def on_aux_phase_start(self) -> None:
-            phases.append(list(self.model.aux_buffer.observations))
+            phases.append([rollout.observations for rollout in self.model.aux_buffer.rollouts])
 
     make(replay_kwargs=dict(policy_rollouts=3, staleness=1)).learn(8 * 16, callback=Watch())
     assert [len(phase) for phase in phases] == [4, 4]
@@ -296,11 +295,11 @@ def test_only_rollouts_that_epochs_use_are_brought_up_to_date():
 def test_the_auxiliary_phase_has_the_latest_targets_as_without_a_replay():
     model = make(n_epochs=2, recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2)).learn(3 * 16)
     latest = model.replay.rollouts[-1].buffer.returns
-    np.testing.assert_array_equal(model.aux_buffer.value_targets[-1].ravel(), latest.ravel())
+    np.testing.assert_array_equal(model.aux_buffer.rollouts[-1].value_targets.ravel(), latest.ravel())
     assert model.rollout_buffer is not model.replay.rollouts[-1].buffer
 
 
 def test_there_has_to_be_room(monkeypatch):
-    monkeypatch.setattr("sb3_ppg.buffers.checks.available_memory", lambda: 10)
+    monkeypatch.setattr("sb3_ppg.buffers.memory.available_memory", lambda: 10)
     with pytest.raises(ArgumentError, match=r"`replay_kwargs`=.*observations of 2 rollouts take .* only 10 are available"):
         make(n_aux_epochs=0, replay_kwargs=dict(policy_rollouts=2)).learn(16)

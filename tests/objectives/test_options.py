@@ -109,12 +109,14 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
 @pytest.mark.parametrize("objective", ["ppg", "decoupled", "ewma"])
 def test_values_at_collection_come_along(kind, objective, tmp_path):
     model = make_kind(kind, objective=objective, objective_kwargs=dict(value_clip=0.1)).learn(3 * 16)
-    assert model.aux_buffer.context[0]["values"].shape == (2, 8, 1)
+    assert model.aux_buffer.rollouts[0].context["values"].shape == (2, 8, 1)
     np.testing.assert_array_equal(
-        model.aux_buffer.context[0]["values"], by_environment(model.rollout_buffer, model.rollout_buffer.values)
+        model.aux_buffer.rollouts[0].context["values"], by_environment(model.rollout_buffer, model.rollout_buffer.values)
     )
     other = saved_and_loaded(model, tmp_path)
-    np.testing.assert_array_equal(other.aux_buffer.context[0]["values"], model.aux_buffer.context[0]["values"])
+    np.testing.assert_array_equal(
+        other.aux_buffer.rollouts[0].context["values"], model.aux_buffer.rollouts[0].context["values"]
+    )
 
 
 # ---- running statistics ----

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg.arrays import split
 from sb3_ppg.buffers.rollouts import minibatches
-from sb3_ppg.optim.micro_batches import split
 from tests.helpers import collect, losses_of
 from tests.helpers import make_on_images as make
 

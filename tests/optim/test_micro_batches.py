@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ImpalaCNN, RecurrentPPG
-from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size, split
+from sb3_ppg.arrays import split
+from sb3_ppg.optim.micro_batches import HEAP_LIMIT, fitting_micro_batch_size
 from tests.helpers import SMALL, image_space, random_envs, run_in_a_new_process
 from tests.helpers import make_on_images as make
 

@@ -25,7 +25,7 @@ def test_damaged_files_are_refused(tmp_path):
     """Truncated anywhere, a byte flipped anywhere: an error that names the file, and the model is as before."""
     model, path = saved(tmp_path)
     content = path.read_bytes()
-    before = [targets.copy() for targets in model.aux_buffer.value_targets]
+    before = [one.value_targets.copy() for one in model.aux_buffer.rollouts]
     damaged = tmp_path / "damaged.npz"
     with zipfile.ZipFile(path) as file:  # the arrays' own bytes; the zip's padding is nobody's
         spans = [(info.header_offset + 30 + len(info.filename) + 20, info.file_size) for info in file.infolist()]
@@ -36,8 +36,8 @@ def test_damaged_files_are_refused(tmp_path):
         damaged.write_bytes(one)
         with pytest.raises(ModelFormatError, match=r"damaged.npz"):
             model.load_aux_buffer(damaged)
-    for ours, theirs in zip(model.aux_buffer.value_targets, before, strict=True):
-        assert np.array_equal(ours, theirs)
+    for ours, theirs in zip(model.aux_buffer.rollouts, before, strict=True):
+        assert np.array_equal(ours.value_targets, theirs)
     model.load_aux_buffer(path)
 
 

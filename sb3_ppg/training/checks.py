@@ -1,22 +1,140 @@
-"""Checks of arguments that concern buffers: classes, sizes, and available memory."""
+"""Checks of arguments that have to fit together, and to environments, networks, buffers and objectives."""
 
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
-from sb3_ppg.arguments import argument_value, made_from, require
+from sb3_ppg.actions import by_leaf
+from sb3_ppg.arguments import FINITE, argument_value, check_value, made_from, require
+from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.protocol import has_usual_samples, is_recomputable
 from sb3_ppg.buffers.replay import RolloutReplay, full_like
 from sb3_ppg.buffers.reward_normalizer import RewardNormalizer
-from sb3_ppg.buffers.rollouts import n_bytes
-from sb3_ppg.buffers.system_memory import available_memory
-from sb3_ppg.distributed.collectives import n_local_processes
 from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, warn
+from sb3_ppg.objectives import Objective
+from sb3_ppg.optim.micro_batches import looks_at_the_batch
+from sb3_ppg.policies import PhasicActorCriticPolicy, VectorValueHead
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.generators import generators_kept
+from sb3_ppg.training.preparing import has_single_samples
+
+
+def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
+    """
+    :param policy: argument of the constructor
+    :param algorithm: class of the model
+    :raises ArgumentError: for a policy that is neither a known name nor a class for this algorithm
+    """
+    names = ", ".join(map(repr, algorithm.policy_aliases))
+    base = next(iter(algorithm.policy_aliases.values()))
+    if isinstance(policy, str):
+        if policy not in algorithm.policy_aliases:
+            raise ArgumentError(f"`policy`={policy!r} is unknown to {algorithm.__name__}: use one of {names}")
+        return
+    remedy = f"use one of {names}, or derive your class from {base.__module__}.{base.__name__}"
+    if not isinstance(policy, type) or not issubclass(policy, PhasicActorCriticPolicy):
+        raise ArgumentError(f"`policy`={getattr(policy, '__name__', policy)} has no auxiliary value head: {remedy}")
+    if not issubclass(policy, base) or policy.algorithm not in [cls.__name__ for cls in algorithm.__mro__]:
+        raise ArgumentError(f"`policy`={policy.__name__} is for {policy.algorithm}, not for {algorithm.__name__}: {remedy}")
+
+
+def check_arguments(model: PhasicModel) -> None:
+    """
+    Check all arguments, alone and together.
+
+    :param model: with its environment
+    :raises ArgumentError: if arguments cannot work
+    """
+    check_each(model)
+    remedy = "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range"
+    require(model, model.clip_range is not None or model.kl_coef > 0, "clip_range", remedy)
+    remedy = f"gSDE is for continuous actions (Box), these are {model.action_space}; leave it False"
+    require(model, not model.use_sde or isinstance(model.action_space, spaces.Box), "use_sde", remedy)
+    remedy = "the advantage of a single sample is normalized to zero; use more steps, or normalize_advantage=False"
+    require(model, model.n_steps * model.n_envs > 1 or not model.normalize_advantage, "n_steps", remedy)
+    for coefficient in by_leaf(model.action_space, "ent_coef", model.ent_coef):
+        check_value("ent_coef", coefficient, FINITE)
+    remedy = "both losses share one optimizer; set `n_value_epochs`, which gives the value function its own, or use None"
+    require(model, model.value_learning_rate is None or model.n_value_epochs is not None, "value_learning_rate", remedy)
+    check_rollout_buffer_class(model)
+    check_vector_rewards(model)
+    if hasattr(model, "aux_buffer"):  # the model is complete
+        check_networks(model)
+        check_auxiliary_batches(model, model.n_envs)
+        check_objective(model)
+
+
+def check_networks(model: PhasicModel) -> None:
+    """
+    :param model: with its networks
+    :raises ArgumentError: for arguments that the networks cannot work with
+    """
+    splits = isinstance(model.micro_batch_size, int)
+    remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
+    require(model, not splits or not looks_at_the_batch(model.policy), "micro_batch_size", remedy)
+    mode = model.policy.compile_mode
+    remedy = f"CUDA graphs (compile_mode={mode!r}) do not add up gradients over micro-batches; use None or another mode"
+    require(model, not splits or mode not in ("reduce-overhead", "max-autotune"), "micro_batch_size", remedy)
+    has_layers = any(True for _ in model.policy.features_extractor.parameters())
+    remedy = "it is for the features extractor, and this one has no layers; leave it None"
+    require(model, model.mixed_precision != "bf16" or has_layers, "mixed_precision", remedy)
+    heads = (model.policy.value_net, model.policy.aux_value_net)
+    has_vectors = all(isinstance(head, VectorValueHead) for head in heads)
+    remedy = f"both value heads have to be sb3_ppg.policies.VectorValueHead; use these, or None ({heads})"
+    require(model, model.reward_weights is None or has_vectors, "reward_weights", remedy)
+    works = not model.normalize_value_targets or model.n_aux_epochs == 0 or model.policy.can_change_value_units
+    remedy = f"`value_net` and `aux_value_net` are no sb3_ppg.policies.ValueHead; use that class, or False ({heads})"
+    require(model, works, "normalize_value_targets", remedy)
+
+
+def check_objective(model: PhasicModel) -> None:
+    """
+    :param model: complete
+    :raises ArgumentError: for arguments that the objective cannot work with
+    """
+    cls = type(model.objective)
+    if cls is not model.objective_class:
+        is_made = isinstance(model.objective, Objective)
+        given, made_with = (model.objective_class, cls) if is_made else (model.objective, model.objective_class)
+        remedy = f"this model was made with {made_with.__name__}: give another one to the constructor"
+        raise ArgumentError(f"`objective`={given!r} cannot work: {remedy}")
+    remedy = (
+        f"{cls.__name__} adds data to minibatches, and this class draws them in its own way; use one without `get`, or "
+        "with `recomputable = True`, see docs/extending.md"
+    )
+    is_possible = cls.extras is Objective.extras or has_usual_samples(model.rollout_buffer)
+    require(model, is_possible, "rollout_buffer_class", remedy)
+    has_own_targets = cls.value_targets is not Objective.value_targets
+    remedy = f"{cls.__name__} has its own value targets, which are scalar; use another objective, or None"
+    require(model, model.reward_weights is None or not has_own_targets, "reward_weights", remedy)
+    remedy = f"{cls.__name__} has its own value targets, which are not recomputed; use False"
+    require(model, not (model.recompute_advantages and has_own_targets), "recompute_advantages", remedy)
+    require(model, not (model.replay.capacity > 1 and has_own_targets), "replay_kwargs", remedy.replace("False", "None"))
+    check_replay(model)
+    model.objective.check(model)
+
+
+def warn_of_unlikely_arguments(model: PhasicModel) -> None:
+    """Warn of arguments that work, but are surely not meant."""
+    rollout_size = model.n_steps * model.n_envs
+    if rollout_size % model.batch_size > 0:
+        warn(
+            f"You have specified a mini-batch size of {model.batch_size}, but because the rollout has "
+            f"`n_steps * n_envs = {rollout_size}` samples, there will be a truncated mini-batch of size "
+            f"{rollout_size % model.batch_size}. We recommend a `batch_size` that is a factor of `n_steps * n_envs`."
+        )
+    for name in ("learning_rate", "aux_learning_rate", "value_learning_rate"):
+        value = getattr(model, name)
+        rate = value(1.0) if callable(value) else value
+        if rate is not None and rate > 1:
+            warn(
+                f"`{name}`={rate:g} is above 1, which ruins any network. Is it meant for another argument? PPG takes "
+                "PPO's arguments in PPO's order, and its own by keyword only"
+            )
 
 
 def check_rollout_buffer_class(model: PhasicModel) -> None:
@@ -116,7 +234,7 @@ def check_replay(model: PhasicModel) -> None:
 
 def warn_of_missing_rollouts(model: PhasicModel) -> None:
     """Warn if a model was loaded without the rollouts that it had."""
-    stored, replayed, kept = model._n_stored_rollouts, model._n_replayed_rollouts, model.aux_buffer.capacity
+    (stored, replayed), kept = model.n_kept_rollouts(), model.aux_buffer.capacity
     if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
         whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
         message = f"This model was saved after {stored} of the {whole}, without those rollouts: the phase starts over"
@@ -135,51 +253,6 @@ def warn_of_stale_data(model: PhasicModel) -> None:
             f"`objective`={argument_value(model, 'objective')!r} does not correct: its clip range would hold the policy near "
             "the older ones. Use `objective`='decoupled' or 'ewma'"
         )
-
-
-def check_room(model: PhasicModel, n_rollouts: int) -> None:
-    """
-    :param model: before a rollout
-    :param n_rollouts: number of further rollouts that the auxiliary buffer has to hold
-    :raises ArgumentError: if the memory, or the disk, cannot hold their observations
-    """
-    if model.n_aux_epochs == 0:
-        return
-    needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.aux_data())) * n_local_processes()
-    available = model.aux_buffer.available_bytes()
-    place, remedy = "memory", "keep them on a disk, aux_buffer_kwargs=dict(storage='mmap', path=folder)"
-    if model.aux_buffer.storage == "mmap":
-        place, remedy = f"the disk of {model.aux_buffer.path}", "use another disk, aux_buffer_kwargs=dict(path=...)"
-    if needed > available:
-        raise ArgumentError(
-            f"The observations of a phase take {needed:,} more bytes, but only {available:,} are available in {place}: reduce "
-            f"`n_policy_iterations`={model.n_policy_iterations}, `n_steps`={model.n_steps} or the number of environments "
-            f"({model.n_envs}), or {remedy}"
-        )
-
-
-def check_room_for_replay(model: PhasicModel) -> None:
-    """
-    :param model: before a rollout
-    :raises ArgumentError: if the memory cannot hold the observations of the replayed rollouts
-    """
-    capacity, available = model.replay.capacity, available_memory()
-    needed = (capacity - len(model.replay.rollouts)) * n_bytes(model.rollout_buffer.observations) * n_local_processes()
-    remedy = (
-        f"the observations of {capacity} rollouts take {needed:,} more bytes, but only {available:,} are available in memory"
-    )
-    require(model, capacity == 1 or needed <= available, "replay_kwargs", f"{remedy}; use fewer, or smaller ones")
-
-
-def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
-    """
-    :param model: model with its objective
-    :param aux_batch_size: minibatch size of its auxiliary phase, in samples
-    :return: whether its auxiliary minibatches consist of single samples instead of whole sequences
-    """
-    if model.has_memory or model.objective.needs_whole_sequences:
-        return False
-    return not model.objective.shuffles_sequences or aux_batch_size < model.n_steps
 
 
 def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:

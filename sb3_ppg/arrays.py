@@ -1,9 +1,11 @@
 """Arrays in nested dictionaries and tuples, such as the observations of a Dict space."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch as th
+
+Minibatch = TypeVar("Minibatch", bound=tuple)
 
 
 def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
@@ -24,6 +26,27 @@ def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
 def n_samples(observations: Any) -> int:
     """Return the number of samples, B, in an array or a tensor of shape (B, ...), or a dictionary of such."""
     return len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
+
+
+def split(minibatch: Minibatch, size: int | None) -> Iterator[Minibatch]:
+    """
+    Split a minibatch into micro-batches.
+
+    :param minibatch: tuple of tensors, or of nested dictionaries and tuples of tensors, of shape (B, ...), or (number of
+        sequences, ...) for sequences of equal length. Every part gets scalars and values that are not tensors unchanged
+    :param size: largest number of samples in a part; None: do not split
+    :return: consecutive parts, which share the minibatch's memory, of whole sequences: as many as fit, but at least one
+    """
+    whole = n_samples(minibatch[0])
+    if size is None or size >= whole:
+        yield minibatch
+        return
+    n_rows: list[int] = []
+    map_arrays(lambda leaf: n_rows.append(len(leaf)) if has_samples(leaf) else None, minibatch)
+    length = whole // min(n_rows)
+    size = max(length, size // length * length)
+    sizes = [min(size, whole - start) for start in range(0, whole, size)]
+    yield from split_arrays(minibatch, sizes)
 
 
 def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:

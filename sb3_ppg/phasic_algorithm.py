@@ -1,0 +1,553 @@
+"""What any algorithm with phases needs of Stable-Baselines3, below Algorithm 1: set-up, training loop, hooks, files."""
+
+import copy
+import io
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, PyTorchObs, RolloutBufferSamples, Schedule, TensorDict
+from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ppg.actions import NESTED, flat_space
+from sb3_ppg.arguments import made_from, unknown_names_explained
+from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
+from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
+from sb3_ppg.buffers.rollouts import RolloutEnd, store_floats, zero_observations
+from sb3_ppg.buffers.vector_rewards import component_context, with_vector_rewards
+from sb3_ppg.callbacks import without_rank_zero_callbacks
+from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed.collectives import rank
+from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
+from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights, with_scalar_reward
+from sb3_ppg.environments.watched import check_first_observations, innermost, normalizers, statistics_protected
+from sb3_ppg.errors import ArgumentError
+from sb3_ppg.objectives import Objective, find_objective, make_objective, objective_name
+from sb3_ppg.offline.warm_start import fit_to_data
+from sb3_ppg.optim.compiled import CompiledTraining, tracing
+from sb3_ppg.optim.diagnostics import record_all
+from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
+from sb3_ppg.play import Player
+from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+from sb3_ppg.saving.files import atomic_write
+from sb3_ppg.saving.generators import generators_kept
+from sb3_ppg.saving.model_file import checked_model_file, mark_class
+from sb3_ppg.saving.training_state import load_training_state, save_training_state
+from sb3_ppg.training.checks import check_arguments, check_samples
+from sb3_ppg.training.collecting import check_log_probs, finish_rollout, take_steps
+from sb3_ppg.training.session import Session, training
+
+WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all outputs of a log
+
+
+class PhasicAlgorithm(OnPolicyAlgorithm):
+    """
+    Base class of ``PPG``: all that Stable-Baselines3 asks of an algorithm, and hooks for memory and masks. ``PPG`` adds the
+    arguments and Algorithm 1 of the paper.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+    # For arrays and for dictionaries of observations: the default buffers, and the base classes of a user's own
+    rollout_buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[DictRolloutBuffer]]] = (RolloutBuffer, DictRolloutBuffer)
+    action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (
+        spaces.Box,
+        spaces.Discrete,
+        spaces.MultiDiscrete,
+        spaces.MultiBinary,
+        *NESTED,
+    )
+    has_memory: ClassVar[bool] = False  # whether the policy needs earlier samples of an episode to evaluate one
+    policy: PhasicActorCriticPolicy
+    value_optimizer: th.optim.Optimizer
+    aux_optimizer: th.optim.Optimizer
+    objective: Objective
+    aux_buffer: AuxBuffer
+    replay: RolloutReplay
+    rollout_end: RolloutEnd | None = None  # what follows the latest rollout
+    session: Session | None = None  # while `learn` runs
+    max_grad_norm: float | None  # type: ignore[assignment]
+    ent_coef: Any
+    # Numbers of stored and replayed rollouts that a model had in whose file they are not, until they are here or given up
+    _missing_rollouts: tuple[int, int] | None = None
+    _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
+    _fitting_micro_batch_size: tuple[int | None] | None = None  # None until it is known
+
+    @staticmethod
+    def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """Take vector environments of Gymnasium, and environments with vector rewards, too; see SB3's method."""
+        venv: Any = GymnasiumVecEnv(env) if isinstance(env, VectorEnv) else with_scalar_reward(env)
+        return OnPolicyAlgorithm._wrap_env(venv, verbose, monitor_wrapper)
+
+    def _setup_model(self) -> None:
+        if self.rollout_buffer_class is None:
+            self.rollout_buffer_class = self.rollout_buffer_classes[isinstance(self.observation_space, spaces.Dict)]
+        # As SB3's method, with other spaces, classes and arguments
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        buffer_class, buffer_kwargs, policy_kwargs = with_vector_rewards(self)
+        with unknown_names_explained(self.policy_class, self.rollout_buffer_class):
+            self.rollout_buffer = buffer_class(
+                self.n_steps,
+                self.observation_space,
+                flat_space(self.action_space),
+                device=self.device,
+                gamma=self.gamma,
+                gae_lambda=self.gae_lambda,
+                n_envs=self.n_envs,
+                **buffer_kwargs,
+            )
+            policy: Any = self.policy_class
+            self.policy = policy(
+                self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
+            ).to(self.device)
+        self._maybe_recommend_cpu()
+        self._reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
+        store_floats(self.rollout_buffer, self.env)
+        check_samples(self)
+        self.policy.mixed_precision = self.mixed_precision
+        # Schedules from here on, as in PPO
+        self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
+        self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
+        self.objective = make_objective(self.objective_class, self.policy, self.objective_kwargs).to(self.device)
+        trained = [*self.policy.parameters(), *self.objective.trained_with_policy()]
+        # The policy's own optimizer is the one of the policy (or joint) epochs
+        if self.objective.trained_with_policy():
+            self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
+        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1))
+        self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
+        self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
+        self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
+        self._tell_weights()
+        self.check_arguments()
+
+    @property
+    def aux_lr_schedule(self) -> Schedule:
+        """Schedule of the auxiliary phase's learning rate; by default the policy phase's learning rate."""
+        return self.lr_schedule if self.aux_learning_rate is None else FloatSchedule(self.aux_learning_rate)
+
+    @property
+    def value_lr_schedule(self) -> Schedule:
+        """Schedule of the value epochs' learning rate; by default the policy phase's learning rate."""
+        return self.lr_schedule if self.value_learning_rate is None else FloatSchedule(self.value_learning_rate)
+
+    @property
+    def n_reward_components(self) -> int | None:
+        """K, the number of components of vector rewards; None for scalar rewards."""
+        if self.reward_weights == "observation":
+            return self.observation_space["weights"].shape[0]  # type: ignore[index]
+        return None if self.reward_weights is None else len(self.reward_weights)
+
+    # ---- hooks: what memory, masks and the like override ----
+
+    def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        """
+        Choose actions while a rollout is collected.
+
+        :param observations: the latest observations, (n_envs, ...)
+        :param env: the environments
+        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); further arguments of the rollout buffer's
+            ``add``
+        """
+        acting_policy = None if self.session is None else self.session.acting_policy
+        return *(acting_policy or self.policy)(observations), {}
+
+    def after_environment_step(self) -> None:
+        """Update the model after an environment step, unless a callback has stopped the training."""
+
+    def vector_reader(self) -> Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None:
+        """
+        :return: reader of vector rewards, which gets the infos of each step of the next rollout; None for scalar rewards
+        """
+        if self._reward_reader is None:
+            return None
+        self._reward_reader.begin(self._last_episode_starts)  # type: ignore[arg-type] # set when training starts
+        return self._reward_reader.read
+
+    def next_values(
+        self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
+    ) -> th.Tensor:
+        """
+        Compute the values of the observations after the latest step.
+
+        :param observations: (B, ...)
+        :param episode_starts: whether they begin an episode, (B,)
+        :param env: index of the environment that the observations are from. None: they are from all environments
+        :param memory: from ``memory``. None: the current one
+        :return: V, (B, 1); for vector rewards (B, K)
+        """
+        return self.policy.predict_values(observations)
+
+    def memory(self) -> np.ndarray | None:
+        """
+        :return: the policy's memory before the next step, (n_envs, ...), for ``next_values`` of older observations; None
+            for policies without memory
+        """
+        return None
+
+    def network_inputs(self, batch: RolloutBufferSamples | AuxiliaryBatch) -> tuple:
+        """
+        :param batch: samples of a rollout, or of the auxiliary phase
+        :return: arguments of the policy's ``evaluate``: the observations, (B, ...), and any other inputs of its networks
+        """
+        return (batch.observations,)
+
+    def context(self) -> dict[str, np.ndarray]:
+        """
+        :return: arrays of the latest rollout that the auxiliary phase keeps for ``network_inputs``, in addition to
+            observations and value targets, by name: (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has
+            once. With an empty rollout buffer, arrays of the same shapes and types
+        """
+        return {}
+
+    def aux_data(self) -> dict[str, np.ndarray]:
+        """
+        :return: ``context``, and the arrays of a rollout that the objective keeps
+        """
+        end = self.rollout_end or self._rollout_end_template()
+        of_components = component_context(self.rollout_buffer)
+        return {**self.context(), **of_components, **self.objective.aux_data(self.rollout_buffer, end)}
+
+    def rollout_template(self) -> Rollout:
+        """
+        :return: a rollout of zeros with the shapes and types of collected rollouts
+        """
+        return Rollout(full_like(self.rollout_buffer), self._rollout_end_template())
+
+    def _rollout_end_template(self) -> RolloutEnd:
+        observations = zero_observations(self.rollout_buffer, self.n_envs)
+        values = next(self.policy.value_net.parameters()).new_zeros(self.n_envs, self.n_reward_components or 1, device="cpu")
+        return RolloutEnd(observations, values.squeeze(1).numpy(), np.zeros(self.n_envs, dtype=bool), self.memory())
+
+    # ---- SB3's training loop ----
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """
+        Collect a rollout as in SB3, with the same local variables for callbacks. If one of several processes stops, all stop.
+
+        :raises NonFiniteActionError: if the policy gives an action or a value that is NaN or infinite
+        :raises NonFiniteEnvironmentError: if an observation or a reward is NaN or infinite
+        :raises ProcessGroupError: if another process has failed
+        """
+        session = self.session or Session(self)
+        if session.agreed_end() is not None:
+            return False
+        start = time.perf_counter()
+        session.callback = callback
+        session.acting_policy = self.compiled_training.acting_policy()
+        exchange = session.exchange
+        with exchange.rollout(), nullcontext() if session.acting_policy is None else tracing():
+            end = take_steps(self, env, callback, rollout_buffer, n_rollout_steps)
+            exchange.continues = end is not None
+        if not exchange.continues or end is None:
+            return False
+        self.rollout_end = finish_rollout(self, rollout_buffer, *end)
+        if not session.has_checked_log_probs:
+            check_log_probs(self, rollout_buffer)
+            session.has_checked_log_probs = True
+        callback.on_rollout_end()
+        record_all(self, "rollout", mean_vector_return(self.ep_info_buffer or []))
+        self.logger.record("time/rollout_seconds", time.perf_counter() - start)
+        return True
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """
+        Train as in SB3; ``tb_log_name`` is by default the algorithm's name. If ``total_timesteps`` ends within a phase, its
+        rollouts have trained the policy, and are kept for the auxiliary phase of the next call.
+
+        :raises ArgumentError: if attributes cannot work together
+        :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. For this error and
+            the next two, callbacks are told that the training has ended
+        :raises WorkerError: if the process of an environment has died
+        :raises ProcessGroupError: if another process has failed
+        :raises SystemExit: after SIGTERM, when the iteration is finished and a ``PhasicCheckpointCallback`` has saved it
+        """
+        self._fitting_micro_batch_size = None
+        with training(self, callback, total_timesteps, reset_num_timesteps):
+            name = tb_log_name or type(self).__name__
+            super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+            if log_interval is not None and self.logger.name_to_value:
+                values = dict(self.logger.name_to_value)
+                self.dump_logs()  # SB3 writes before each update, so not what the last one has recorded
+                for name, value in values.items():  # these stay readable, and are not written again
+                    self.logger.record(name, value, exclude=WRITTEN)
+        return self
+
+    def warm_start(
+        self, dataset: Any, agent: Any = None, n_epochs: int = 10, batch_size: int = 256, fit_std: bool = True
+    ) -> Self:
+        """
+        Start from recorded data: clone its behavior with the losses, loop and optimizer of the auxiliary phase, and fit both
+        value heads to its discounted returns. If an episode was cut off, its return is bootstrapped with the value function.
+        Call ``learn`` afterwards to continue training. ``VecNormalize`` gets the statistics of the data, unless this model has
+        already been trained with its own.
+
+        :param dataset: recorded data, see ``sb3_ppg.offline.load_dataset``
+        :param agent: an SB3 model without memory to imitate on the data's observations, which its own ``VecNormalize``
+            normalizes, instead of the data's actions. One like PPO, whose action distribution has to be of the same kind: with
+            KL(π_agent, π). Any other, such as SAC: with its deterministic actions, without fitting ``log_std``
+        :param n_epochs: number of passes over the data
+        :param batch_size: minibatch size, in samples
+        :param fit_std: whether to also fit the standard deviation of Box actions; data without exploration drives it to zero
+        :return: this model
+        :raises ArgumentError: if the data cannot come from this environment, if the agent has another kind of action
+            distribution, or for a model with memory or masks
+        :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
+        """
+        fit_to_data(self, dataset, agent, n_epochs, batch_size, fit_std)
+        return self
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        """Prepare as SB3 does; the first of several processes alone writes logs, evaluates, and shows a progress bar."""
+        if rank() > 0:
+            callback, progress_bar = without_rank_zero_callbacks(callback), False
+            if not self._custom_logger:
+                self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
+        assert self.env is not None
+        with agreed(), statistics_protected(normalizers(self.env)):
+            started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            if not self.allow_nonfinite_observations:
+                check_first_observations(self.env, self._last_obs)  # type: ignore[arg-type]
+        return started
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        # The last rollout may exceed the budget, where a linear schedule would be negative
+        self._current_progress_remaining = max(0.0, self._current_progress_remaining)
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = MlpPolicy.__name__) -> None:
+        super()._maybe_recommend_cpu(mlp_class_name)
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """
+        Set the environment to learn in, as in SB3.
+
+        :param env: environment
+        :param force_reset: whether to reset it before training
+        """
+        super().set_env(env, force_reset)
+        store_floats(self.rollout_buffer, self.env)
+        self._tell_weights()
+
+    def _tell_weights(self) -> None:
+        if self.env is not None and isinstance(self.reward_weights, list):
+            tell_weights(self.env, self.reward_weights)
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Seed as in SB3. Several processes share one seed: their environments are numbered consecutively, their initial weights
+        are the same, and each draws from its own random generators once it learns.
+
+        :param seed: seed, the same in all processes
+        """
+        super().set_random_seed(seed)
+        if self.env is not None and rank() > 0:
+            first = getattr(innermost(self.env), "_seeds", [None])[0] if seed is None else seed  # None: that of `make_vec_env`
+            if first is not None:
+                self.env.seed(first + rank() * self.n_envs)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        *,
+        epsilon: float = 0.0,
+        temperature: Any = 1.0,
+        **context: Any,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """
+        Choose actions, like SB3's ``predict``.
+
+        :param epsilon: probability of sampling an action instead of taking the most likely one, for each environment, see
+            ``Player``
+        :param temperature: T > 0: actions are sampled from π(a|s)^(1/T), normalized; see ``Player``
+        :param context: other arguments of the policy's ``predict``
+        :raises ArgumentError: if arguments cannot work, such as an ``epsilon`` without ``deterministic``
+        """
+        if epsilon or temperature != 1:
+            return Player(self, epsilon, temperature).predict(observation, state, episode_start, deterministic, **context)
+        return self.policy.predict(observation, state, episode_start, deterministic, **context)
+
+    def resolved_micro_batch_size(self) -> int | None:
+        """
+        :return: the largest number of samples in one forward pass; None for whole minibatches
+        """
+        if self.micro_batch_size != "auto":
+            return self.micro_batch_size
+        if self.objective.needs_whole_minibatches:
+            return None
+        if self._fitting_micro_batch_size is None:  # once per training: the network stays as it is
+            observation = obs_as_tensor(zero_observations(self.rollout_buffer, 1), self.device)
+            self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
+        return self._fitting_micro_batch_size[0]
+
+    # ---- arguments ----
+
+    def check_arguments(self) -> None:
+        """
+        Check all arguments, before the model is made, when it is complete, and before it learns.
+
+        :raises ArgumentError: if arguments cannot work, alone or together
+        """
+        check_arguments(self)
+
+    def n_kept_rollouts(self) -> tuple[int, int]:
+        """
+        :return: numbers of rollouts in the auxiliary buffer, and in the replay for later updates; of a model that was loaded
+            without them, of the rollouts that it had
+        """
+        return self._missing_rollouts or (len(self.aux_buffer), self.replay.n_stored)
+
+    # ---- files ----
+
+    def save(
+        self, path: str | Path | io.BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
+    ) -> None:
+        """
+        Save the model, like SB3's ``save``. The file replaces a previous one only when it is complete. To resume training
+        exactly, also call ``save_aux_buffer``. With several processes, only the first one writes the file.
+
+        :param path: path of the zip file (".zip" is added to a name without suffix), or a stream
+        :param exclude: names of attributes to leave out
+        :param include: names of attributes to save although they are excluded by default
+        :raises OSError: if the file cannot be written; a previous one is left unchanged
+        """
+        mark_class(self)
+        missing, self._missing_rollouts = self._missing_rollouts, self.n_kept_rollouts()  # the file does not have them
+        try:
+            if not isinstance(path, (str, Path)):
+                super().save(path, exclude, include)
+            elif rank() == 0:
+                path = Path(path)
+                with atomic_write(path if path.suffix else path.with_name(f"{path.name}.zip")) as temporary:
+                    super().save(temporary, exclude, include)
+        finally:
+            self._missing_rollouts = missing
+
+    @classmethod
+    def load(cls, path: str | Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> Self:
+        """
+        Load a model, like SB3's ``load``, but leave the global random generators unchanged unless ``seed`` is given.
+
+        :param path: path of the zip file, or a stream
+        :raises FileNotFoundError: if there is no file
+        :raises ModelFormatError: if the file is damaged, or of another class or a newer version
+        :raises ArgumentError: if arguments cannot work, or if ``objective`` has other parameters than the file
+        """
+        if "objective" in kwargs:
+            kwargs["objective_class"] = find_objective(kwargs.pop("objective"))
+        with checked_model_file(path, cls) as file, nullcontext() if "seed" in kwargs else generators_kept():
+            try:
+                model = super().load(file, *args, **kwargs)
+            except ValueError as error:
+                if "objective_class" not in kwargs or isinstance(error, ArgumentError):
+                    raise
+                name = objective_name(kwargs["objective_class"])
+                raise ArgumentError(
+                    f"`objective`={name!r} cannot take the file's parameters: load it without `objective`, and give the "
+                    'parameters of its policy to a new model: set_parameters({"policy": ...}, exact_match=False)'
+                ) from error
+        return model
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | TensorDict,
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        """
+        Set parameters, like SB3's ``set_parameters``. If there is an error, all parameters stay unchanged.
+
+        :raises ModelFormatError: if a file is damaged, or of another class or a newer version
+        """
+        if not isinstance(load_path_or_dict, dict):
+            with checked_model_file(load_path_or_dict, type(self)) as file:
+                load_path_or_dict = load_from_zip_file(file, load_data=False, device=device)[1]
+        before: Any = copy.deepcopy(self.get_parameters())
+        try:
+            super().set_parameters(load_path_or_dict, exact_match, device)
+        except Exception:
+            super().set_parameters(before)
+            raise
+
+    def save_aux_buffer(self, path: str | Path) -> None:
+        """
+        Save the training state that is not in the model's file, so that ``load_aux_buffer`` can resume exactly: the rollouts
+        of the phase, ``VecNormalize``'s statistics, and the states of Python's, NumPy's and torch's global random generators.
+
+        Call it together with ``save``, outside a rollout; ``PhasicCheckpointCallback`` does both. After an error, a previous
+        file is left unchanged.
+
+        :param path: path of the file, a NumPy npz file without pickle; by convention ``aux_buffer_path(path of the model)``
+        :raises OSError: if the file cannot be written
+        :raises ArgumentError: if the model was loaded without the rollouts of its phase
+        :raises NonFiniteError: if a number in this state or in the model is NaN or infinite
+        """
+        save_training_state(self, Path(path))
+
+    def load_aux_buffer(self, path: str | Path) -> None:
+        """
+        Restore the state that ``save_aux_buffer`` saved. ``learn(..., reset_num_timesteps=False)`` then continues as if there
+        had been no interruption, except that the environments start new episodes.
+
+        :param path: path of the file
+        :raises FileNotFoundError: if there is no file
+        :raises ArgumentError: if the machine has too little memory for the rollouts
+        :raises ModelFormatError: if the file is damaged, written by a newer version, or another model's; nothing is changed
+        """
+        load_training_state(self, Path(path))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy or a pickle, without the session (it ends with ``learn``) and compiled functions."""
+        return {name: value for name, value in vars(self).items() if name != "compiled_training"} | {"session": None}
+
+    @cached_property
+    def compiled_training(self) -> CompiledTraining:
+        """Functions that torch has compiled for this model."""
+        return CompiledTraining(self)
+
+    def _excluded_save_params(self) -> list[str]:
+        of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size", "_reward_reader")
+        return [*super()._excluded_save_params(), "aux_buffer", "replay", "objective", *of_training]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        of_objective = ["objective"] if self.objective.state_dict() else []  # most objectives have nothing to save
+        if self.objective.adversary_optimizer is not None:
+            of_objective.append("objective.adversary_optimizer")
+        return ["policy", "policy.optimizer", "value_optimizer", "aux_optimizer", *of_objective], []
