@@ -62,8 +62,10 @@ BLOCKS |= {example(module, name): f"{module}-{name}" for module, names in EXAMPL
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", BLOCKS.keys(), ids=BLOCKS.values())
-def test_code_of_a_page_or_a_docstring_runs(code, hub_server, tmp_path, monkeypatch):
+def test_code_of_a_page_or_a_docstring_runs(code, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if "hub" in code:
+        request.getfixturevalue("hub_server")
     for package in ("mo_gymnasium", "mlflow", "wandb"):  # which `dev` does not install
         if package in code:
             pytest.importorskip(package)

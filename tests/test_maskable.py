@@ -5,7 +5,6 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -238,15 +237,13 @@ def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
+    ("kwargs", "message"),
     [
-        (dict(policy=MlpPolicy), ArgumentError, "is for PPG, not for MaskablePPG: use one of 'MlpPolicy'"),
-        (dict(policy="MlpLstmPolicy"), ArgumentError, "'MlpLstmPolicy' is unknown to MaskablePPG: use one of 'MlpPolicy'"),
-        (dict(use_sde=True), ArgumentError, "`use_sde`=True cannot work"),
-        (dict(env=gym.make("Pendulum-v1")), AssertionError, "Box"),
-        (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), ArgumentError, "class`=.*MaskableRolloutBuffer"),
+        (dict(policy=MlpPolicy), "is for PPG, not for MaskablePPG: use one of 'MlpPolicy'"),
+        (dict(policy="MlpLstmPolicy"), "'MlpLstmPolicy' is unknown to MaskablePPG: use one of 'MlpPolicy'"),
+        (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "class`=.*MaskableRolloutBuffer"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(kwargs, error, message):
-    with pytest.raises(error, match=message):
+def test_what_cannot_work_is_refused_by_name(kwargs, message):
+    with pytest.raises(ArgumentError, match=message):
         MaskablePPG(**{**dict(policy="MlpPolicy", env=DummyVecEnv([MaskedEnv]), n_steps=8, batch_size=8), **kwargs})

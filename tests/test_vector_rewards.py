@@ -22,10 +22,8 @@ from sb3_ppg import (
     VectorRewards,
 )
 from sb3_ppg.buffers.advantages import gae
-from sb3_ppg.buffers.rollouts import order_by_environment
 from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import VectorValueHead
-from sb3_ppg.training.preparing import recompute_advantages
 from tests.helpers import SMALL, FirstReward, VectorRewardEnv, collect, learn_and_log, saved_and_loaded
 
 
@@ -120,20 +118,6 @@ def test_time_limits_are_bootstrapped_by_each_component():
     np.testing.assert_allclose(
         model.rollout_buffer.bootstrapped[:, 0], np.outer([0, 0, 1, 0, 0, 1, 0, 0], [0.5, 0.9] * value), rtol=1e-5
     )
-
-
-def test_recomputing_with_the_same_network_changes_nothing():
-    model = make(vector_envs(), reward_weights=[1.0, 3.0], n_steps=32, gamma=[0.5, 0.99], normalize_advantage=False)
-    collect(model)
-    buffer = model.rollout_buffer
-    names = ("advantages", "returns", "vector_returns")
-    before = {name: getattr(buffer, name).copy() for name in names}
-    order_by_environment(buffer)
-    recompute_advantages(model, buffer, model.rollout_end)
-    for name in names:
-        after = getattr(buffer, name)
-        in_order = before[name].swapaxes(0, 1).reshape(after.shape)
-        np.testing.assert_allclose(after, in_order, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 # ---- heads and units ----
