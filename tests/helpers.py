@@ -254,8 +254,14 @@ def fill_phase(model: PPG) -> None:
     """Collect the rollouts of a phase and do their updates, without the auxiliary phase."""
     for _ in range(model.n_policy_iterations):
         collect(model)
-        model.policy_phase()
+        update_policy(model)
         model.aux_buffer.add(model.rollout_buffer, model.aux_data())
+
+
+def update_policy(model: PPG) -> None:
+    """Do the update of the policy phase on the latest rollout."""
+    with model.replay.learning_from(model.rollout_buffer, model.rollout_end):
+        model.policy_phase()
 
 
 def untrained(model: PPG, n_rollouts: int) -> set[str]:

@@ -37,6 +37,7 @@ from tests.helpers import (
     image_space,
     learn_and_log,
     losses_of,
+    update_policy,
     weights,
 )
 from tests.helpers import make_with_papers_values as make
@@ -301,7 +302,7 @@ def test_the_value_unit_is_an_average_over_a_phase():
     rollouts = [rng.normal(10 * index, 3 + index, (16, 1)).astype(np.float32) for index in range(5)]
     for index, targets in enumerate(rollouts):
         model.rollout_buffer.returns = targets
-        model.policy_phase()
+        update_policy(model)
         if index < 3:
             assert model.policy.value_net.std.item() == pytest.approx(np.std(rollouts[: index + 1]), rel=1e-5)
             assert model.policy.value_net.mean.item() == pytest.approx(np.mean(rollouts[: index + 1]), rel=1e-5)
@@ -321,7 +322,7 @@ def test_small_or_constant_value_targets_stay_in_their_units(scale, offset):
     targets = (scale * np.random.default_rng(0).random((16, 1)) + offset).astype(np.float32)
     model.rollout_buffer.returns = targets
     before = weights(model)
-    model.policy_phase()
+    update_policy(model)
     model.aux_buffer.add(model.rollout_buffer)
     model.auxiliary_phase()
     assert model.policy.value_net.std == model.policy.aux_value_net.std == 1
@@ -343,7 +344,7 @@ def test_neither_phase_looks_at_values_minibatch_by_minibatch(monkeypatch):
             for name in ("item", "cpu", "tolist", "__bool__", "__float__", "__int__", "numpy"):
                 call = getattr(th.Tensor, name)
                 patched.setattr(th.Tensor, name, lambda *args, call=call: transfers.append("") or call(*args))
-            model.policy_phase()
+            update_policy(model)
             model.auxiliary_phase()
         return len(transfers)
 

@@ -206,10 +206,10 @@ def test_squashed_actions_reach_the_environments_bounds():
 
 def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
     """Compute states step by step over all stored rollouts, and return those before each rollout, (n_envs, 4, ...)."""
-    buffer = model.aux_buffer
-    states = unpack_states(th.as_tensor(buffer.context[0]["lstm_states"][:, 0]))
+    rollouts = model.aux_buffer.rollouts
+    states = unpack_states(th.as_tensor(rollouts[0].context["lstm_states"][:, 0]))
     before = []
-    for observations, context in zip(buffer.observations, buffer.context, strict=True):
+    for observations, context, _ in rollouts:
         before.append(pack_states(states).numpy())
         for step in range(observations.shape[1]):
             starts = th.as_tensor(context["episode_starts"][:, step])
