@@ -21,7 +21,7 @@ from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import PaperObjective
 from sb3_ppg.optim.compiled import n_optimizer_steps
-from tests.helpers import BOX, DICT, NESTED, VECTOR, VectorRewardEnv, masked_envs, random_envs
+from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, random_envs
 
 ROLLOUT = 64
 SIZES = dict(n_steps=32, batch_size=16, n_epochs=2, n_policy_iterations=1, n_aux_epochs=2, aux_batch_size=32)
@@ -140,7 +140,12 @@ KINDS: dict[str, dict] = {
         env=lambda: random_envs(VECTOR, spaces.MultiDiscrete([2, 3])), policy_kwargs=WEIGHT_DECAY, max_grad_norm=None
     ),
     "MultiBinary, one network": dict(env=lambda: random_envs(VECTOR, spaces.MultiBinary(3)), **ONE_NETWORK),
-    "gSDE": dict(env=lambda: random_envs(VECTOR, BOX), use_sde=True, policy_kwargs=dict(squash_output=True)),
+    "gSDE, Dict": dict(
+        policy="MultiInputPolicy",
+        env=lambda: random_envs(MIXED, BOX),
+        use_sde=True,
+        policy_kwargs=dict(squash_output=True),
+    ),
     "nested actions": dict(env=lambda: random_envs(VECTOR, NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1)),
     "vector rewards, target_kl": dict(
         env=lambda: make_vec_env(lambda: VectorRewards(VectorRewardEnv()), 2, seed=0),
@@ -150,7 +155,7 @@ KINDS: dict[str, dict] = {
     "masks, minibatches of several sizes": dict(
         cls=MaskablePPG, env=masked_envs, batch_size=24, n_aux_epochs=1, aux_batch_size=26
     ),
-    "images": dict(policy="MultiInputPolicy", env=lambda: random_envs(DICT), mixed_precision="bf16"),
+    "images": dict(policy="CnnPolicy", env=lambda: random_envs(image_space(36, 36, 1)), mixed_precision="bf16"),
     "another optimizer": dict(policy_kwargs=dict(optimizer_class=th.optim.RMSprop)),
 }
 
@@ -158,7 +163,7 @@ KINDS: dict[str, dict] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_takes_the_same_steps(kind):
     n_before = n_graphs()
-    is_double = kind not in ("gSDE", "nested actions", "images")  # whose actions or inputs are float32
+    is_double = kind not in ("gSDE, Dict", "nested actions", "images")  # whose actions or inputs are float32
     plain, compiled = both(is_double, **KINDS[kind])
     assert n_graphs() - n_before >= 2
     tolerance = 1e-10 if is_double else 1e-3
