@@ -115,9 +115,11 @@ class MaskablePPG(PPG):
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_use_masking"]
 
-    def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
-        action_masks = self._checked(get_action_masks(env)) if self._use_masking else None
-        return *self.policy(observations, action_masks=action_masks), {"action_masks": action_masks}
+    def step_inputs(self, env: VecEnv) -> dict[str, Any]:
+        return {"action_masks": self._checked(get_action_masks(env)) if self._use_masking else None}
+
+    def act(self, observations: PyTorchObs, **inputs: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        return self.policy(observations, **inputs)
 
     def _checked(self, action_masks: np.ndarray) -> np.ndarray:
         """Return masks, (n_envs, n), if they have the size of the actions and allow one in each dimension."""

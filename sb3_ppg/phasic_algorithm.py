@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch as th
@@ -36,13 +36,13 @@ from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights, with_scalar_reward
 from sb3_ppg.environments.watched import check_first_observations, innermost, normalizers, statistics_protected
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.objectives import Objective, find_objective, make_objective, objective_name
+from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
-from sb3_ppg.optim.compiled import CompiledTraining, tracing
+from sb3_ppg.optim.compiled import CompiledTraining
 from sb3_ppg.optim.diagnostics import record_all
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.play import Player
-from sb3_ppg.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
+from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
 from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
@@ -83,8 +83,43 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     replay: RolloutReplay
     rollout_end: RolloutEnd | None = None  # what follows the latest rollout
     session: Session | None = None  # while `learn` runs
-    max_grad_norm: float | None  # type: ignore[assignment]
+    # Arguments of the constructor, see ``PPG``
+    batch_size: int
+    n_epochs: int
+    n_value_epochs: int | None
+    n_policy_iterations: int
+    n_aux_epochs: int
+    aux_batch_size: int | None
+    gamma: Any
+    gae_lambda: Any
     ent_coef: Any
+    clip_range: Any  # a schedule, or None, once the model is complete
+    clip_range_vf: Any
+    beta_clone: float
+    kl_coef: float
+    target_kl: float | None
+    max_grad_norm: float | None  # type: ignore[assignment]
+    aux_learning_rate: float | Schedule | None
+    value_learning_rate: float | Schedule | None
+    normalize_advantage: bool
+    normalize_value_targets: bool | Literal["running"]
+    recompute_advantages: bool
+    micro_batch_size: int | Literal["auto"] | None
+    compile_updates: bool | Literal["auto"]
+    mixed_precision: MixedPrecision | None
+    objective_class: type[Objective]
+    objective_kwargs: dict[str, Any] | None
+    replay_kwargs: dict[str, Any] | None
+    aux_buffer_kwargs: dict[str, Any] | None
+    allow_nonfinite_observations: bool
+    ignore_terminations: bool
+    reward_weights: list[float] | Literal["observation"] | None
+    # State
+    _last_obs: Any
+    _last_episode_starts: Any
+    _n_rollouts: int  # number of rollouts that have been learned from
+    _n_aux_phases: int
+    _compiles_updates: bool | None = None  # in the latest run
     # Numbers of stored and replayed rollouts that a model had in whose file they are not, until they are here or given up
     _missing_rollouts: tuple[int, int] | None = None
     _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
@@ -155,19 +190,37 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             return self.observation_space["weights"].shape[0]  # type: ignore[index]
         return None if self.reward_weights is None else len(self.reward_weights)
 
+    def coefficients(self) -> Coefficients:
+        """
+        :return: the current coefficients of the losses, with schedules evaluated
+        """
+        raise NotImplementedError
+
+    def aux_samples_per_batch(self) -> int:
+        """
+        :return: number of samples in an auxiliary minibatch
+        """
+        raise NotImplementedError
+
     # ---- hooks: what memory, masks and the like override ----
 
-    def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    def step_inputs(self, env: VecEnv) -> dict[str, Any]:
+        """
+        :param env: the environments
+        :return: further inputs of ``act`` for the next step, by name, which the rollout buffer's ``add`` gets, too
+        """
+        return {}
+
+    def act(self, observations: PyTorchObs, **inputs: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
         Choose actions while a rollout is collected.
 
         :param observations: the latest observations, (n_envs, ...)
-        :param env: the environments
-        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,); further arguments of the rollout buffer's
-            ``add``
+        :param inputs: see ``step_inputs``
+        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,)
         """
         acting_policy = None if self.session is None else self.session.acting_policy
-        return *(acting_policy or self.policy)(observations), {}
+        return (acting_policy or self.policy)(observations)
 
     def after_environment_step(self) -> None:
         """Update the model after an environment step, unless a callback has stopped the training."""
@@ -178,7 +231,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         """
         if self._reward_reader is None:
             return None
-        self._reward_reader.begin(self._last_episode_starts)  # type: ignore[arg-type] # set when training starts
+        self._reward_reader.begin(self._last_episode_starts)
         return self._reward_reader.read
 
     def next_values(
@@ -255,7 +308,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         session.callback = callback
         session.acting_policy = self.compiled_training.acting_policy()
         exchange = session.exchange
-        with exchange.rollout(), nullcontext() if session.acting_policy is None else tracing():
+        with exchange.rollout():
             end = take_steps(self, env, callback, rollout_buffer, n_rollout_steps)
             exchange.continues = end is not None
         if not exchange.continues or end is None:
@@ -341,7 +394,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         with agreed(), statistics_protected(normalizers(self.env)):
             started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             if not self.allow_nonfinite_observations:
-                check_first_observations(self.env, self._last_obs)  # type: ignore[arg-type]
+                check_first_observations(self.env, self._last_obs)
         return started
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:

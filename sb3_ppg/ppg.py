@@ -126,7 +126,7 @@ class PPG(PhasicAlgorithm):
         not compiled. "auto": only if the run is long enough to gain from it
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
         float32. It is faster on hardware that multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix products in
-        TensorFloat-32, on NVIDIA GPUs. None: float32
+        TensorFloat-32, on NVIDIA GPUs (experimental: nobody has run it). None: float32
     :param objective: The losses that the epochs minimize: "ppg", the paper's; "decoupled", "ewma", "dcpg", "ddcpg", "daac",
         "idaac" or "dna", those of its relatives; or a class derived from ``sb3_ppg.objectives.Objective``
     :param objective_kwargs: Keyword arguments to pass to the objective on creation
@@ -339,9 +339,6 @@ class PPG(PhasicAlgorithm):
     # ---- sizes and coefficients ----
 
     def coefficients(self) -> Coefficients:
-        """
-        :return: the current coefficients of the losses, with schedules evaluated
-        """
         clip_range, clip_range_vf = (
             schedule(self._current_progress_remaining) if callable(schedule) else schedule
             for schedule in (self.clip_range, self.clip_range_vf)

@@ -166,11 +166,13 @@ class RecurrentPPG(PPG):
 
     # ---- inputs of the policy in addition to observations ----
 
-    def act(self, observations: PyTorchObs, env: VecEnv) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
-        states = self._last_lstm_states
+    def step_inputs(self, env: VecEnv) -> dict[str, Any]:
+        return {"lstm_states": self._last_lstm_states}
+
+    def act(self, observations: PyTorchObs, **inputs: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         starts = th.as_tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
-        actions, values, log_probs, self._next_lstm_states = self.policy(observations, states, starts)
-        return actions, values, log_probs, {"lstm_states": states}
+        *result, self._next_lstm_states = self.policy(observations, inputs["lstm_states"], starts)
+        return tuple(result)
 
     def after_environment_step(self) -> None:
         self._last_lstm_states = self._next_lstm_states

@@ -66,7 +66,8 @@ class AuxBuffer:
     arrays of a buffer that may reuse its memory are copied, see ``buffers.protocol``.
 
     With a GPU, the observations are copied to it for the auxiliary phase, in their own type, if they take no more than half of
-    its free memory. Otherwise, each minibatch is copied through pinned memory while the previous one trains.
+    its free memory. Otherwise, each minibatch is copied through pinned memory while the previous one trains. This is
+    experimental, as nobody has run it.
 
     :param device: device of the minibatches
     :param storage: where observations are kept: "memory", or "mmap" for files on a disk that are mapped into memory. The files

@@ -28,13 +28,13 @@ class Rollout:
     A rollout with its data.
 
     :param buffer: full buffer
-    :param end: state after the rollout; None if ``collect_rollouts`` of a subclass has not stored it
+    :param end: state after the rollout. None if ``collect_rollouts`` of a subclass has not stored it, and nothing needs it
     :param extras: further data of each sample for the objective's losses, see ``Objective.extras``
     :param uses: number of epochs of each kind that have used the rollout
     """
 
     buffer: RolloutBuffer
-    end: RolloutEnd | None
+    end: Any
     extras: dict[str, np.ndarray] = field(default_factory=dict)
     uses: Counter[Kind] = field(default_factory=Counter)
 

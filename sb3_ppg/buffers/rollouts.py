@@ -139,8 +139,8 @@ def ordered_gae(
     :return: A, (n_envs * n_steps, 1), in this order
     """
     arrays = (rollout_buffer.rewards, values, rollout_buffer.episode_starts)
-    by_step = (by_environment(rollout_buffer, array)[:, :, 0].T for array in arrays)
-    return gae(*by_step, last_values, last_dones, gamma, gae_lambda).T.reshape(-1, 1)
+    rewards, values, starts = (by_environment(rollout_buffer, array)[:, :, 0].T for array in arrays)
+    return gae(rewards, values, starts, last_values, last_dones, gamma, gae_lambda).T.reshape(-1, 1)
 
 
 def zero_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations:

@@ -85,9 +85,9 @@ class VectorRewardBuffer(RolloutBuffer):
         :param dones: whether these begin an episode, (n_envs,)
         """
         arrays = (self.vector_rewards, values, self.episode_starts)
-        by_step = (by_environment(self, array).swapaxes(0, 1) for array in arrays)
-        advantages = gae(*by_step, last_values.reshape(self.n_envs, -1), dones[:, None], self.gamma, self.gae_lambda)
-        self._combine(self.swap_and_flatten(advantages), values)
+        rewards, by_step, starts = (by_environment(self, array).swapaxes(0, 1) for array in arrays)
+        end = (last_values.reshape(self.n_envs, -1), dones[:, None])
+        self._combine(self.swap_and_flatten(gae(rewards, by_step, starts, *end, self.gamma, self.gae_lambda)), values)
         self.returns, self.advantages = self.returns[:, None], self.advantages[:, None]
 
     def _combine(self, advantages: np.ndarray, values: np.ndarray) -> None:
@@ -103,7 +103,8 @@ def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[s
     :return: class and keyword arguments of its rollout buffer, and keyword arguments of its policy, for vector rewards if the
         model has ``reward_weights``
     """
-    cls, n_components = model.rollout_buffer_class, model.n_reward_components
+    cls: Any = model.rollout_buffer_class
+    n_components = model.n_reward_components
     if n_components is None:
         return cls, model.rollout_buffer_kwargs, model.policy_kwargs
     vector_class = type(f"Vector{cls.__name__}", (VectorRewardBuffer, cls), {})

@@ -43,9 +43,10 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
             model = PPG("MlpPolicy", env, n_steps=128, seed=0).learn(100_000)
             model.save("ppg_cartpole")
 
-    CPUs communicate by gloo. NVIDIA GPUs communicate by NCCL if each process has one of its own, else by gloo;
-    ``device="auto"`` is the GPU with the process's number on its node. From then on, this process ends when the torchrun
-    agent that started it ends. Without ``torchrun``, or within an existing group, nothing happens. See docs/distributed.md.
+    CPUs communicate by gloo. NVIDIA GPUs communicate by NCCL if each process has one of its own (experimental: nobody has run
+    it), else by gloo; ``device="auto"`` is the GPU with the process's number on its node. From then on, this process ends
+    when the torchrun agent that started it ends. Without ``torchrun``, or within an existing group, nothing happens. See
+    docs/distributed.md.
 
     :param timeout: seconds that a process waits for another one that is alive. None: the environment variable
         ``SB3_PPG_TIMEOUT``, or half an hour

@@ -29,9 +29,7 @@ class Counters(Struct, forbid_unknown_fields=True):
     _episode_num: Count
     _n_updates: Count
     _n_aux_phases: Count
-    _n_stored_rollouts: Count
     _n_rollouts: Count
-    _n_replayed_rollouts: Count
 
 
 class Normalization(Struct, forbid_unknown_fields=True):

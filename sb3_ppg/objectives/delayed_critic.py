@@ -20,8 +20,8 @@ from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, require_architecture
 from sb3_ppg.objectives.paper import PaperObjective, also_in
-from sb3_ppg.optim.micro_batches import looks_at_the_batch
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
+from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.protocols import PhasicModel
 
 # Prefix of the keys under which the frame after a rollout is kept

@@ -1,6 +1,7 @@
 """
 Optimizer steps that torch compiles: losses, gradient, clipping and Adam in one function. A network of a few small layers
-spends most of an update in Python and in the autograd engine; compiling saves that time.
+spends most of an update in Python and in the autograd engine; compiling saves that time. CUDA graphs are
+experimental, as nobody has run them.
 """
 
 import inspect
@@ -24,11 +25,12 @@ from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.errors import warn
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.micro_batches import has_convolutions
+from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.policies.extractors import has_convolutions
 from sb3_ppg.protocols import PhasicModel
 
-# Number of optimizer steps in a training from which "auto" compiles
+# Number of optimizer steps in a run from which "auto" compiles
 WORTHWHILE_STEPS = 100_000
 # Maximum number of minibatch sizes to compile; minibatches of an evenly split epoch differ by at most one sequence
 MAX_SIZES = 2
@@ -233,7 +235,7 @@ class CompiledStep:
             with _announced(f"{self.name} update", self.model.verbose >= 1 and is_new):
                 result = self._function(self.losses_of, self._coefficients, minibatch, *arguments)
         except compiler_errors() as error:
-            self._give_up(f"torch cannot compile these losses ({first_line(error)})")
+            self._give_up(f"torch cannot compile these losses ({cause(error)})")
             return None
         self._compiled_sizes.add(size)
         if self.device.type == "cuda":  # CUDA graphs write each result to the same place
@@ -328,11 +330,14 @@ class CompiledPolicy:
         if th.distributions.Distribution._validate_args:  # validation is on only after an error, to find its cause
             return self.policy(observations)
         try:
-            with _announced("acting policy", self.model.verbose >= 1 and self._is_new):
+            if self._is_new:
+                with _announced("acting policy", self.model.verbose >= 1), tracing():
+                    result = self._function(observations)
+            else:
                 result = self._function(observations)
         except compiler_errors() as error:
             if self.model.compile_updates is True:
-                warn(f"The acting policy is not compiled: torch cannot compile it ({first_line(error)})")
+                warn(f"The acting policy is not compiled: torch cannot compile it ({cause(error)})")
             self._function = self.policy
             return self.policy(observations)
         self._is_new = False
@@ -356,19 +361,24 @@ class CompiledTraining:
         self._steps: dict[tuple[Callable[..., Losses], bool], CompiledStep] = {}
         self._policy: CompiledPolicy | None = None
 
-    def begin(self, total_timesteps: float) -> None:
+    def begin(self, total_timesteps: float, continues: bool) -> None:
         """
-        Begin a training: decide whether to compile.
+        Begin a run: decide whether to compile.
 
-        :param total_timesteps: budget of the training, including the steps before it was resumed
+        :param total_timesteps: budget
+        :param continues: whether the run continues an earlier one. "auto" then keeps its choice, as compiled updates round
+            differently
         """
-        self.is_enabled, choice = False, self.model.compile_updates
-        if choice is False:
-            return
-        reason = reason_against(self.model)
-        if choice is True and reason is not None:
+        model, choice = self.model, self.model.compile_updates
+        reason = None if choice is False else reason_against(model)
+        if choice == "auto":
+            earlier = model._compiles_updates if continues else None
+            choice = is_worthwhile(model, total_timesteps) if earlier is None else earlier
+            if earlier and reason is not None:
+                warn(f"This run began with compiled updates, and goes on without: {reason}")
+        elif choice is True and reason is not None:
             warn(f"`compile_updates`=True has no effect: {reason}")
-        self.is_enabled = reason is None and (choice is True or is_worthwhile(self.model, total_timesteps))
+        self.is_enabled = model._compiles_updates = choice and reason is None
 
     def acting_policy(self) -> CompiledPolicy | None:
         """Return the policy for the next rollout, or None if it is not compiled."""
@@ -438,7 +448,8 @@ def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Compile a function when it is called, as one graph, which is independent of the graphs of other models."""
     options |= dict(fullgraph=True, isolate_recompiles=True)  # torch's own types do not have the latter
-    return th.compile(function, **options)
+    with unvalidated_distributions():  # the first use of torch's compiler turns validation off, for the whole process
+        return th.compile(function, **options)
 
 
 def tracing() -> AbstractContextManager[None]:
@@ -467,9 +478,10 @@ def compiler_errors() -> tuple[type[Exception], ...]:
     return th._dynamo.exc.TorchDynamoException, th._dynamo.exc.FailOnRecompileLimitHit
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return str(error).strip().splitlines()[0]
+def cause(error: Exception) -> str:
+    """Return the first line of an error's message that does not just announce the next one."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if line and not line.endswith(":")), type(error).__name__)
 
 
 def has_cpp_compiler() -> bool:

@@ -60,6 +60,7 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
     summary |= {name: value for name, value in scales.items() if value is not None}
     record_all(model, "train", {**summary, **component_summary(buffer, policy)})
     model.logger.record("train/n_updates", model._n_updates, exclude="tensorboard")
+    model.logger.record("train/compiled", int(model.compiled_training.is_enabled))
     if isinstance(policy.actions, NestedActions):
         for name, value in leaf_summary(model).items():
             model.logger.record(f"train/{name}", value, exclude=("stdout", "log"))  # which cut long names off

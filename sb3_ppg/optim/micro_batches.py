@@ -9,6 +9,7 @@ from torch import nn
 
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.policies import PhasicActorCriticPolicy
+from sb3_ppg.policies.extractors import has_convolutions, looks_at_the_batch
 
 # The largest M_MMAP_THRESHOLD that all versions of glibc allow on 64-bit machines. For larger arrays, glibc maps new memory,
 # which the kernel zeroes page by page
@@ -59,18 +60,6 @@ def _array_sizes(policy: PhasicActorCriticPolicy, observations: PyTorchObs) -> l
         for hook in hooks:
             hook.remove()
     return sizes
-
-
-def has_convolutions(module: nn.Module) -> bool:
-    """Return whether a network has convolutions."""
-    return any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in module.modules())
-
-
-def looks_at_the_batch(module: nn.Module) -> bool:
-    """Return whether a network has layers whose output for a sample depends on the other samples of its batch."""
-    return any(
-        isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)) for part in module.modules()
-    )
 
 
 def keep_freed_memory() -> None:

@@ -34,7 +34,7 @@ def unvalidated_distributions() -> Iterator[None]:
 def tensor_float_32(enabled: bool) -> Iterator[None]:
     """
     Let NVIDIA GPUs round the factors of float32 matrix products to TensorFloat-32, which has ten bits of mantissa. (For
-    convolutions, torch allows this by default.)
+    convolutions, torch allows this by default.) Experimental, as nobody has run it.
 
     :param enabled: False: change nothing
     """

@@ -162,3 +162,15 @@ class ImpalaCNN(BaseFeaturesExtractor):
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         return F.relu_(self.dense(F.relu_(self.stacks(observations)).flatten(1)))
+
+
+def has_convolutions(module: nn.Module) -> bool:
+    """Return whether a network has convolutions."""
+    return any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in module.modules())
+
+
+def looks_at_the_batch(module: nn.Module) -> bool:
+    """Return whether a network has layers whose output for a sample depends on the other samples of its batch."""
+    return any(
+        isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)) for part in module.modules()
+    )

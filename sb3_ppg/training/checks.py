@@ -16,8 +16,8 @@ from sb3_ppg.buffers.reward_normalizer import RewardNormalizer
 from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective
-from sb3_ppg.optim.micro_batches import looks_at_the_batch
 from sb3_ppg.policies import PhasicActorCriticPolicy, VectorValueHead
+from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.training.preparing import has_single_samples

@@ -48,43 +48,44 @@ def take_steps(
     rollout_buffer.reset()
     callback.on_rollout_start()
     steps = CheckedSteps(env, model.allow_nonfinite_observations, model.ignore_terminations, model.vector_reader())
-    with unvalidated_distributions():
-        if model.use_sde:
+    if model.use_sde:
+        model.policy.reset_noise(env.num_envs)
+    while n_steps < n_rollout_steps:
+        if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
             model.policy.reset_noise(env.num_envs)
-        while n_steps < n_rollout_steps:
-            if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
-                model.policy.reset_noise(env.num_envs)
-            with th.no_grad():
-                obs_tensor = obs_as_tensor(model._last_obs, model.device)
-                actions, values, log_probs, also_stored = _finite_act(model, obs_tensor, env)
-            actions = actions.cpu().numpy()
-            clipped_actions = model.policy.actions.for_environments(actions)
-            new_obs, rewards, dones, infos = steps.take(clipped_actions, n_steps + 1)
-            model.num_timesteps += n_new
-
-            callback.update_locals({**locals(), "self": model})
-            if not callback.on_step():
-                return None
-            if model._last_obs is None:
-                raise ArgumentError("a callback called `set_env` in the middle of a rollout: call it in `_on_rollout_end`")
-
-            model._update_info_buffer(infos, dones)
-            n_steps += 1
-            model.after_environment_step()
-            model.objective.after_environment_step(dones, infos, steps.reset_infos())
-            _bootstrap_at_time_limits(model, rewards, dones, infos, rollout_buffer)
-            stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
-            rollout_buffer.add(*stored, values, log_probs, **{**also_stored, **steps.also_stored})
-            model._last_obs, model._last_episode_starts = new_obs, dones
+        inputs = model.step_inputs(env)
         with th.no_grad():
-            values = model.next_values(obs_as_tensor(new_obs, model.device), dones)
+            obs_tensor = obs_as_tensor(model._last_obs, model.device)
+            actions, values, log_probs = _finite_act(model, obs_tensor, inputs)
+        actions = actions.cpu().numpy()
+        clipped_actions = model.policy.actions.for_environments(actions)
+        new_obs, rewards, dones, infos = steps.take(clipped_actions, n_steps + 1)
+        model.num_timesteps += n_new
+
+        callback.update_locals({**locals(), "self": model})
+        if not callback.on_step():
+            return None
+        if model._last_obs is None:
+            raise ArgumentError("a callback called `set_env` in the middle of a rollout: call it in `_on_rollout_end`")
+
+        model._update_info_buffer(infos, dones)
+        n_steps += 1
+        model.after_environment_step()
+        model.objective.after_environment_step(dones, infos, steps.reset_infos())
+        _bootstrap_at_time_limits(model, rewards, dones, infos, rollout_buffer)
+        stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
+        rollout_buffer.add(*stored, values, log_probs, **inputs, **steps.also_stored)
+        model._last_obs, model._last_episode_starts = new_obs, dones
+    with th.no_grad():
+        values = model.next_values(obs_as_tensor(new_obs, model.device), dones)
     callback.update_locals({**locals(), "self": model})
     return new_obs, values, dones
 
 
+@unvalidated_distributions()
 def _finite_act(
-    model: PhasicModel, observations: PyTorchObs, env: VecEnv
-) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    model: PhasicModel, observations: PyTorchObs, inputs: dict[str, Any]
+) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
     """
     Act, and check the result once instead of the arguments of each distribution.
 
@@ -92,11 +93,11 @@ def _finite_act(
     """
     message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
     try:
-        result = model.act(observations, env)
+        result = model.act(observations, **inputs)
     except RuntimeError:  # torch's generators may refuse NaN probabilities; validation says which parameter it was
         th.distributions.Distribution.set_default_validate_args(True)
         try:
-            model.act(observations, env)
+            model.act(observations, **inputs)
         except ValueError as error:
             raise NonFiniteActionError(f"{message}: {error}") from error
         raise

@@ -86,8 +86,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         }
         start_together(model, settings)
         model.session = Session(model)
-        n_before = 0 if reset_num_timesteps else model.num_timesteps  # a training that goes on compiles what it did before
-        model.compiled_training.begin(n_before + total_timesteps)
+        model.compiled_training.begin(total_timesteps, continues=not reset_num_timesteps)
         with (
             missing_extras_named(),
             tensor_float_32(model.mixed_precision == "tf32"),

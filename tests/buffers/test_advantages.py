@@ -114,3 +114,16 @@ def test_what_follows_a_time_limit_is_in_normalised_units():
         expected = 1 / np.sqrt(normalizer.return_rms.var + normalizer.epsilon) + 0.9 * value * ends
         assert 0 < ends.sum() < ends.size and value != 0
         np.testing.assert_allclose(buffer.rewards[:-1], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_it_is_computed_in_the_type_of_the_values(dtype):
+    """Whatever the type of the dones is: SB3's are float32, those of a stored end are Booleans."""
+    generator = np.random.default_rng(0)
+    rewards, values = generator.normal(size=(2, 50, 3)).astype(dtype)
+    starts, last = generator.random((50, 3)) < 0.1, generator.normal(size=3).astype(dtype)
+    advantages = [
+        gae(rewards, values, starts.astype(kind), last, starts[0].astype(kind), 0.99, 0.95)
+        for kind in (bool, np.float32, float)
+    ]
+    assert advantages[0].dtype == dtype and all(np.array_equal(advantages[0], one) for one in advantages[1:])

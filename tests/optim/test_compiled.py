@@ -20,7 +20,7 @@ from sb3_ppg import PPG, MaskablePPG, PhasicCallback, RecurrentPPG, VectorReward
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import PaperObjective
-from sb3_ppg.optim.compiled import n_optimizer_steps
+from sb3_ppg.optim.compiled import cause, n_optimizer_steps
 from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, random_envs
 
 ROLLOUT = 64
@@ -300,3 +300,33 @@ def test_auto_compiles_long_trainings():
     for budget, is_long in ((64_000, False), (1_000_000, shutil.which("g++") is not None), (float("inf"), False)):
         model.compiled_training.begin(budget)  # of the infinite one, a callback decides the length
         assert model.compiled_training.is_enabled == is_long
+
+
+def test_a_run_that_goes_on_keeps_the_choice_that_it_began_with(tmp_path, monkeypatch):
+    """Compiled updates round differently, so the budget of the second half must not matter."""
+    monkeypatch.setattr("sb3_ppg.optim.compiled.WORTHWHILE_STEPS", 30)  # a rollout has 8 of the policy and 4 of the phase
+    short = train(make("auto"), 1)
+    assert not short.compiled_training.is_enabled and short.logger.name_to_value["train/compiled"] == 0
+    short.save(tmp_path / "short.zip")
+    for model in (short, PPG.load(tmp_path / "short.zip", env=random_envs(), device="cpu")):
+        assert not train(model, 10, reset_num_timesteps=False).compiled_training.is_enabled
+    long = train(make("auto"), 10)
+    assert long.compiled_training.is_enabled and long.logger.name_to_value["train/compiled"] == 1
+    assert train(long, 1, reset_num_timesteps=False).compiled_training.is_enabled
+    assert not train(long, 1).compiled_training.is_enabled  # another run
+
+
+def test_without_a_compiler_a_run_that_began_compiled_says_that_it_goes_on_without(monkeypatch):
+    monkeypatch.setattr("sb3_ppg.optim.compiled.WORTHWHILE_STEPS", 1)
+    model = train(make("auto"), 1)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.warns(UserWarning, match="began with compiled updates, and goes on without: .* C\\+\\+ compiler"):
+        train(model, 1, reset_num_timesteps=False)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [("backend='inductor' raised:\nNo working compiler: g++\n\nSet TORCHDYNAMO_VERBOSE=1", "No working compiler: g++")],
+)
+def test_the_reason_for_not_compiling_is_the_cause(message, expected):
+    assert cause(RuntimeError(message)) == expected
