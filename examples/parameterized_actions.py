@@ -15,7 +15,7 @@ ACCELERATE, TURN, BRAKE = range(3)
 
 class Docking(gym.Env):
     """
-    A ship has to stop within a circle. A step of an episode costs 0.01, a distance that the ship has come nearer gives a
+    A ship must stop within a circle. A step of an episode costs 0.01, a distance that the ship has come nearer gives a
     reward of the same size, a stop in the circle gives 1 more, and leaving the field costs 1; both end the episode.
     """
 
@@ -57,11 +57,11 @@ class Docking(gym.Env):
         return self.observe(), reward, has_docked or is_lost, self.steps == self.max_steps, {"is_success": has_docked}
 
 
-def main(total_timesteps: int = 100_000) -> None:
+def main(total_timesteps: int = 100_000, n_episodes: int = 100) -> None:
     """Train and evaluate. The action space needs no argument and no wrapper. Takes a minute on two cores."""
     model = PPG("MlpPolicy", make_vec_env(Docking, n_envs=8, seed=0), n_steps=256, ent_coef=0.01, seed=0, verbose=1)
     model.learn(total_timesteps, log_interval=4)
-    mean, _ = evaluate_policy(model, make_vec_env(Docking, seed=1), n_eval_episodes=100)
+    mean, _ = evaluate_policy(model, make_vec_env(Docking, seed=1), n_eval_episodes=n_episodes)
     print(f"It docks with a return of {mean:.2f}")
 
     ship = Docking()

@@ -19,7 +19,7 @@ MAX_STEPS = 25
 
 
 class Meeting(ParallelEnv):
-    """Three agents in a square see where the others are, and have to meet. Coming nearer to them is each one's reward."""
+    """Three agents in a square see where the others are, and must meet. Coming nearer to them is each one's reward."""
 
     metadata = {"name": "meeting", "is_parallelizable": True}  # noqa: RUF012, PettingZoo's form
     possible_agents = ["a", "b", "c"]  # noqa: RUF012

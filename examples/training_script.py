@@ -14,7 +14,7 @@ from sb3_ppg import PPG
 ENV = "Acrobot-v1"
 
 
-def main(total_timesteps: int = 80_000) -> None:
+def main(total_timesteps: int = 80_000, n_episodes: int = 20) -> None:
     """Train, evaluate, load. Random actions return -500, good ones about -80. Takes two minutes on two cores."""
     env = VecNormalize(make_vec_env(ENV, n_envs=4, seed=0))
     # Frequencies count the steps of one environment. EvalCallback copies the statistics of `env` before each evaluation
@@ -38,8 +38,8 @@ def main(total_timesteps: int = 80_000) -> None:
     # In another program
     env = VecNormalize.load("vec_normalize.pkl", make_vec_env(ENV, seed=2))
     env.training = env.norm_reward = False
-    mean, std = evaluate_policy(PPG.load("ppg_acrobot"), env, n_eval_episodes=20)
-    print(f"Return over 20 episodes: {mean:.0f} +- {std:.0f}")
+    mean, std = evaluate_policy(PPG.load("ppg_acrobot"), env, n_eval_episodes=n_episodes)
+    print(f"Return over {n_episodes} episodes: {mean:.0f} +- {std:.0f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Replay of the authors' trainings from recorded rollouts, orders and draws: see data/README.md."""
+"""Replay of the authors' runs from recorded rollouts, orders and draws: see data/README.md."""
 
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,6 @@ from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, losses
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import RolloutEnd
-from sb3_ppg.objectives.delayed_critic import DynamicsObjective
-from sb3_ppg.optim.compiled import as_tensors, loss_gradient, tracing
 
 DATA = Path(__file__).parent / "data"
 # Our names of their heads of the policy, and of their networks of objectives
@@ -80,7 +77,7 @@ class Numbers(dict[str, np.ndarray]):
 
 class Step(NamedTuple):
     """
-    One minibatch, as the training came by it.
+    Losses and gradient norms of one minibatch.
 
     :param phase: one of ``PHASES``
     :param losses: its scalars by name, with the total under "loss"
@@ -108,7 +105,6 @@ class GoldenTraining:
     """
 
     weight_tolerance = 1e-12
-    backend = os.environ.get("SB3_PPG_GOLDEN_BACKEND")  # with which the losses are compiled, too; None: not at all
 
     def __init__(
         self, file: str, monkeypatch: Any, architecture: str, adam_eps: float, dtype: th.dtype = th.float64, **arguments: Any
@@ -151,32 +147,9 @@ class GoldenTraining:
 
     def _record(self, phase: str, losses: Callable[..., Losses], *args: Any) -> Losses:
         found = losses(*args)
-        draws_numbers = phase == "auxiliary" and isinstance(self.model.objective, DynamicsObjective)
-        has_adversary = self.model.objective.adversary_optimizer is not None
-        if self.backend is not None and not (draws_numbers or has_adversary):  # which are never compiled
-            self._check_compiled(losses, *args)
         scalars = dict(zip(found.names, found.values.tolist(), strict=True))
         self.steps.append(Step(phase, scalars, found.log_ratio, {}))
         return found
-
-    def _check_compiled(
-        self, losses: Callable[..., Losses], policy: Any, inputs: tuple, batch: Any, coefficients: Any
-    ) -> None:
-        """Compare losses and gradient with those that torch compiles, to the tolerance of the golden numbers."""
-
-        def losses_of(coefficients: Any, inputs_and_batch: tuple) -> Losses:
-            return losses(policy, *inputs_and_batch, coefficients)
-
-        everything = [*self.named_parameters().values()]
-        found = losses_of(coefficients, (inputs, batch))
-        gradients = th.autograd.grad(found.total, everything, allow_unused=True)
-        reached = [one for one, its_gradient in zip(everything, gradients, strict=True) if its_gradient is not None]
-        with tracing():
-            compiled = th.compile(loss_gradient, fullgraph=True, backend=self.backend, isolate_recompiles=True)
-            result = compiled(losses_of, as_tensors(coefficients, reached[0]), (inputs, batch), reached)
-        theirs = [one for one in gradients if one is not None]
-        for ours, other in zip([result.values, *result.gradients], [found.values, *theirs], strict=True):
-            th.testing.assert_close(ours, other, **self.tolerance(other.numpy()))
 
     def _record_gradient(self, name: str, parameter: th.Tensor) -> None:
         assert parameter.grad is not None
@@ -237,9 +210,9 @@ class GoldenTraining:
         """
         Compare the losses and gradient norms of the steps since they were last cleared.
 
-        :param phase: of the steps
-        :param prefix: of the keys
-        :param names: their names of losses, apart from "loss"; ours, and the factor that ours lacks
+        :param phase: phase of the steps to compare
+        :param prefix: prefix of the keys in the file
+        :param names: our names of the losses and the factors that ours lack, by the authors' names; "loss" is always compared
         """
         steps = self.steps_of(phase)
         if f"{prefix}/loss" in self.golden:

@@ -210,8 +210,8 @@ def collect(model: PPG) -> None:
 
 
 def learn_and_log(model: BaseAlgorithm, total_timesteps: int) -> dict[str, Any]:
-    """Train; what was logged meanwhile, the latest value under each name."""
-    model.learn(total_timesteps, log_interval=None)  # else it is gone once it is written
+    """Train, and return the latest value under each name in the log."""
+    model.learn(total_timesteps, log_interval=None)  # otherwise it is gone once it is written
     return dict(model.logger.name_to_value)
 
 
@@ -254,8 +254,14 @@ def fill_phase(model: PPG) -> None:
     """Collect the rollouts of a phase and do their updates, without the auxiliary phase."""
     for _ in range(model.n_policy_iterations):
         collect(model)
-        model.policy_phase()
+        update_policy(model)
         model.aux_buffer.add(model.rollout_buffer, model.aux_data())
+
+
+def update_policy(model: PPG) -> None:
+    """Do the update of the policy phase on the latest rollout."""
+    with model.replay.learning_from(model.rollout_buffer, model.rollout_end):
+        model.policy_phase()
 
 
 def untrained(model: PPG, n_rollouts: int) -> set[str]:
@@ -299,9 +305,11 @@ def distributions_are_validated() -> bool:
 
 def losses_of(name: str, model: PPG, batch: Any, **coefficients: float | None) -> Losses:
     """
-    :param name: of a method of the model's objective
-    :param batch: of its rollout buffer, or of its auxiliary buffer
-    :param coefficients: that are others than the model's
+    Return the losses that an objective computes from a minibatch.
+
+    :param name: name of a method of the model's objective
+    :param batch: minibatch of the model's rollout buffer or auxiliary buffer
+    :param coefficients: coefficients to use in place of the model's
     """
     losses = getattr(model.objective, name)
     return losses(model.policy, model.network_inputs(batch), batch, model.coefficients()._replace(**coefficients))
@@ -313,7 +321,7 @@ def run(*arguments: str, cwd: Path | None = None, fails: bool = False, **environ
 
     :param arguments: command line
     :param cwd: working directory
-    :param fails: whether the command has to fail
+    :param fails: whether the command must fail
     :param environment: environment variables to set
     :return: what the command printed, or its error
     """
@@ -365,7 +373,7 @@ def run_in_a_new_process(function: Callable[..., None], *args: Any) -> Any:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    """Until it holds; fails if it does not in that time."""
+    """Wait until a condition holds; fail if it does not in time."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

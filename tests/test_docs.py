@@ -37,35 +37,40 @@ def run(code: str, n_timesteps: int = 1) -> dict:
     return names
 
 
-BLOCKS = {
-    f"{page.relative_to(ROOT)}-{n}": code
-    for page in PAGES
-    for n, code in enumerate(code_blocks(page))
-    if page not in IN_OTHER_TESTS
+# Entry points for users, whose docstrings have an example
+EXAMPLES = {
+    "sb3_ppg": "PPG RecurrentPPG MaskablePPG ImpalaCNN NormalizedRewardRolloutBuffer PhasicCallback PhasicCheckpointCallback "
+    "Player process_group",
+    "sb3_ppg.family": "with_preset",
+    "sb3_ppg.hub": "save_pretrained push",
+    "sb3_ppg.environments": "EnvPoolVecEnv",
+    "sb3_ppg.zoo": "register",
+    "sb3_ppg.export": "to_onnx to_torchscript",
 }
 
 
+def example(module: str, name: str) -> str:
+    docstring = inspect.getdoc(getattr(importlib.import_module(module), name))
+    (code,) = re.findall(r"::\n\n((?: {4}.*\n|\n)+)", docstring)
+    return inspect.cleandoc(code)
+
+
+PLACES = {page: code_blocks(page) for page in PAGES if page not in IN_OTHER_TESTS}
+BLOCKS = {code: f"{page.relative_to(ROOT)}-{n}" for page, blocks in PLACES.items() for n, code in enumerate(blocks)}
+BLOCKS |= {example(module, name): f"{module}-{name}" for module, names in EXAMPLES.items() for name in names.split()}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("code", BLOCKS.values(), ids=BLOCKS)
-def test_code_of_a_page_runs(code, tmp_path, monkeypatch):
+@pytest.mark.parametrize("code", BLOCKS.keys(), ids=BLOCKS.values())
+def test_code_of_a_page_or_a_docstring_runs(code, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if "hub" in code:
+        request.getfixturevalue("hub_server")
     for package in ("mo_gymnasium", "mlflow", "wandb"):  # which `dev` does not install
         if package in code:
             pytest.importorskip(package)
     names = run(code, 1100 if "Checkpoint" in code else 1)
     assert "learn(" not in code or names["model"].num_timesteps >= 1
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_fits_a_page(page):
-    """A site's column has room for 88 characters."""
-    blocks = re.findall(r"^```(?:python|bash)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_tables_have_their_rows_below_the_head(page):
-    assert not re.search(r"(?m)^\|[-:| ]+\|\n(?!\|)", page.read_text())
 
 
 @pytest.mark.slow
@@ -147,28 +152,6 @@ def test_everything_public_is_documented(module):
         for method, function in inspect.getmembers(thing, inspect.isroutine) if inspect.isclass(thing) else []:
             if not method.startswith("_") and str(getattr(function, "__module__", "")).startswith("sb3_ppg"):
                 assert inspect.getdoc(function), f"{name}.{method}"
-
-
-# Entry points for users, whose docstrings have an example
-EXAMPLES = {
-    "sb3_ppg": "PPG RecurrentPPG MaskablePPG ImpalaCNN NormalizedRewardRolloutBuffer PhasicCallback PhasicCheckpointCallback "
-    "Player process_group",
-    "sb3_ppg.family": "with_preset",
-    "sb3_ppg.hub": "save_pretrained push",
-    "sb3_ppg.environments": "EnvPoolVecEnv",
-    "sb3_ppg.zoo": "register",
-    "sb3_ppg.export": "to_onnx to_torchscript",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in EXAMPLES.items() for name in names.split()])
-def test_the_example_of_a_docstring_runs(module, name, hub_server, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    docstring = inspect.getdoc(getattr(importlib.import_module(module), name))
-    (code,) = re.findall(r"::\n\n((?: {4}.*\n|\n)+)", docstring)
-    names = run(inspect.cleandoc(code))
-    assert "model" not in names or names["model"].num_timesteps >= ("learn(" in code)
 
 
 def test_what_an_objective_keeps_belongs_to_its_observations():

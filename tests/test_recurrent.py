@@ -1,6 +1,5 @@
 """RecurrentPPG: sequences start from their stored memory, and padding has no effect."""
 
-import time
 import warnings
 from functools import partial
 from itertools import product
@@ -16,7 +15,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
 from sb3_ppg import (
-    PPG,
     ArgumentError,
     ImpalaCNN,
     NonFiniteLossError,
@@ -28,7 +26,6 @@ from sb3_ppg.buffers.sequences import longest_equal_part
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy, last_states, pack_states, run_lstm, unpack_states
 from tests.helpers import (
-    ARCHITECTURES,
     BOX,
     DICT,
     SMALL,
@@ -71,9 +68,8 @@ def step_by_step(lstm, features, states, starts):
     return th.stack(outputs, dim=1).flatten(0, 1), states
 
 
-@pytest.mark.parametrize("n_layers", [1, 2])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize(("n_sequences", "length"), [(1, 1), (5, 1), (1, 16), (6, 9), (16, 32)])
+@pytest.mark.parametrize(("n_sequences", "length", "n_layers"), [(1, 1, 2), (5, 1, 1), (1, 16, 2), (6, 9, 1), (16, 32, 2)])
 def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate, n_layers):
     """Outputs, gradients and last states are equal, wherever episodes begin."""
     th.manual_seed(0)
@@ -94,16 +90,15 @@ def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate,
 
 
 @pytest.mark.parametrize(
-    ("policy", "space", "actions", "kwargs"),
+    ("policy", "space", "actions", "mode", "kwargs"),
     [
-        ("MlpLstmPolicy", VECTOR, spaces.Discrete(3), dict()),
-        ("MlpLstmPolicy", VECTOR, spaces.MultiDiscrete([2, 3]), dict(clip_range_vf=0.2)),
-        ("MlpLstmPolicy", VECTOR, BOX, dict(use_sde=True, sde_sample_freq=4)),
-        ("MultiInputLstmPolicy", DICT, spaces.Discrete(3), dict()),
+        ("MlpLstmPolicy", VECTOR, spaces.Discrete(3), "separate", dict()),
+        ("MlpLstmPolicy", VECTOR, spaces.MultiDiscrete([2, 3]), "shared", dict(clip_range_vf=0.2)),
+        ("MlpLstmPolicy", VECTOR, BOX, "none", dict(use_sde=True, sde_sample_freq=4)),
+        ("MultiInputLstmPolicy", DICT, spaces.Discrete(3), "separate", dict()),
     ],
     ids=["Discrete", "MultiDiscrete", "gSDE", "Dict"],
 )
-@pytest.mark.parametrize("mode", MODES)
 def test_without_auxiliary_epochs_it_is_recurrent_ppo(policy, space, actions, kwargs, mode, monkeypatch):
     """
     Minibatches are whole rollouts, so that their order does not matter, and SGD is used because Adam would magnify rounding.
@@ -120,15 +115,15 @@ def test_without_auxiliary_epochs_it_is_recurrent_ppo(policy, space, actions, kw
     assert_trains_like(ours, ppo, 16 * 2 * 3)
 
 
-@pytest.mark.parametrize("batch_size", [2, 8, 16])
 @pytest.mark.parametrize("mode", MODES)
-def test_sequences_start_from_what_was_remembered(mode, batch_size):
+def test_sequences_start_from_what_was_remembered(mode):
     """With the network that collected them, samples have the rollout's log-probabilities and values."""
     model = make(policy_kwargs=MODES[mode], learning_rate=0.0, n_policy_iterations=3)
     model.learn(2 * 8 * 2)  # the second rollout begins within an episode
     assert (model.rollout_buffer.episode_starts[0] == 0).all() and model.rollout_buffer.episode_starts.sum() > 2
-    sizes = []
-    for batch in model.rollout_buffer.get(batch_size):
+    batches = [batch for batch_size in (2, 8, 16) for batch in model.rollout_buffer.get(batch_size)]
+    assert [len(batch.actions) for batch in batches] == [2] * 8 + [8] * 2 + [16]
+    for batch in batches:
         observations, *memory = inputs = model.network_inputs(batch)
         actions = model.policy.actions.from_buffer(batch.actions)
         values, log_prob, _ = model.policy.evaluate_actions(observations, actions, *memory)
@@ -136,8 +131,6 @@ def test_sequences_start_from_what_was_remembered(mode, batch_size):
         th.testing.assert_close(values.flatten(), batch.old_values, rtol=0, atol=1e-6)
         th.testing.assert_close(model.policy.evaluate_values(*inputs), batch.old_values, rtol=0, atol=1e-6)
         th.testing.assert_close(model.policy.evaluate(*inputs).distribution.log_prob(actions), log_prob)
-        sizes.append(len(log_prob))
-    assert sizes == [batch_size] * (16 // batch_size)
 
 
 def test_an_epoch_is_every_sample_once_in_sequences():
@@ -178,10 +171,7 @@ def test_longest_equal_part_is_the_largest_divisor_within_the_limit():
     for whole, limit in product(range(1, 60), range(1, 70)):
         expected = max(part for part in range(1, min(whole, limit) + 1) if whole % part == 0)
         assert longest_equal_part(whole, limit) == expected
-    start = time.process_time()
-    assert longest_equal_part(10**12, 10**12) == 10**12 and longest_equal_part(2 * 999_983, 10**6) == 999_983
-    assert longest_equal_part(10**10 + 19, 10**5) == 1
-    assert time.process_time() - start < 5
+    assert longest_equal_part(10**12, 10**12) == 10**12 and longest_equal_part(10**10 + 19, 10**5) == 1  # in no time
 
 
 def test_micro_batches_are_whole_sequences_and_the_same_step():
@@ -189,16 +179,15 @@ def test_micro_batches_are_whole_sequences_and_the_same_step():
     for micro_batch_size, samples in ((None, 32), (9, 8), (1, 8)):
         model = make(micro_batch_size=micro_batch_size, aux_batch_size=32)
         assert set(auxiliary_batch_sizes(model, 8 * 2 * 2)) == {samples}
-        policies.append(model.policy)
+        policies.append([*model.policy.parameters()])
     for other in policies[1:]:
-        for expected, got in zip(policies[0].parameters(), other.parameters(), strict=True):
-            th.testing.assert_close(got, expected, rtol=0, atol=2e-6)
+        th.testing.assert_close(other, policies[0], rtol=0, atol=2e-6)
 
 
 def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
-    """With memory it is a sixteenth of the phase (256 samples here), not of a rollout (16)."""
-    model = make(env=make_env(n_envs=4), n_policy_iterations=16, n_aux_epochs=1, n_steps=4, batch_size=8)
-    assert auxiliary_batch_sizes(model, 4 * 4 * 16) == [16] * 16
+    """With memory it is a sixteenth of the phase (128 samples here), not of a rollout (8)."""
+    model = make(env=make_env(n_envs=4), n_policy_iterations=16, n_aux_epochs=1, n_steps=2, batch_size=8)
+    assert auxiliary_batch_sizes(model, 2 * 4 * 16) == [8] * 16
 
 
 def test_squashed_actions_reach_the_environments_bounds():
@@ -213,16 +202,6 @@ def test_squashed_actions_reach_the_environments_bounds():
 
 
 # ---- the auxiliary phase ----
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_kl_is_zero_before_the_first_auxiliary_step(mode):
-    model = make(policy_kwargs=dict(ortho_init=False, **MODES[mode]), learning_rate=1e-2)
-    calls = calls_of(model.objective, "auxiliary_losses")
-    model.learn(8 * 2 * 2)
-    kls = [losses.terms["kl"].item() for _, losses in calls]
-    assert len(kls) == 8  # two epochs of four sequences
-    assert kls[0] == pytest.approx(0, abs=1e-7) and kls[-1] > 1e-6
 
 
 def states_by_the_present_network(model: RecurrentPPG) -> list[np.ndarray]:
@@ -255,7 +234,8 @@ class Memories(PhasicCallback):
 def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode, recompute_states):
     """
     Sequences begin with recomputed states where asked for, and episodes go on with what the network remembers after the phase:
-    it preserves the policy's behaviour given its own memory, but may change the meaning of that memory.
+    it preserves the policy's behavior given its own memory (the KL divergence begins at zero), but may change the meaning of
+    that memory.
     """
     phases = dict(n_policy_iterations=3, n_aux_epochs=1, learning_rate=3e-2, recompute_states=recompute_states)
     model, seen = make(policy_kwargs=MODES[mode], env=make_env(episode_length=11), **phases), Memories()
@@ -271,6 +251,8 @@ def test_states_are_those_that_were_stored_or_those_of_the_present_network(mode,
         assert np.abs(seen.stored[2] - seen.present[2])[:, :used].max() > 1e-3  # the network has learned since
         np.testing.assert_array_equal(model.memory(), seen.collected)
     assert np.abs(seen.collected - seen.final)[:, :used].max() > 1e-3
+    kls = [losses.terms["kl"].item() for _, losses in calls]
+    assert len(kls) == 6 and kls[0] == pytest.approx(0, abs=1e-7) and kls[-1] > 1e-6
     inputs = np.concatenate([pack_states(states) for (_, (_, states, _), *_), _ in calls])
     np.testing.assert_array_equal(np.unique(inputs, axis=0), np.unique(np.concatenate(seen.stored), axis=0))
 
@@ -303,15 +285,13 @@ def test_what_follows_a_rollout_that_could_not_be_learned_from_follows_no_stored
     assert stored == [False, False, True]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("policy", "space", "actions"),
+    ("policy", "space", "actions", "architecture"),
     [
-        ("MlpLstmPolicy", VECTOR, spaces.Discrete(3)),
-        ("MlpLstmPolicy", spaces.MultiDiscrete([2, 3]), BOX),
-        ("CnnLstmPolicy", image_space(36, 36, 1), spaces.MultiDiscrete([3, 2])),
-        ("MultiInputLstmPolicy", DICT, spaces.MultiBinary(3)),
+        ("MlpLstmPolicy", VECTOR, spaces.Discrete(3), "dual"),
+        ("MlpLstmPolicy", spaces.MultiDiscrete([2, 3]), BOX, "detached"),
+        ("CnnLstmPolicy", image_space(36, 36, 1), spaces.MultiDiscrete([3, 2]), "shared"),
+        ("MultiInputLstmPolicy", DICT, spaces.MultiBinary(3), "dual"),
     ],
     ids=["Mlp", "MultiDiscrete", "Cnn", "MultiInput"],
 )
@@ -385,28 +365,26 @@ def test_the_policy_alone_is_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[1], policy.predict(obs, deterministic=True)[1])
 
 
+BAD_NETWORKS = [
+    (dict(architecture="dual", shared_lstm=True), "shared_lstm.*contradicts.*'dual'.*'detached'"),
+    (dict(architecture="shared", shared_lstm=False), "shared_lstm.*contradicts.*'shared'.*'dual'"),
+    (dict(architecture="detached", enable_critic_lstm=True), "enable_critic_lstm.*contradicts"),
+    (dict(architecture="single"), "`architecture`='single' cannot work"),
+    (dict(lstm_kwargs=dict(bidirectional=True)), "lstm_kwargs.*bidirectional"),
+    (dict(lstm_hidden_size=8.5), "`lstm_hidden_size`=8.5 cannot work"),
+    (dict(shared_lstm=True, share_features_extractor=False), "share_features_extractor.*contradicts"),
+]
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        (dict(policy_kwargs=dict(architecture="dual", shared_lstm=True)), "shared_lstm.*contradicts.*'dual'.*'detached'"),
-        (dict(policy_kwargs=dict(architecture="shared", shared_lstm=False)), "shared_lstm.*contradicts.*'shared'.*'dual'"),
-        (dict(policy_kwargs=dict(architecture="detached", enable_critic_lstm=True)), "enable_critic_lstm.*contradicts"),
-        (dict(policy_kwargs=dict(shared_lstm=True, enable_critic_lstm=True)), "enable_critic_lstm.*contradicts"),
-        (dict(policy_kwargs=dict(architecture="single")), "`architecture`='single' cannot work"),
-        (dict(policy_kwargs=dict(lstm_kwargs=dict(bidirectional=True))), "lstm_kwargs.*bidirectional"),
-        (dict(policy_kwargs=dict(lstm_kwargs=dict(batch_first=True))), "lstm_kwargs.*batch_first"),
-        (dict(policy_kwargs=dict(lstm_kwargs=dict(hidden_size=3))), "lstm_kwargs.*hidden_size"),
-        (dict(policy_kwargs=dict(lstm_hidden_size=8.5)), "`lstm_hidden_size`=8.5 cannot work"),
-        (dict(policy_kwargs=dict(n_lstm_layers=0)), "`n_lstm_layers`=0 cannot work"),
-        (dict(policy_kwargs=dict(shared_lstm=True, share_features_extractor=False)), "share_features_extractor.*contradicts"),
+        *((dict(policy_kwargs=policy_kwargs), message) for policy_kwargs, message in BAD_NETWORKS),
         (dict(n_steps=7, batch_size=6), "`batch_size`=6 cannot work.*equal parts of `n_steps`=7 steps, and here of 1 at most"),
         (dict(aux_batch_size=4), "whole sequences of `n_steps`=8 samples; use a multiple of it"),
         (dict(recompute_states="yes"), "`recompute_states`='yes' cannot work"),
         (dict(policy="MlpPolicy"), "'MlpPolicy' is unknown to RecurrentPPG: use one of 'MlpLstmPolicy'"),
-        (dict(policy=PPG.policy_aliases["MlpPolicy"]), "is for PPG, not for RecurrentPPG"),
         (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "rollout_buffer_class.*SequenceRolloutBuffer"),
-        (dict(use_sde=True), "`use_sde`=True cannot work"),
-        (dict(n_policy="x"), "has no argument `n_policy`"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(kwargs, message):

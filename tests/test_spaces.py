@@ -32,9 +32,19 @@ OBSERVATIONS = {
 }
 
 
-def check(policy, observation_space, action_space, tmp_path, n_envs=2, **kwargs):
-    """Both phases train every parameter; the loaded model predicts the same."""
-    model = PPG(policy, random_envs(observation_space, action_space, n_envs), **{**SMALL, "n_aux_epochs": 2, **kwargs})
+# Each space with one of the architectures, in turn
+CASES = [("MlpPolicy", VECTOR, space, kwargs) for space, kwargs in ACTIONS.values()]
+CASES += [(policy, space, spaces.Discrete(3), {}) for policy, space in OBSERVATIONS.values()]
+CASES = [(*case, ARCHITECTURES[place % 3]) for place, case in enumerate(CASES)]
+NAMES = [*ACTIONS, *(f"from {name}" for name in OBSERVATIONS)]
+
+
+@pytest.mark.parametrize(("policy", "observation_space", "action_space", "kwargs", "architecture"), CASES, ids=NAMES)
+def test_both_phases_train_every_parameter_and_the_loaded_model_predicts_the_same(
+    policy, observation_space, action_space, kwargs, architecture, tmp_path
+):
+    policy_kwargs = {**kwargs.get("policy_kwargs", {}), "architecture": architecture}
+    model = PPG(policy, random_envs(observation_space, action_space), **{**SMALL, **kwargs, "policy_kwargs": policy_kwargs})
     assert_both_phases_train(model)
     model.save(tmp_path / "model.zip")
     loaded = PPG.load(tmp_path / "model.zip", device="cpu")
@@ -44,18 +54,3 @@ def check(policy, observation_space, action_space, tmp_path, n_envs=2, **kwargs)
     action, _ = model.predict(raw, deterministic=True)
     np.testing.assert_array_equal(action, loaded.predict(raw, deterministic=True)[0])
     assert action_space.contains(action[0])
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("action", ACTIONS)
-def test_action_spaces(action, architecture, tmp_path):
-    space, kwargs = ACTIONS[action]
-    kwargs = {**kwargs, "policy_kwargs": {**kwargs.get("policy_kwargs", {}), "architecture": architecture}}
-    check("MlpPolicy", VECTOR, space, tmp_path, **kwargs)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("observation", OBSERVATIONS)
-def test_observation_spaces(observation, architecture, tmp_path):
-    policy, space = OBSERVATIONS[observation]
-    check(policy, space, spaces.Discrete(3), tmp_path, policy_kwargs=dict(architecture=architecture))

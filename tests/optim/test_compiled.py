@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
@@ -75,15 +74,15 @@ def train(model: PPG, n_rollouts: int = 2, **kwargs: Any) -> PPG:
         return model.learn(n_rollouts * ROLLOUT, **kwargs)
 
 
-def both(is_double: bool = True, policy_kwargs: Any = None, **kwargs: Any) -> list[PPG]:
-    """Train from the same start, without and with compiled updates."""
+def both(is_double: bool = True, policy_kwargs: Any = None, callbacks: Any = (None, None), **kwargs: Any) -> list[th.Tensor]:
+    """Train from the same start, without and with compiled updates; return the parameters."""
     trained = []
-    for compile_updates in (False, True):
+    for compile_updates, callback in zip((False, True), callbacks, strict=True):
         model = make(compile_updates, policy_kwargs=(policy_kwargs or {}) | (DOUBLE if is_double else {}), **kwargs)
         if is_double:
             model.policy.double()
             model.objective.double()
-        trained.append(train(model))
+        trained.append(parameters(train(model, callback=callback)))
     return trained
 
 
@@ -91,7 +90,7 @@ OBJECTIVES = {
     "ppg": {},
     "ewma": dict(objective="ewma"),
     "dcpg": with_preset("dcpg", {}),
-    "daac": with_preset("daac", {}),
+    "daac": with_preset("daac", dict(env=lambda: random_envs(VECTOR, spaces.MultiDiscrete([2, 3])))),
     "dna": with_preset("dna", {}),
 }
 
@@ -101,22 +100,14 @@ def test_objectives_take_the_same_steps(objective, backend):
     """Run the whole compiler except code generation, in float64."""
     backend[0] = "aot_eager"
     kwargs = {name: value for name, value in OBJECTIVES[objective].items() if name not in SIZES or name == "n_aux_epochs"}
-    policy_kwargs = DOUBLE | kwargs.pop("policy_kwargs", {})
-    n_before, trained = n_graphs(), []
-    for compile_updates in (False, True):
-        model = make(compile_updates, policy_kwargs=policy_kwargs, **kwargs)
-        model.policy.double()
-        model.objective.double()
-        trained.append(parameters(train(model)))
+    n_before = n_graphs()
+    trained = both(**kwargs)
     assert n_graphs() - n_before == (4 if objective == "dna" else 3)  # acting; policy, value function, auxiliary phase
     th.testing.assert_close(*trained, rtol=1e-12, atol=1e-12)
 
 
 class Freezing(PhasicCallback):
     """Freeze a layer within an auxiliary phase, drop gradients, and change the learning rate."""
-
-    def _on_step(self) -> bool:
-        return True
 
     n_epochs = 0
 
@@ -135,71 +126,66 @@ class OwnRate(PaperObjective):
         policy.optimizer.param_groups[0]["lr"] *= 0.9
 
 
-@pytest.mark.parametrize("changes", ["a callback", "an objective"])
-def test_what_changes_within_an_update_counts(changes):
-    trained = []
-    for compile_updates in (False, True):
-        callback = Freezing()
-        objective = "ppg" if changes == "a callback" else OwnRate
-        model = make(compile_updates, objective=objective, n_aux_epochs=4, policy_kwargs=DOUBLE)
-        model.policy.double()
-        trained.append(parameters(train(model, callback=callback if changes == "a callback" else None)))
-        assert callback.n_epochs == (8 if changes == "a callback" else 0)
-    th.testing.assert_close(*trained, rtol=1e-10, atol=1e-10)
+def test_what_a_callback_and_an_objective_change_within_an_update_counts():
+    callbacks = Freezing(), Freezing()
+    th.testing.assert_close(*both(objective=OwnRate, n_aux_epochs=4, callbacks=callbacks), rtol=1e-10, atol=1e-10)
+    assert [callback.n_epochs for callback in callbacks] == [8, 8]
 
 
 WEIGHT_DECAY = dict(optimizer_class=th.optim.AdamW, optimizer_kwargs=dict(weight_decay=0.1, amsgrad=True))
+ONE_NETWORK = dict(policy_kwargs=dict(architecture="detached"), clip_range_vf=0.2, clip_range=None, kl_coef=1.0)
+# Each with something else that has a way of its own
 KINDS: dict[str, dict] = {
-    "Box": dict(env=lambda: random_envs(VECTOR, BOX)),
-    "MultiDiscrete": dict(env=lambda: random_envs(VECTOR, spaces.MultiDiscrete([2, 3]))),
-    "MultiBinary": dict(env=lambda: random_envs(VECTOR, spaces.MultiBinary(3))),
-    "gSDE": dict(env=lambda: random_envs(VECTOR, BOX), use_sde=True, policy_kwargs=dict(squash_output=True)),
+    "MultiDiscrete, another Adam": dict(
+        env=lambda: random_envs(VECTOR, spaces.MultiDiscrete([2, 3])), policy_kwargs=WEIGHT_DECAY, max_grad_norm=None
+    ),
+    "MultiBinary, one network": dict(env=lambda: random_envs(VECTOR, spaces.MultiBinary(3)), **ONE_NETWORK),
+    "gSDE, Dict": dict(
+        policy="MultiInputPolicy",
+        env=lambda: random_envs(MIXED, BOX),
+        use_sde=True,
+        policy_kwargs=dict(squash_output=True),
+    ),
     "nested actions": dict(env=lambda: random_envs(VECTOR, NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1)),
-    "vector rewards": dict(
-        env=lambda: make_vec_env(lambda: VectorRewards(VectorRewardEnv()), 2, seed=0), reward_weights=[0.5, 1.0]
+    "vector rewards, target_kl": dict(
+        env=lambda: make_vec_env(lambda: VectorRewards(VectorRewardEnv()), 2, seed=0),
+        reward_weights=[0.5, 1.0],
+        target_kl=10.0,
     ),
-    "masks": dict(cls=MaskablePPG, env=masked_envs),
-    "Dict": dict(policy="MultiInputPolicy", env=lambda: random_envs(MIXED)),
+    "masks, minibatches of several sizes": dict(
+        cls=MaskablePPG, env=masked_envs, batch_size=24, n_aux_epochs=1, aux_batch_size=26
+    ),
     "images": dict(policy="CnnPolicy", env=lambda: random_envs(image_space(36, 36, 1)), mixed_precision="bf16"),
-    "one network": dict(policy_kwargs=dict(architecture="detached"), clip_range_vf=0.2, clip_range=None, kl_coef=1.0),
-    "DAAC of MultiDiscrete": dict(
-        env=lambda: random_envs(VECTOR, spaces.MultiDiscrete([2, 3])), **dict(OBJECTIVES["daac"], batch_size=16)
-    ),
-    "another Adam": dict(policy_kwargs=WEIGHT_DECAY, max_grad_norm=None),
     "another optimizer": dict(policy_kwargs=dict(optimizer_class=th.optim.RMSprop)),
-    "target_kl": dict(target_kl=10.0),
-    "minibatches of several sizes": dict(batch_size=24, n_aux_epochs=1, aux_batch_size=26),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_takes_the_same_steps(kind):
     n_before = n_graphs()
-    is_double = kind not in ("Box", "gSDE", "nested actions", "Dict", "images")  # whose actions or inputs are float32
+    is_double = kind not in ("gSDE, Dict", "nested actions", "images")  # whose actions or inputs are float32
     plain, compiled = both(is_double, **KINDS[kind])
     assert n_graphs() - n_before >= 2
     tolerance = 1e-10 if is_double else 1e-3
-    th.testing.assert_close(parameters(compiled), parameters(plain), rtol=tolerance, atol=tolerance / 100)
+    th.testing.assert_close(compiled, plain, rtol=tolerance, atol=tolerance / 100)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_code_takes_the_same_steps(backend, capsys):
     backend[0] = "inductor"
-    plain, compiled = both(is_double=False, n_aux_epochs=0, n_epochs=1, verbose=1)
+    smallest = dict(n_aux_epochs=0, n_epochs=1, policy_kwargs=dict(net_arch=[]))  # each kernel takes seconds to compile
+    plain, compiled = both(is_double=False, **smallest, verbose=1)
     assert "Compiling the policy update, " in capsys.readouterr().out
-    th.testing.assert_close(parameters(compiled), parameters(plain), rtol=1e-4, atol=1e-6)
+    th.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-6)
 
 
-class Annealing(BaseCallback):
+class Annealing(PhasicCallback):
     """Change coefficients and learning rates between rollouts, and count torch's graphs."""
 
     def _on_rollout_start(self) -> None:
         self.graphs.append(n_graphs()) if self.n_calls else setattr(self, "graphs", [])
         self.model.ent_coef = 0.01 / (1 + self.n_calls)
-
-    def _on_step(self) -> bool:
-        return True
 
 
 def test_nothing_is_compiled_again():
@@ -250,29 +236,14 @@ def test_hooks_are_called(of):
     assert len(calls) >= 8
 
 
-def test_callbacks_see_the_gradient_of_the_latest_step():
-    gradients = []
-    for compile_updates in (False, True):
-        model = train(make(compile_updates, n_aux_epochs=0), 1)
+def test_users_see_the_latest_distribution_and_the_gradient_of_the_latest_step():
+    means, gradients = ([], []), []
+    for compile_updates, seen in zip((False, True), means, strict=True):
+        model = make(compile_updates, env=lambda: random_envs(VECTOR, BOX), n_aux_epochs=0)
+        train(model, 1, callback=lambda *_, m=model, s=seen: s.append(m.policy.action_dist.distribution.mean.clone()) or True)
         gradients.append([one.grad for one in model.policy.parameters() if one.grad is not None])
-    th.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
-
-
-class Distributions(BaseCallback):
-    """Read the latest distribution, as SB3's users do."""
-
-    def _on_step(self) -> bool:
-        self.means = [*getattr(self, "means", []), self.model.policy.action_dist.distribution.mean.clone()]
-        return True
-
-
-def test_callbacks_see_the_latest_distribution():
-    means = []
-    for compile_updates in (False, True):
-        callback = Distributions()
-        train(make(compile_updates, env=lambda: random_envs(VECTOR, BOX), n_aux_epochs=0), 1, callback=callback)
-        means.append(th.stack(callback.means))
     th.testing.assert_close(*means)
+    th.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
 def test_a_bad_loss_is_noticed_and_undone():

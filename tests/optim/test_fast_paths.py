@@ -144,7 +144,7 @@ def test_moments_from_a_contiguous_file_fit_channels_last_weights():
                     state[name] = state[name].contiguous()
         np.random.seed(0)
         th.manual_seed(0)
-        models.append(model.learn(64, reset_num_timesteps=False))
+        models.append(model.learn(32, reset_num_timesteps=False))
     th.testing.assert_close([*models[0].policy.parameters()], [*models[1].policy.parameters()], rtol=1e-6, atol=1e-7)
 
 

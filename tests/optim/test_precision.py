@@ -10,7 +10,7 @@ from tests.helpers import calls_of, collect, distributions_are_validated, losses
 from tests.helpers import make_on_images as make
 
 
-@pytest.mark.parametrize("architecture", ["dual", "detached", "shared"])
+@pytest.mark.parametrize("architecture", ["dual", "shared"])
 def test_bfloat16_is_for_the_features_alone(architecture):
     """Weights, moments, losses, distributions and values are float32; what convolutions compute is not."""
     model = make(dict(architecture=architecture), mixed_precision="bf16", max_grad_norm=0.5, micro_batch_size=5)
@@ -31,11 +31,11 @@ def test_bfloat16_is_for_the_features_alone(architecture):
 @pytest.mark.parametrize("mixed_precision", [None, "bf16"])
 def test_the_kl_starts_at_zero(mixed_precision):
     """π_old is recorded in the micro-batches that train: bfloat16's rounding is the same. Else Adam would amplify it."""
-    model = make(mixed_precision=mixed_precision, micro_batch_size=5, n_envs=6, learning_rate=5e-4)
+    model = make(mixed_precision=mixed_precision, micro_batch_size=5, n_envs=2, n_policy_iterations=1, n_aux_epochs=2)
     calls = calls_of(model.objective, "auxiliary_losses")
-    model.learn(2 * 48)
+    model.learn(16)
     kls = [losses.terms["kl"].item() for _, losses in calls]  # four micro-batches make a step
-    assert max(kls[:4]) < th.finfo(th.float32).eps < 1e-6 < max(kls[4:8])  # the heads compute in float32
+    assert len(kls) == 8 and max(kls[:4]) < th.finfo(th.float32).eps < 1e-6 < max(kls[4:])  # the heads compute in float32
 
 
 def test_mixed_precision_is_kept_by_a_saved_model(tmp_path):
@@ -68,13 +68,12 @@ def test_tf32_holds_while_training():
     assert matmul.fp32_precision == before
 
 
-@pytest.mark.parametrize("setting", ["highest", "high"])
-def test_without_tf32_the_users_setting_stays(setting):
-    th.set_float32_matmul_precision(setting)
+def test_without_tf32_the_users_setting_stays():
+    th.set_float32_matmul_precision("high")
     try:
         found = []
         make(n_aux_epochs=0).learn(32, callback=lambda *_: found.append(th.get_float32_matmul_precision()) or True)
-        assert {*found, th.get_float32_matmul_precision()} == {setting}
+        assert {*found, th.get_float32_matmul_precision()} == {"high"}
     finally:
         th.set_float32_matmul_precision("highest")
 

@@ -45,7 +45,7 @@ def trained(kind: str, wrap, **kwargs) -> PPG:
     algorithm, policy, _, policy_kwargs = KINDS[kind]
     inner = MaskedEnv if kind == "masks" else partial(RandomEnv, VECTOR, THREE_ACTIONS, episode_length=7)
     env = make_vec_env(lambda: wrap(inner()), 2, seed=0)
-    return algorithm(policy, env, **{**SMALL, "policy_kwargs": policy_kwargs, **kwargs}).learn(6 * 16)
+    return algorithm(policy, env, **{**SMALL, "policy_kwargs": policy_kwargs, **kwargs}).learn(4 * 16)
 
 
 @pytest.mark.parametrize("kind", ["vectors", "LSTM", "masks", "normalized rewards"])
