@@ -35,7 +35,7 @@ from sb3_ppg.actions.kinds import SquashedGaussianDistribution
 from sb3_ppg.arguments import FLAG, check_value, choice, is_count, optional
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
-from sb3_ppg.policies.heads import ValueHead, VectorValueHead
+from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 
 Architecture = Literal["dual", "detached", "shared"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")
@@ -367,9 +367,10 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return getattr(self.value_net, "unit", 1.0)
 
     @property
-    def can_change_value_units(self) -> bool:
-        """True if both value heads have ``change_units``, as ``ValueHead`` has."""
-        return all(hasattr(head, "change_units") for head in (self.value_net, self.aux_value_net))
+    def obstacle_to_value_units(self) -> str:
+        """Members of ``HasUnits`` that a value head does not have; empty if both can change their unit."""
+        lacks = {name: lacks_for_units(getattr(self, name)) for name in ("value_net", "aux_value_net")}
+        return next((f"`{name}` has no {', '.join(members)}" for name, members in lacks.items() if members), "")
 
     def parameters_to_vector(self) -> np.ndarray:
         """Return all parameters in one array, (n_parameters,). (SB3's method needs contiguous parameters.)"""
