@@ -28,14 +28,12 @@ from sb3_ppg.actions.base import Actions, register
 class LogitActions(Actions):
     """Actions whose parameters are logits. ``kl`` is for logits that are log-probabilities."""
 
-    @staticmethod
-    def kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         # Σ p (log p - log q), where p = 0 for what a mask excludes. The KL divergences of the dimensions add up
         return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
 
-    @classmethod
-    def tempered(cls, distribution: Any, temperature: float) -> Any:
-        return copy.copy(distribution).proba_distribution(cls.parameters(distribution) / temperature)
+    def tempered(self, distribution: Any, temperature: float) -> Any:
+        return copy.copy(distribution).proba_distribution(self.parameters(distribution) / temperature)
 
 
 class CategoricalActions(LogitActions):
@@ -45,8 +43,7 @@ class CategoricalActions(LogitActions):
         super().__init__(space)
         self.n_features = int(space.n)
 
-    @staticmethod
-    def parameters(distribution: CategoricalDistribution | MaskableCategoricalDistribution) -> th.Tensor:
+    def parameters(self, distribution: CategoricalDistribution | MaskableCategoricalDistribution) -> th.Tensor:
         return distribution.distribution.logits
 
     def for_environments(self, actions: np.ndarray) -> np.ndarray:
@@ -73,8 +70,7 @@ class MultiCategoricalActions(LogitActions):
         self.sizes: list[int] = space.nvec.tolist()
         self.n_features = sum(self.sizes)
 
-    @staticmethod
-    def parameters(distribution: Any) -> th.Tensor:
+    def parameters(self, distribution: Any) -> th.Tensor:
         return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
 
     def for_environments(self, actions: np.ndarray) -> np.ndarray:
@@ -91,12 +87,10 @@ class MultiCategoricalActions(LogitActions):
 class BernoulliActions(LogitActions):
     """MultiBinary actions. Parameters are the logits, (B, n)."""
 
-    @staticmethod
-    def parameters(distribution: BernoulliDistribution) -> th.Tensor:
+    def parameters(self, distribution: BernoulliDistribution) -> th.Tensor:
         return distribution.distribution.logits
 
-    @staticmethod
-    def kl(distribution: BernoulliDistribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    def kl(self, distribution: BernoulliDistribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
         kl = th.sigmoid(first) * (first - second) + F.softplus(second) - F.softplus(first)
         return kl.sum(dim=1)
@@ -105,15 +99,14 @@ class BernoulliActions(LogitActions):
 class MaskableMultiCategoricalActions(MultiCategoricalActions):
     """MultiDiscrete actions under masks."""
 
-    @staticmethod
-    def parameters(distribution: MaskableMultiCategoricalDistribution) -> th.Tensor:
+    def parameters(self, distribution: MaskableMultiCategoricalDistribution) -> th.Tensor:
         return th.cat([categorical.logits for categorical in distribution.distributions], dim=1)
 
 
 class MaskableBernoulliActions(LogitActions):
     """MultiBinary actions under masks, as two choices each. Parameters are the log-probabilities, (B, 2 n)."""
 
-    parameters = staticmethod(MaskableMultiCategoricalActions.parameters)
+    parameters = MaskableMultiCategoricalActions.parameters
 
 
 class GaussianActions(Actions):
@@ -122,20 +115,17 @@ class GaussianActions(Actions):
     is invariant.
     """
 
-    @staticmethod
-    def parameters(distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) -> th.Tensor:
+    def parameters(self, distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) -> th.Tensor:
         return th.cat([distribution.distribution.mean, distribution.distribution.stddev], dim=1)
 
-    @staticmethod
-    def kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         first_mean, first_std = first.chunk(2, dim=1)
         mean, std = second.chunk(2, dim=1)
         # log σ/σ_1 + (σ_1² + (μ_1 - μ)²) / 2σ² - 1/2
         kl = th.log(std / first_std) + ((first_std / std).square() + ((first_mean - mean) / std).square() - 1) / 2
         return kl.sum(dim=1)
 
-    @staticmethod
-    def tempered(distribution: Any, temperature: float) -> Any:
+    def tempered(self, distribution: Any, temperature: float) -> Any:
         tempered, gaussian, scale = copy.copy(distribution), distribution.distribution, math.sqrt(temperature)
         tempered.distribution = th.distributions.Normal(gaussian.mean, scale * gaussian.stddev)
         if isinstance(distribution, StateDependentNoiseDistribution):  # samples are the mean and noise that was drawn before

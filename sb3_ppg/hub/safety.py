@@ -15,7 +15,6 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from sb3_ppg import losses
 from sb3_ppg.actions import flat_space
 from sb3_ppg.buffers.system_memory import total_memory
 from sb3_ppg.errors import ModelFormatError
@@ -175,7 +174,7 @@ def try_out(model: PPG, is_listed: bool) -> None:
         tensors, _ = model.policy.obs_to_tensor(observation)
         distribution, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
         log_prob = distribution.log_prob(distribution.get_actions())
-        for numbers in (losses.distribution_parameters(distribution), aux_values, values, log_prob):
+        for numbers in (model.policy.actions.parameters(distribution), aux_values, values, log_prob):
             if not (numbers.abs() <= MAX_OUTPUT).all():
                 raise ModelFormatError("its networks give numbers that are not finite, or too large to train with")
     if is_listed:

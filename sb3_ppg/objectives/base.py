@@ -8,7 +8,6 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
-from sb3_ppg import losses
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
 from sb3_ppg.distributed.collectives import moments, n_processes
@@ -202,15 +201,16 @@ class Objective(nn.Module):
         :param inputs: arguments of its ``evaluate``
         :return: the parameters of π_old(.|s), (B, P)
         """
-        return losses.distribution_parameters(policy.evaluate(*inputs, reads=("distribution",)).distribution)
+        return policy.actions.parameters(policy.evaluate(*inputs, reads=("distribution",)).distribution)
 
-    def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
+    def kl_to_recorded(self, policy: PhasicActorCriticPolicy, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
         """
+        :param policy: policy in training
         :param distribution: π(.|s)
         :param recorded: result of ``recorded``, (B, P)
         :return: KL(π_old(.|s), π(.|s)), (B,), in nats
         """
-        return losses.kl_divergence(distribution, recorded)
+        return policy.actions.kl_divergence(distribution, recorded)
 
     # ---- moments ----
 

@@ -66,7 +66,7 @@ class DelayedCriticObjective(PaperObjective):
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
         terms = {
-            "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
+            "kl": self.kl_to_recorded(policy, evaluation.distribution, batch.recorded).mean(),
             "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, coefficients.value_unit),
         }
         return Losses(terms["value_loss"] + coefficients.beta_clone * terms["kl"], terms)

@@ -11,7 +11,6 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from torch.nn import functional as F
 
-from sb3_ppg import losses
 from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import check_value, choice, count, number, optional, require
 from sb3_ppg.buffers.advantages import gae
@@ -87,11 +86,11 @@ class DistillationObjective(PaperObjective):
         """Return V(s) of the value network after its epochs, raw logits if constrained, and the parameters of π_old(.|s)."""
         distribution, latent_pi, latent_vf, _ = policy.evaluate(*inputs)
         logits = [policy.action_net(latent_pi)] if self.constraint == "logits" else []
-        return th.cat([policy.value_net(latent_vf), *logits, losses.distribution_parameters(distribution)], dim=1)
+        return th.cat([policy.value_net(latent_vf), *logits, policy.actions.parameters(distribution)], dim=1)
 
-    def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
-        n_parameters = losses.distribution_parameters(distribution).shape[1]
-        return losses.kl_divergence(distribution, recorded[:, -n_parameters:], self.constraint == "reverse_kl")
+    def kl_to_recorded(self, policy: PhasicActorCriticPolicy, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
+        n_parameters = policy.actions.parameters(distribution).shape[1]
+        return policy.actions.kl_divergence(distribution, recorded[:, -n_parameters:], self.constraint == "reverse_kl")
 
     def auxiliary_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
@@ -104,5 +103,5 @@ class DistillationObjective(PaperObjective):
             distance = F.mse_loss(logits, batch.recorded[:, 1 : 1 + logits.shape[1]]) / 2
             terms["logits_distance"] = distance
         else:
-            terms["kl"] = distance = self.kl_to_recorded(distribution, batch.recorded).mean()
+            terms["kl"] = distance = self.kl_to_recorded(policy, distribution, batch.recorded).mean()
         return Losses(terms["aux_value_loss"] + coefficients.beta_clone * distance, terms)

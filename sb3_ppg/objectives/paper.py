@@ -166,7 +166,7 @@ class PaperObjective(Objective):
         """
         unit = coefficients.value_unit
         terms = {
-            "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
+            "kl": self.kl_to_recorded(policy, evaluation.distribution, batch.recorded).mean(),
             "aux_value_loss": self.auxiliary_value_error(policy.aux_value_net, evaluation.latent_pi, batch, unit),
             "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, unit),
         }

@@ -84,7 +84,7 @@ def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th
 @th.no_grad()
 def auxiliary_outcome(
     policy: PhasicActorCriticPolicy,
-    kl_to_recorded: Callable[[Distribution, th.Tensor], th.Tensor],
+    kl_to_recorded: Callable[[PhasicActorCriticPolicy, Distribution, th.Tensor], th.Tensor],
     batches: Iterable[tuple[tuple, th.Tensor, th.Tensor]],
 ) -> dict[str, float]:
     """
@@ -101,7 +101,7 @@ def auxiliary_outcome(
     with unvalidated_distributions():
         for inputs, value_targets, recorded in batches:
             evaluation = policy.evaluate_auxiliary(*inputs)
-            kls.append(kl_to_recorded(evaluation.distribution, recorded))
+            kls.append(kl_to_recorded(policy, evaluation.distribution, recorded))
             values = th.stack([evaluation.values, evaluation.aux_values])
             errors.append((value_targets - values.reshape(2, *value_targets.shape)).reshape(2, len(value_targets), -1))
             targets.append(value_targets.reshape(1, len(value_targets), -1))

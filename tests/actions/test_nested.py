@@ -17,7 +17,6 @@ from sb3_ppg.actions import NestedDistribution, flat_masks, leaves
 from sb3_ppg.actions.kinds import SquashedGaussianDistribution
 from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
 from sb3_ppg.family import with_preset
-from sb3_ppg.losses import distribution_parameters, kl_divergence
 from tests.helpers import BOX, NESTED, SMALL, VECTOR, BatchNormExtractor, RandomEnv, assert_both_phases_train, random_envs
 
 PATHS = ["kind", "how.0", "how.1", "move.here", "move.there", "move.far"]
@@ -108,9 +107,9 @@ def test_its_kl_divergence_is_the_sum_over_the_leaves():
         th.distributions.kl_divergence(one.distribution, other.distribution)
         for one, other in zip(first.distributions, second.distributions, strict=True)
     ]
-    parameters = distribution_parameters(first)
-    th.testing.assert_close(kl_divergence(second, parameters), kls[0] + kls[1].sum(1))
-    th.testing.assert_close(kl_divergence(first, parameters), th.zeros(1))
+    parameters = first.actions.parameters(first)
+    th.testing.assert_close(first.actions.kl_divergence(second, parameters), kls[0] + kls[1].sum(1))
+    th.testing.assert_close(first.actions.kl_divergence(first, parameters), th.zeros(1))
 
 
 FLAT = {"Discrete": spaces.Discrete(3), "Box": spaces.Box(-1, 2, (2,)), "MultiDiscrete": spaces.MultiDiscrete([3, 2])}
