@@ -49,7 +49,6 @@ from sb3_ppg.buffers.protocol import has_usual_samples
 from sb3_ppg.buffers.replay import KINDS, Kind, Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, one_observation, samples, store_floats
 from sb3_ppg.buffers.vector_rewards import (
-    TARGETS,
     component_context,
     component_samples,
     component_summary,
@@ -528,7 +527,7 @@ class PPG(OnPolicyAlgorithm):
         objective.before_policy_phase(self.policy)
         for rollout in [*older, self.replay.rollouts[-1]]:
             extras = objective.extras(self.policy, rollout.buffer, rollout.end)  # type: ignore[arg-type]
-            rollout.extras = {**component_samples(rollout.buffer), **extras}
+            rollout.extras = {**component_samples(rollout.buffer).by_name(), **extras.by_name()}
 
     def _update_value_units(self) -> None:
         """Measure values in the unit of the latest value targets; if this has been turned off, in that of the return again."""
@@ -536,7 +535,8 @@ class PPG(OnPolicyAlgorithm):
         if self.normalize_value_targets and self.n_aux_epochs > 0:
             n_averaged = self._n_rollouts if self.normalize_value_targets == "running" else self.n_policy_iterations
             weight = 1 / min(self._n_rollouts, n_averaged)  # at first all rollouts weigh the same
-            targets = component_samples(self.rollout_buffer).get(TARGETS, self.rollout_buffer.returns)
+            targets = component_samples(self.rollout_buffer).component_targets
+            targets = self.rollout_buffer.returns if targets is None else targets
             change_value_units(self.policy, optimizers, targets, weight)
         elif self.policy.value_unit != 1.0:
             set_value_units(self.policy, optimizers, 0.0, 1.0)
@@ -768,8 +768,8 @@ class PPG(OnPolicyAlgorithm):
         :return: ``context``, and the arrays of a rollout that the objective keeps
         """
         end = self.rollout_end or self._rollout_end_template()
-        of_components = component_context(self.rollout_buffer)
-        return {**self.context(), **of_components, **self.objective.aux_data(self.rollout_buffer, end)}
+        of_components, of_objective = component_context(self.rollout_buffer), self.objective.aux_data(self.rollout_buffer, end)
+        return {**self.context(), **of_components.by_name(), **of_objective.by_name()}
 
     def rollout_template(self) -> Rollout:
         """

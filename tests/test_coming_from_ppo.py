@@ -426,7 +426,7 @@ def test_an_objective_that_was_not_told_of_the_steps_says_so():
     with pytest.raises(ArgumentError, match="does not know the levels"):
         of_the_family(TellsTheEnd, "idaac").learn(64)
     model = of_the_family(TellsTheEnd, "ddcpg").learn(32)
-    np.testing.assert_array_equal(model.aux_buffer.context[0]["last_observations "][:, 0], model._last_obs)
+    np.testing.assert_array_equal(model.aux_buffer.context[0]["last_observations"][:, 0], model._last_obs)
 
 
 def test_rollouts_of_another_size_are_dropped():

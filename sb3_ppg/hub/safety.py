@@ -165,8 +165,8 @@ def try_out(model: PPG, is_listed: bool) -> None:
     :raises ModelFormatError: if its networks give no numbers that it could be trained with
     """
     units = [module.std for module in model.policy.modules() if isinstance(module, ValueHead)]
-    if not all(((unit > 0) & (unit <= MAX_OUTPUT)).all() for unit in units) or not model.objective.has_plausible_state():
-        raise ModelFormatError("its value heads or its objective are in a state to which no training leads")
+    if not all(((unit > 0) & (unit <= MAX_OUTPUT)).all() for unit in units):
+        raise ModelFormatError("its value heads are in a state to which no training leads")
     was_training = model.policy.training
     model.policy.set_training_mode(False)
     for observation in _some_observations(model.observation_space):

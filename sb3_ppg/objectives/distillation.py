@@ -18,7 +18,7 @@ from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_step
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import Coefficients, require_architecture
+from sb3_ppg.objectives.base import Coefficients
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy, head_loss
 from sb3_ppg.protocols import PhasicModel
@@ -43,6 +43,7 @@ class DistillationObjective(PaperObjective):
     :raises ArgumentError: for arguments that cannot work
     """
 
+    architecture: ClassVar[str] = "dual"
     values_first: ClassVar[bool] = False
     needs_rollout_end: ClassVar[bool] = True
     shuffles_sequences: ClassVar[bool] = False
@@ -68,7 +69,6 @@ class DistillationObjective(PaperObjective):
     def check(self, model: PhasicModel) -> None:
         super().check(model)
         name = type(self).__name__
-        require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
         if self.constraint == "logits" and isinstance(model.action_space, NESTED):
             raise ArgumentError(f"`constraint`='logits' cannot work with {model.action_space}: use 'kl' or 'reverse_kl'")

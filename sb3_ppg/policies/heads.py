@@ -14,15 +14,11 @@ class HasUnits(Protocol):
     Everything that value units need of a value head, which is also an ``nn.Module``: it predicts mean + std x output.
 
     :param mean: value that is zero in the head's unit, in the units of the (normalized) return; a scalar, or (K,)
-    :param std: the unit itself, in the units of the (normalized) return; a scalar, or (K,)
+    :param std: the unit itself, in the units of the (normalized) return, initially one; a scalar, or (K,)
     """
 
     mean: th.Tensor
     std: th.Tensor
-
-    @property
-    def unit(self) -> float:
-        """Current unit of the head, in the units of the (normalized) return; initially one."""
 
     def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
         """
@@ -37,7 +33,7 @@ class HasUnits(Protocol):
 
 def lacks_for_units(head: nn.Module) -> list[str]:
     """Return the members of ``HasUnits`` that a value head does not have."""
-    return [name for name in ("mean", "std", "unit", "change_units") if not hasattr(head, name)]
+    return [name for name in ("mean", "std", "change_units") if not hasattr(head, name)]
 
 
 class ValueHead(nn.Linear):
@@ -64,11 +60,6 @@ class ValueHead(nn.Linear):
         if self.layers is not None:
             latent = self.layers(latent)
         return th.addcmul(self.mean, self.std, super().forward(latent))
-
-    @property
-    def unit(self) -> float:
-        """Current unit of the head, see ``HasUnits``."""
-        return float(self.std.mean())
 
     @th.no_grad()
     def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:

@@ -32,7 +32,7 @@ from torch.nn.parameter import is_lazy
 from sb3_ppg.actions import NESTED, Actions, NestedDistribution, actions_class_of, flat_space
 from sb3_ppg.actions.base import with_python_integers
 from sb3_ppg.actions.kinds import SquashedGaussianDistribution
-from sb3_ppg.arguments import FLAG, check_value, choice, is_count, optional
+from sb3_ppg.arguments import FLAG, check_value, choice, optional
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
@@ -161,11 +161,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     ):
         _check_overrides(type(self))
         _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
-        _check_net_arch(net_arch)
-        optimizer_class = kwargs.get("optimizer_class")
-        _check_classes(
-            activation_fn=activation_fn, features_extractor_class=features_extractor_class, optimizer_class=optimizer_class
-        )
+        if isinstance(net_arch, dict) and not net_arch.keys() <= {"pi", "vf"}:  # SB3 would leave the layers out without a word
+            raise ArgumentError(f"`net_arch`={net_arch} cannot work: its keys are 'pi' and 'vf'")
         is_nested = isinstance(action_space, NESTED)
         if squash_output and not use_sde and not is_nested:
             raise ArgumentError("`squash_output`=True cannot work without gSDE: pass `use_sde=True` to the algorithm")
@@ -364,7 +361,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     @property
     def value_unit(self) -> float:
         """Current unit of both value heads, in the units of the (normalized) return; initially one."""
-        return getattr(self.value_net, "unit", 1.0)
+        return 1.0 if lacks_for_units(self.value_net) else float(self.value_net.std.mean())
 
     @property
     def obstacle_to_value_units(self) -> str:
@@ -661,25 +658,6 @@ def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share
             f"`share_features_extractor`=False contradicts `architecture`={architecture!r}, which is one network: "
             "use architecture='dual' or leave it out"
         )
-
-
-def _check_net_arch(net_arch: Any) -> None:
-    if net_arch is None or (isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict)):
-        return  # a list of dictionaries is an old form, about which SB3 warns
-    branches = [net_arch]
-    if isinstance(net_arch, dict):
-        branches = list(net_arch.values())
-        if not net_arch.keys() <= {"pi", "vf"}:
-            raise ArgumentError(f"`net_arch`={net_arch} cannot work: its keys are 'pi' and 'vf'")
-    for branch in branches:
-        if not isinstance(branch, (list, tuple)) or not all(map(is_count, branch)):
-            raise ArgumentError(f"`net_arch`={net_arch} cannot work: use lists of numbers of units, each at least 1")
-
-
-def _check_classes(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if isinstance(value, (str, nn.Module)):
-            raise ArgumentError(f"`{name}`={value!r} cannot work: use a class, not its name or an instance")
 
 
 MlpPolicy = PhasicActorCriticPolicy
