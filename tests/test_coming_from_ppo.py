@@ -195,17 +195,11 @@ class Masks(MlpPolicy):
         return super().evaluate_actions(obs, actions)
 
 
-class Alone(MlpPolicy):
-    def extract_features(self, obs):
-        return super().extract_features(obs)
-
-
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
         (Values, "Values cannot work: it overrides predict_values.*override `evaluate`"),
         (Masks, "Masks cannot work: it overrides evaluate_actions and get_distribution"),
-        (Alone, "Alone cannot work: its `extract_features` has to take the features extractor"),
     ],
 )
 def test_a_policy_whose_methods_the_losses_would_bypass_is_refused(policy, message):

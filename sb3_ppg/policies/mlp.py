@@ -1,7 +1,6 @@
 """The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
 
 import copy
-import inspect
 import math
 from collections.abc import Collection, Iterable
 from functools import partial
@@ -635,13 +634,6 @@ def _check_overrides(cls: type) -> None:
             f"`policy`={cls.__name__} cannot work: it overrides {' and '.join(overridden)}, which the losses do not call; "
             "override `evaluate`, whose result they use, see docs/guides/own_networks.md"
         )
-    try:
-        inspect.signature(cls.extract_features).bind("self", "obs", "features_extractor")  # type: ignore[attr-defined]
-    except TypeError as error:
-        raise ArgumentError(
-            f"`policy`={cls.__name__} cannot work: its `extract_features` has to take the features extractor, too; add "
-            "the argument `features_extractor=None`, and pass it on"
-        ) from error
 
 
 def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share_features_extractor: Any) -> None:
