@@ -49,7 +49,7 @@ class Losses(NamedTuple):
                 for name, value in scalars.items()
                 if not isinstance(value, th.Tensor) or value.dim() > 0
             }
-            raise ArgumentError(f"Each of an objective's `Losses` has to be a scalar tensor, not {wrong}") from error
+            raise ArgumentError(f"Each of an objective's `Losses` must be a scalar tensor, not {wrong}") from error
 
 
 def check_same_shape(**tensors: th.Tensor) -> None:

@@ -215,7 +215,7 @@ class OrderObjective(AdvantageHeadObjective):
         n_frames = rollout_buffer.buffer_size
         if len(self.levels) <= n_frames:
             raise ArgumentError(
-                "IDAAC does not know the levels of this rollout's frames: your own `collect_rollouts` has to call the "
+                "IDAAC does not know the levels of this rollout's frames: your own `collect_rollouts` must call the "
                 "objective's `before_rollout` and `after_environment_step`"
             )
         levels, steps = (np.stack(frames[-n_frames - 1 :], axis=1) for frames in (self.levels, self.episode_steps))

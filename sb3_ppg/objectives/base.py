@@ -66,7 +66,7 @@ class Objective(nn.Module):
     value_batch_size: int | None = None
     # Whether the auxiliary phase shuffles whole sequences of ``n_steps`` samples; False: single samples, without memory
     shuffles_sequences: ClassVar[bool] = True
-    # Whether auxiliary minibatches have to consist of whole sequences, because a loss uses the samples that follow a sample
+    # Whether auxiliary minibatches must consist of whole sequences, because a loss uses the samples that follow a sample
     needs_whole_sequences: ClassVar[bool] = False
     # Whether it needs the state after a rollout
     needs_rollout_end: ClassVar[bool] = False

@@ -110,7 +110,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     :param architecture: ``"dual"``: two networks (the paper's default); ``"detached"``: one network, the value gradient
         stops at its last shared layer in the policy phase (the paper's single-network variant); ``"shared"``: one network,
         nothing detached
-    :param detach_value_in_aux_phase: with ``"detached"`` only. False: the auxiliary phase lets the true value function's
+    :param detach_value_in_aux_phase: for ``"detached"`` only. False: the auxiliary phase lets the true value function's
         gradient through, as the paper says; True: it stays stopped, as in the authors' code
     :param net_arch: Layers after the features extractor. With one network they are shared: a list, or a dict with the
         same layers for ``pi`` and ``vf``. Default: none after ``NatureCNN`` or ``ImpalaCNN``, else two of 64 units
@@ -561,7 +561,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """
         Choose actions, with SB3's arguments.
 
-        :param observation: of one environment, or of several
+        :param observation: observation of one environment, or of several
         :param state: returned unchanged
         :param episode_start: has no effect
         :param deterministic: Whether to take the most likely actions

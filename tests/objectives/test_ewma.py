@@ -17,7 +17,7 @@ STALE = ["stale_decoupled", "stale_behavior", "stale_proximal"]
 
 
 class EWMATraining(GoldenTraining):
-    """A training with the settings of the file."""
+    """A run with the settings of the file."""
 
     def __init__(self, file: str, monkeypatch):
         setting = settings(file)

@@ -169,7 +169,7 @@ class Given(nn.Module):
 
 @pytest.mark.parametrize(("n_steps", "aux_batch_size"), [(16, None), (10, None), (13, None), (16, 32)])
 def test_ddcpgs_true_transitions_are_true(n_steps, aux_batch_size):
-    """The frame after a minibatch's last one is that of its own rollout, whatever the sizes: s + 1 follows s."""
+    """The frame after a minibatch's last one is that of its own rollout, for all sizes: s + 1 follows s."""
     network = dict(net_arch=[], features_extractor_class=FlattenExtractor)
     sizes = dict(n_steps=n_steps, batch_size=2, n_policy_iterations=2, aux_batch_size=aux_batch_size, n_aux_epochs=1)
     model = make("ddcpg", make_vec_env(Clock, 2), **sizes, policy_kwargs=network, normalize_value_targets=False)
@@ -332,7 +332,7 @@ def test_frames_are_compared_with_frames_of_their_level(kind):
 
     order.extras = spy
     model.learn(2 * 24)
-    model.learn(2 * 24)  # the environments are reset amid their episodes
+    model.learn(2 * 24)  # the environments are reset within their episodes
     assert len(seen) == 4
     for levels, steps, starts, found in seen:
         np.testing.assert_array_equal(steps[:, :-1] == 0, starts.astype(bool))
@@ -357,7 +357,7 @@ class SetsEnvironments(BaseCallback):
 
 @pytest.mark.parametrize(("kind", "episode_length", "callback"), [("ordered", 8, None), ("silent", 12, SetsEnvironments())])
 def test_environments_that_are_reset_have_other_levels(kind, episode_length, callback):
-    """By `learn` where episodes end, or by a callback amid them: frames after it are of other episodes than those before."""
+    """By `learn` where episodes end, or by a callback within them: later frames belong to other episodes."""
     model = make("idaac", make_vec_env(lambda: Levels(kind, episode_length), 2, seed=0))
     order, seen = model.objective, []
     extras = order.extras

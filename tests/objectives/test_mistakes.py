@@ -49,5 +49,5 @@ def test_losses_are_scalar_tensors(wrong, micro_batch_size):
             return Losses(2.5 if wrong == "the total" else paper.total, {**paper.terms, "own_term": own})
 
     model = PPG("MlpPolicy", "CartPole-v1", objective=Floats, micro_batch_size=micro_batch_size, **SMALL)
-    with pytest.raises(ArgumentError, match=r"has to be a scalar tensor, not .*'(own_term|loss)': '(float|tensor of shape)"):
+    with pytest.raises(ArgumentError, match=r"must be a scalar tensor, not .*'(own_term|loss)': '(float|tensor of shape)"):
         model.learn(32)

@@ -42,7 +42,7 @@ class Weighted(PaperObjective):
 
 
 class WeightedDecoupled(Weighted, DecoupledObjective):
-    """Likewise."""
+    """The same for data of older policies."""
 
 
 @every_kind

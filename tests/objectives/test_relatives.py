@@ -18,7 +18,7 @@ OF_POLICY = {"action_loss": ("policy_gradient_loss", 1), "entropy": ("entropy_lo
 
 
 class RelativesTraining(GoldenTraining):
-    """A training with what the files have in common."""
+    """A run with what the files have in common."""
 
     def __init__(self, file: str, monkeypatch, setting: dict[str, Any], **arguments: Any):
         self.n_rollouts = setting["n_rollouts"]
