@@ -26,7 +26,11 @@ from sb3_ppg.actions.base import Actions, register
 
 
 class LogitActions(Actions):
-    """Actions whose parameters are logits. ``kl`` is for logits that are log-probabilities."""
+    """Choices in one or several dimensions. Parameters are the log-probabilities of all dimensions, (B, sum of n)."""
+
+    def parameters(self, distribution: Any) -> th.Tensor:
+        parts = getattr(distribution, "distributions", None) or distribution.distribution
+        return th.cat([part.logits for part in parts], dim=1) if isinstance(parts, list) else parts.logits
 
     def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         # Σ p (log p - log q), where p = 0 for what a mask excludes. The KL divergences of the dimensions add up
@@ -35,22 +39,19 @@ class LogitActions(Actions):
     def tempered(self, distribution: Any, temperature: float) -> Any:
         return copy.copy(distribution).proba_distribution(self.parameters(distribution) / temperature)
 
+    def for_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions + getattr(self.space, "start", 0)
+
+    def from_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions - getattr(self.space, "start", 0)
+
 
 class CategoricalActions(LogitActions):
-    """Discrete actions: integers. Parameters are the log-probabilities, (B, n)."""
+    """Discrete actions."""
 
     def __init__(self, space: spaces.Discrete):
         super().__init__(space)
         self.n_features = int(space.n)
-
-    def parameters(self, distribution: CategoricalDistribution | MaskableCategoricalDistribution) -> th.Tensor:
-        return distribution.distribution.logits
-
-    def for_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions + self.space.start
-
-    def from_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions - self.space.start
 
     def for_buffer(self, actions: np.ndarray) -> np.ndarray:
         return actions.reshape(-1, 1)
@@ -63,21 +64,12 @@ class CategoricalActions(LogitActions):
 
 
 class MultiCategoricalActions(LogitActions):
-    """MultiDiscrete actions. Parameters are the log-probabilities of all dimensions, (B, sum of n)."""
+    """MultiDiscrete actions."""
 
     def __init__(self, space: spaces.MultiDiscrete):
         super().__init__(space)
         self.sizes: list[int] = space.nvec.tolist()
         self.n_features = sum(self.sizes)
-
-    def parameters(self, distribution: Any) -> th.Tensor:
-        return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
-
-    def for_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions + self.space.start
-
-    def from_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions - self.space.start
 
     def features(self, actions: th.Tensor) -> th.Tensor:
         columns = actions.long().unbind(dim=1)
@@ -85,28 +77,12 @@ class MultiCategoricalActions(LogitActions):
 
 
 class BernoulliActions(LogitActions):
-    """MultiBinary actions. Parameters are the logits, (B, n)."""
+    """MultiBinary actions. Parameters are the logits, (B, n). (Under masks they are ``LogitActions``, as two choices each.)"""
 
-    def parameters(self, distribution: BernoulliDistribution) -> th.Tensor:
-        return distribution.distribution.logits
-
-    def kl(self, distribution: BernoulliDistribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
         kl = th.sigmoid(first) * (first - second) + F.softplus(second) - F.softplus(first)
         return kl.sum(dim=1)
-
-
-class MaskableMultiCategoricalActions(MultiCategoricalActions):
-    """MultiDiscrete actions under masks."""
-
-    def parameters(self, distribution: MaskableMultiCategoricalDistribution) -> th.Tensor:
-        return th.cat([categorical.logits for categorical in distribution.distributions], dim=1)
-
-
-class MaskableBernoulliActions(LogitActions):
-    """MultiBinary actions under masks, as two choices each. Parameters are the log-probabilities, (B, 2 n)."""
-
-    parameters = MaskableMultiCategoricalActions.parameters
 
 
 class GaussianActions(Actions):
@@ -164,9 +140,9 @@ class SquashedGaussianDistribution(SquashedDiagGaussianDistribution):
 register(CategoricalDistribution, CategoricalActions)
 register(MaskableCategoricalDistribution, CategoricalActions)
 register(MultiCategoricalDistribution, MultiCategoricalActions)
-register(MaskableMultiCategoricalDistribution, MaskableMultiCategoricalActions)
+register(MaskableMultiCategoricalDistribution, MultiCategoricalActions)
 register(BernoulliDistribution, BernoulliActions)
-register(MaskableBernoulliDistribution, MaskableBernoulliActions)
+register(MaskableBernoulliDistribution, LogitActions)
 register(DiagGaussianDistribution, GaussianActions)
 register(SquashedDiagGaussianDistribution, SquashedGaussianActions)
 register(StateDependentNoiseDistribution, GaussianActions)
