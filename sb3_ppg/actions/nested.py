@@ -62,18 +62,21 @@ def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
     """
     if isinstance(space, NESTED):
         return [leaf for part, its_path in parts_of(space, path).values() for leaf in leaves(part, its_path)]
-    is_box, is_integer = isinstance(space, spaces.Box), np.issubdtype(space.dtype, np.integer)
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         remedy = "describe this choice by Box, Discrete, MultiDiscrete and MultiBinary spaces, in an ActionWrapper"
-    elif is_box and not space.is_bounded():
+    elif isinstance(space, spaces.Box) and not space.is_bounded():
         remedy = "give it finite bounds"
     elif math.prod(space.shape or ()) == 0:
         remedy = "leave it out, it has no numbers"
-    elif path and is_box and is_integer and max(-int(space.low.min()), int(space.high.max())) > 2**53:
+    elif path and isinstance(space, spaces.Box) and _is_too_wide(space):
         remedy = "give it bounds within 2**53, up to which a float is an exact integer"
     else:
         return [Leaf(path, space)]
     raise ArgumentError(f"The action space has {space} at {path!r}, which cannot work: {remedy}")
+
+
+def _is_too_wide(space: spaces.Box) -> bool:
+    return np.issubdtype(space.dtype, np.integer) and max(abs(int(space.low.min())), abs(int(space.high.max()))) > 2**53
 
 
 def n_choices(space: spaces.Space) -> list[int]:
