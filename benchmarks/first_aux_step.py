@@ -14,7 +14,7 @@ from stable_baselines3.common.logger import Logger
 
 from benchmarks.harness import Experiment
 from benchmarks.tables import formatted, machines, page
-from sb3_ppg import PPG, losses
+from sb3_ppg import PPG
 from sb3_ppg.family import PAPERS_VALUES
 
 LEARNING_RATE = PAPERS_VALUES["learning_rate"]
@@ -51,19 +51,19 @@ def measure(steps: dict[str, Any], folder: Path) -> tuple[dict[str, float], None
             return policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(observations.to(dtype)))
 
     with th.no_grad():
-        old_parameters = losses.distribution_parameters(distribution(dtype, autocast)).clone()
+        old_parameters = policy.actions.parameters(distribution(dtype, autocast)).clone()
         start = head.clone()
         policy.double()
-        old_exact = losses.distribution_parameters(distribution(th.float64, False)).clone()
+        old_exact = policy.actions.parameters(distribution(th.float64, False)).clone()
         policy.to(dtype)
     for _ in range(steps["steps"]):
         optimizer.zero_grad()
-        losses.kl_divergence(distribution(dtype, autocast), old_parameters).mean().backward()
+        policy.actions.kl_divergence(distribution(dtype, autocast), old_parameters).mean().backward()
         optimizer.step()
     movement = (head - start).abs().max().item() / LEARNING_RATE
     policy.double()
     with th.no_grad():
-        kl = losses.kl_divergence(distribution(th.float64, False), old_exact).mean().item()
+        kl = policy.actions.kl_divergence(distribution(th.float64, False), old_exact).mean().item()
     return dict(kl=float(f"{kl:.3g}"), movement=float(f"{movement:.3g}")), None
 
 

@@ -275,8 +275,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         :return: ``context``, and the arrays of a rollout that the objective keeps
         """
         end = self.rollout_end or self._rollout_end_template()
-        of_components = component_context(self.rollout_buffer)
-        return {**self.context(), **of_components, **self.objective.aux_data(self.rollout_buffer, end)}
+        of_components, of_objective = component_context(self.rollout_buffer), self.objective.aux_data(self.rollout_buffer, end)
+        return {**self.context(), **of_components.by_name(), **of_objective.by_name()}
 
     def rollout_template(self) -> Rollout:
         """

@@ -15,7 +15,6 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from sb3_ppg import losses
 from sb3_ppg.actions import flat_space
 from sb3_ppg.buffers.memory import total_memory
 from sb3_ppg.errors import ModelFormatError
@@ -166,8 +165,8 @@ def try_out(model: PPG, is_listed: bool) -> None:
     :raises ModelFormatError: if its networks give no numbers that it could be trained with
     """
     units = [module.std for module in model.policy.modules() if isinstance(module, ValueHead)]
-    if not all(((unit > 0) & (unit <= MAX_OUTPUT)).all() for unit in units) or not model.objective.has_plausible_state():
-        raise ModelFormatError("its value heads or its objective are in a state to which no training leads")
+    if not all(((unit > 0) & (unit <= MAX_OUTPUT)).all() for unit in units):
+        raise ModelFormatError("its value heads are in a state to which no training leads")
     was_training = model.policy.training
     model.policy.set_training_mode(False)
     for observation in _some_observations(model.observation_space):
@@ -175,7 +174,7 @@ def try_out(model: PPG, is_listed: bool) -> None:
         tensors, _ = model.policy.obs_to_tensor(observation)
         distribution, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
         log_prob = distribution.log_prob(distribution.get_actions())
-        for numbers in (losses.distribution_parameters(distribution), aux_values, values, log_prob):
+        for numbers in (model.policy.actions.parameters(distribution), aux_values, values, log_prob):
             if not (numbers.abs() <= MAX_OUTPUT).all():
                 raise ModelFormatError("its networks give numbers that are not finite, or too large to train with")
     if is_listed:

@@ -17,7 +17,7 @@ from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.losses import Losses, distribution_parameters, kl_divergence
+from sb3_ppg.losses import Losses
 from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
 from sb3_ppg.optim.epoch import mean_losses, optimize_epoch
 from sb3_ppg.optim.value_units import change_value_units
@@ -129,7 +129,7 @@ def _distributions(agent: Any, observations: Observations, model: PhasicModel) -
 
     def parameters(part: Observations) -> np.ndarray:
         distribution = agent.policy.get_distribution(obs_as_tensor(part, agent.device))
-        return distribution_parameters(distribution).cpu().numpy()
+        return model.policy.actions.parameters(distribution).cpu().numpy()
 
     return _by_chunks(parameters, observations)
 
@@ -142,7 +142,7 @@ def _losses(model: PhasicModel, batch: Samples) -> Losses:
     policy = model.policy
     evaluation = policy.evaluate(batch.observations, auxiliary=True)
     if batch.recorded.shape[1] > 0:
-        clone = {"kl": kl_divergence(evaluation.distribution, batch.recorded).mean()}
+        clone = {"kl": policy.actions.kl_divergence(evaluation.distribution, batch.recorded).mean()}
     else:
         clone = {"imitation_loss": -evaluation.distribution.log_prob(policy.actions.from_buffer(batch.actions)).mean()}
     unit, targets = policy.value_unit, batch.value_targets
