@@ -51,9 +51,6 @@ class MultiBinary(Struct, forbid_unknown_fields=True, tag_field="space", tag="Mu
     n: Size | Shape
 
 
-Simple = Box | Discrete | MultiDiscrete | MultiBinary
-
-
 class Dict(Struct, forbid_unknown_fields=True, tag_field="space", tag="Dict"):
     """``spaces.Dict``, its parts in their order."""
 
@@ -66,19 +63,7 @@ class Tuple(Struct, forbid_unknown_fields=True, tag_field="space", tag="Tuple"):
     parts: Annotated[list["Space"], Meta(max_length=1000)]
 
 
-Space = Simple | Dict | Tuple
-MAX_DEPTH = 16  # of action spaces
-
-
-def make_observation_space(described: Space) -> Any:
-    """
-    Make the space of observations that is described.
-
-    :raises ModelFormatError: see ``make``, and for spaces that SB3 has no networks for
-    """
-    if isinstance(described, Tuple) or (isinstance(described, Dict) and _depth(described) > 2):
-        raise ModelFormatError("a space of observations is a Tuple, or a Dict of other than simple spaces")
-    return make(described)
+Space = Box | Discrete | MultiDiscrete | MultiBinary | Dict | Tuple
 
 
 def make(described: Space) -> Any:
@@ -87,8 +72,6 @@ def make(described: Space) -> Any:
 
     :raises ModelFormatError: if it is too large, or its parts do not fit together
     """
-    if _depth(described) > MAX_DEPTH:
-        raise ModelFormatError(f"a space is nested more than {MAX_DEPTH} times")
     if (size := _size(described)) > MAX_NUMBERS:
         raise ModelFormatError(f"a space has more than {MAX_NUMBERS} numbers: {size}")
     dtype = np.dtype(getattr(described, "dtype", "int64"))
@@ -110,7 +93,7 @@ def make(described: Space) -> Any:
 
 
 def _bound(numbers: Any, infinite: float, shape: list[int], dtype: np.dtype) -> np.ndarray:
-    """The bound of each number of a Box, in its type, which has to have room for it."""
+    """Return the bound of each number of a Box, in its type, which must be able to hold it."""
     numbers = np.array([infinite if n is None else n for n in (numbers if isinstance(numbers, list) else [numbers])])
     with np.errstate(over="ignore", invalid="ignore"):
         typed = numbers.astype(dtype)
@@ -126,26 +109,11 @@ def _size(described: Space) -> int:
             return math.prod(shape)
         case MultiBinary(n=int(n)):
             return n
-        case Dict() | Tuple():
-            return sum(map(_size, _parts(described)))
-    return 1
-
-
-def _parts(described: Space) -> list[Space]:
-    match described:
         case Dict(parts):
-            return [*parts.values()]
+            return sum(map(_size, parts.values()))
         case Tuple(parts):
-            return parts
-    return []
-
-
-def _depth(described: Space) -> int:
-    """Count the levels of a space, up to one more than ``MAX_DEPTH``."""
-    level, depth = [described], 0
-    while level and depth <= MAX_DEPTH:
-        level, depth = [part for one in level for part in _parts(one)], depth + 1
-    return depth
+            return sum(map(_size, parts))
+    return 1
 
 
 def describe(space: spaces.Space, path: str) -> Any:

@@ -65,9 +65,6 @@ class AdvantageHeadObjective(PaperObjective):
         remedy = f"{name} clips values by it, and `value_net` has a loss of its own; use None"
         require(model, model.clip_range is None or not has_own_loss(model.policy.value_net), "clip_range", remedy)
 
-    def has_plausible_state(self) -> bool:
-        return bool(self.n_rollouts >= 0)
-
     def n_value_epochs(self, n_value_epochs: int) -> int:
         is_due = self.n_rollouts.item() % self.value_frequency == 0
         self.n_rollouts.add_(1)

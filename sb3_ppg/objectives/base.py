@@ -251,10 +251,6 @@ class Objective(nn.Module):
 
     # ---- parameters ----
 
-    def has_plausible_state(self) -> bool:
-        """Return whether training can have produced the buffers of this module, which may come from a shared model."""
-        return True
-
     def trained_with_policy(self) -> list[nn.Parameter]:
         """Return the parameters that the policy's optimizers train in addition to the policy's: all but the adversary's."""
         of_adversary = [] if self.adversary_optimizer is None else self.adversary_optimizer.param_groups[0]["params"]

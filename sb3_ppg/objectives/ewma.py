@@ -69,9 +69,6 @@ class DecoupledObjective(PaperObjective):
             remedy = "the log-ratio is clipped at log(1 - `clip_range`); use less than 1, or None"
             require(model, clip_range is None or clip_range < 1, "clip_range", remedy)
 
-    def has_plausible_state(self) -> bool:
-        return bool(self.proximal.get_buffer("n_averaged") >= 1)
-
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
         self.restart(policy)
 
@@ -156,10 +153,6 @@ class EWMAObjective(DecoupledObjective):
         remedy = "the average of the advantages' moments would count a rollout several times; use `advantage_decay`=0"
         require(model, not (averages and model.recompute_advantages), "recompute_advantages", remedy)
         require(model, not (averages and model.replay.capacity > 1), "replay_kwargs", remedy)
-
-    def has_plausible_state(self) -> bool:
-        moments_are = self.advantage_weight >= 0 and self.advantage_variance >= 0 and self.advantage_mean.abs() <= 1e30
-        return super().has_plausible_state() and bool(moments_are)
 
     def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
         """Update the parameters of the proximal policy, the average of ``n_averaged`` policies so far."""

@@ -22,7 +22,7 @@ from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 from sb3_ppg.errors import MAX_MESSAGE, HubError, ModelFormatError, printable
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
-from sb3_ppg.hub.values import CLASSES
+from sb3_ppg.hub.schema import CLASSES
 from tests.helpers import MaskedEnv, RandomEnv, image_space
 from tests.hub.small_models import BOX, SMALL, change, malicious_zip, refused, small_model
 from tests.hub.watch import generator_states, watched
