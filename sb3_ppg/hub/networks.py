@@ -73,41 +73,36 @@ def state_arrays(optimizer: th.optim.Optimizer, name: str) -> dict[str, th.Tenso
     Return the state of an optimizer as arrays by name, "<optimizer>.<number of the parameter>.<part>". Its options are not
     among them: the constructor makes them from the model's arguments, and each update sets the learning rate.
     """
+    states = optimizer.state_dict()["state"]
     return {
-        f"{name}.{index}.{key}": th.as_tensor(value)
-        for index, state in optimizer.state_dict()["state"].items()
-        for key, value in state.items()
-        if value is not None
+        f"{name}.{index}.{key}": th.as_tensor(part)
+        for index in states
+        for key, part in states[index].items()
+        if part is not None
     }
 
 
 def load_optimizer(optimizer: th.optim.Optimizer, arrays: Arrays, name: str) -> None:
     """
-    Give an optimizer the state of a file. Torch does not check states, so each part is compared with that of a new optimizer.
+    Give an optimizer the state of a file. Torch does not check states, so a step makes one of the right shapes first.
 
-    :param optimizer: optimizer without a state
+    :param optimizer: new optimizer of parameters whose numbers do not matter yet
     :param arrays: arrays of the file
     :param name: name of the optimizer
     :raises ModelFormatError: if the state is not what this optimizer keeps
     """
     if not any(stored.startswith(f"{name}.") for stored in arrays.left):  # it never made a step
         return
-    states: dict[int, dict[str, Any]] = {}
-    for index, state in _after_a_step(optimizer)["state"].items():
-        kept = {key: value for key, value in state.items() if value is not None}
-        if arrays.left.isdisjoint(f"{name}.{index}.{key}" for key in kept):  # a parameter that was never trained
+    for parameter in [parameter for group in optimizer.param_groups for parameter in group["params"]]:
+        parameter.grad = th.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for index, (parameter, state) in enumerate(list(optimizer.state.items())):
+        parts = {key: f"{name}.{index}.{key}" for key, part in state.items() if part is not None}
+        if arrays.left.isdisjoint(parts.values()):  # it was never trained
+            del optimizer.state[parameter]
             continue
-        taken = {key: arrays.take(f"{name}.{index}.{key}", th.as_tensor(value)) for key, value in kept.items()}
-        # Some optimizers keep numbers of Python's
-        states[index] = {key: part if isinstance(kept[key], th.Tensor) else part.item() for key, part in taken.items()}
-    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _after_a_step(optimizer: th.optim.Optimizer) -> dict[str, Any]:
-    """Return the state of a copy of an optimizer after a step."""
-    copied = copy.deepcopy(optimizer)
-    for group in copied.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = th.zeros_like(parameter)
-    copied.step()
-    return copied.state_dict()
+        for key, stored in parts.items():
+            array = arrays.take(stored, th.as_tensor(state[key]))
+            # Some optimizers keep numbers of Python's
+            state[key] = state[key].copy_(array) if isinstance(state[key], th.Tensor) else array.item()

@@ -1,8 +1,8 @@
 """
 Models as plain data in a folder, without pickle.
 
-``model.json`` holds what ``hub.schema`` describes, ``model.safetensors`` all arrays. Reading them never unpickles, imports or
-evaluates what they say, starts no compiler, writes nothing, and leaves the global random generators as they were.
+``model.json`` holds what ``hub.schema`` describes, ``model.safetensors`` holds all arrays. Reading them unpickles, imports,
+evaluates, compiles and writes nothing, and leaves the global random generators as they were.
 """
 
 import copy
@@ -51,8 +51,8 @@ PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str, Any] | None = None) -> None:
     """
-    Write a model as plain data. A model that is read again predicts and goes on training exactly as this one. As in SB3's zip
-    files, the rollouts of an incomplete phase are not included.
+    Write a model as plain data. The model that ``from_pretrained`` reads makes the same predictions and continues training
+    exactly. As in SB3's zip files, the rollouts of an incomplete phase are not included.
 
     Example::
 
@@ -61,34 +61,34 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         hub.save_pretrained(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "my_model")
         model = hub.from_pretrained("my_model", env="CartPole-v1").learn(10_000)
 
-    :param model: to write
+    :param model: model to write
     :param folder: made if it does not exist; ``model.json`` and ``model.safetensors`` are written there, and replace earlier
         ones when they are complete
-    :param custom_objects: objects that are not plain data, such as a features extractor of yours, by name; readers have to
-        give the same
-    :raises ModelFormatError: if something else of it is not plain data, or beyond what readers accept
+    :param custom_objects: objects that are not plain data, such as a features extractor of yours, by name; readers must give
+        the same
+    :raises ModelFormatError: if another part of the model is not plain data, or beyond what readers accept
     :raises ArgumentError: if its environments are in several ``VecNormalize``
-    :raises OSError: if the files cannot be written; those that were there are left as they were
+    :raises OSError: if the files cannot be written; earlier ones are left as they were
     """
     custom = custom_objects or {}
     normalizer = only_normalizer(model.env)
     arrays = {**weights(model), **_statistics(normalizer)}
     for name, optimizer in _optimizers(model).items():
         arrays |= state_arrays(optimizer, name)
-    description = Description(
-        format="sb3_ppg",
-        schema_version=1,
-        versions={"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
-        algorithm=encode(type(model), "algorithm", custom),
-        policy=encode(model.policy_class, "policy", custom),
-        arguments={name: encode(_argument(model, name), name, custom) for name in _arguments(type(model))},
-        observation_space=describe(model.observation_space, "observation_space"),
-        action_space=describe(model.action_space, "action_space"),
-        n_envs=model.n_envs,
-        counters=Counters(**{name: getattr(model, name) for name in Counters.__struct_fields__}),
-        vec_normalize=None if normalizer is None else _describe_vec_normalize(normalizer),
-    )
     with _as_format_error("A model that nobody could load"):
+        description = Description(
+            format="sb3_ppg",
+            schema_version=1,
+            versions={"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+            algorithm=encode(type(model), "algorithm", custom),
+            policy=encode(model.policy_class, "policy", custom),
+            arguments={name: encode(_argument(model, name), name, custom) for name in _arguments(type(model))},
+            observation_space=describe(model.observation_space, "observation_space"),
+            action_space=describe(model.action_space, "action_space"),
+            n_envs=model.n_envs,
+            counters=Counters(**{name: getattr(model, name) for name in Counters.__struct_fields__}),
+            vec_normalize=None if normalizer is None else _describe_vec_normalize(normalizer),
+        )
         text = msgspec.json.format(msgspec.json.encode(description), indent=1)
     folder = Path(folder)
     with atomic_writes([folder / DESCRIPTION, folder / ARRAYS]) as (new_text, new_arrays):
@@ -109,14 +109,14 @@ def from_pretrained(
     custom_objects: Mapping[str, Any] | None = None,
 ) -> PPG:
     """
-    Read a model that ``save_pretrained`` has written. Nothing that the files say is imported, evaluated or unpickled.
+    Read a model that ``save_pretrained`` has written. Nothing in its files is imported, evaluated or unpickled.
 
-    :param folder: where its files are. Links are refused, apart from those of the Hub's client
-    :param env: an environment to predict for or to go on training in, or its name. If the model was trained in
+    :param folder: folder of the files. Links are refused, except those of the Hub's client
+    :param env: an environment to predict for or to continue training in, or its name. If the model was trained in
         ``VecNormalize`` and this is not in one, it is put into one with the saved statistics: step ``model.get_env()``.
         If it is in one, that one's statistics are kept
-    :param device: where to put it
-    :param custom_objects: objects that are not plain data, by the names that its author gave
+    :param device: device of the model
+    :param custom_objects: objects that are not plain data, by the names that the author gave
     :return: the model
     :raises ModelFormatError: if the files are damaged, unknown to this version, or need an object that was not given
     """
@@ -133,8 +133,8 @@ def load_vec_normalize(
     Load the normalization in which a model was trained, for what ``from_pretrained`` cannot do: put it inside other wrappers,
     or use ``normalize_obs()`` alone.
 
-    :param folder: where the model's files are
-    :param venv: the environments to normalize. None: some that have spaces, but cannot be stepped
+    :param folder: folder of the model's files
+    :param venv: environments to normalize. None: some that have spaces, but cannot be stepped
     :param custom_objects: see ``from_pretrained``
     :return: these environments, with the saved statistics
     :raises ModelFormatError: if the files are damaged, the model was trained without, or the observations differ
@@ -152,7 +152,7 @@ def read_model(
     custom_objects: Mapping[str, Any] | None = None,
 ) -> tuple[PPG, VecNormalize | None]:
     """
-    Read a model with its normalization. For the arguments see ``from_pretrained``.
+    Read a model with its normalization; takes the arguments of ``from_pretrained``.
 
     :return: the model; its normalization, around environments that cannot be stepped, or None if it was trained without
     :raises ModelFormatError: see ``from_pretrained``
@@ -202,12 +202,8 @@ def _arguments(cls: type[PPG]) -> list[str]:
 def _argument(model: PPG, name: str) -> Any:
     if name == "objective":
         return objective_name(model.objective_class)
-    if not hasattr(model, name):
-        raise ModelFormatError(
-            f"{type(model).__name__} has no attribute {name!r}, which would hold the value of that argument"
-        )
     if name == "aux_buffer_kwargs":
-        return {key: value for key, value in (model.aux_buffer_kwargs or {}).items() if key == "capacity"} or None
+        return {"capacity": model.aux_buffer_kwargs["capacity"]} if "capacity" in (model.aux_buffer_kwargs or {}) else None
     return getattr(model, name)
 
 
@@ -252,13 +248,13 @@ def _build(
     return model
 
 
+@th.no_grad()
 def _load_arrays(model: PPG, arrays: Arrays) -> None:
     """Read all arrays into a new model."""
-    with th.no_grad():
-        for name, tensor in weights(model).items():  # `load_state_dict` would take quadratic time for many
-            tensor.copy_(arrays.take(name, tensor))
     for name, optimizer in _optimizers(model).items():
         load_optimizer(optimizer, arrays, name)
+    for name, tensor in weights(model).items():
+        tensor.copy_(arrays.take(name, tensor))
     if arrays.left:
         raise ModelFormatError(f"{ARRAYS} has arrays that no part of the model is for: {sorted(arrays.left)}")
     if model.use_sde:
@@ -292,7 +288,7 @@ def _describe_vec_normalize(env: VecNormalize) -> Normalization:
 
 
 def _statistics(env: VecNormalize | None) -> dict[str, th.Tensor]:
-    """Means, variances and counts as arrays, by name."""
+    """Return means, variances and counts as arrays by name."""
     return {
         f"vec_normalize.{name}.{part}": th.as_tensor(getattr(rms, part), dtype=th.float64)
         for name, rms in ({} if env is None else statistics(env)).items()
@@ -331,7 +327,7 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
 
 
 def _is_fresh(normalizer: VecNormalize) -> bool:
-    """Return whether observations are normalized by statistics of none."""
+    """Return whether observations are normalized, by statistics of no observation."""
     return normalizer.norm_obs and all(rms.count < 1 for rms in statistics(normalizer).values())
 
 

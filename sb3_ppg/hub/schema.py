@@ -167,8 +167,10 @@ def _encode_object(value: Any, path: str) -> dict[str, Any]:
             return {"$class": value.__name__}
         case LinearSchedule():
             return {"$linear": [float(number) for number in (value.start, value.end, value.end_fraction)]}
-        case RewardNormalizer():
-            return {"$reward_normalizer": _encode_reward_normalizer(value)}
+        case RewardNormalizer(clip=clip, return_rms=rms):
+            state = dict(mean=rms.mean, var=rms.var, count=rms.count, clip=clip if math.isfinite(clip) else None)
+            state |= {name: getattr(value, name) for name in ("gamma", "epsilon", "last_returns")}
+            return {"$reward_normalizer": {name: without_numpy(part) for name, part in state.items()}}
     raise ModelFormatError(
         f"{path}={value!r} is not plain data and cannot be shared without pickle: name it here, custom_objects="
         f"{{{getattr(value, '__name__', type(value).__name__)!r}: ...}}, and give it again where the model is loaded"
@@ -212,23 +214,9 @@ def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
     raise ModelFormatError(f"{path}: {value!r:.200} is not known; a newer sb3_ppg may know it")
 
 
-def _encode_reward_normalizer(normalizer: RewardNormalizer) -> dict[str, Any]:
-    rms, returns = normalizer.return_rms, normalizer.last_returns
-    state = RewardStatistics(
-        gamma=float(normalizer.gamma),
-        clip=float(normalizer.clip) if math.isfinite(normalizer.clip) else None,
-        epsilon=float(normalizer.epsilon),
-        mean=np.asarray(rms.mean, dtype=np.float64).tolist(),
-        var=np.asarray(rms.var, dtype=np.float64).tolist(),
-        count=float(rms.count),
-        last_returns=None if returns is None else returns.tolist(),
-    )
-    return msgspec.structs.asdict(state)
-
-
 def _decode_reward_normalizer(state: RewardStatistics) -> RewardNormalizer:
     normalizer = RewardNormalizer(state.gamma, math.inf if state.clip is None else state.clip, state.epsilon)
-    normalizer.return_rms.mean, normalizer.return_rms.var = np.array(state.mean), np.array(state.var)
-    normalizer.return_rms.count = state.count
+    rms = normalizer.return_rms
+    rms.mean, rms.var, rms.count = np.array(state.mean), np.array(state.var), state.count
     normalizer.last_returns = None if state.last_returns is None else np.array(state.last_returns, dtype=np.float64)
     return normalizer

@@ -15,7 +15,7 @@ Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=1, le=MAX_NUMBERS)]
 Shape = Annotated[list[Size], Meta(max_length=16)]
 IntegerType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-Bound = Integer | float | None  # None: unbounded
+Bound = Integer | float | None  # None: infinity
 Key = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
@@ -70,19 +70,18 @@ def make(described: Space) -> Any:
     """
     Make the space that is described.
 
-    :raises ModelFormatError: if it is too large, or its parts do not fit together
+    :raises ModelFormatError: if it is too large, or a key would not print as it is
     """
     if (size := _size(described)) > MAX_NUMBERS:
         raise ModelFormatError(f"a space has more than {MAX_NUMBERS} numbers: {size}")
-    dtype = np.dtype(getattr(described, "dtype", "int64"))
     match described:
-        case Box(shape, _, low, high):
+        case Box(shape, dtype, low, high):
             bounds = (_bound(low, -math.inf, shape, dtype), _bound(high, math.inf, shape, dtype))
-            return spaces.Box(*bounds, dtype=dtype.type)
-        case Discrete(n, start):
-            return spaces.Discrete(n, start=start, dtype=dtype.type)
-        case MultiDiscrete(nvec, start, shape):
-            return spaces.MultiDiscrete(np.reshape(nvec, shape), dtype=dtype.type, start=np.reshape(start, shape))
+            return spaces.Box(*bounds, dtype=np.dtype(dtype).type)
+        case Discrete(n, start, dtype):
+            return spaces.Discrete(n, start=start, dtype=np.dtype(dtype).type)
+        case MultiDiscrete(nvec, start, shape, dtype):
+            return spaces.MultiDiscrete(np.reshape(nvec, shape), dtype=np.dtype(dtype).type, start=np.reshape(start, shape))
         case MultiBinary(n):
             return spaces.MultiBinary(n)
         case Tuple(parts):
@@ -92,14 +91,11 @@ def make(described: Space) -> Any:
     return spaces.Dict(OrderedDict((key, make(part)) for key, part in described.parts.items()))
 
 
-def _bound(numbers: Any, infinite: float, shape: list[int], dtype: np.dtype) -> np.ndarray:
-    """Return the bound of each number of a Box, in its type, which must be able to hold it."""
-    numbers = np.array([infinite if n is None else n for n in (numbers if isinstance(numbers, list) else [numbers])])
-    with np.errstate(over="ignore", invalid="ignore"):
-        typed = numbers.astype(dtype)
-    if not np.array_equal(typed, numbers):
-        raise ModelFormatError(f"a bound of a Box space is not {dtype}")
-    return np.full(shape, typed) if typed.size == 1 else typed.reshape(shape)
+def _bound(numbers: Any, infinite: float, shape: list[int], dtype: str) -> np.ndarray:
+    """Return a bound of each number of a Box."""
+    if not isinstance(numbers, list):
+        return np.full(shape, infinite if numbers is None else numbers, dtype)
+    return np.array([infinite if number is None else number for number in numbers], dtype).reshape(shape)
 
 
 def _size(described: Space) -> int:
@@ -118,19 +114,20 @@ def _size(described: Space) -> int:
 
 def describe(space: spaces.Space, path: str) -> Any:
     """
-    Describe a space; ``make`` makes it again.
+    Describe a space for ``make``.
 
-    :raises ModelFormatError: if there is no description for it, with the path where it was found
+    :param space: space
+    :param path: where it was found, for errors
+    :raises ModelFormatError: if there is no description for it
     """
+    dtype: Any = np.dtype(space.dtype).name
     match space:
         case spaces.Box():
-            low, high = (_describe_bound(bound) for bound in (space.low, space.high))
-            return Box(list(space.shape), np.dtype(space.dtype).name, low, high)  # type: ignore[arg-type]
+            return Box(list(space.shape), dtype, _describe_bound(space.low), _describe_bound(space.high))
         case spaces.Discrete():
-            return Discrete(int(space.n), int(space.start), np.dtype(space.dtype).name)  # type: ignore[arg-type]
+            return Discrete(int(space.n), int(space.start), dtype)
         case spaces.MultiDiscrete():
-            nvec, start = (numbers.ravel().tolist() for numbers in (space.nvec, space.start))
-            return MultiDiscrete(nvec, start, list(space.shape), np.dtype(space.dtype).name)  # type: ignore[arg-type]
+            return MultiDiscrete(space.nvec.ravel().tolist(), space.start.ravel().tolist(), list(space.shape), dtype)
         case spaces.MultiBinary():
             return MultiBinary(list(space.n) if isinstance(space.n, tuple) else int(space.n))
         case spaces.Dict() if all(isinstance(key, str) for key in space):
