@@ -1,4 +1,4 @@
-"""Weights and optimizer states as arrays by name. A stranger's are compared with the described model before memory is taken."""
+"""Weights and optimizer states as arrays by name, compared with the described model before memory is taken."""
 
 import copy
 from typing import Any

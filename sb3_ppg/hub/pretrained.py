@@ -87,7 +87,12 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
             action_space=describe(model.action_space, "action_space"),
             n_envs=model.n_envs,
             counters=Counters(**{name: getattr(model, name) for name in Counters.__struct_fields__}),
-            vec_normalize=None if normalizer is None else _describe_vec_normalize(normalizer),
+            vec_normalize=None
+            if normalizer is None
+            else Normalization(
+                observation_space=describe(normalizer.venv.observation_space, "vec_normalize.observation_space"),
+                **{name: getattr(normalizer, name) for name in VEC_NORMALIZE},
+            ),
         )
         text = msgspec.json.format(msgspec.json.encode(description), indent=1)
     folder = Path(folder)
@@ -281,12 +286,6 @@ def _check_outputs(model: PPG) -> None:
 # ---- VecNormalize ----
 
 
-def _describe_vec_normalize(env: VecNormalize) -> Normalization:
-    settings = {name: getattr(env, name) for name in VEC_NORMALIZE}
-    settings |= {name: None for name in LIMITS if math.isinf(settings[name])}
-    return Normalization(describe(env.venv.observation_space, "vec_normalize.observation_space"), **settings)
-
-
 def _statistics(env: VecNormalize | None) -> dict[str, th.Tensor]:
     """Return means, variances and counts as arrays by name."""
     return {
@@ -302,15 +301,14 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     if saved is None:
         return None
     spaces_only: gym.Env = gym.Env()
-    spaces_only.observation_space = make(saved.observation_space)
-    spaces_only.action_space = make(description.action_space)
+    spaces_only.observation_space, spaces_only.action_space = make(saved.observation_space), make(description.action_space)
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
     settings |= {name: math.inf for name in LIMITS if settings[name] is None}
     env = VecNormalize(DummyVecEnv([lambda: spaces_only]), **settings)
     taken = {name: arrays.take(name, fresh).numpy() for name, fresh in _statistics(env).items()}
     for name, rms in statistics(env).items():
-        rms.mean, rms.var, count = (taken[f"vec_normalize.{name}.{part}"] for part in PARTS)
-        rms.count = float(count)
+        rms.mean, rms.var, rms.count = (taken[f"vec_normalize.{name}.{part}"] for part in PARTS)
+        rms.count = float(rms.count)
     return env
 
 

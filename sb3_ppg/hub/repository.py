@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import huggingface_hub
 import torch as th
-from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import RepositoryNotFoundError
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize, VecTransposeImage
 
@@ -57,7 +57,7 @@ def push(
     with tempfile.TemporaryDirectory() as folder:
         write_repository(model, folder, repo_id, **content)
         api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))
-        with _explained(f"{repo_id} could not be pushed", revision):
+        with _explained(f"{repo_id} could not be pushed"):
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -149,7 +149,7 @@ def download(repo_id: str, names: list[str], revision: str | None = None, token:
     :return: a folder of the client's cache with the files, all of one commit
     :raises HubError: if there is no such repository or revision, or it cannot be reached
     """
-    with _explained(f"{repo_id} could not be loaded", revision):
+    with _explained(f"{repo_id} could not be loaded"):
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=names, revision=revision, token=token))
 
 
@@ -174,7 +174,7 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
 
 
 @contextmanager
-def _explained(what: str, revision: str | None) -> Iterator[None]:
+def _explained(what: str) -> Iterator[None]:
     """Raise errors of the Hub's client as ``HubError``."""
     try:
         yield
@@ -182,7 +182,5 @@ def _explained(what: str, revision: str | None) -> Iterator[None]:
         raise HubError(
             f"{what}: there is no such repository, or you may not see it: log in (hf auth login), or give token=..."
         ) from error
-    except RevisionNotFoundError as error:
-        raise HubError(f"{what}: there is no revision {revision!r} of it") from error
     except Exception as error:  # the network's errors have many classes
         raise HubError(f"{what} ({type(error).__name__}): {error}") from error

@@ -30,7 +30,7 @@ from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[float, Meta(gt=0)]
-Limit = Positive | None  # None: infinity
+Limit = Positive | None  # None: infinity, which msgspec writes as null
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Statistic = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
@@ -167,9 +167,9 @@ def _encode_object(value: Any, path: str) -> dict[str, Any]:
             return {"$class": value.__name__}
         case LinearSchedule():
             return {"$linear": [float(number) for number in (value.start, value.end, value.end_fraction)]}
-        case RewardNormalizer(clip=clip, return_rms=rms):
-            state = dict(mean=rms.mean, var=rms.var, count=rms.count, clip=clip if math.isfinite(clip) else None)
-            state |= {name: getattr(value, name) for name in ("gamma", "epsilon", "last_returns")}
+        case RewardNormalizer(return_rms=rms):
+            state = {name: getattr(value, name) for name in ("gamma", "clip", "epsilon", "last_returns")}
+            state |= {name: getattr(rms, name) for name in ("mean", "var", "count")}
             return {"$reward_normalizer": {name: without_numpy(part) for name, part in state.items()}}
     raise ModelFormatError(
         f"{path}={value!r} is not plain data and cannot be shared without pickle: name it here, custom_objects="
@@ -196,8 +196,6 @@ def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
     match list(value.items()):
         case [("$class", str(name))] if name in CLASSES:
             return CLASSES[name]
-        case [("$class", name)]:
-            raise ModelFormatError(f"{path}: the class {name!r} is not on the list of those that a file may name")
         case [("$custom", str(name))] if name in custom_objects:
             return custom_objects[name]
         case [("$custom", name)]:
@@ -211,7 +209,7 @@ def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
             return LinearSchedule(*msgspec.convert(numbers, tuple[float, float, Fraction]))
         case [("$reward_normalizer", state)]:
             return _decode_reward_normalizer(msgspec.convert(state, RewardStatistics))
-    raise ModelFormatError(f"{path}: {value!r:.200} is not known; a newer sb3_ppg may know it")
+    raise ModelFormatError(f"{path}: {value!r:.200} is not on the list of what a file may name; a newer sb3_ppg may know it")
 
 
 def _decode_reward_normalizer(state: RewardStatistics) -> RewardNormalizer:

@@ -15,7 +15,7 @@ Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=1, le=MAX_NUMBERS)]
 Shape = Annotated[list[Size], Meta(max_length=16)]
 IntegerType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-Bound = Integer | float | None  # None: infinity
+Bound = Integer | float | None  # None: infinity, which msgspec writes as null
 Key = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
@@ -139,5 +139,5 @@ def describe(space: spaces.Space, path: str) -> Any:
 
 def _describe_bound(bound: np.ndarray) -> Any:
     bound = bound.astype(np.uint8) if bound.dtype == bool else bound
-    numbers = [number if math.isfinite(number) else None for number in bound.ravel().tolist()]
+    numbers = bound.ravel().tolist()
     return numbers[0] if len(set(numbers)) == 1 else numbers
