@@ -208,7 +208,7 @@ def _argument(model: PPG, name: str) -> Any:
     if name == "objective":
         return objective_name(model.objective_class)
     if name == "aux_buffer_kwargs":
-        return {"capacity": model.aux_buffer_kwargs["capacity"]} if "capacity" in (model.aux_buffer_kwargs or {}) else None
+        return {key: value for key, value in (model.aux_buffer_kwargs or {}).items() if key == "capacity"} or None
     return getattr(model, name)
 
 
@@ -268,11 +268,7 @@ def _load_arrays(model: PPG, arrays: Arrays) -> None:
 
 @th.no_grad()
 def _check_outputs(model: PPG) -> None:
-    """
-    Evaluate the networks for one observation.
-
-    :raises ModelFormatError: if they give numbers that are not finite
-    """
+    """Evaluate the networks for one observation, and raise an error if a result is not finite."""
     space = copy.deepcopy(model.observation_space)
     space.seed(0)
     observation = space.sample()
@@ -307,8 +303,8 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     env = VecNormalize(DummyVecEnv([lambda: spaces_only]), **settings)
     taken = {name: arrays.take(name, fresh).numpy() for name, fresh in _statistics(env).items()}
     for name, rms in statistics(env).items():
-        rms.mean, rms.var, rms.count = (taken[f"vec_normalize.{name}.{part}"] for part in PARTS)
-        rms.count = float(rms.count)
+        rms.mean, rms.var, count = (taken[f"vec_normalize.{name}.{part}"] for part in PARTS)
+        rms.count = float(count)
     return env
 
 
@@ -324,9 +320,8 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
     return env
 
 
-def _is_fresh(normalizer: VecNormalize) -> bool:
-    """Return whether observations are normalized, by statistics of no observation."""
-    return normalizer.norm_obs and all(rms.count < 1 for rms in statistics(normalizer).values())
+def _has_statistics(normalizer: VecNormalize) -> bool:
+    return not normalizer.norm_obs or any(rms.count >= 1 for rms in statistics(normalizer).values())
 
 
 def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
@@ -337,7 +332,7 @@ def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
             if venv.observation_space != normalizer.venv.observation_space:
                 venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
             venv = _wrap_in_vec_normalize(venv, normalizer)
-        elif _is_fresh(own) and not _is_fresh(normalizer):
+        elif _has_statistics(normalizer) and not _has_statistics(own):
             warn(
                 "`env` is in a VecNormalize without statistics, so the model sees other observations than in training: use "
                 "hub.load_vec_normalize(folder, ...) in its place"
