@@ -1,7 +1,6 @@
 """Gymnasium's spaces as plain data."""
 
 import math
-from collections import OrderedDict
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -88,7 +87,7 @@ def make(described: Space) -> Any:
             return spaces.Tuple([make(part) for part in parts])
     if not all(key.isprintable() for key in described.parts):  # they become names of modules
         raise ModelFormatError("a Dict space has keys that cannot be printed")
-    return spaces.Dict(OrderedDict((key, make(part)) for key, part in described.parts.items()))
+    return spaces.Dict([(key, make(part)) for key, part in described.parts.items()])
 
 
 def _bound(numbers: Any, infinite: float, shape: list[int], dtype: str) -> np.ndarray:
