@@ -147,7 +147,6 @@ MODELS: dict[str, tuple[type[PPG], str, Callable[[], VecEnv], dict[str, Any]]] =
         random_envs(BOX, spaces.Box(-1, 1, (2,))),
         dict(aux_buffer_kwargs=dict(capacity=3), policy_kwargs=dict(TINY, optimizer_class=RMSpropTFLike)),
     ),
-    "replay": (PPG, "MlpPolicy", random_envs(BOX, spaces.Discrete(3)), with_preset("ppg_replay", {})),
     "ewma": (PPG, "MlpPolicy", random_envs(BOX, spaces.Discrete(3)), with_preset("ppg_ewma", {})),
     "idaac": (
         PPG,
