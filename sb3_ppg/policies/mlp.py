@@ -32,7 +32,7 @@ from sb3_ppg.actions import NESTED, Actions, NestedDistribution, actions_class_o
 from sb3_ppg.actions.base import with_python_integers
 from sb3_ppg.actions.kinds import SquashedGaussianDistribution
 from sb3_ppg.arguments import FLAG, check_value, choice, optional
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.errors import ArgumentError, NonFiniteActionError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 
@@ -584,8 +584,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :param actions: samples of the distribution, (B, ...)
         :param vectorized_env: whether they are for several environments
         :return: actions as environments take them, an array, or, for a nested space, a list; of one environment, its action
+        :raises NonFiniteActionError: if an action is infinite, which the bounds of the action space would hide
         """
         array = actions.cpu().numpy().reshape(-1, *self.actions.shape)
+        if not np.isfinite(array).all():
+            raise NonFiniteActionError("The policy gives actions that are NaN or infinite")
         taken = self.actions.for_environments(array)
         if vectorized_env:
             return taken
