@@ -32,7 +32,6 @@ from sb3_ppg.arguments import (
     check_value,
     made_from,
     require,
-    unknown_names_explained,
     warn_of_missing_gpu,
 )
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
@@ -361,21 +360,20 @@ class PPG(OnPolicyAlgorithm):
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         buffer_class, buffer_kwargs, policy_kwargs = with_vector_rewards(self)
-        with unknown_names_explained(self.policy_class, self.rollout_buffer_class):
-            self.rollout_buffer = buffer_class(
-                self.n_steps,
-                self.observation_space,
-                flat_space(self.action_space),
-                device=self.device,
-                gamma=self.gamma,
-                gae_lambda=self.gae_lambda,
-                n_envs=self.n_envs,
-                **buffer_kwargs,
-            )
-            policy: Any = self.policy_class
-            self.policy = policy(
-                self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
-            ).to(self.device)
+        self.rollout_buffer = buffer_class(
+            self.n_steps,
+            self.observation_space,
+            flat_space(self.action_space),
+            device=self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+            **buffer_kwargs,
+        )
+        policy: Any = self.policy_class
+        self.policy = policy(
+            self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
+        ).to(self.device)
         self._maybe_recommend_cpu()
         self._reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         store_floats(self.rollout_buffer, self.env)

@@ -19,12 +19,9 @@ SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and 
 
 def _class_names(cls: type) -> list[str]:
     """Return the names of a class and of its bases, up to the algorithm of sb3_ppg."""
-    names = []
-    for base in cls.__mro__:
-        names.append(base.__name__)
-        if base.__module__.split(".")[0] == "sb3_ppg":
-            break
-    return names
+    names = [base.__name__ for base in cls.__mro__]
+    ours = next(base.__name__ for base in cls.__mro__ if base.__module__.split(".")[0] == "sb3_ppg")
+    return names[: names.index(ours) + 1]
 
 
 def mark_class(model: PhasicModel) -> None:
@@ -60,9 +57,8 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Itera
         if cls.__name__ in bases:
             warn(f"{path} was saved by {writer}, a class derived from {cls.__name__}: what it adds is not there")
         elif writer not in _class_names(cls):
-            derived = f", which is derived from {bases[-1]}" if bases else ""
             raise ModelFormatError(
-                f"{path} is another class's file: it was saved by {writer}{derived}, not by {cls.__name__}; use {writer}.load"
+                f"{path} is another class's file: it was saved by {writer}, not by {cls.__name__}; use {writer}.load"
             )
         yield file
 
