@@ -56,6 +56,7 @@ random_env = partial(random_envs, episode_length=5)
 
 def make(algorithm: type[PPG] = PPG, policy: str = "MlpPolicy", env: Any = "CartPole-v1", **kwargs: Any) -> PPG:
     settings = dict(n_steps=N_STEPS, batch_size=N_STEPS, n_policy_iterations=2, n_epochs=2, n_aux_epochs=2, device="cpu")
+    settings |= dict(compile_updates=False)  # "auto" looks for a compiler in each process
     env = make_vec_env(env, N_ENVS) if isinstance(env, str) else env
     return algorithm(policy, env, **{**settings, "seed": 0, "aux_batch_size": PHASE, **kwargs})
 
@@ -176,7 +177,7 @@ def test_two_halves_collect_as_one_whole(found):
 
 
 # Options of the step, and members, in which nothing is drawn within a minibatch
-ONE_BATCH = dict(n_policy_iterations=2, n_epochs=2, n_aux_epochs=2)
+ONE_BATCH = dict(n_policy_iterations=2, n_epochs=2, n_aux_epochs=2, compile_updates=False)
 OPTIONS: dict[str, dict] = {
     "default": dict(max_grad_norm=0.3),
     "micro-batches": dict(micro_batch_size=8),
