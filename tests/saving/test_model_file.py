@@ -3,6 +3,7 @@
 import copy
 import io
 import random
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +36,7 @@ def test_a_model_is_whole_or_refused_whatever_byte_is_flipped(model_file, tmp_pa
     rng = np.random.default_rng(0)
     directory = len(content) - 2000  # where the archive's table of contents is
     places = [*rng.integers(len(content), size=40), *rng.integers(directory, len(content), size=40)]
+    places += [entry.start() + 33 for entry in re.finditer(b"PK\1\2", content)]  # a length, so entries seem to end later
     bad, refused, other = tmp_path / "bad.zip", 0, small(policy_kwargs=dict(net_arch=[4]))
     before = everything(other)
     for place in places:
