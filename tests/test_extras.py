@@ -14,8 +14,8 @@ from tests.helpers import ROOT
 
 pytestmark = pytest.mark.slow
 
-# Prints the error of each statement in a process that can import no module of an extra
-PROLOGUE = """
+# Prints the error of each statement in a process that cannot import some modules of extras
+COMMANDS = """
 import sys
 
 sys.modules.update(dict.fromkeys(("mujoco", "Box2D", "seaborn")))
@@ -25,8 +25,7 @@ def attempt(function, *arguments, **options):
         function(*arguments, **options)
     except (SystemExit, ImportError) as error:
         print("ERROR", error, flush=True)
-"""
-COMMANDS = f"""{PROLOGUE}
+
 from sb3_ppg.zoo import launcher
 
 def command(line):
@@ -43,7 +42,7 @@ def errors(code: str, cwd) -> list[str]:
     return [line.removeprefix("ERROR ") for line in done.stdout.splitlines() if line.startswith("ERROR ")]
 
 
-def test_a_missing_extra_is_one_line_of_the_zoos_commands(tmp_path):
+def test_a_missing_extra_is_one_line_of_the_zoos_commands_and_in_python(tmp_path):
     commands = {
         "train --env HalfCheetah-v5": "mujoco",
         "train --env LunarLander-v3": "box2d",
@@ -51,10 +50,12 @@ def test_a_missing_extra_is_one_line_of_the_zoos_commands(tmp_path):
         "train --algo ppo --env LunarLander-v3": "box2d",
         "plot_train -e CartPole-v1 -f logs": "plots",
     }
-    said = errors(COMMANDS + "\n".join(f"attempt(command, {line!r})" for line in commands), tmp_path)
-    assert len(said) == len(commands)
+    lines = [f"attempt(command, {line!r})" for line in commands]
+    lines += ["from sb3_ppg import PPG", "attempt(PPG, 'MlpPolicy', 'LunarLander-v3')"]
+    *said, in_python = errors(COMMANDS + "\n".join(lines), tmp_path)
     for (line, extra), error in zip(commands.items(), said, strict=True):
         assert error.startswith(f"sb3-ppg {line.split()[0]}: ") and error.endswith(f'pip install "sb3-ppg[{extra}]"'), error
+    assert in_python == 'Box2D is not installed: pip install "sb3-ppg[box2d]"'
 
 
 def test_the_zoos_own_extra_is_named_where_there_is_nothing_of_it(tmp_path):
@@ -64,19 +65,6 @@ def test_the_zoos_own_extra_is_named_where_there_is_nothing_of_it(tmp_path):
     code += "from sb3_ppg import zoo\nattempt(lambda: zoo.register())\nattempt(lambda: zoo.patched())\n"
     said = errors(code, tmp_path)
     assert len(said) == 4 and all(error.endswith('pip install "sb3-ppg[zoo]"') for error in said), said
-
-
-def test_a_missing_extra_is_one_line_in_python(tmp_path):
-    environments = {
-        "HalfCheetah-v5": "mujoco",
-        "LunarLander-v3": "box2d",
-    }
-    lines = [f"attempt(PPG, 'MlpPolicy', {env_id!r})" for env_id in environments]
-    code = f"{PROLOGUE}\nfrom sb3_ppg import PPG\n" + "\n".join(lines)
-    said = errors(code, tmp_path)
-    assert len(said) == len(lines)
-    for extra, error in zip(environments.values(), said, strict=True):
-        assert error.endswith(f': pip install "sb3-ppg[{extra}]"'), error
 
 
 def test_an_error_that_a_missing_module_has_caused_names_its_extra():
