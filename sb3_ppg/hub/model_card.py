@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import gymnasium
 from huggingface_hub import EvalResult, ModelCardData
 
-from sb3_ppg.errors import REGISTRATION
 from sb3_ppg.family import member_of
 from sb3_ppg.ppg import PPG
 
@@ -117,7 +116,7 @@ env = model.get_env()
 def _import_of(env_id: str) -> str:
     """Return the import that registers an environment, or nothing for Gymnasium's own."""
     if env_id.startswith("MinAtar/"):  # which the import alone does not register
-        return REGISTRATION["minatar"]
+        return "from minatar.gym import register_envs; register_envs()"
     spec = gymnasium.registry.get(env_id)
     entry_point = spec.entry_point if spec else None
     package = entry_point.__module__ if callable(entry_point) else str(entry_point or "gymnasium").split(":")[0].split(".")[0]

@@ -123,9 +123,9 @@ def _clean_up(model: PhasicModel, callback: MaybeCallback, error: BaseException)
 @contextmanager
 def _signals_noted(session: Session, callback: MaybeCallback) -> Iterator[None]:
     """
-    Store the first signal that asks this process to end in ``session.received_signal``; a second one has its previous effect.
-    The signals are SIGTERM, with which schedulers of clusters announce the end, if checkpoints are saved, and Ctrl-C's if
-    there are several processes.
+    Store the first signal that asks this process to end in ``session.received_signal``. A second signal does what it did
+    before this block. The signals are SIGTERM, with which schedulers of clusters announce the end, if checkpoints are saved,
+    and Ctrl-C's if there are several processes.
     """
     signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []
     signals += [signal.SIGINT] if n_processes() > 1 else []

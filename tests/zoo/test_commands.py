@@ -594,7 +594,7 @@ def test_trainings_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
         ("train --env-kwargs gg:1", "sb3-ppg train: CartPoleEnv.__init__() got an unexpected keyword argument 'gg'"),
         ("train -params normalize:'dict('", "the hyperparameters cannot be read (from"),
         ("train -params env_wrapper:'a.b'", "ModuleNotFoundError: No module named 'a'"),
-        ("train -params policy_kwargs:dict(net_arhc=[8])", "ActorCriticPolicy has no argument 'net_arhc'; nearest: net_arch"),
+        ("train -params policy_kwargs:dict(net_arhc=[8])", "__init__() got an unexpected keyword argument 'net_arhc'"),
         ("train -conf damaged.yml", "damaged.yml is not YAML: mapping values are not allowed here"),
         ("train -conf list.yml", "list.yml is no hyperparameter file"),
         ("train -conf incomplete.yml", "the hyperparameter 'policy' is missing (from incomplete.yml"),
