@@ -28,7 +28,7 @@ import pandas as pd
 import psutil
 
 from benchmarks.harness import RESULTS
-from benchmarks.machine import processor
+from benchmarks.harness import processor
 from benchmarks.tables import page
 from sb3_ppg import PPG
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 from benchmarks.compiled import COMPILED, draw_curves
 from benchmarks.harness import RESULTS
 from benchmarks.learning import LEARNING, draw_contestant
-from benchmarks.seconds import SECONDS, comparison
+from benchmarks.seconds import comparison
 from benchmarks.suites.contestants import TASKS
 from benchmarks.suites.experiment import SUITES
 from benchmarks.suites.report import Comparison, comparisons
@@ -27,12 +27,8 @@ def draw_suite(axes: Axes, found: list[Comparison], env_id: str, title: str) -> 
 
 
 def draw_lunar_lander(axes: Axes) -> None:
-    for name, color in COLORS.items():
-        rows, curves = (
-            table[(table["task"] == "LunarLander-v3, RL Zoo") & (table["contestant"] == name)]
-            for table in (LEARNING.rows(), LEARNING.curves())
-        )
-        draw_contestant(axes, rows, curves, name, color)
+    for name in COLORS:
+        draw_contestant(axes, LEARNING.rows(), LEARNING.curves(), "LunarLander-v3, RL Zoo", name)
     finish(axes, "LunarLander", "environment steps", legend="lower right")
 
 
@@ -44,7 +40,7 @@ def draw_compiled(axes: Axes, task: str, title: str) -> None:
 
 def draw_minatar(axes: Axes) -> None:
     """Draw the mean scores of the best setting of each algorithm."""
-    games = comparison(SECONDS.rows(), SECONDS.curves())
+    games = comparison()
     for name, color in COLORS.items():
         mean, seconds = games.mean_curves(name, games.tasks, as_scores=True)
         draw_seeds(axes, mean.set_axis(seconds), name, color)

@@ -384,7 +384,7 @@ def head_movement(eps: float) -> float:
 
 def test_rounding_noise_of_the_first_auxiliary_step_does_not_move_the_policy():
     """SB3's eps of 1e-5 keeps the head within a thousandth of the learning rate; the authors' 1e-8 does not, and stays
-    selectable. (benchmarks/first_aux_step.py measures KL for each precision.)"""
+    selectable. (benchmarks/results/first_aux_step.md has the KL for each precision.)"""
     assert make().aux_optimizer.param_groups[0]["eps"] == 1e-5
     assert head_movement(eps=1e-5) < 1e-3
     assert head_movement(eps=1e-8) > 1e-2

@@ -1,4 +1,4 @@
-"""The trainings that are wanted, what identifies their rows, and what a step costs."""
+"""The runs that are wanted, what identifies their rows, and what a step costs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,22 +7,17 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from benchmarks.harness import Experiment
-from benchmarks.machine import processor
+from benchmarks.harness import Experiment, processor
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
-from benchmarks.suites.report import SPEED, report, speed
+from benchmarks.suites.report import END, SPEED, report, speed
 from benchmarks.suites.training import make_model, train
 from benchmarks.turns import Measure, take_turns, whole_phases
 
 
-def wanted(steps: int | None = None) -> list[Training]:
-    """
-    Return all trainings: the leading contestants before the others, the first seeds first.
-
-    :param steps: of each training, in place of the task's
-    """
+def wanted() -> list[Training]:
+    """Return all runs: the leading contestants before the others, which have at most a million steps; the first seeds first."""
     trainings = [
-        Training(task, name, seed, steps or task.n_timesteps)
+        Training(task, name, seed, task.n_timesteps if name in LEADING else min(task.n_timesteps, END))
         for name in CONTESTANTS
         for task in TASKS
         for seed in range(task.n_seeds)
@@ -40,17 +35,12 @@ def speed_of(task: Task, name: str) -> Measure:
 
 
 def measure_speed(experiment: Experiment, trainings: Sequence[Training]) -> None:
-    """Measure the leading contestants on the tasks of these trainings, in place of what is known of the tasks."""
+    """Measure the leading contestants on the tasks of these runs, in place of what is known of the tasks."""
     for task in {training.task.env_id: training.task for training in trainings}.values():
         table = take_turns({name: (speed_of, (task, name)) for name in LEADING})
-        add_speed(experiment.results, table.assign(task=task.env_id, machine=processor()))
-
-
-def add_speed(results: Path, table: pd.DataFrame) -> None:
-    """Write rows, in place of those of the same tasks."""
-    known = speed(results)
-    others = known[~known["task"].isin(table["task"])]
-    pd.concat([others, table] if len(others) else [table]).to_csv(results / SPEED, index=False)
+        known = speed(experiment.results)
+        table = pd.concat([known[known["task"] != task.env_id], table.assign(task=task.env_id, machine=processor())])
+        table.to_csv(experiment.results / SPEED, index=False)
 
 
 SUITES = Experiment(
@@ -61,7 +51,5 @@ SUITES = Experiment(
     columns=Training.columns,
     identity=("settings", "seed"),
     settings=Training.settings,
-    options={"steps": dict(type=int, help="per training, in place of the task's")},
     commands={"speed": measure_speed},
-    resumes=True,
 )

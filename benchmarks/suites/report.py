@@ -1,6 +1,6 @@
 """Tables, curves and ablations of the suites' rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from benchmarks.harness import Experiment, Report
-from benchmarks.scores import MIN_SEEDS, Scores, Task, improvements, interquartile_means, score_table, scores_of
+from benchmarks.scores import MIN_SEEDS, Scores, Task, improvements, interquartile_means
 from benchmarks.suites.contestants import ABLATIONS, BEFORE, CONTESTANTS, LEADING, TASKS, Training, contestants_on
-from benchmarks.tables import COLORS, draw_seeds, finish, machines, page
+from benchmarks.tables import COLORS, draw_seeds, finish, listed, machines, page, table
 
 BASELINE = "PPO"
 SPEED = "suites_speed.csv"
@@ -30,13 +30,27 @@ def speed(results: Path) -> pd.DataFrame:
     return pd.read_csv(results / SPEED) if (results / SPEED).exists() else pd.DataFrame(columns=columns)
 
 
+def scores_of(returns: Mapping[str, Mapping[str, np.ndarray]], tasks: Sequence[Task]) -> Scores:
+    """
+    Return the scores of those who were trained on all of these tasks, of the seeds that all tasks have.
+
+    :param returns: returns by contestant and environment, in the order of seeds
+    """
+    found = {}
+    for name, own in returns.items():
+        n_seeds = min(len(own[task.env_id]) for task in tasks)
+        if n_seeds > 0:
+            found[name] = np.stack([task.scores(own[task.env_id][:n_seeds]) for task in tasks], axis=1)
+    return found
+
+
 class Comparison(NamedTuple):
     """
-    All trainings of a suite with the present settings and of one length.
+    All runs of a suite with the present settings and of one length.
 
-    :param n_timesteps: the length
-    :param tasks: on which somebody was trained
-    :param curves: of the same trainings as the rows
+    :param n_timesteps: their length
+    :param tasks: the tasks on which somebody was trained
+    :param curves: curves of the same runs as the rows
     :param speed: seconds per million steps, measured in turns; may be of other tasks, too, or of none
     """
 
@@ -50,7 +64,7 @@ class Comparison(NamedTuple):
     def returns(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the returns of all contestants, on the test levels where there are any."""
         rows, found = self.rows.sort_values("seed"), {}
-        for name in self.rows["contestant"].unique():
+        for name in sorted(rows["contestant"].unique(), key=list(CONTESTANTS).index):
             own = rows[rows["contestant"] == name].set_index("task")
             columns = {task.env_id: "test_return" if task.is_tested else "train_return" for task in self.tasks}
             found[name] = {env_id: own.loc[own.index == env_id, column].to_numpy(float) for env_id, column in columns.items()}
@@ -98,22 +112,20 @@ class Comparison(NamedTuple):
         """Return the paragraphs of the suite."""
         n_episodes = sorted(self.rows["test_episodes"].dropna().unique())
         tested = f" On all levels: means of {' or '.join(f'{n:,.0f}' for n in n_episodes)} episodes." if n_episodes else ""
-        returns = self.returns()
-
-        def steps_per_second(name: str) -> str:
+        scores, rows = self.scores(), []
+        means = interquartile_means(scores)
+        others = {name: own for name, own in scores.items() if name != BASELINE}
+        better = improvements(others, scores[BASELINE]) if BASELINE in scores else {}
+        for name, returns in self.returns().items():
+            seeds = [listed(returns[task.env_id], 2 if task.high <= 1 else 1) for task in self.tasks]
             taken = self.rows[self.rows["contestant"] == name].groupby("task")["seconds"].mean()
-            return f"{self.n_timesteps * len(taken) / taken.sum():,.0f}"
-
+            speed = f"{self.n_timesteps * len(taken) / taken.sum():,.0f}"
+            rows.append([name, *seeds, means.get(name, ""), better.get(name, ""), speed])
+        titles = [f"{task.env_id} [{task.high:g}]" for task in self.tasks]
         return [
             f"## {self.suite}, {self.n_timesteps:,} steps",
             f"{machines(self.rows)}{tested}{self.times()}",
-            score_table(
-                {name: returns[name] for name in sorted(returns, key=list(CONTESTANTS).index)},
-                {f"{task.env_id} [{task.high:g}]": task for task in self.tasks},
-                self.scores(),
-                BASELINE,
-                {"steps/s": steps_per_second},
-            ),
+            table(["", *titles, "score", f"better than {BASELINE}", "steps/s"], rows),
         ]
 
     def mean_curves(self, name: str, tasks: Sequence[Task], as_scores: bool) -> tuple[pd.DataFrame, np.ndarray]:
@@ -149,24 +161,16 @@ class Comparison(NamedTuple):
         return figure
 
 
-def names_of(settings: Iterable[str], n_timesteps: int) -> dict[str, str]:
-    """
-    Return the contestants that have these settings now; where several have the same, the first.
-
-    :param settings: hashes of rows
-    :param n_timesteps: of their trainings
-    """
-    wanted = set(settings)
-    present = [(Training(task, name, 0, n_timesteps).hash(), name) for task in TASKS for name in contestants_on(task)]
-    return {key: name for key, name in reversed(present) if key in wanted}
-
-
 def comparisons(experiment: Experiment) -> list[Comparison]:
-    """Return the trainings with the settings that the contestants have now, by suite and length."""
+    """
+    Return the runs with the settings that the contestants have now, by suite and length. Where several contestants have the
+    same settings, the first gives its name.
+    """
     all_curves, found = experiment.curves(), []
     for (suite, n_timesteps), rows in experiment.rows(present=False).groupby(["suite", "steps"]):
-        names = pd.DataFrame(names_of(rows["settings"], int(n_timesteps)).items(), columns=["settings", "contestant"])
-        rows = rows.drop(columns="contestant").merge(names, on="settings")
+        present = [(Training(task, name, 0, int(n_timesteps)), name) for task in TASKS for name in contestants_on(task)]
+        names = pd.DataFrame({"settings": [one.hash() for one, _ in present], "contestant": [name for _, name in present]})
+        rows = rows.drop(columns="contestant").merge(names.drop_duplicates("settings"), on="settings")
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
             tasks = [task for task in TASKS if task.suite == suite and (rows["task"] == task.env_id).any()]
@@ -176,10 +180,10 @@ def comparisons(experiment: Experiment) -> list[Comparison]:
 
 def late_returns(found: list[Comparison]) -> pd.DataFrame:
     """
-    Return the mean return of the last fifth of the first million steps, by contestant, task and seed. Of several trainings of
-    one seed, which are the same until the shortest ends, it is the shortest's.
+    Return the mean return of the last fifth of the first million steps, by contestant, task and seed. Of several runs of one
+    seed, which are the same until the shortest ends, it is the shortest's.
 
-    :param found: of all suites
+    :param found: the comparisons of all suites
     """
     parts = []
     for comparison in found:
@@ -198,7 +202,7 @@ def ablation_picture(returns: pd.DataFrame) -> Figure:
     """
     Draw a point per seed, and shade the ranges of the unchanged contestants' seeds.
 
-    :param returns: of all who were trained
+    :param returns: returns of all who were trained
     """
     known = set(returns["contestant"])
     names = [name for name in LEADING | ABLATIONS if name in known][::-1]
