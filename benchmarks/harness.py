@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch as th
 import yaml
 from matplotlib.figure import Figure
 
@@ -163,7 +162,6 @@ class Experiment:
 
     def run_one(self, run: Any) -> None:
         """Carry out a run, unless it has a row or another process does. Files that it leaves in its folder stay."""
-        th.set_num_threads(1)
         folder = self.folder / self.name / hashlib.sha256(repr(self.key(run)).encode()).hexdigest()[:16]
         try:
             with locked(folder.with_suffix(".lock"), wait=False):

@@ -13,8 +13,7 @@ from benchmarks.harness import RESULTS
 from benchmarks.learning import LEARNING, draw_contestant
 from benchmarks.seconds import comparison
 from benchmarks.suites.contestants import TASKS
-from benchmarks.suites.experiment import SUITES
-from benchmarks.suites.report import Comparison, comparisons
+from benchmarks.suites.experiment import SUITES, Comparison, comparisons
 from benchmarks.tables import COLORS, draw_seeds, finish
 
 
@@ -33,8 +32,7 @@ def draw_lunar_lander(axes: Axes) -> None:
 
 
 def draw_compiled(axes: Axes, task: str, title: str) -> None:
-    curves = COMPILED.curves()
-    draw_curves(axes, curves[curves["task"] == task])
+    draw_curves(axes, COMPILED.curves(), task)
     finish(axes, title, "seconds of one core", legend="lower right")
 
 

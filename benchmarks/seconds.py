@@ -16,7 +16,6 @@ Each part begins once the one before is complete.
 """
 
 import math
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +27,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from benchmarks.harness import Experiment, Report, processor, short_hash
 from benchmarks.scores import Task
 from benchmarks.suites.contestants import TASKS, Settings, entry
-from benchmarks.suites.report import Comparison
+from benchmarks.suites.experiment import Comparison
 from benchmarks.suites.training import Episodes, curve, make
 from benchmarks.tables import machines, page, table
 from benchmarks.turns import Measure, take_turns, whole_phases
@@ -37,58 +36,44 @@ from sb3_ppg.optim.micro_batches import keep_freed_memory
 GAMES = {task.env_id: task for task in TASKS if task.suite == "minatar"}
 OTHERS = [Task("MinAtar/Freeway-v1", 2_000_000, 0.0, 50.0), Task("MinAtar/Seaquest-v1", 2_000_000, 0.1, 20.0)]
 ALL_GAMES = GAMES | {task.env_id: task for task in OTHERS}
-N_RANDOM, N_FINALISTS, N_SEEDS, N_TURNS = 2, 2, 5, 3
+N_FINALISTS, N_SEEDS, N_TURNS = 2, 5, 3
 SPEED, SHORT, LONG = 0, 120, 300  # limits in seconds; rows of SPEED measure steps and seconds
 FULL = 2_000_000  # a limit in steps
 COMPILED, IN_TURNS = "PPG, compiled", "seconds_speed.csv"  # a contestant of part 5; its rows
 PPO_ROLLOUTS = 8  # for PPO's speed; for PPG's, those of a phase
-OF_BOTH: dict[str, tuple[Any, ...]] = dict(
-    n_epochs=(1, 2, 3, 4, 6, 8),
-    learning_rate=(5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 4e-3),
-    batch_size=(256, 512, 1024, 2048),
-    vf_coef=(0.25, 0.5, 1.0),
-)
-OF_PPG: dict[str, tuple[Any, ...]] = dict(
-    n_aux_epochs=(1, 2, 3, 6),
-    n_policy_iterations=(4, 8, 16, 32),
-    aux_batch_size=(512, 1024, 2048),
-    architecture=("shared", "detached", "dual"),
-)
 QUICK: Settings = dict(n_epochs=2, learning_rate=2e-3)
 LIGHT: Settings = QUICK | dict(n_aux_epochs=1, architecture="shared")  # an auxiliary phase that takes little time
-# Trials before the random ones: the entries of hyperparams/ppg.yml and of ppo.yml, and a change of both
-FIRST: dict[str, list[Settings]] = {"ppo": [{}, QUICK], "ppg": [{}, QUICK | dict(n_aux_epochs=3)]}
-# Trials after the random ones: near the best of them
-NEAR: dict[str, list[Settings]] = {
+# Changes to the entries in suites/: none, and quicker ones; two drawn at random; four near the best of these
+TRIALS: dict[str, list[Settings]] = {
     "ppo": [
+        {},
+        QUICK,
+        dict(n_epochs=4, learning_rate=2e-3, batch_size=256, vf_coef=0.5),
+        dict(n_epochs=6, learning_rate=2e-3, batch_size=2048, vf_coef=0.5),
         QUICK | dict(learning_rate=3e-3),
         QUICK | dict(n_epochs=3),
         QUICK | dict(vf_coef=1.0),
         QUICK | dict(batch_size=256),
     ],
     "ppg": [
+        {},
+        QUICK | dict(n_aux_epochs=3),
+        dict(n_epochs=4, learning_rate=2e-3, batch_size=256, vf_coef=0.5)
+        | dict(n_aux_epochs=6, n_policy_iterations=32, aux_batch_size=1024, architecture="detached"),
+        dict(n_epochs=3, learning_rate=3e-3, batch_size=512, vf_coef=1.0)
+        | dict(n_aux_epochs=2, n_policy_iterations=16, aux_batch_size=512, architecture="shared"),
         LIGHT,
         LIGHT | dict(n_policy_iterations=32, aux_batch_size=1024),
         LIGHT | dict(n_aux_epochs=2),
         LIGHT | dict(architecture="detached"),
     ],
 }
-
-
-def trials(algorithm: str) -> list[Settings]:
-    """Return the changes to an algorithm's entry, always the same."""
-    generator = random.Random(0)
-    space = OF_BOTH | (OF_PPG if algorithm == "ppg" else {})
-    drawn = [{name: generator.choice(values) for name, values in space.items()} for _ in range(N_RANDOM)]
-    return [*FIRST[algorithm], *drawn, *NEAR[algorithm]]
-
-
-N_TRIALS = len(trials("ppo"))  # as many of PPG
+N_TRIALS = 8  # of each algorithm
 
 
 def settings(algorithm: str, trial: int, game: str) -> Settings:
     """Return all hyperparameters of a trial, in the form of RL Zoo's files."""
-    changes, present = dict(trials(algorithm)[trial]), entry(algorithm, game)
+    changes, present = dict(TRIALS[algorithm][trial]), entry(algorithm, game)
     architecture = changes.pop("architecture", None)
     if architecture is not None:
         changes["policy_kwargs"] = f"{{**{present['policy_kwargs']}, **dict(architecture={architecture!r})}}"
@@ -103,7 +88,7 @@ def run_of(algorithm: str, trial: int, game: str, seed: int, limit: int) -> dict
 
 def wanted() -> list[dict[str, Any]]:
     """Return the runs of the first part and, once it is complete, those of the next."""
-    pairs = [(algorithm, trial) for trial in range(N_TRIALS) for algorithm in FIRST]
+    pairs = [(algorithm, trial) for trial in range(N_TRIALS) for algorithm in TRIALS]
     speed = [run_of(*pair, game, 0, SPEED) for game in GAMES for pair in pairs]
     if len(rows_of(SPEED)) < len(speed):
         return speed
@@ -127,9 +112,9 @@ def best(limit: int, n: int) -> list[tuple[str, int]]:
     """Return the n best trials of each algorithm by their mean score in the three games, if all have been run."""
     by_trial = rows_of(limit).groupby(["algorithm", "trial"])["score"]
     means = by_trial.mean()[by_trial.size() == len(GAMES)]
-    if len(means) < len(FIRST) * (N_TRIALS if limit == SHORT else N_FINALISTS):
+    if len(means) < len(TRIALS) * (N_TRIALS if limit == SHORT else N_FINALISTS):
         return []
-    return [(algorithm, trial) for algorithm in FIRST for trial in means[algorithm].nlargest(n).index]
+    return [(algorithm, trial) for algorithm in TRIALS for trial in means[algorithm].nlargest(n).index]
 
 
 def make_model(run: dict[str, Any], folder: Path, is_compiled: bool = False) -> Any:
@@ -206,7 +191,7 @@ def report(experiment: Experiment) -> Report:
     for limit in (SHORT, LONG):
         lines = []
         for (algorithm, trial), some in rows_of(limit).groupby(["algorithm", "trial"]):
-            name = "the suites' entry" if trial == 0 else ", ".join(f"{k} {v}" for k, v in trials(algorithm)[trial].items())
+            name = "the suites' entry" if trial == 0 else ", ".join(f"{k} {v}" for k, v in TRIALS[algorithm][trial].items())
             returns = [f"{some[some['game'] == game]['return'].mean():.1f}" for game in GAMES]
             lines.append([algorithm.upper(), name, f"{some['score'].mean():.2f}", *returns, f"{some['steps'].median():,.0f}"])
         lines.sort(key=lambda line: -float(line[2]))

@@ -16,7 +16,9 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from sb3_ppg import PPG
 
 Measure = Callable[[], dict[str, float]]
-Contestants = dict[str, tuple[Callable[..., Measure], tuple]]  # by name, a function and its arguments, which make a measurement
+Contestants = dict[
+    str, tuple[Callable[..., Measure], tuple]
+]  # by name, a function and its arguments, which make a measurement
 
 
 def _contestant(connection: Connection, make: Callable[..., Measure], arguments: tuple, n_threads: int, warm_up: bool) -> None:
