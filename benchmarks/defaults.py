@@ -31,7 +31,6 @@ from benchmarks.tables import COLORS, finish, machines, page, table
 from sb3_ppg import PPG
 from sb3_ppg.family import PAPERS_VALUES
 
-# Short runs first: a trial that is worse than half of the others ends after any of them
 SEARCHED = [
     Task("CartPole-v1", 50_000, 22.0, 500.0),
     Task("Pendulum-v1", 80_000, -1230.0, -150.0),
@@ -209,10 +208,11 @@ def report(experiment: Experiment) -> Report:
         lines.append([*json.loads(arguments).values(), *("" if np.isnan(mean) else f"{mean:.2f}" for mean in means)])
     text = page(
         "Defaults",
-        "`python -m benchmarks.defaults search` at commit 1410dec, `run`, `report`. One setting for all environments; one environment and one "
-        "thread per training. A return is the mean of the episodes that end in the last tenth of the training; a score is 0 "
-        "at the return of random actions and 1 at a high return of the task. The table has interquartile means, and the "
-        f"probability that a training of PPG is better, with 95 % stratified bootstrap intervals (rliable). {machines(rows)}",
+        "`python -m benchmarks.defaults search` at commit 1410dec, `run`, `report`. One setting for all environments; one "
+        "environment and one thread per training. A return is the mean of the episodes that end in the last tenth of the "
+        "training; a score is 0 at the return of random actions and 1 at a high return of the task. The table has "
+        "interquartile means, and the probability that a training of PPG is better, with 95 % stratified bootstrap intervals "
+        f"(rliable). {machines(rows)}",
         *comparison(rows),
         *controls(rows),
         "## The search",

@@ -9,7 +9,7 @@ Learning curves and final returns of PPG and PPO with the same number of steps; 
 import contextlib
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,21 +37,10 @@ DEFAULTS: Settings = dict(policy="MlpPolicy", n_timesteps=100_000)
 ALGORITHMS = ("PPG", "PPO")
 
 
-class Task(NamedTuple):
-    """
-    An environment that both algorithms learn.
-
-    :param entries: entry of each algorithm, by its name in RL Zoo
-    """
-
-    env_id: str
-    n_seeds: int
-    entries: dict[str, Settings]
-
-
-TASKS = {  # by title
-    "CartPole-v1, defaults": Task("CartPole-v1", 5, {"ppg": DEFAULTS, "ppo": DEFAULTS}),
-    **{f"{name}, RL Zoo": Task(name, 3, {"ppg": entry("ppg", name), "ppo": zoo_entry("ppo", name)}) for name in ZOO_ENVS},
+# By title: an environment, the number of seeds, and the entry of each algorithm, by its name in RL Zoo
+TASKS: dict[str, tuple[str, int, dict[str, Settings]]] = {
+    "CartPole-v1, defaults": ("CartPole-v1", 5, {"ppg": DEFAULTS, "ppo": DEFAULTS}),
+    **{f"{name}, RL Zoo": (name, 3, {"ppg": entry("ppg", name), "ppo": zoo_entry("ppo", name)}) for name in ZOO_ENVS},
 }
 
 
@@ -63,9 +52,9 @@ def hyperparameters(algo: str, settings: Settings) -> str:
 def wanted() -> list[dict[str, Any]]:
     return [
         dict(task=title, contestant=algo.upper(), seed=seed, hyperparameters=hyperparameters(algo, settings))
-        for title, task in TASKS.items()
-        for seed in range(task.n_seeds)
-        for algo, settings in task.entries.items()
+        for title, (_, n_seeds, entries) in TASKS.items()
+        for seed in range(n_seeds)
+        for algo, settings in entries.items()
     ]
 
 
@@ -75,12 +64,12 @@ def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFra
 
     :return: the mean return of 100 deterministic episodes; the mean return of the latest 20 episodes at evenly spaced steps
     """
-    task, algo, start = TASKS[run["task"]], run["contestant"].lower(), time.time()
-    settings = task.entries[algo]
-    n_timesteps = int(settings["n_timesteps"])
+    algo, start = run["contestant"].lower(), time.time()
+    env_id, _, entries = TASKS[run["task"]]
+    n_timesteps = int(entries[algo]["n_timesteps"])
     with contextlib.redirect_stdout(None):
         model: Any
-        manager, model = make(algo, task.env_id, settings, folder, run["seed"])
+        manager, model = make(algo, env_id, entries[algo], folder, run["seed"])
         model, episodes = learn(model, n_timesteps, folder)
         manager.seed += 1000
         evaluation = manager.create_envs(1, eval_env=True)

@@ -4,7 +4,8 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pandas as pd
@@ -16,19 +17,20 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from sb3_ppg import PPG
 
 Measure = Callable[[], dict[str, float]]
-Contestants = dict[
-    str, tuple[Callable[..., Measure], tuple]
-]  # by name, a function and its arguments, which make a measurement
+Contestants = dict[str, tuple[Callable[..., Measure], tuple]]  # by name, what makes a measurement, and its arguments
+
+_prepared: list[Measure] = []  # the measurement of the contestant whose process this is
 
 
-def _contestant(connection: Connection, make: Callable[..., Measure], arguments: tuple, n_threads: int, warm_up: bool) -> None:
+def _prepare(make: Callable[..., Measure], arguments: tuple, n_threads: int, warm_up: bool) -> None:
     th.set_num_threads(n_threads)
-    measure = make(*arguments)
+    _prepared.append(make(*arguments))
     if warm_up:
-        measure()
-    connection.send("ready")
-    while connection.recv():
-        connection.send(measure())
+        _measure()
+
+
+def _measure() -> dict[str, float]:
+    return _prepared[0]()
 
 
 def take_turns(contestants: Contestants, n_threads: int = 1, n_turns: int = 5, warm_up: bool = True) -> pd.DataFrame:
@@ -39,23 +41,17 @@ def take_turns(contestants: Contestants, n_threads: int = 1, n_turns: int = 5, w
     :param warm_up: whether each measures once in vain first; where a measurement takes a minute, the median does as well
     :return: a row per turn and contestant, with what it measured
     """
-    context = multiprocessing.get_context("spawn")
-    connections, processes = {}, []
-    for name, contestant in contestants.items():
-        connections[name], theirs = context.Pipe()
-        processes.append(context.Process(target=_contestant, args=(theirs, *contestant, n_threads, warm_up), daemon=True))
-        processes[-1].start()
-        theirs.close()  # else nobody would notice that a contestant died
-        connections[name].recv()
-    rows = []
-    for turn in range(n_turns):
-        for name, connection in connections.items():
-            connection.send(True)
-            rows.append({"contestant": name, "turn": turn, **connection.recv()})
-            print(rows[-1], flush=True)
-    for connection, process in zip(connections.values(), processes, strict=True):
-        connection.send(False)
-        process.join()
+    with ExitStack() as stack:
+        processes = {}
+        for name, contestant in contestants.items():
+            spawn = multiprocessing.get_context("spawn")
+            processes[name] = stack.enter_context(ProcessPoolExecutor(1, mp_context=spawn))
+            processes[name].submit(_prepare, *contestant, n_threads, warm_up).result()
+        rows = []
+        for turn in range(n_turns):
+            for name, process in processes.items():
+                rows.append({"contestant": name, "turn": turn, **process.submit(_measure).result()})
+                print(rows[-1], flush=True)
     return pd.DataFrame(rows)
 
 
@@ -96,13 +92,6 @@ def collect(model: OnPolicyAlgorithm) -> None:
     callback = CallbackList([])
     callback.init_callback(model)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
-
-
-def phase(model: PPG) -> None:
-    """Collect and learn from the rollouts of a whole phase."""
-    for _ in range(model.n_policy_iterations):
-        collect(model)
-        model.train()
 
 
 def ready(model: OnPolicyAlgorithm) -> OnPolicyAlgorithm:

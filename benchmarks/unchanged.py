@@ -126,8 +126,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], tolerance: float) -
     return found
 
 
-def main() -> None:
-    """The command line."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["record", "compare"])
     parser.add_argument("file", type=Path)
@@ -137,11 +136,7 @@ def main() -> None:
     now = {"parameters": trained(arguments.rollouts), "names": public_names()}
     if arguments.what == "record":
         arguments.file.write_text(json.dumps(now, indent=1))
-        return
-    found = differences(json.loads(arguments.file.read_text()), now, arguments.tolerance)
-    print("\n".join(found) or "Nothing differs")
-    sys.exit(bool(found))
-
-
-if __name__ == "__main__":
-    main()
+    else:
+        found = differences(json.loads(arguments.file.read_text()), now, arguments.tolerance)
+        print("\n".join(found) or "Nothing differs")
+        sys.exit(bool(found))

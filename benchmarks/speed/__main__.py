@@ -1,11 +1,11 @@
 """
 The speed of PPG, and its distance from what the machine can do: ratios of medians of at least five turns, taken alternately in
-one run: IMPALA on Procgen, MlpPolicy and PPO, scaling.
+one run: IMPALA on Procgen, and MlpPolicy, LSTMs and masks beside PPO.
 
 Each contestant runs in a process of its own. Writes results/speed_<section>.csv, speed.md and speed.png. It takes about half
 an hour on two cores; let nothing else run at the same time.
 
-    python -m benchmarks.speed [impala mlp scaling]
+    python -m benchmarks.speed [impala mlp]
     python -m benchmarks.speed report
 """
 
@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.harness import RESULTS, processor
-from benchmarks.speed import answered, impala, vectors
+from benchmarks.speed import answered, beside_ppo, impala
 from benchmarks.tables import formatted, page
 
 MACHINE = RESULTS / "speed_machine.txt"
@@ -46,12 +46,12 @@ SECTIONS = {
     "micro_batches": Section("Micro-batches, minibatches of 1,024", answered.MICRO_BATCHES, draw=answered.draw_micro_batches),
     "mlp": Section(
         "MlpPolicy, LSTMs and masks, 8 environments, minibatches of 64",
-        vectors.BESIDE_PPO,
-        vectors.run_beside_ppo,
-        vectors.draw_beside_ppo,
+        beside_ppo.COLUMNS,
+        beside_ppo.run,
+        beside_ppo.draw,
     ),
     "memory": Section("Memory, 64 environments x 256 steps of 64x64x3 images", answered.memory_table),
-    "scaling": Section("Scaling, CartPole", vectors.scaling_table, vectors.run_scaling, vectors.draw_scaling),
+    "scaling": Section("Scaling, CartPole", answered.scaling_table, draw=answered.draw_scaling),
     "options": Section("Cost of options (mmap: 805 MB of 64x64x3 images)", answered.OPTIONS),
 }
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from benchmarks.tables import formatted
+from benchmarks.tables import formatted, listed, table
 
 SIZES = {f"n{size}": size for size in (16, 32, 64, 128, 256, 512, 1024)}  # of micro-batches, by columns
 MICRO_BATCHES = {
@@ -41,3 +41,20 @@ def memory_table(rows: pd.DataFrame) -> str:
         "peak - 1.15 stored": "{constant:.0f}",
     }
     return f"{formatted(rows, columns)}\n\nGrowth of the peak per stored byte (N_π = 4 to 16): {slope:.3f}."
+
+
+def scaling_table(rows: pd.DataFrame) -> str:
+    """Return a line for each quantity."""
+    lines = []
+    for quantity, own in rows.groupby("quantity", sort=False):
+        costs = own["microseconds_per_step"].tolist()
+        lines.append([quantity, listed(own["value"], 0), listed(costs), f"{costs[-1] / costs[0]:.2f}"])
+    return table(["quantity", "values", "microseconds per environment step", "last over first"], lines)
+
+
+def draw_scaling(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw the cost of each quantity."""
+    for quantity, own in rows.groupby("quantity", sort=False):
+        axes.plot(own["value"] / own["value"].iloc[0], own["microseconds_per_step"], marker=".", label=quantity)
+    axes.set(xlabel="times the first value", ylabel="microseconds per environment step", ylim=0, title="Scaling, CartPole")
+    axes.legend()

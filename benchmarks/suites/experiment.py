@@ -201,15 +201,11 @@ def late_returns(found: list[Comparison]) -> pd.DataFrame:
 
     :param found: the comparisons of all suites
     """
-    parts = []
-    for comparison in found:
-        names = [*LEADING, *ABLATIONS] if comparison.n_timesteps == END else PASSING
-        if comparison.n_timesteps >= END:
-            own = comparison.curves[comparison.curves["contestant"].isin(names)]
-            parts.append(own.assign(length=comparison.n_timesteps))
+    curves = pd.concat([one.curves.assign(length=one.n_timesteps) for one in found])
+    is_shown = curves["contestant"].isin(PASSING) | (curves["length"] == END) & curves["contestant"].isin(ABLATIONS)
+    is_late = curves["steps"].between(LATE, END, inclusive="right") & (curves["length"] >= END)
+    late = curves[is_shown & is_late & curves["task"].isin(ABLATED_IDS)]
     columns = ["contestant", "task", "seed"]
-    curves = pd.concat(parts) if parts else pd.DataFrame(columns=[*columns, "length", "steps", "return"])
-    late = curves[(curves["steps"] > LATE) & (curves["steps"] <= END) & curves["task"].isin(ABLATED_IDS)]
     means = late.groupby([*columns, "length"], as_index=False)["return"].mean()  # by length, too: the shortest comes first
     return means.drop_duplicates(columns).drop(columns="length")
 

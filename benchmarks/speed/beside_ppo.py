@@ -1,4 +1,4 @@
-"""Vector observations: updates and rollouts against PPO, RecurrentPPO and MaskablePPO; scaling."""
+"""MlpPolicy, LSTMs and masks: the policy phase's update and the rollouts against PPO, RecurrentPPO and MaskablePPO."""
 
 import statistics
 from functools import partial
@@ -13,8 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from benchmarks.tables import listed, table
-from benchmarks.turns import Measure, collect, medians, phase, ready, seconds
+from benchmarks.turns import Measure, collect, medians, ready, seconds
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 
 HUNDRED_ACTIONS = partial(InvalidActionEnvDiscrete, dim=100, n_invalid_actions=80)
@@ -44,7 +43,7 @@ def rollouts_and_updates(algorithm: str, contest: str) -> Measure:
     return measure
 
 
-def run_beside_ppo() -> pd.DataFrame:
+def run() -> pd.DataFrame:
     """Measure each contest."""
     rows = []
     for contest in CONTESTS:
@@ -57,7 +56,7 @@ def run_beside_ppo() -> pd.DataFrame:
     return pd.DataFrame(rows).round(3)
 
 
-BESIDE_PPO = {
+COLUMNS = {
     "environment": "{env}",
     "update, samples/s: PPO": "{update_ppo:,.0f}",
     "update: PPG": "{update_ppg:,.0f}",
@@ -68,7 +67,7 @@ BESIDE_PPO = {
 }
 
 
-def draw_beside_ppo(axes: Axes, rows: pd.DataFrame) -> None:
+def draw(axes: Axes, rows: pd.DataFrame) -> None:
     """Draw both ratios of each contest."""
     positions = np.arange(len(rows))
     axes.bar(positions - 0.2, rows["update_over_ppo"], 0.4, label="update")
@@ -76,46 +75,4 @@ def draw_beside_ppo(axes: Axes, rows: pd.DataFrame) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(positions, [name.replace(", ", "\n") for name in rows["env"]])
     axes.set(ylabel="PPG over PPO, samples per second", title="MlpPolicy, LSTMs, masks")
-    axes.legend()
-
-
-# ---- Scaling: cost per step over a factor of eight in environments, N_π and E_aux ----
-
-SCALES = dict(n_envs=(4, 8, 16, 32), n_policy_iterations=(4, 8, 16, 32), n_aux_epochs=(1, 2, 4, 8))
-
-
-def per_step(quantity: str, value: int) -> Measure:
-    """Measure a whole phase on CartPole, per environment step."""
-    settings: dict[str, Any] = dict(n_envs=8, n_policy_iterations=4, n_aux_epochs=1) | {quantity: value}
-    n_envs = settings.pop("n_envs")
-    sizes: dict[str, Any] = dict(n_steps=128, n_epochs=1, batch_size=256, aux_batch_size=256, max_grad_norm=None)
-    model = PPG("MlpPolicy", make_vec_env("CartPole-v1", n_envs, seed=0), seed=0, device="cpu", **sizes, **settings)
-    ready(model)
-    n_samples = n_envs * 128 * model.n_policy_iterations
-    return lambda: dict(seconds=seconds(lambda: phase(model), 3) / n_samples)
-
-
-def run_scaling() -> pd.DataFrame:
-    """Measure all values of each quantity."""
-    rows = []
-    for quantity, values in SCALES.items():
-        found = medians({str(value): (per_step, (quantity, value)) for value in values})["seconds"]
-        rows += [dict(quantity=quantity, value=value, microseconds_per_step=1e6 * found[str(value)]) for value in values]
-    return pd.DataFrame(rows).round(2)
-
-
-def scaling_table(rows: pd.DataFrame) -> str:
-    """Return a line for each quantity."""
-    lines = []
-    for quantity, own in rows.groupby("quantity", sort=False):
-        costs = own["microseconds_per_step"].tolist()
-        lines.append([quantity, listed(own["value"], 0), listed(costs), f"{costs[-1] / costs[0]:.2f}"])
-    return table(["quantity", "values", "microseconds per environment step", "last over first"], lines)
-
-
-def draw_scaling(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw the cost of each quantity."""
-    for quantity, own in rows.groupby("quantity", sort=False):
-        axes.plot(own["value"] / own["value"].iloc[0], own["microseconds_per_step"], marker=".", label=quantity)
-    axes.set(xlabel="times the first value", ylabel="microseconds per environment step", ylim=0, title="Scaling, CartPole")
     axes.legend()
