@@ -80,7 +80,7 @@ def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
         episodes = Episodes(folder / "episodes.csv")
         stop = ConvertCallback(lambda *_: model.num_timesteps <= n_timesteps)  # in the first step of the next phase
         begin = time.process_time()
-        # A longer training that is stopped: schedules would have come to 0 at its end
+        # A longer run that is stopped: schedules would have come to 0 at its end
         model.learn(2 * n_timesteps, callback=[episodes, stop])
         seconds = time.process_time() - begin
     logged = pd.read_csv(folder / "progress.csv").filter(regex="^(train|aux)/").ffill().iloc[-1]

@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,9 @@ TRAININGS: dict[str, Callable[[], PPG]] = {
     "masks": lambda: ppg(masked(), "MlpPolicy", MaskablePPG),
     "decoupled": lambda: ppg(objective="decoupled", replay_kwargs=dict(policy_rollouts=3, value_rollouts=2), n_value_epochs=1),
     **{
-        name: lambda name=name: ppg(**with_preset(name, {}))
+        name: partial(ppg, **with_preset(name, {}))
         for name in ("ppg_ewma", "ppg_replay", "dcpg", "ddcpg", "daac", "idaac", "dna")
-    },  # type: ignore[misc]
+    },
 }
 
 

@@ -37,7 +37,7 @@ def suites(folder):
 
 
 def add(experiment, training, value, points=None, **row):
-    """Write a row as a training would, with this return."""
+    """Write a row as a run would, with this return."""
     row = dict(train_return=value, test_return=None, seconds=10, steps_per_second=7, test_episodes=None) | row
     if points is None:
         points = {"seconds": [5.0, 10.0], "return": [0.0, value], "steps": [500, 1000]}
@@ -65,7 +65,7 @@ def experiment(tmp_path):
     return Experiment("tosses", tosses, toss, page, results=tmp_path / "results", folder=tmp_path / "work")
 
 
-def test_trainings_run_once_and_leave_rows_and_curves(experiment):
+def test_runs_are_carried_out_once_and_leave_rows_and_curves(experiment):
     first, second, *others = tosses()
     for training in (first, second, first):
         experiment.run_one(training)
@@ -77,7 +77,7 @@ def test_trainings_run_once_and_leave_rows_and_curves(experiment):
     assert len(replace(experiment, wanted=lambda: [second]).rows()) == 1  # the others are not wanted any more
 
 
-def test_a_training_that_another_process_runs_is_left_to_it(experiment):
+def test_a_run_of_another_process_is_left_to_it(experiment):
     training = tosses()[0]
     experiment.run_one(training)
     (lock,) = (experiment.folder / "tosses").glob("*.lock")
@@ -98,7 +98,7 @@ def test_a_kill_between_curve_and_row_leaves_no_curve_twice(experiment):
     assert list(experiment.curves()["return"]) == [0.5, 0.0, 7.0, 8.0] and len(experiment.rows()) == 2
 
 
-def test_a_queue_that_is_killed_leaves_no_training_behind(tmp_path):
+def test_a_queue_that_is_killed_leaves_no_run_behind(tmp_path):
     """Even SIGKILL, after which the queue can tell its workers nothing, ends them."""
     program = tmp_path / "trains.py"
     program.write_text(
@@ -123,7 +123,7 @@ def test_a_queue_that_is_killed_leaves_no_training_behind(tmp_path):
 # ---- the suites ----
 
 
-def test_a_training_is_known_by_all_its_settings(monkeypatch):
+def test_a_run_is_known_by_all_its_settings(monkeypatch):
     one = Training(ASTERIX, "PPG", 0, 1000)
     assert one.hash() == Training(ASTERIX, "PPG", 1, 1000).hash()
     others = [
@@ -156,7 +156,7 @@ def test_leading_contestants_and_first_seeds_come_first():
     assert everything[30].contestant not in ("PPO", "PPG") and everything[30].seed == 0
 
 
-def test_a_training_that_was_stopped_goes_on(tmp_path, monkeypatch):
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(CONTESTANTS, "tiny", Contestant("ppg_minibatch", TINY))
     one = Training(ASTERIX, "tiny", 3, 640)
     updates = []
@@ -208,14 +208,14 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
 
 
 def both(folder, ppo, ppg):
-    """Write a training of each leading contestant with these returns."""
+    """Write a run of each leading contestant with these returns."""
     for name, value in (("PPO", ppo), ("PPG", ppg)):
         add(suites(folder), Training(ASTERIX, name, 0, 1000), value)
     return suites(folder)
 
 
 def test_times_of_several_machines_are_compared_as_measured_in_turns(tmp_path):
-    """A training of PPG takes 10 s here, and one of PPO 10 s on another machine; in turns PPG takes twice as long."""
+    """A run of PPG takes 10 s here, and one of PPO 10 s on another machine; in turns PPG takes twice as long."""
     experiment = both(tmp_path, 3.0, 3.0)
     (of_trainings,) = comparisons(experiment)
     assert list(of_trainings.seconds("PPG", ASTERIX)) == [5.0, 10.0] and of_trainings.times() == ""
@@ -245,7 +245,7 @@ def test_the_report_says_over_how_many_episodes_agents_were_tested(tmp_path):
     assert "a machine. On all levels: means of 200 or 2,000 episodes." in text and "| PPO | 4.0, 4.0 |" in text
 
 
-def test_an_ablation_is_measured_where_the_longer_training_of_what_is_changed_passes(tmp_path):
+def test_an_ablation_is_measured_where_the_longer_run_of_what_is_changed_passes(tmp_path):
     """The result is the last fifth of the first million of its two million steps; equal settings share a name."""
     experiment = suites(tmp_path)
     changed = "PPG, learning rate 0.0005"

@@ -23,21 +23,21 @@ BASELINE = "PPO"
 SPEED = "suites_speed.csv"
 # Ablations of two presets. Returns are averaged from LATE on: less noise than the last hundred episodes have
 ABLATED_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1", "StarpilotEasy-v0")
-# Contestants whose longer trainings are at END what shorter ones are, as their learning rates are constant
+# Contestants whose longer runs are at END what shorter ones are, as their learning rates are constant
 PASSING = [*LEADING, *BEFORE.values(), "PPG, paper's"]
 LATE, END = 800_000, 1_000_000
 
 
 def wanted() -> list[Training]:
     """Return all runs: the leading contestants first, then the others for at most a million steps; the first seeds first."""
-    trainings = [
+    runs = [
         Training(task, name, seed, task.n_timesteps if name in LEADING else min(task.n_timesteps, END))
         for name in CONTESTANTS
         for task in TASKS
         for seed in range(task.n_seeds)
         if name in contestants_on(task)
     ]
-    return sorted(trainings, key=lambda training: (training.contestant not in LEADING, training.seed))
+    return sorted(runs, key=lambda run: (run.contestant not in LEADING, run.seed))
 
 
 def speed(results: Path) -> pd.DataFrame:
@@ -96,13 +96,13 @@ class Comparison(NamedTuple):
         return own.pivot(index="steps", columns="seed", values=values)
 
     def seconds(self, name: str, task: Task) -> "pd.Series[float]":
-        """Return the seconds at each point of a curve: measured in turns, or else the mean of the trainings."""
+        """Return the seconds at each point of a curve: measured in turns, or else the mean of the runs."""
         taken = self.curves_of(name, task, "seconds").mean(axis=1)
         in_turns = self.speed[(self.speed["task"] == task.env_id) & (self.speed["contestant"] == name)]["seconds"]
         return taken if in_turns.empty else pd.Series(taken.index * in_turns.median() / 1e6, taken.index)
 
     def in_time_of_baseline(self) -> Scores:
-        """Return the scores of the leading contestants when the baseline's trainings end, by their curves."""
+        """Return the scores of the leading contestants when the baseline's runs end, by their curves."""
 
         def at_the_end(name: str, task: Task) -> np.ndarray:
             end, seconds = self.seconds(BASELINE, task).iloc[-1], self.seconds(name, task)
@@ -272,9 +272,9 @@ def speed_of(task: Task, name: str) -> Measure:
     return whole_phases(model)
 
 
-def measure_speed(experiment: Experiment, trainings: Sequence[Training]) -> None:
+def measure_speed(experiment: Experiment, runs: Sequence[Training]) -> None:
     """Measure the leading contestants on the tasks of these runs, in place of what is known of the tasks."""
-    for task in {training.task.env_id: training.task for training in trainings}.values():
+    for task in {run.task.env_id: run.task for run in runs}.values():
         table = take_turns({name: (speed_of, (task, name)) for name in LEADING})
         known = speed(experiment.results)
         table = pd.concat([known[known["task"] != task.env_id], table.assign(task=task.env_id, machine=processor())])

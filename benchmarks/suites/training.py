@@ -90,10 +90,10 @@ def make(
     return manager, setup[0]
 
 
-def make_model(training: Training, folder: Path) -> tuple[Manager, BaseAlgorithm]:
+def make_model(run: Training, folder: Path) -> tuple[Manager, BaseAlgorithm]:
     """Make the agent of a run."""
-    task = training.task
-    return make(training.algorithm, task.env_id, training.settings(), folder, training.seed, task.env_kwargs)
+    task = run.task
+    return make(run.algorithm, task.env_id, run.settings(), folder, run.seed, task.env_kwargs)
 
 
 def learn(model: BaseAlgorithm, n_timesteps: int, folder: Path) -> tuple[BaseAlgorithm, pd.DataFrame]:
@@ -119,7 +119,7 @@ def learn(model: BaseAlgorithm, n_timesteps: int, folder: Path) -> tuple[BaseAlg
     return model, episodes.read(model.num_timesteps)
 
 
-def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+def train(run: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """
     Train and evaluate one agent, or continue where it was stopped.
 
@@ -127,10 +127,10 @@ def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFram
     :return: the row; the learning curve
     """
     with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-        manager, model = make_model(training, folder)
-        model, table = learn(model, training.n_timesteps, folder)
+        manager, model = make_model(run, folder)
+        model, table = learn(model, run.n_timesteps, folder)
         tested: Any = None
-        if training.task.is_tested:  # on all levels, with actions drawn as in training
+        if run.task.is_tested:  # on all levels, with actions drawn as in training
             manager.seed += 1000
             manager.eval_env_kwargs = {"num_threads": 1}
             tested, _ = evaluate_policy(model, manager.create_envs(50, eval_env=True), TEST_EPISODES, deterministic=False)
@@ -140,9 +140,9 @@ def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFram
         test_return=None if tested is None else round(float(tested), 3),
         seconds=round(seconds),
         steps_per_second=round(model.num_timesteps / seconds),
-        test_episodes=TEST_EPISODES if training.task.is_tested else None,
+        test_episodes=TEST_EPISODES if run.task.is_tested else None,
     )
-    return row, curve(table, training.n_timesteps)
+    return row, curve(table, run.n_timesteps)
 
 
 def curve(episodes: pd.DataFrame, n_timesteps: int, n_points: int = 50, n_latest: int = LAST_EPISODES) -> pd.DataFrame:
