@@ -28,9 +28,9 @@ class Agent(NamedTuple):
     """
     An agent of the repository.
 
-    :param algo: its name in RL Zoo
+    :param algo: name of its algorithm in RL Zoo
     :param eval_freq: steps between the evaluations that are kept
-    :param seed: of the training; where the suites' seeds end far apart, of one that learned
+    :param seed: seed of the run; where the suites' seeds end far apart, of one that learned
     """
 
     algo: str
