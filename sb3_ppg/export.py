@@ -64,7 +64,7 @@ class DeterministicPolicy(nn.Module):
         is_nested = isinstance(actions, NestedActions)
         kinds = actions.kinds if is_nested else [actions]
         self.actions = nn.ModuleList(
-            ActionOutput(leaf.space, kind.bounded, is_nested) for leaf, kind in zip(of_space, kinds, strict=True)
+            ActionOutput(leaf.space, kind.bounded) for leaf, kind in zip(of_space, kinds, strict=True)
         )
         self.n_choices = sum(n_choices(model.action_space))
         self.input_names = list(self._observation_spaces())
@@ -143,7 +143,6 @@ class ActionOutput(nn.Module):
 
     :param space: action space, not nested
     :param bounded: whether the distribution's actions lie in [-1, 1]
-    :param rounds: whether ``predict`` rounds the actions in a Box of integers
     """
 
     low: th.Tensor  # of Box actions
@@ -151,15 +150,13 @@ class ActionOutput(nn.Module):
     start: th.Tensor  # of discrete ones
     dtype: Any
 
-    def __init__(self, space: Any, bounded: bool, rounds: bool):
+    def __init__(self, space: Any, bounded: bool):
         super().__init__()
         self.shape, self.bounded = space.shape, bounded
         self.dtype = th.as_tensor(np.zeros((), space.dtype)).dtype
         self.is_box = isinstance(space, spaces.Box)
-        self.rounds = rounds and self.is_box and not self.dtype.is_floating_point
+        self.rounds = self.is_box and not self.dtype.is_floating_point
         if self.is_box:
-            if not rounds:
-                self.dtype = th.promote_types(self.dtype, th.float32)
             exact = np.promote_types(space.dtype, np.float32)  # float64 for wide integers
             self.register_buffer("low", th.as_tensor(space.low.astype(exact)))
             self.register_buffer("high", th.as_tensor(space.high.astype(exact)))

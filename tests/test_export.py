@@ -20,10 +20,12 @@ from tests.actions.test_nested import MASKS, MaskedNested
 from tests.helpers import DICT, MASKED_ACTIONS, NESTED, SMALL, VECTOR, MaskedEnv, image_space, masked_envs, random_envs
 
 BOX = spaces.Box(np.float32([-2, 0]), np.float32([1, 0.1]))
+INTEGERS = spaces.Box(-128, 127, (2,), np.int8)
 IMPALA = dict(features_extractor_class=ImpalaCNN, architecture="detached")
 MODELS = {
     "Discrete": (PPG, "MlpPolicy", VECTOR, spaces.Discrete(3), {}),
     "Box": (PPG, "MlpPolicy", VECTOR, BOX, {}),
+    "Box of integers": (PPG, "MlpPolicy", VECTOR, INTEGERS, dict(policy_kwargs=dict(ortho_init=False))),
     "gSDE": (PPG, "MlpPolicy", VECTOR, BOX, dict(use_sde=True, policy_kwargs=dict(squash_output=True))),
     "MultiDiscrete": (PPG, "MlpPolicy", spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([3, 2]), {}),
     "MultiBinary": (PPG, "MlpPolicy", spaces.Discrete(5), spaces.MultiBinary(3), {}),
@@ -192,13 +194,3 @@ def test_normalization_below_another_wrapper_is_refused():
 def test_what_is_not_ours_is_refused():
     with pytest.raises(ArgumentError, match="is a PPO, not one of sb3_ppg's algorithms"):
         export.to_torchscript(PPO("MlpPolicy", "CartPole-v1"), "policy.pt")
-
-
-def test_numbers_that_predict_does_not_round_are_not_rounded():
-    """The mean of a normal distribution, also where the environment would like integers."""
-    space = spaces.Box(-2, 2, (2,), np.int64)
-    model = PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL)
-    observation = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
-    expected = model.predict(observation, deterministic=True)[0]
-    assert np.abs(expected).max() > 1e-4
-    np.testing.assert_allclose(export.DeterministicPolicy(model)(th.as_tensor(observation)).numpy(), expected, atol=1e-6)
