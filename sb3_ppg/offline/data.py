@@ -83,7 +83,7 @@ class Dataset:
         if not condition:
             raise ArgumentError(f"{self.source}: `{name}` {problem}")
 
-    def _require_each(self, is_good: np.ndarray, name: str, array: np.ndarray, problem: str) -> None:
+    def _require_each(self, is_good: Any, name: str, array: np.ndarray, problem: str) -> None:
         bad = ~is_good.reshape(len(array), -1).all(axis=1)
         place = bad.argmax()
         counted = f"at {place} ({bad.sum()} of {len(bad)} transitions): {array[place]}"
@@ -250,9 +250,9 @@ def load_dataset(source: Any) -> Dataset:
 
 def joined(parts: Sequence[Dataset]) -> Dataset:
     """Join recordings that do not continue one another: the last transition of each ends an episode."""
-    columns = ([getattr(part, name) for part in parts] for name in ARRAYS)
-    arrays: Any = (map_arrays(lambda *some: np.concatenate(some), *column) for column in columns)
-    return Dataset(*arrays, source=parts[0].source)
+    columns = {name: [getattr(part, name) for part in parts] for name in ARRAYS}
+    arrays: Any = {name: map_arrays(lambda *some: np.concatenate(some), *column) for name, column in columns.items()}
+    return Dataset(**arrays, source=parts[0].source)
 
 
 def _from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer") -> Dataset:
@@ -268,10 +268,9 @@ def _from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer")
     if isinstance(space, spaces.Box):  # scaled to [-1, 1]
         actions = SquashedGaussianActions(space).for_environments(actions)
     dones, timeouts = buffer.dones.astype(bool), buffer.timeouts.astype(bool)
-    columns = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)
-    return joined(
-        [Dataset(*(map_arrays(itemgetter((rows, index)), one) for one in columns), source) for index in range(buffer.n_envs)]
-    )
+    columns: Any = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)
+    of_environments = (map_arrays(itemgetter((rows, index)), columns) for index in range(buffer.n_envs))
+    return joined([Dataset(*one, source=source) for one in of_environments])
 
 
 def _from_pickle(path: Path) -> Dataset:

@@ -209,7 +209,7 @@ class BCQPolicy(BasePolicy):
             setattr(self, name, optimizer(network.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs))
 
     def set_training_mode(self, mode: bool) -> None:
-        """Put all networks but the target networks in training mode, or all in evaluation mode."""
+        """Put all networks except the target networks in training mode, or all in evaluation mode."""
         super().set_training_mode(mode)
         for _, target in self.targets:
             target.eval()

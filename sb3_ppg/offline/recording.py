@@ -81,8 +81,8 @@ def record(
         steps.append((map_arrays(np.array, observations), actions, rewards.copy(), last, starts & ~limits, limits))
         observations = following
         is_random = np.where(starts, rng.random(n_envs) < random_episodes, is_random)
-    columns = [map_arrays(lambda *arrays: np.stack(arrays, axis=1), *column) for column in zip(*steps, strict=True)]
-    return joined([Dataset(*(map_arrays(itemgetter(i), one) for one in columns)) for i in range(n_envs)])
+    columns = map_arrays(lambda *arrays: np.stack(arrays, axis=1), *steps)
+    return joined([Dataset(*map_arrays(itemgetter(index), columns)) for index in range(n_envs)])
 
 
 def check_new(name: str) -> None:

@@ -31,10 +31,10 @@ class Samples(NamedTuple):
     """
     Recorded samples, as arrays or tensors.
 
-    :param observations: as the policy takes them, (N, ...)
-    :param actions: as rollout buffers store them, (N, action dimensions)
+    :param observations: observations as the policy takes them, (N, ...)
+    :param actions: actions as rollout buffers store them, (N, action dimensions)
     :param value_targets: discounted returns, in the units of the (normalized) reward, (N,)
-    :param recorded: parameters of the distribution to clone, (N, P); (N, 0) without an agent's
+    :param recorded: parameters of the distribution to clone, (N, P); (N, 0) if there is none
     """
 
     observations: Any

@@ -222,7 +222,7 @@ def test_without_the_extra(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(sys.version_info >= (3, 12) or sys.platform != "linux", reason="EnvPool's wheels have Qt there")
 def test_without_procgens_libraries():
-    """In a new process, as this one has loaded them."""
+    """Procgen needs a new process, as this one has loaded its libraries."""
     code = (
         "from sb3_ppg.environments import envpool_vec_env as e; e.QT_LIBRARIES.clear(); e.EnvPoolVecEnv('CoinrunEasy-v0', 2)"
     )

@@ -110,7 +110,7 @@ def test_a_bad_component_is_named():
             [1.0, 2.0],
             "'vector_reward'=None.*array of 2 numbers",
         ),
-        (lambda: make_vec_env(VectorRewardEnv, 1, wrapper_class=VectorRewards), [1.0, 2.0], "has to be inside Monitor"),
+        (lambda: make_vec_env(VectorRewardEnv, 1, wrapper_class=VectorRewards), [1.0, 2.0], "must be inside Monitor"),
     ],
 )
 def test_environments_that_do_not_fit_are_refused(env, weights, complaint):
