@@ -268,9 +268,10 @@ def _from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer")
     if isinstance(space, spaces.Box):  # scaled to [-1, 1]
         actions = SquashedGaussianActions(space).for_environments(actions)
     dones, timeouts = buffer.dones.astype(bool), buffer.timeouts.astype(bool)
-    columns: Any = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)
-    of_environments = (map_arrays(itemgetter((rows, index)), columns) for index in range(buffer.n_envs))
-    return joined([Dataset(*one, source=source) for one in of_environments])
+    columns = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)
+    named = dict(zip(ARRAYS, columns, strict=True))
+    parts = (map_arrays(itemgetter((rows, index)), named) for index in range(buffer.n_envs))
+    return joined([Dataset(**part, source=source) for part in parts])
 
 
 def _from_pickle(path: Path) -> Dataset:
