@@ -499,19 +499,13 @@ def test_discrete_actions_learn_cartpole_from_a_mixture():
     assert evaluate_policy(model, env, 4)[0] > 1.5 * data.episode_returns().mean()
 
 
-def test_integer_actions_are_scaled_as_numbers():
-    space = spaces.Box(0, 10, (1,), np.int32)
-    data = replace(random_data(VECTOR, space, 4), actions=np.array([[0], [3], [7], [10]], np.int32))
-    model = make(VECTOR, space, dataset=data)
-    np.testing.assert_allclose(model.replay_buffer.actions[:, 0, 0], [-1, -0.4, 0.4, 1], rtol=1e-6)
-    assert load_dataset(model.replay_buffer).fitted_to(VECTOR, space).actions.flatten().tolist() == [0, 3, 7, 10]
-
-
-def test_integers_whose_range_does_not_fit_into_their_type_are_scaled_as_numbers():
+def test_integer_actions_are_scaled_as_numbers_and_played_as_integers():
+    """The difference of the bounds does not fit into their type."""
     space = spaces.Box(-128, 127, (1,), np.int8)
     actions = np.array([[-128], [0], [127]], np.int8)
     model = make(VECTOR, space, dataset=replace(random_data(VECTOR, space, 3), actions=actions))
     np.testing.assert_allclose(model.replay_buffer.actions[:, 0, 0], [-1, 1 / 255, 1], atol=1e-6)
+    assert load_dataset(model.replay_buffer).fitted_to(VECTOR, space).actions.flatten().tolist() == [-128, 0, 127]
     played = model.predict(np.zeros((50, 3), np.float32))[0]
     assert played.dtype == np.int8 and len(np.unique(played)) > 1
 
