@@ -25,7 +25,7 @@ IMPALA = dict(features_extractor_class=ImpalaCNN, architecture="detached")
 MODELS = {
     "Discrete": (PPG, "MlpPolicy", VECTOR, spaces.Discrete(3), {}),
     "Box": (PPG, "MlpPolicy", VECTOR, BOX, {}),
-    "Box of integers": (PPG, "MlpPolicy", VECTOR, INTEGERS, dict(policy_kwargs=dict(ortho_init=False))),
+    "Box of integers": (PPG, "MlpPolicy", VECTOR, INTEGERS, {}),
     "gSDE": (PPG, "MlpPolicy", VECTOR, BOX, dict(use_sde=True, policy_kwargs=dict(squash_output=True))),
     "MultiDiscrete": (PPG, "MlpPolicy", spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([3, 2]), {}),
     "MultiBinary": (PPG, "MlpPolicy", spaces.Discrete(5), spaces.MultiBinary(3), {}),
@@ -53,7 +53,10 @@ def trained(name: str, **others) -> PPG:
         env = VecNormalize(env, norm_obs_keys=["vector"])
     elif observation_space == VECTOR:
         env = VecNormalize(env)
-    return cls(policy, env, **SMALL, **arguments, **others).learn(48)
+    model = cls(policy, env, **SMALL, **arguments, **others).learn(48)
+    if action_space == INTEGERS:
+        th.nn.init.constant_(model.policy.action_net.bias, 7.7)  # of which 8 is the nearest integer
+    return model
 
 
 def observations(model: PPG, n: int) -> dict[str, np.ndarray]:
