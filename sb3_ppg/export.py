@@ -23,6 +23,8 @@ from sb3_ppg.policies.masked import MaskablePhasicActorCriticPolicy
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_write
 
+__all__ = ["DeterministicPolicy", "to_onnx", "to_torchscript"]
+
 
 class DeterministicPolicy(nn.Module):
     """
