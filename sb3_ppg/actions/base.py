@@ -106,16 +106,15 @@ class Actions:
     def for_environments(self, actions: np.ndarray) -> np.ndarray:
         """
         :param actions: samples of the distribution, (n_envs, ...)
-        :return: the same within the bounds of the action space
+        :return: the same within the bounds of the action space; for a Box of integers the nearest integers
         """
         if not isinstance(self.space, spaces.Box):
             return actions
-        low, high = self.space.low, self.space.high
-        if not self.bounded:
-            return np.clip(actions, low, high)
-        if np.issubdtype(self.space.dtype, np.integer):  # whose difference may not fit into the type
+        low, high, is_integer = self.space.low, self.space.high, np.issubdtype(self.space.dtype, np.integer)
+        if is_integer:  # the difference of the bounds may not fit into their type
             low, high = low.astype(np.float64), high.astype(np.float64)
-        return low + 0.5 * (actions + 1.0) * (high - low)
+        taken = low + 0.5 * (actions + 1.0) * (high - low) if self.bounded else np.clip(actions, low, high)
+        return np.rint(taken).astype(self.space.dtype) if is_integer else taken
 
     def from_environments(self, actions: np.ndarray) -> np.ndarray:
         """

@@ -232,8 +232,6 @@ class NestedActions(Actions):
         of_leaves = []
         for leaf, kind, part in zip(self.leaves, self.kinds, self.split(th.as_tensor(actions)), strict=True):
             taken = kind.for_environments(part.numpy().reshape(-1, *kind.shape))
-            if isinstance(leaf.space, spaces.Box) and np.issubdtype(leaf.space.dtype, np.integer):
-                taken = np.rint(taken)
             of_leaves.append(taken.astype(leaf.space.dtype).reshape(-1, *leaf.space.shape))  # type: ignore[misc]
         return [structure(self.space, iter(of_env)) for of_env in zip(*of_leaves, strict=True)]
 
