@@ -146,9 +146,6 @@ class Manager(ExperimentManager):
         self.env_name = EnvironmentName(entry)
         try:
             hyperparams, saved = super().read_hyperparameters()
-        except (ValueError, KeyError) as error:
-            what = f"{self.config} has no hyperparameters for {env_name.gym_id}, and none by default"
-            raise ArgumentError(f"{what} ({type(error).__name__}: {error})") from error
         finally:
             self.env_name = env_name
         if self.algo in OFFLINE and "dataset" not in hyperparams:
@@ -176,16 +173,11 @@ class Manager(ExperimentManager):
 
         :raises ArgumentError: for a hyperparameter that the algorithm does not have
         """
-        place = f"(from {self.config}, -params or a study)"
         if self.is_ours or self.algo in OFFLINE:
-            self._check_hyperparameters(hyperparams, place)
-        try:
-            if isinstance(hyperparams.get("policy_kwargs"), str):
-                hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
-            hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
-        except (SyntaxError, NameError, ValueError, ModuleNotFoundError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ArgumentError(f"the hyperparameters cannot be read {place}: {reason}") from error
+            self._check_hyperparameters(hyperparams)
+        if isinstance(hyperparams.get("policy_kwargs"), str):
+            hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
+        hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
         if self.is_ours:
             for name, value in hyperparams.items():
                 if name in ("aux_learning_rate", "value_learning_rate") and isinstance(value, str):  # unknown to the Zoo
@@ -195,7 +187,8 @@ class Manager(ExperimentManager):
             hyperparams = with_preset(self.algo, hyperparams)
         return hyperparams, *others
 
-    def _check_hyperparameters(self, hyperparams: dict[str, Any], place: str) -> None:
+    def _check_hyperparameters(self, hyperparams: dict[str, Any]) -> None:
+        place = f"(from {self.config}, -params or a study)"
         known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO} - {*NOT_IN_FILES}
         for name in hyperparams.keys() - known:
             raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")

@@ -49,7 +49,7 @@ def register() -> None:
     HYPERPARAMS_SAMPLER.update(SAMPLERS | offline.SAMPLERS)
     HYPERPARAMS_CONVERTER.update(CONVERTERS | offline.CONVERTERS)
     register_environments()
-    rl_zoo3.exp_manager.ExperimentManager = rl_zoo3.train.ExperimentManager = Manager
+    rl_zoo3.exp_manager.ExperimentManager = rl_zoo3.train.ExperimentManager = Manager  # type: ignore[misc]
 
 
 @contextmanager

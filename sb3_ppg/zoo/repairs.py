@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -81,8 +81,6 @@ def names_of_folders() -> AbstractContextManager:
 def metadata_of_model_cards() -> AbstractContextManager:
     """rl_zoo3 2.9.2 with sb3-team-hf-integration 3: ``push_to_hub`` imports a name that no longer exists."""
     integration = importlib.import_module("huggingface_sb3.push_to_hub")
-    if hasattr(integration, "generate_metadata"):
-        return nullcontext()
 
     def generate_metadata(*args: Any) -> dict[str, Any]:
         return integration._generate_metadata(*args).to_dict()
@@ -128,9 +126,9 @@ def latest_model() -> Iterator[None]:
 def options_of_the_hyperparameters() -> AbstractContextManager:
     """rl_zoo3 2.9.2: ``record_video`` makes an environment without the ``env_kwargs`` of the hyperparameters."""
 
-    def create(*args: Any, hyperparams: dict[str, Any], env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> VecEnv:
+    def create(env_id: str, *, hyperparams: dict[str, Any], env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> VecEnv:
         env_kwargs = {**hyperparams.pop("env_kwargs", {}), **(env_kwargs or {})}
-        return create_test_env(*args, hyperparams=hyperparams, env_kwargs=env_kwargs, **kwargs)
+        return create_test_env(env_id, hyperparams=hyperparams, env_kwargs=env_kwargs, **kwargs)
 
     return _patched_in_the_zoo("create_test_env", create)
 

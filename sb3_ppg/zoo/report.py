@@ -44,7 +44,7 @@ def agent_parser(description: str | None, n_episodes: int = 100) -> argparse.Arg
     """
     Return a parser for those of ``enjoy``'s options that select an agent, except ``--env``, and how it acts.
 
-    :param description: of the command
+    :param description: description of the command
     :param n_episodes: how many episodes to evaluate by default
     """
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)

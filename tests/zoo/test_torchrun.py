@@ -239,11 +239,11 @@ def test_the_lines_of_the_page(tmp_path):
     """The scripts in Python train in two processes; clusters' programs can read the scripts for them."""
     page = (ROOT / "docs" / "distributed.md").read_text()
     code, resumable = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    codes = [code.replace("100_000", "1024"), *(resumable.replace("100_000", n) for n in ("4096", "8192"))]
+    codes = [code.replace("100_000", "2048"), *(resumable.replace("100_000", n) for n in ("4096", "8192"))]
     first, second = in_processes(run_scripts, tmp_path, codes)
     assert first == second == ["", "ppg_model_4096_steps.zip", "ppg_model_8192_steps.zip"]  # the third one goes on
     model = PPG.load(tmp_path / "ppg_cartpole.zip")
-    assert model.num_timesteps == 1024 and model.n_envs == 4
+    assert model.num_timesteps == 2048 and model.n_envs == 4
     resumed = PPG.load(latest_checkpoint(tmp_path / "checkpoints"))
     assert resumed.num_timesteps == 8192 and resumed.n_aux_phases == 8192 // (2 * 4 * 128 * 4)
 

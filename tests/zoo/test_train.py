@@ -156,7 +156,7 @@ def test_an_error_before_the_first_step_is_what_is_shown(algo, tmp_path, monkeyp
 
 @pytest.mark.parametrize("cls", [PPG, PPO])
 def test_ctrl_c_saves_the_model_and_its_number_of_steps(cls, tmp_path, monkeypatch):
-    """In the third rollout of 64 steps. ``benchmark`` shows the number."""
+    """``benchmark`` shows the number. Here the signal comes in the third rollout of 64 steps."""
     train = cls.train
 
     def interrupted(model):
