@@ -50,30 +50,21 @@ SCRIPTS = {
     "plot_from_file": Script("plot what all_plots saved", "rl_zoo3.plots:plot_from_file", defaults=[]),
 }
 # Our options in addition to those of the scripts: which scripts take them, and arguments of argparse
+FLAG: dict[str, Any] = dict(action="store_true")
 OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "--pretrained": (
         [name for name, script in SCRIPTS.items() if script.agent],
-        dict(action="store_true", help="an agent that comes with the repository"),
+        FLAG | dict(help="an agent that comes with the repository"),
     ),
-    "--continue": (
-        ["train"],
-        dict(action="store_true", dest="asked_to_continue", help="with -i MODEL: continue exactly where it stopped"),
-    ),
+    "--continue": (["train"], FLAG | dict(dest="asked_to_continue", help="with -i MODEL: go on exactly where it stopped")),
     "--resume": (
         ["train"],
-        dict(
-            action="store_true",
-            dest="asked_to_resume",
-            help="with --save-freq: resume the newest unfinished run with these options, or start one",
-        ),
+        FLAG | dict(dest="asked_to_resume", help="with --save-freq: resume the newest unfinished run, or start one"),
     ),
-    "--dataset": (
-        ["train"],
-        dict(help="with --algo bcq: Minari data set (name, folder, hdf5 file), or a replay buffer's .pkl"),
-    ),
+    "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, HDF5 file, or a replay buffer's .pkl")),
     "--epsilon": (
         ["enjoy", "report"],
-        dict(type=float, default=0.0, help="probability of sampling an action instead of taking the most likely one"),
+        dict(type=float, default=0.0, help="probability of sampling an action"),
     ),
 }
 # Errors that are shown without a traceback

@@ -58,29 +58,13 @@ def launched(arguments: list[str]) -> str:
     return output.getvalue()
 
 
-def test_two_processes_are_one_training(tmp_path):
-    """One folder, one evaluation, one log; monitor files of all environments; steps are those of all."""
-    options = "-n 384 --eval-freq 192 --eval-episodes 1 --save-freq 128 -f logs --log-interval 1"
-    output = "".join(in_processes(launched, tmp_path, [*TRAIN[2:], *options.split(), *SMALL]))
-    (run,) = (tmp_path / "logs" / "ppg").iterdir()
-    assert output.count("Seed: 3") == 1 and output.count("Saving to ") == 1
-    assert [int(n) for n in re.findall(r"total_timesteps +\| (\d+)", output)][-2:] == [384, 384]
-    assert list(np.load(run / "evaluations.npz")["timesteps"]) == [192, 384]
-    assert {path.name for path in run.glob("*.monitor.csv")} == {f"{number}.monitor.csv" for number in range(4)}
-    checkpoints = {path.name for path in run.glob("rl_model_*")}
-    assert {name for name in checkpoints if name.endswith(".zip")} == {f"rl_model_{n}_steps.zip" for n in (128, 256, 384)}
-    assert {name.split(".", 1)[1] for name in checkpoints if "384" in name} == {
-        "zip", "aux_buffer.0_of_2.npz", "aux_buffer.1_of_2.npz"
-    }  # fmt: skip
-    assert not (run / "unfinished.json").exists()
-    episodes = [(run / f"{number}.monitor.csv").read_text().splitlines()[2:] for number in range(4)]
-    assert len({tuple(row.split(",")[0] for row in rows) for rows in episodes}) == 4  # no process repeats another
-
-
-def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
-    """``--max-restarts`` needs no change to the command line, and keeps everything in the folder."""
+def test_two_processes_are_one_run_that_goes_on_when_one_is_killed(tmp_path):
+    """
+    One folder, one evaluation, one log; monitor files of all environments; steps are those of all. ``--max-restarts`` needs no
+    change to the command line, and keeps everything in the folder.
+    """
     (tmp_path / "deadly.py").write_text(DEADLY)
-    train = "-m sb3_ppg train --env Deadly-v0 --gym-packages deadly --eval-freq 96 --eval-episodes 1 --save-freq 64"
+    train = "-m sb3_ppg train --env Deadly-v0 --gym-packages deadly --eval-freq 96 --eval-episodes 1 --save-freq 64 --seed 3"
     (tmp_path / "mine.yml").write_text(
         "Deadly-v0:\n  n_timesteps: 576\n  policy: MlpPolicy\n  n_envs: 2\n  n_steps: 16\n  batch_size: 16\n"
         "  n_policy_iterations: 3\n  normalize: true\n  compile_updates: false\n"
@@ -91,10 +75,23 @@ def test_a_killed_process_goes_on_from_the_latest_checkpoint(tmp_path):
     (run,) = (tmp_path / "logs" / "ppg").iterdir()
     (steps,) = re.findall(r"Going on after (\d+) steps", output)
     assert 64 <= int(steps) <= 100 * 4 and int(steps) % 64 == 0
+    assert output.count("Seed: 3") == 2 and output.count("Saving to ") == 1  # in the first process, before and after the kill
+    assert [int(n) for n in re.findall(r"total_timesteps +\| (\d+)", output)][-2:] == [576, 576]
     evaluated = np.load(run / "evaluations.npz")["timesteps"]
     assert list(evaluated) == list(range(96, 577, 96))  # those of before the kill, too, and none twice
+    checkpoints = {path.name for path in run.glob("rl_model_*")}
+    assert {f"rl_model_{n}_steps.zip" for n in range(64, 577, 64)} <= checkpoints
+    assert {name.split(".", 1)[1] for name in checkpoints if "576" in name} == {
+        "zip", "aux_buffer.0_of_2.npz", "aux_buffer.1_of_2.npz"
+    }  # fmt: skip
     assert (run / "Deadly-v0" / "vecnormalize.pkl").exists() and (run / "Deadly-v0.zip").exists()
-    assert len(list(run.glob("*.monitor.csv"))) == 8 and not (run / "unfinished.json").exists()
+    assert not (run / "unfinished.json").exists()
+    assert {path.name for path in run.glob("*.monitor.csv")} == {f"{number}.monitor.csv" for number in range(8)}
+    episodes = [(run / f"{number}.monitor.csv").read_text().splitlines()[2:] for number in range(8)]
+    lengths = [
+        tuple(row.split(",")[1] for row in [*before, *after]) for before, after in zip(episodes[:4], episodes[4:], strict=True)
+    ]
+    assert len({*lengths}) == 4  # no process repeats another
 
 
 TRACKER = """
