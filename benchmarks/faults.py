@@ -33,7 +33,7 @@ from sb3_ppg import PPG
 N_KILLS, N_STEPS = 30, 1_000_000
 KINDS = ("one process", "all processes", "the agent")
 LAUNCHER = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 100"
-TRAINING = "-m sb3_ppg train --env CartPole-v1 --seed 1 --save-freq 4000 --eval-freq 50000 --eval-episodes 20 -n"
+TRAINING = "-m sb3_ppg train --env CartPole-v1 --seed 1 --save-freq 4000 --eval-freq 50000 --eval-episodes 20 --resume -n"
 COMMAND = [sys.executable, *f"{LAUNCHER} {TRAINING} {N_STEPS}".split()]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
