@@ -19,7 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.turns import Measure, collect, medians, ready, seconds
 from sb3_ppg import PPG, ImpalaCNN
+from sb3_ppg.buffers.rollouts import order_by_environment
 from sb3_ppg.environments import EnvPoolVecEnv
+from sb3_ppg.optim.compiled import minibatch_losses
 from sb3_ppg.optim.epoch import optimize_epoch
 from sb3_ppg.optim.micro_batches import keep_freed_memory
 
@@ -69,7 +71,7 @@ def parts(architecture: str, path: str) -> Measure:
     size = model.resolved_micro_batch_size()
 
     def step(name: str, loss: Callable, optimizer: Any, batch: Any) -> None:
-        losses = partial(model.minibatch_losses, loss, model.coefficients())
+        losses = partial(minibatch_losses, model, loss, model.coefficients())
         optimize_epoch(name, [model.policy], optimizer, [batch], losses, size)
 
     def policy_step() -> None:
@@ -80,17 +82,22 @@ def parts(architecture: str, path: str) -> Measure:
         batch = next(model.aux_buffer.minibatches(N_SEQUENCES))
         step("auxiliary", model.objective.auxiliary_losses, model.aux_optimizer, batch)
 
+    @th.no_grad()
+    def recorded(inputs: tuple) -> th.Tensor:
+        return model.objective.recorded(model.policy, inputs)
+
     def uniform(batch: Any) -> th.Tensor:
         return th.full((len(batch.observations), 15), -float(np.log(15)))
 
     def measure() -> dict[str, float]:
-        rollout = seconds(lambda: collect(model)) + seconds(lambda: next(model.rollout_buffer.get(1)))  # which orders it
+        rollout = seconds(lambda: collect(model)) + seconds(lambda: order_by_environment(model.rollout_buffer))
         policy = seconds(policy_step)
         model.aux_buffer.reset()
         model.aux_buffer.add(model.rollout_buffer)
         model.aux_buffer.record(uniform, 1)
         batch = next(model.aux_buffer.minibatches(N_SEQUENCES))
-        record = seconds(lambda: model.recorded(batch))
+        inputs = model.network_inputs(batch)
+        record = seconds(lambda: recorded(inputs))
         return dict(rollout=rollout, policy=policy, record=record, auxiliary=seconds(auxiliary_step))
 
     return measure
