@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -189,17 +190,46 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             return self.observation_space["weights"].shape[0]  # type: ignore[index]
         return None if self.reward_weights is None else len(self.reward_weights)
 
+    # ---- sizes and coefficients ----
+
     def coefficients(self) -> Coefficients:
         """
         :return: the current coefficients of the losses, with schedules evaluated
         """
-        raise NotImplementedError
+        clip_range, clip_range_vf = (
+            schedule(self._current_progress_remaining) if callable(schedule) else schedule
+            for schedule in (self.clip_range, self.clip_range_vf)
+        )
+        return Coefficients(
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            value_unit=self.policy.value_unit,
+            ent_coef=self.policy.actions.weigh_entropy(self.ent_coef, self.device),
+            vf_coef=self.vf_coef,
+            kl_coef=self.kl_coef or None,
+            beta_clone=self.beta_clone,
+        )
 
     def aux_samples_per_batch(self) -> int:
         """
-        :return: number of samples in an auxiliary minibatch
+        :return: number of samples in an auxiliary minibatch: by default a sixteenth of a rollout (with memory, of a phase,
+            because samples of a sequence are similar), but at least ``batch_size``
         """
-        raise NotImplementedError
+        n_samples = self.aux_buffer.n_samples if self.has_memory else self.n_steps * self.n_envs
+        return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
+
+    def resolved_micro_batch_size(self) -> int | None:
+        """
+        :return: the largest number of samples in one forward pass; None for whole minibatches
+        """
+        if self.micro_batch_size != "auto":
+            return self.micro_batch_size
+        if self.objective.needs_whole_minibatches:
+            return None
+        if self._fitting_micro_batch_size is None:  # once per training: the network stays as it is
+            observation = obs_as_tensor(zero_observations(self.rollout_buffer, 1), self.device)
+            self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
+        return self._fitting_micro_batch_size[0]
 
     # ---- hooks: what memory, masks and the like override ----
 
@@ -455,19 +485,6 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         if epsilon or temperature != 1:
             return Player(self, epsilon, temperature).predict(observation, state, episode_start, deterministic, **context)
         return self.policy.predict(observation, state, episode_start, deterministic, **context)
-
-    def resolved_micro_batch_size(self) -> int | None:
-        """
-        :return: the largest number of samples in one forward pass; None for whole minibatches
-        """
-        if self.micro_batch_size != "auto":
-            return self.micro_batch_size
-        if self.objective.needs_whole_minibatches:
-            return None
-        if self._fitting_micro_batch_size is None:  # once per training: the network stays as it is
-            observation = obs_as_tensor(zero_observations(self.rollout_buffer, 1), self.device)
-            self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
-        return self._fitting_micro_batch_size[0]
 
     # ---- arguments ----
 

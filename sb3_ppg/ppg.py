@@ -1,6 +1,5 @@
 """Phasic Policy Gradient: Algorithm 1 of https://arxiv.org/abs/2009.04416 on Stable-Baselines3."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from sb3_ppg.buffers.replay import Kind
 from sb3_ppg.callbacks import tell
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives import Coefficients, Objective, find_objective
+from sb3_ppg.objectives import Objective, find_objective
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, log_policy_phase, record_all
 from sb3_ppg.optim.epoch import mean_losses
 from sb3_ppg.optim.update import Update
@@ -335,28 +334,3 @@ class PPG(PhasicAlgorithm):
         record_all(self, "aux", {"learning_rate": update.learning_rate, "n_phases": self._n_aux_phases})
         record_all(self, "aux", {"seconds": time.perf_counter() - start})
         report("on_aux_phase_end", epoch=self.n_aux_epochs)
-
-    # ---- sizes and coefficients ----
-
-    def coefficients(self) -> Coefficients:
-        clip_range, clip_range_vf = (
-            schedule(self._current_progress_remaining) if callable(schedule) else schedule
-            for schedule in (self.clip_range, self.clip_range_vf)
-        )
-        return Coefficients(
-            clip_range=clip_range,
-            clip_range_vf=clip_range_vf,
-            value_unit=self.policy.value_unit,
-            ent_coef=self.policy.actions.weigh_entropy(self.ent_coef, self.device),
-            vf_coef=self.vf_coef,
-            kl_coef=self.kl_coef or None,
-            beta_clone=self.beta_clone,
-        )
-
-    def aux_samples_per_batch(self) -> int:
-        """
-        :return: number of samples in an auxiliary minibatch: by default a sixteenth of a rollout (with memory, of a phase,
-            because samples of a sequence are similar), but at least ``batch_size``
-        """
-        n_samples = self.aux_buffer.n_samples if self.has_memory else self.n_steps * self.n_envs
-        return self.aux_batch_size or max(math.ceil(n_samples / 16), self.batch_size)
