@@ -50,16 +50,16 @@ def check_sizes(model: PPG, arrays: Arrays) -> None:
     :raises ModelFormatError: if the networks differ from the arrays or have too many layers, or the rollouts are too large
     """
     made = copy.copy(model)
-    made.device, made.env, made.n_steps, made.n_envs = META, None, 1, 1
+    made.device, made.env, made.n_steps, made.n_envs = META, None, 2, 1  # some objectives need two steps
     made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take the device for a GPU
     with META, _SizesOnly(), th.no_grad():
         made._setup_model()
     for name, tensor in weights(made).items():
         arrays.find(name, tensor)
-    n_samples, parts = model.n_steps * model.n_envs, vars(made.rollout_buffer)
+    times, parts = model.n_steps * model.n_envs / 2, vars(made.rollout_buffer)
     observations = parts["observations"].values() if isinstance(parts["observations"], dict) else []
-    claimed = n_samples * sum(part.nbytes for part in [*parts.values(), *observations] if isinstance(part, np.ndarray))
-    of_masks = n_samples * parts["action_masks"].nbytes if "action_masks" in parts else 0
+    claimed = times * sum(part.nbytes for part in [*parts.values(), *observations] if isinstance(part, np.ndarray))
+    of_masks = times * parts["action_masks"].nbytes if "action_masks" in parts else 0
     if claimed > total_memory() or of_masks > MAX_MASK_BYTES:
         sizes = f"n_steps={model.n_steps} with n_envs={model.n_envs}"
         raise ModelFormatError(f"{sizes} claims {claimed:.1e} bytes of memory for a rollout")
