@@ -12,8 +12,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import scores
-from benchmarks.harness import Experiment, locked
+from benchmarks.compiled import COMPILED
+from benchmarks.harness import RESULTS, Experiment, locked
+from benchmarks.learning import LEARNING
 from benchmarks.scores import interquartile_means
+from benchmarks.starts import STARTS
 from benchmarks.suites import contestants
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
 from benchmarks.suites.experiment import SPEED, SUITES, comparisons, late_returns, wanted
@@ -118,6 +121,12 @@ def test_a_queue_that_is_killed_leaves_no_run_behind(tmp_path):
         worker = psutil.Process(int(file.read_text()))
         queue.kill()
     wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("experiment", [COMPILED, LEARNING, STARTS], ids=lambda experiment: experiment.name)
+def test_the_page_is_that_of_the_committed_rows(experiment):
+    name = f"{experiment.name}.md"
+    assert experiment.report(experiment)[name] == (RESULTS / name).read_text()
 
 
 # ---- the suites ----
