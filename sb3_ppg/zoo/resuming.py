@@ -28,7 +28,7 @@ except ImportError:  # Windows
 # releases when the process ends, however that happens
 MARKER = "unfinished.json"
 # Options in which commands for the same run may differ
-IGNORED = {"seed", "log_folder", "conf_file", "tensorboard_log", "command", "progress", "verbose", "log_interval"}
+IGNORED = {"seed", "log_folder", "tensorboard_log", "command", "progress", "verbose", "log_interval"}
 
 
 def options_of(args: argparse.Namespace) -> dict[str, str]:
@@ -67,7 +67,7 @@ def unfinished_run(runs: Path, options: dict[str, str]) -> tuple[TextIO, int] | 
     for path in paths:
         with suppress(OSError, ValueError, TypeError, KeyError):  # finished a moment ago, or damaged
             marker = path.open("r+")
-            if _lock(marker):
+            if _lock(marker) and path.exists():
                 content = json.load(marker)
                 if content["options"] == options and seed in (None, content["seed"]):
                     return marker, int(content["seed"])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import gymnasium as gym
@@ -22,7 +23,7 @@ from stable_baselines3.common.monitor import load_results
 
 from sb3_ppg import PPG, PhasicCheckpointCallback, latest_checkpoint
 from sb3_ppg.zoo import ALGOS
-from sb3_ppg.zoo.resuming import MARKER, forget_later_episodes, make_run_folder, mark_unfinished, unfinished_run
+from sb3_ppg.zoo.resuming import MARKER, forget_later_episodes, make_run_folder, mark_unfinished, options_of, unfinished_run
 from tests.helpers import ROOT, run, wait_for
 from tests.zoo.programs import SMALL, end_of, output_of, program
 from tests.zoo.test_commands import n_frames
@@ -264,6 +265,11 @@ def test_only_a_run_with_these_options_is_resumed_and_only_when_its_process_has_
         assert found(options) == (folder, seed)
     monkeypatch.setattr(sys, "argv", ["sb3-ppg", "--seed=7"])
     assert found(options) is None
+
+
+def test_another_hyperparameter_file_is_another_run():
+    args = Namespace(algo="ppg", conf_file="mine.yml", hyperparams={"n_steps": 16}, seed=3, progress=True, log_folder="logs")
+    assert options_of(args) == {"algo": "ppg", "conf_file": "mine.yml", "hyperparams": "{'n_steps': 16}"}
 
 
 class Kill(Exception):
