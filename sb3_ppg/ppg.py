@@ -271,8 +271,7 @@ class PPG(PhasicAlgorithm):
         :raises NonFiniteLossError: if a loss is NaN or infinite
         """
         start = time.perf_counter()
-        with self.replay.learning_from(self.rollout_buffer, self.rollout_end):
-            self.policy_phase()
+        self.policy_phase()
         if self.n_aux_epochs > 0:
             self.aux_buffer.add(self.rollout_buffer, self.aux_data())
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
@@ -288,18 +287,19 @@ class PPG(PhasicAlgorithm):
         """Optimize L^clip and the entropy bonus for E_π epochs, and L^value for E_V epochs, on the latest rollouts."""
         self.policy.set_training_mode(True)
         plan, updates = self._plan(), []
-        prepare_rollouts(self, [kind for kind, *_ in plan])
-        for kind, losses, n_epochs, batch_size in plan:
-            updates.append(update := Update(self, kind, losses))
-            for _ in range(n_epochs):
-                if not (due := self.replay.due(kind)):
-                    break  # all rollouts are too new, or used up
-                if self.recompute_advantages and any(one.history for one in updates):
-                    for rollout in due:
-                        recompute_advantages(self, rollout.buffer, rollout.end)
-                if update.epoch(self.replay.epoch(kind, batch_size)).stopped:
-                    break
-            self._n_updates += len(update.history) if kind == "policy" else 0
+        with self.replay.learning_from(self.rollout_buffer, self.rollout_end):
+            prepare_rollouts(self, [kind for kind, *_ in plan])
+            for kind, losses, n_epochs, batch_size in plan:
+                updates.append(update := Update(self, kind, losses))
+                for _ in range(n_epochs):
+                    if not (due := self.replay.due(kind)):
+                        break  # all rollouts are too new, or used up
+                    if self.recompute_advantages and any(one.history for one in updates):
+                        for rollout in due:
+                            recompute_advantages(self, rollout.buffer, rollout.end)
+                    if update.epoch(self.replay.epoch(kind, batch_size)).stopped:
+                        break
+                self._n_updates += len(update.history) if kind == "policy" else 0
         log_policy_phase(self, updates)
 
     def _plan(self) -> list[tuple[Kind, Callable[..., Losses], int, int]]:

@@ -188,8 +188,8 @@ def test_train_and_eval_mode():
     model.learn(16)
     counted = norm.num_batches_tracked.item()
     assert counted == 1  # one minibatch
-    modes, recorded = [], model.recorded
-    model.recorded = lambda batch: modes.append(model.policy.training) or recorded(batch)
+    modes, recorded = [], model.objective.recorded
+    model.objective.recorded = lambda policy, inputs: modes.append(policy.training) or recorded(policy, inputs)
     model.learn(16, reset_num_timesteps=False)
     assert modes and not any(modes)
     assert norm.num_batches_tracked.item() > counted

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import losses
+from sb3_ppg.training.preparing import record
 from tests.helpers import RandomEnv, auxiliary_batch_sizes, collect, fill_phase, image_space, losses_of
 from tests.helpers import make_with_papers_values as make
 
@@ -20,7 +21,7 @@ def test_cloning_holds_the_whole_distribution_not_the_taken_actions():
     """Move the probability of actions that were never taken; the cloning loss must change and stay finite."""
     model = make(env=RandomEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(4)))
     fill_phase(model)
-    model.aux_buffer.record(model.recorded, 1)
+    record(model, 1)
     batch = next(model.aux_buffer.minibatches(model.aux_buffer.n_sequences))
     kl = losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"]
     assert kl.item() == pytest.approx(0, abs=1e-7)

@@ -18,8 +18,10 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, losses
+from sb3_ppg.buffers.rollouts import order_by_environment
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
+from sb3_ppg.training.preparing import record
 from tests.helpers import (
     DICT,
     MASKED_ACTIONS,
@@ -117,8 +119,9 @@ def test_kl_of_several_masked_actions_is_the_sum_of_their_kls(actions):
 def test_both_phases_know_the_masks_of_their_samples(actions):
     """The ratio starts at one and KL(π_old, π) at zero, and the masks of the auxiliary phase are those of the environments."""
     model = make(actions=actions, policy_kwargs=dict(ortho_init=False))
-    acts = calls_of(model, "act")
+    acts = calls_of(model, "step_inputs")
     collect(model)
+    order_by_environment(model.rollout_buffer)
     for batch in model.rollout_buffer.get(8):
         observations, masks = model.network_inputs(batch)
         actions_taken = model.policy.actions.from_buffer(batch.actions)
@@ -129,8 +132,8 @@ def test_both_phases_know_the_masks_of_their_samples(actions):
     model.aux_buffer.add(model.rollout_buffer, model.context())
     stored = model.aux_buffer.rollouts[0].context["action_masks"]
     assert stored.dtype == bool
-    np.testing.assert_array_equal(stored, np.stack([extras["action_masks"] for _, (*_, extras) in acts], axis=1))
-    model.aux_buffer.record(model.recorded, 1)
+    np.testing.assert_array_equal(stored, np.stack([inputs["action_masks"] for _, inputs in acts], axis=1))
+    record(model, 1)
     for batch in model.aux_buffer.minibatches(1):
         assert losses_of("auxiliary_losses", model, batch, value_unit=1.0).terms["kl"].item() == pytest.approx(0, abs=1e-7)
         taken = th.exp(batch.recorded[~batch.context["action_masks"]])

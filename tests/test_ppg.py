@@ -160,7 +160,7 @@ def test_two_calls_are_one():
 def test_the_log_has_the_documented_names():
     logged = learn_and_log(make(clip_range_vf=0.2), 16 * 3)
     train = ("policy_gradient_loss", "entropy_loss", "value_loss", "approx_kl", "clip_fraction", "loss", "explained_variance")
-    train += ("n_updates", "clip_range", "clip_range_vf", "learning_rate", "grad_norm", "value_unit")
+    train += ("n_updates", "clip_range", "clip_range_vf", "learning_rate", "grad_norm", "value_unit", "compiled")
     aux = ("kl", "aux_value_loss", "value_loss", "loss", "learning_rate", "n_phases", "seconds", "grad_norm", "final_kl")
     aux += ("explained_variance", "aux_explained_variance")
     time = ("rollout_seconds", "update_seconds", "phase_position")

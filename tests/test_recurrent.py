@@ -266,10 +266,10 @@ def test_a_rollout_that_was_cut_short_is_neither_remembered_twice_nor_skipped():
         steps = iter(range(1, 12))
         model.learn(10**6, callback=lambda *_, steps=steps: next(steps) < 8 + 3)
         assert len(model.aux_buffer) == 1 and model.num_timesteps == 2 * 11
-        before, seen, acts = model.memory(), Memories(), calls_of(model, "act")
+        before, seen, acts = model.memory(), Memories(), calls_of(model, "step_inputs")
         model.learn(8 * 2 * 3, reset_num_timesteps=False, callback=seen)
-        _, (*_, extras) = acts[0]
-        np.testing.assert_array_equal(pack_states(extras["lstm_states"]), before)  # with the next observation, as RecurrentPPO
+        _, inputs = acts[0]
+        np.testing.assert_array_equal(pack_states(inputs["lstm_states"]), before)  # with the next observation, as RecurrentPPO
         stored.append(seen.stored)
     assert len(stored[0]) == 4 and np.abs(stored[0][1]).max() > 0.01
     np.testing.assert_allclose(*stored, rtol=0, atol=1e-6)

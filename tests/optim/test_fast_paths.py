@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from sb3_ppg import PPG, ImpalaCNN
 from sb3_ppg.arrays import split
 from sb3_ppg.buffers.rollouts import minibatches
+from sb3_ppg.training.preparing import record
 from tests.helpers import collect, losses_of
 from tests.helpers import make_on_images as make
 
@@ -46,7 +47,7 @@ def gradients(model: PPG, micro_batch_size: int | None) -> dict[str, dict[str, t
     batch = next(model.rollout_buffer.get(model.batch_size))
     if not len(model.aux_buffer):
         model.aux_buffer.add(model.rollout_buffer)
-        model.aux_buffer.record(model.recorded, 2)
+        record(model, 2)
         with th.no_grad():  # for the KL not to be zero
             for parameter in parameters.values():
                 parameter.mul_(1.05)
