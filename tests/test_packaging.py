@@ -18,6 +18,7 @@ REPOSITORY = "https://github.com/sb3-ppg/sb3_ppg"
 EXTRAS = ["rl_zoo3", "envpool", "matplotlib", "pandas", "huggingface_hub", "safetensors", "tensorboard", "ale_py"]
 
 
+@pytest.mark.slow
 def test_the_wheel_imports_without_extras_and_has_the_hyperparameters_and_links_that_resolve(tmp_path):
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], check=True, cwd=ROOT)
     (wheel,) = tmp_path.glob("*.whl")
