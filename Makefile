@@ -65,7 +65,7 @@ dist: $(VENV)/.installed
 	$(RUN) -m twine check --strict dist/*
 	$(RUN) -m tests.release dist/*.whl $(PYTHONS)
 
-# Measures speed and memory as ratios within one run: benchmarks/results/speed.md and speed.png. Half an hour
+# Measures speed as ratios within one run: benchmarks/results/speed.md and speed.png. Half an hour
 benchmark: $(VENV)/.installed
 	$(RUN) -m benchmarks.speed
 

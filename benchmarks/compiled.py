@@ -1,25 +1,25 @@
 """
-Whole trainings of SB3's PPO, SBX's PPO (JAX) and PPG, eager and compiled, on one thread and on two.
+Whole runs of SB3's PPO, SBX's PPO (JAX) and PPG, eager and compiled, on one thread and on two.
 
 1. Steps per second after the first phase, and the seconds that compiling adds to the first phase: three turns, alternating.
 2. Return against seconds on two of the tasks, one thread, five seeds.
 
-All have the same environments, networks and hyperparameters. A training with one thread has one core to itself, so that JAX
+All have the same environments, networks and hyperparameters. A run with one thread has one core to itself, so that JAX
 and EnvPool take no other. SBX is installed, with the versions of ``sbx.txt``, in a folder that only its own processes see.
 
     python -m benchmarks.compiled run --part speed     # an hour and a half
     python -m benchmarks.compiled run --part curves    # an hour and a half
 
-``--jobs`` has to be 1, and nothing else should run.
+``--jobs`` must be 1, and nothing else should run.
 """
 
 import importlib
+import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.harness import Experiment, Report, locked, short_hash
-from benchmarks.suites.training import Watched, curve
+from benchmarks.suites.training import Episodes, curve
 from benchmarks.tables import draw_seeds, finish, machines, page, table
 from sb3_ppg import PPG
 from sb3_ppg.environments import EnvPoolVecEnv
@@ -52,10 +52,10 @@ class Task(NamedTuple):
     Environments and the hyperparameters for them.
 
     :param make_env: from a seed and the number of EnvPool's threads
-    :param arguments: of all contestants
+    :param arguments: arguments of all contestants
     :param ppg: further arguments of PPG
-    :param n_phases: of a training whose speed is measured, the first one included
-    :param curve_steps: of a training whose learning curve is drawn; 0: none is
+    :param n_phases: phases of a run whose speed is measured, the first one included
+    :param curve_steps: steps of a run whose learning curve is drawn; 0: none is
     """
 
     make_env: Callable[[int, int], VecEnv]
@@ -102,15 +102,15 @@ CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {  # colors in the picture,
     "PPG, no auxiliary phase, compiled": ("", dict(n_aux_epochs=0, compile_updates=True)),
 }
 
+COMPILING = (SBX, "PPG, compiled")
+
 
 def wanted() -> list[dict[str, Any]]:
-    """Return the trainings of both parts, in turns."""
+    """Return the runs of both parts, in turns."""
+    turns = itertools.product(range(N_TURNS), (1, 2), TASKS, CONTESTANTS)
     speed = [
         dict(part="speed", task=task, threads=threads, contestant=contestant, seed=seed)
-        for seed in range(N_TURNS)
-        for threads in (1, 2)
-        for task in TASKS
-        for contestant in CONTESTANTS
+        for seed, threads, task, contestant in turns
     ]
     curves = [
         dict(part="curves", task=name, threads=1, contestant=contestant, seed=seed)
@@ -122,29 +122,29 @@ def wanted() -> list[dict[str, Any]]:
     return speed + curves
 
 
-def train(training: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
+def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
     """
     Train an agent on as many cores as threads.
 
     :return: steps per second after the first phase, seconds by which the first phase was slower, seconds of the whole;
         the learning curve
     """
-    task, n_threads, seed = TASKS[training["task"]], training["threads"], training["seed"]
+    task, n_threads, seed = TASKS[run["task"]], run["threads"], run["seed"]
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-n_threads:])
     th.set_num_threads(n_threads)
     # Empty for the first seed, as JAX's is for all
-    of_all_seeds = short_hash(repr({**training, "seed": None}))
+    of_all_seeds = short_hash(repr({**run, "seed": None}))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str((folder.parent / f"torchinductor_{of_all_seeds}").absolute())
-    model = make_model(training["contestant"], task, task.make_env(seed, n_threads), folder.parent / "sbx", seed)
+    model = make_model(run["contestant"], task, task.make_env(seed, n_threads), folder.parent / "sbx", seed)
     n_rollouts = task.ppg.get("n_policy_iterations", 4)
     phase = n_rollouts * model.n_envs * task.arguments["n_steps"]
-    n_timesteps = task.curve_steps if training["part"] == "curves" else task.n_phases * phase
-    watched = Watched(folder / "episodes.csv", time.perf_counter)
-    model.learn(n_timesteps, callback=watched)
-    (_, start), (first_steps, first), (steps, end) = (watched.times[i] for i in (0, n_rollouts, -1))
+    n_timesteps = task.curve_steps if run["part"] == "curves" else task.n_phases * phase
+    episodes = Episodes(folder / "episodes.csv", time.perf_counter)
+    model.learn(n_timesteps, callback=episodes)
+    (_, start), (first_steps, first), (steps, end) = (episodes.times[i] for i in (0, n_rollouts, -1))
     speed = (steps - first_steps) / (end - first)
     row = dict(steps=steps, speed=round(speed), compiling=round(first - start - first_steps / speed, 2))
-    points = curve(watched.read(n_timesteps), n_timesteps) if training["part"] == "curves" else None
+    points = curve(episodes.read(n_timesteps), n_timesteps) if run["part"] == "curves" else None
     return {**row, "seconds": round(end - start, 1)}, points
 
 
@@ -152,7 +152,7 @@ def make_model(name: str, task: Task, env: VecEnv, folder: Path, seed: int) -> B
     """
     Make a contestant.
 
-    :param folder: where SBX is installed, or is to be
+    :param folder: folder in which SBX is installed if it is not there
     """
     arguments = task.arguments | dict(env=env, seed=seed, device="cpu")
     if name == "SB3 PPO":
@@ -190,10 +190,10 @@ def flax_minatar_cnn() -> dict[str, Any]:
     return dict(features_extractor_class=network, features_extractor_kwargs=kwargs, activation_fn=nn.relu)
 
 
-def draw_curves(axes: Axes, curves: pd.DataFrame) -> None:
+def draw_curves(axes: Axes, curves: pd.DataFrame, task: str) -> None:
     """Draw all contestants on one task against seconds, means over seeds."""
     for name, (color, _) in CONTESTANTS.items():
-        points = curves[curves["contestant"] == name]
+        points = curves[(curves["task"] == task) & (curves["contestant"] == name)]
         if len(points):
             seeds = points.pivot(index="steps", columns="seed", values=["seconds", "return"]).dropna()
             draw_seeds(axes, seeds["return"].set_axis(seeds["seconds"].mean(axis=1)), name, color)
@@ -202,28 +202,21 @@ def draw_curves(axes: Axes, curves: pd.DataFrame) -> None:
 def report(experiment: Experiment) -> Report:
     """Return the table of medians, and the picture."""
     rows, curves, lines = experiment.rows(), experiment.curves(), []
-    speeds = rows[rows["part"] == "speed"]
-    for (task, threads), own in speeds.groupby(["task", "threads"], sort=False):
-        medians = own.groupby("contestant")["speed"].median()
-        line = {"task": task, "threads": threads}
-        line |= {name: f"{medians[name]:,.0f}" if name in medians else "" for name in CONTESTANTS}
-        for other in ("PPG", SBX):
-            line[f"compiled / {other}"] = f"{medians.get('PPG, compiled', nan) / medians.get(other, nan):.2f}"
-        for name in (SBX, "PPG, compiled"):
+    for (task, threads), own in rows[rows["part"] == "speed"].groupby(["task", "threads"], sort=False):
+        medians = own.groupby("contestant")["speed"].median().reindex(list(CONTESTANTS))
+        line = [task, threads, *("" if np.isnan(median) else f"{median:,.0f}" for median in medians)]
+        line += [f"{medians['PPG, compiled'] / medians[other]:.2f}" for other in ("PPG", SBX)]
+        for name in COMPILING:
             seconds = own[own["contestant"] == name].sort_values("seed")["compiling"]
-            cold, warm = seconds.head(1).tolist(), seconds.iloc[1:].tolist()
-            line[f"compiling, s: {name}"] = ", ".join(f"{np.median(some):.1f}" for some in (cold, warm) if some)
+            line.append(", ".join(f"{some.median():.1f}" for some in (seconds.head(1), seconds.iloc[1:]) if len(some)))
         lines.append(line)
-    tasks = [name for name in TASKS if name in set(curves["task"])]
-    figure = Figure(figsize=(5 * max(1, len(tasks)), 4), dpi=120, layout="constrained")
-    for axes, task in zip(figure.subplots(1, max(1, len(tasks)), squeeze=False)[0], tasks, strict=False):
-        draw_curves(axes, curves[curves["task"] == task])
-        title, xlabel = f"{task}, {TASKS[task].curve_steps:,} steps", "seconds, compiling included"
+    head = ["task", "threads", *CONTESTANTS, "compiled / PPG", f"compiled / {SBX}"]
+    tasks = {name: task for name, task in TASKS.items() if task.curve_steps > 0}
+    figure = Figure(figsize=(5 * len(tasks), 4), dpi=120, layout="constrained")
+    for axes, (name, task) in zip(figure.subplots(1, len(tasks)), tasks.items(), strict=True):
+        draw_curves(axes, curves, name)
+        title, xlabel = f"{name}, {task.curve_steps:,} steps", "seconds, compiling included"
         finish(axes, title, xlabel, "return of the latest 100 episodes", legend="best")
-    about_curves = (
-        f"Learning curves: up to {curves['seed'].nunique()} seeds, mean and range; one core for each "
-        "training, while other programs used the other one."
-    )
     text = page(
         "Compiled updates: whole trainings",
         f"`python -m benchmarks.compiled`. {machines(rows)} Steps per second after the first phase, medians of up to "
@@ -231,10 +224,12 @@ def report(experiment: Experiment) -> Report:
         "the first phase is slower than the others, with an empty cache and in later trainings (JAX keeps none). 8 "
         "environments x 256 steps, minibatches of 64, ten epochs; MinAtar: 32 x 128, 512, two, where SBX has two CNNs and "
         "the others have one. With one thread a training has one core, environments included.",
-        *([table(list(lines[0]), (list(line.values()) for line in lines))] if lines else []),
-        *([about_curves, "![return against seconds](compiled.png)"] if tasks else []),
+        table([*head, *(f"compiling, s: {name}" for name in COMPILING)], lines),
+        f"Learning curves: up to {curves['seed'].nunique()} seeds, mean and range; one core for each training, while other "
+        "programs used the other one.",
+        "![return against seconds](compiled.png)",
     )
-    return {"compiled.md": text} | ({"compiled.png": figure} if tasks else {})
+    return {"compiled.md": text, "compiled.png": figure}
 
 
 COMPILED = Experiment("compiled", wanted, train, report)

@@ -1,10 +1,9 @@
 """
-Kill one training thirty times, and compare it with an undisturbed one.
+Kill one run thirty times, and compare it with an undisturbed one.
 
 SIGKILL goes to one process, to all processes and to torchrun's agent, in turn and at random moments: every other time after
-the training has moved on, otherwise perhaps while the processes start.
-The agent restarts processes (``--max-restarts``); when the agent dies, the same command is given again. Counted are the steps
-that each kill costs, and compared are the steps, evaluations and returns at the end.
+the run has moved on, otherwise perhaps while the processes start. The agent restarts processes (``--max-restarts``); when the
+agent dies, the same command is given again.
 
 Writes results/faults.csv and faults.md in a quarter of an hour on two cores.
 
@@ -27,24 +26,23 @@ import numpy as np
 import pandas as pd
 import psutil
 
-from benchmarks.harness import RESULTS
-from benchmarks.machine import processor
+from benchmarks.harness import RESULTS, processor
 from benchmarks.tables import page
 from sb3_ppg import PPG
 
 N_KILLS, N_STEPS = 30, 1_000_000
 KINDS = ("one process", "all processes", "the agent")
 LAUNCHER = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 100"
-TRAINING = "-m sb3_ppg train --env CartPole-v1 --seed 1 --save-freq 4000 --eval-freq 50000 --eval-episodes 20 -n"
+TRAINING = "-m sb3_ppg train --env CartPole-v1 --seed 1 --save-freq 4000 --eval-freq 50000 --eval-episodes 20 --resume -n"
 COMMAND = [sys.executable, *f"{LAUNCHER} {TRAINING} {N_STEPS}".split()]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-class Training:
+class Run:
     """
     The command, and its progress according to its output.
 
-    :param folder: in which it runs
+    :param folder: folder in which it runs
     """
 
     def __init__(self, folder: Path):
@@ -68,11 +66,7 @@ class Training:
                 self.resumed.append(int(match[1]))
 
     def kill(self, kind: str, choice: random.Random) -> None:
-        """
-        Kill processes as soon as there are any.
-
-        :param kind: one of ``KINDS``
-        """
+        """Kill processes of one of ``KINDS`` as soon as there are any."""
         workers: list[psutil.Process] = []
         while not workers:
             workers = [one for one in psutil.Process(self.agent.pid).children() if "sb3_ppg" in one.cmdline()]
@@ -86,30 +80,30 @@ class Training:
 
 def disturb(folder: Path) -> tuple[pd.DataFrame, int]:
     """
-    Kill a training at random moments, and wait for its end.
+    Kill a run at random moments, and wait for its end.
 
-    :return: for each kill its kind, the steps logged before it, the steps from which the training went on; the number of
-        times that the command was given
+    :return: for each kill its kind, the steps logged before it, the steps from which the run went on; the number of times
+        that the command was given
     """
-    choice, training = random.Random(0), Training(folder)
+    choice, run = random.Random(0), Run(folder)
     rows: list[dict[str, Any]] = []
     for kill in range(N_KILLS):
-        n_logs = training.n_logs
-        while kill % 2 == 1 and training.n_logs == n_logs:
+        n_logs = run.n_logs
+        while kill % 2 == 1 and run.n_logs == n_logs:
             time.sleep(0.1)
         time.sleep(choice.uniform(1, 10))
-        assert training.agent.poll() is None, "the training has ended before all kills"
-        rows.append({"kind": KINDS[kill % len(KINDS)], "steps": training.n_steps, "resumed": len(training.resumed)})
-        training.kill(rows[-1]["kind"], choice)
+        assert run.agent.poll() is None, "the run has ended before all kills"
+        rows.append({"kind": KINDS[kill % len(KINDS)], "steps": run.n_steps, "resumed": len(run.resumed)})
+        run.kill(rows[-1]["kind"], choice)
         print(rows[-1], flush=True)
-    assert training.agent.wait() == 0
+    assert run.agent.wait() == 0
     for row in rows:  # the first time after the kill; 0 if there was no checkpoint yet
-        row["resumed"] = next(iter(training.resumed[row["resumed"] :]), 0)
-    return pd.DataFrame(rows), training.n_starts
+        row["resumed"] = next(iter(run.resumed[row["resumed"] :]), 0)
+    return pd.DataFrame(rows), run.n_starts
 
 
 def ending(folder: Path) -> tuple[str, np.ndarray]:
-    """Describe a training's end; return also the steps of its evaluations."""
+    """Describe a run's end; return also the steps of its evaluations."""
     (run,) = (folder / "logs" / "ppg").iterdir()
     with np.load(run / "evaluations.npz") as kept:
         steps, last_return = kept["timesteps"], kept["results"][-1].mean()
@@ -117,8 +111,7 @@ def ending(folder: Path) -> tuple[str, np.ndarray]:
     return f"{n_steps:,} steps, {len(steps)} evaluations, the last return {last_return:.0f}", steps
 
 
-def main() -> None:
-    """Run both trainings and write the results."""
+if __name__ == "__main__":
     with TemporaryDirectory() as disturbed, TemporaryDirectory() as calm:
         rows, n_starts = disturb(Path(disturbed))
         subprocess.run(COMMAND, cwd=calm, env=ENVIRONMENT, check=True, capture_output=True)
@@ -137,7 +130,3 @@ def main() -> None:
     rows.to_csv(RESULTS / "faults.csv", index=False)
     (RESULTS / "faults.md").write_text(text)
     print(text)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the
 from huggingface_sb3 import EnvironmentName
 
 from sb3_ppg import hub
-from sb3_ppg.zoo import patched, push
+from sb3_ppg.zoo import patched, sharing
 from sb3_ppg.zoo.environment_file import ZOO, Environment
 
 ROOT = Path(__file__).parent.parent
@@ -28,9 +28,9 @@ class Agent(NamedTuple):
     """
     An agent of the repository.
 
-    :param algo: its name in RL Zoo
+    :param algo: name of its algorithm in RL Zoo
     :param eval_freq: steps between the evaluations that are kept
-    :param seed: of the training; where the suites' seeds end far apart, of one that learned
+    :param seed: seed of the run; where the suites' seeds end far apart, of one that learned
     """
 
     algo: str
@@ -103,7 +103,8 @@ def make(agent: Agent) -> hub.Evaluation:
         command = [sys.executable, "-m", "sb3_ppg", *agent.command.split(), "-f", temporary]
         subprocess.run(command, check=True, capture_output=True)
         which = ["--algo", agent.algo, "--env", agent.env_id, "-f", temporary, "-orga", "", "--device", "cpu"]
-        run = push.evaluated_run(push.parser().parse_args([*which, "--no-render", "--episodes", "100"]), Path(temporary))
+        args = sharing.push_parser().parse_args([*which, "--no-render", "--episodes", "100"])
+        run = sharing.evaluated_run(args, Path(temporary))
         files = {ZOO: run.files[ZOO], "logs/evaluations.npz": run.log_path / "evaluations.npz"}
         hub.write_repository(
             run.model,

@@ -11,10 +11,9 @@ from matplotlib.ticker import EngFormatter
 from benchmarks.compiled import COMPILED, draw_curves
 from benchmarks.harness import RESULTS
 from benchmarks.learning import LEARNING, draw_contestant
-from benchmarks.seconds import SECONDS, comparison
+from benchmarks.seconds import comparison
 from benchmarks.suites.contestants import TASKS
-from benchmarks.suites.experiment import SUITES
-from benchmarks.suites.report import Comparison, comparisons
+from benchmarks.suites.experiment import SUITES, Comparison, comparisons
 from benchmarks.tables import COLORS, draw_seeds, finish
 
 
@@ -27,24 +26,19 @@ def draw_suite(axes: Axes, found: list[Comparison], env_id: str, title: str) -> 
 
 
 def draw_lunar_lander(axes: Axes) -> None:
-    for name, color in COLORS.items():
-        rows, curves = (
-            table[(table["task"] == "LunarLander-v3, RL Zoo") & (table["contestant"] == name)]
-            for table in (LEARNING.rows(), LEARNING.curves())
-        )
-        draw_contestant(axes, rows, curves, name, color)
+    for name in COLORS:
+        draw_contestant(axes, LEARNING.rows(), LEARNING.curves(), "LunarLander-v3, RL Zoo", name)
     finish(axes, "LunarLander", "environment steps", legend="lower right")
 
 
 def draw_compiled(axes: Axes, task: str, title: str) -> None:
-    curves = COMPILED.curves()
-    draw_curves(axes, curves[curves["task"] == task])
+    draw_curves(axes, COMPILED.curves(), task)
     finish(axes, title, "seconds of one core", legend="lower right")
 
 
 def draw_minatar(axes: Axes) -> None:
     """Draw the mean scores of the best setting of each algorithm."""
-    games = comparison(SECONDS.rows(), SECONDS.curves())
+    games = comparison()
     for name, color in COLORS.items():
         mean, seconds = games.mean_curves(name, games.tasks, as_scores=True)
         draw_seeds(axes, mean.set_axis(seconds), name, color)

@@ -18,7 +18,7 @@ import pandas as pd
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.logger import configure
 
-from benchmarks.harness import Experiment, short_hash
+from benchmarks.harness import Experiment, Report, short_hash
 from benchmarks.suites.contestants import entries_of
 from benchmarks.suites.training import Episodes, make
 from benchmarks.tables import machines, page, table
@@ -63,15 +63,15 @@ def tuned_entries(algo: str) -> dict[str, str]:
     return {line.split(":")[0]: comment for comment, line in itertools.pairwise(lines) if comment.endswith("Tuned")}
 
 
-def train(start: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
+def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
     """
     Train an entry for whole phases.
 
     :raises FloatingPointError: if a logged value is not finite
     """
-    settings = entries_of(hyperparameter_file(start["algorithm"]))[start["entry"]] | json.loads(start["changes"])
+    settings = entries_of(hyperparameter_file(run["algorithm"]))[run["entry"]] | json.loads(run["changes"])
     with contextlib.redirect_stdout(None):
-        model = make(start["algorithm"], start["env_id"], settings, folder)[1]
+        model = make(run["algorithm"], run["env_id"], settings, folder)[1]
         assert isinstance(model, PPG)
         phase = model.n_steps * model.n_envs * model.n_policy_iterations
         n_phases = N_PHASES if N_PHASES * phase <= MAX_TIMESTEPS else 1
@@ -80,12 +80,12 @@ def train(start: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
         episodes = Episodes(folder / "episodes.csv")
         stop = ConvertCallback(lambda *_: model.num_timesteps <= n_timesteps)  # in the first step of the next phase
         begin = time.process_time()
-        # A longer training that is stopped: schedules would have come to 0 at its end
+        # A longer run that is stopped: schedules would have come to 0 at its end
         model.learn(2 * n_timesteps, callback=[episodes, stop])
         seconds = time.process_time() - begin
     logged = pd.read_csv(folder / "progress.csv").filter(regex="^(train|aux)/").ffill().iloc[-1]
     if not np.isfinite(logged.drop([name for name in logged.index if "explained" in name])).all():
-        raise FloatingPointError(f"{start}: {logged.to_dict()}")
+        raise FloatingPointError(f"{run}: {logged.to_dict()}")
     has_phases = model.n_aux_epochs > 0  # DAAC and IDAAC have none
     assert (model.n_aux_phases > 0) == has_phases  # DNA's begin with the second rollout
     returns = episodes.read(n_timesteps)["return"]
@@ -103,7 +103,7 @@ def train(start: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
     return row, None
 
 
-def report(experiment: Experiment) -> str:
+def report(experiment: Experiment) -> Report:
     rows, lines = experiment.rows().sort_values(["algorithm", "entry"]), []
     for row in rows.itertuples():
         smaller = ", ".join(f"{name}={n}" for name, n in json.loads(row.changes).items())
@@ -112,13 +112,14 @@ def report(experiment: Experiment) -> str:
         speed = f"{row.steps / max(row.seconds, 1):,.0f}"
         lines.append([row.algorithm, row.entry, row.env_id, smaller, f"{row.steps:,}", row.phases, returns, *of_phase, speed])
     head = ["algorithm", "entry", "environment", "smaller", "steps", "phases", "return (episodes)", "KL", "explained var."]
-    return page(
+    text = page(
         "Entries that are not tuned, started",
         "`python -m benchmarks.starts run`, `report`: RL Zoo trains each with seed 0 and one thread for whole phases, the "
         "first half of a training. Returns are the means of the first and of the last fifth of the episodes; KL and explained "
         f"variance are those of the last auxiliary phase. {machines(experiment.rows())}",
         table([*head, "steps/s"], lines),
     )
+    return {"starts.md": text}
 
 
 STARTS = Experiment("starts", wanted, train, report, identity=("algorithm", "entry", "settings"))

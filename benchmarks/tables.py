@@ -23,7 +23,7 @@ def formatted(rows: pd.DataFrame, columns: Mapping[str, str]) -> str:
     """
     Return a table in Markdown.
 
-    :param rows: one for each line
+    :param rows: a row for each line
     :param columns: by title, a format with names of columns: ``{"steps/s": "{speed:.1f}"}``
     """
     return table(list(columns), ([text.format(**row) for text in columns.values()] for row in rows.to_dict("records")))
@@ -32,11 +32,6 @@ def formatted(rows: pd.DataFrame, columns: Mapping[str, str]) -> str:
 def listed(values: Iterable[float], digits: int = 1) -> str:
     """Return numbers with commas between them."""
     return ", ".join(f"{value:.{digits}f}" for value in values)
-
-
-def mean_and_error(values: "pd.Series[float]") -> str:
-    """Return the mean and its standard error."""
-    return f"{values.mean():.1f} ± {values.sem():.1f}"
 
 
 def machines(rows: pd.DataFrame) -> str:
@@ -48,7 +43,7 @@ def finish(axes: Axes, title: str, xlabel: str, ylabel: str = "return", legend: 
     """
     Add titles, a grid and a legend.
 
-    :param legend: where; None: none
+    :param legend: its place; None: there is none
     """
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axes.grid(alpha=0.3)

@@ -4,7 +4,8 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pandas as pd
@@ -15,70 +16,56 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb3_ppg import PPG
 
-N_TURNS = 5
-
 Measure = Callable[[], dict[str, float]]
+Contestants = dict[str, tuple[Callable[..., Measure], tuple]]  # by name, what makes a measurement, and its arguments
+
+_prepared: list[Measure] = []  # the measurement of the contestant whose process this is
 
 
-def _contestant(connection: Connection, make: Callable[..., Measure], arguments: tuple, n_threads: int, warm_up: bool) -> None:
+def _prepare(make: Callable[..., Measure], arguments: tuple, n_threads: int, warm_up: bool) -> None:
     th.set_num_threads(n_threads)
-    measure = make(*arguments)
+    _prepared.append(make(*arguments))
     if warm_up:
-        measure()
-    connection.send("ready")
-    while connection.recv():
-        connection.send(measure())
+        _measure()
 
 
-def take_turns(
-    contestants: dict[str, tuple[Callable[..., Measure], tuple]],
-    n_threads: int = 1,
-    n_turns: int = N_TURNS,
-    warm_up: bool = True,
-) -> pd.DataFrame:
+def _measure() -> dict[str, float]:
+    return _prepared[0]()
+
+
+def take_turns(contestants: Contestants, n_threads: int = 1, n_turns: int = 5, warm_up: bool = True) -> pd.DataFrame:
     """
     Measure each contestant in a process of its own.
 
-    :param contestants: by name, a function and its arguments, which make a measurement
-    :param n_threads: of torch
+    :param n_threads: number of torch's threads
     :param warm_up: whether each measures once in vain first; where a measurement takes a minute, the median does as well
     :return: a row per turn and contestant, with what it measured
     """
-    context = multiprocessing.get_context("spawn")
-    connections, processes = {}, []
-    for name, (make, arguments) in contestants.items():
-        connections[name], theirs = context.Pipe()
-        further = (theirs, make, arguments, n_threads, warm_up)
-        processes.append(context.Process(target=_contestant, args=further, daemon=True))
-        processes[-1].start()
-        theirs.close()  # else nobody would notice that a contestant died
-        connections[name].recv()
-    rows = []
-    for turn in range(n_turns):
-        for name, connection in connections.items():
-            connection.send(True)
-            rows.append({"contestant": name, "turn": turn, **connection.recv()})
-            print(rows[-1], flush=True)
-    for connection in connections.values():
-        connection.send(False)
-    for process in processes:
-        process.join()
+    with ExitStack() as stack:
+        processes = {}
+        for name, contestant in contestants.items():
+            spawn = multiprocessing.get_context("spawn")
+            processes[name] = stack.enter_context(ProcessPoolExecutor(1, mp_context=spawn))
+            processes[name].submit(_prepare, *contestant, n_threads, warm_up).result()
+        rows = []
+        for turn in range(n_turns):
+            for name, process in processes.items():
+                rows.append({"contestant": name, "turn": turn, **process.submit(_measure).result()})
+                print(rows[-1], flush=True)
     return pd.DataFrame(rows)
 
 
-def medians(contestants: dict[str, tuple[Callable[..., Measure], tuple]], **options: Any) -> pd.DataFrame:
+def medians(contestants: Contestants, **options: Any) -> pd.DataFrame:
     """Return the medians over all turns, a row per contestant; the options are those of ``take_turns``."""
     return take_turns(contestants, **options).drop(columns="turn").groupby("contestant", sort=False).median()
 
 
 def seconds(function: Callable[[], Any], times: int = 1) -> float:
-    """Return the median time that a call takes, until a GPU has done its part."""
+    """Return the median time that a call takes."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()
         function()
-        if th.cuda.is_available():
-            th.cuda.synchronize()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
 
@@ -87,7 +74,7 @@ def whole_phases(model: OnPolicyAlgorithm, n_rollouts: int = 1) -> Measure:
     """
     Measure seconds of the processor per million steps.
 
-    :param n_rollouts: of PPO; of PPG, those of a phase
+    :param n_rollouts: number of PPO's rollouts; PPG's are those of a phase
     """
     n_steps = model.n_steps * model.n_envs * (model.n_policy_iterations if isinstance(model, PPG) else n_rollouts)
 

@@ -1,5 +1,5 @@
 """
-Compare two versions of the package: parameters after short trainings, the help of each command, the public names.
+Compare two versions of the package: parameters after short runs, and the public names.
 
 ``python -m benchmarks.unchanged record FILE`` in a checkout of one version writes what it does; ``compare FILE`` in a checkout
 of the other prints the differences and exits with 1 if there are any. Both need the same machine: rounding depends on it.
@@ -9,10 +9,9 @@ Where rounding itself has changed, ``--rollouts 1 --tolerance 1e-6`` compares a 
 import argparse
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,14 @@ import torch as th
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv, SimpleMultiObsEnv
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from benchmarks.harness import in_processes
 from sb3_ppg import PPG, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer, process_group
 from sb3_ppg.family import with_preset
 
 SMALL: dict[str, Any] = dict(n_steps=32, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=2)
 SMALL |= dict(seed=0, device="cpu")
 PUBLIC_MODULES = ["", "buffers.rollouts", "export", "family", "hub", "losses", "objectives", "policies", "zoo"]
-
-COMMANDS = ["", "train", "enjoy", "report", "record_video", "record_training", "push_to_hub", "load_from_hub", "benchmark"]
-COMMANDS += ["plot_train", "plot_from_file", "all_plots"]
-
-
-def cart_pole() -> Any:
-    """Environments with discrete actions."""
-    return make_vec_env("CartPole-v1", 2, seed=0)
 
 
 def pendulum() -> Any:
@@ -47,12 +38,7 @@ def pendulum() -> Any:
 
 def ppg(env: Any = None, policy: str = "MlpPolicy", cls: type[PPG] = PPG, **kwargs: Any) -> PPG:
     """A small model."""
-    return cls(policy, cart_pole() if env is None else env, **{**SMALL, **kwargs})
-
-
-def member(name: str) -> PPG:
-    """A small model of a member of the family, with the member's own arguments."""
-    return ppg(**with_preset(name, {}))
+    return cls(policy, env or make_vec_env("CartPole-v1", 2, seed=0), **{**SMALL, **kwargs})
 
 
 def images() -> Any:
@@ -92,7 +78,10 @@ TRAININGS: dict[str, Callable[[], PPG]] = {
     ),
     "masks": lambda: ppg(masked(), "MlpPolicy", MaskablePPG),
     "decoupled": lambda: ppg(objective="decoupled", replay_kwargs=dict(policy_rollouts=3, value_rollouts=2), n_value_epochs=1),
-    **{name: lambda name=name: member(name) for name in ("ppg_ewma", "ppg_replay", "dcpg", "ddcpg", "daac", "idaac", "dna")},  # type: ignore[misc]
+    **{
+        name: partial(ppg, **with_preset(name, {}))
+        for name in ("ppg_ewma", "ppg_replay", "dcpg", "ddcpg", "daac", "idaac", "dna")
+    },
 }
 
 
@@ -107,21 +96,12 @@ def together(n_rollouts: int) -> list[float]:
         return numbers(ppg().learn(n_rollouts * 128))
 
 
-def trained(n_rollouts: int) -> dict[str, Any]:
-    """Norms of the parameters after each training."""
+def trained(n_rollouts: int) -> dict[str, list[float]]:
+    """Norms of the parameters after each run, the last of which has two processes, started as ``torchrun`` starts them."""
     th.set_num_threads(1)
     found = {name: numbers(make().learn(n_rollouts * 64)) for name, make in TRAININGS.items()}
-    return {**found, "two processes": in_processes(2, together, n_rollouts)}
-
-
-def helps() -> dict[str, str]:
-    """Return the ``--help`` of each command."""
-    variables = {**os.environ, "COLUMNS": "100", "PYTHONPATH": os.getcwd()}
-    commands = {command: [sys.executable, "-m", "sb3_ppg", *command.split(), "--help"] for command in COMMANDS}
-    return {
-        name: subprocess.run(words, stdout=subprocess.PIPE, text=True, env=variables).stdout
-        for name, words in commands.items()
-    }
+    config = LaunchConfig(1, 1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="unchanged")
+    return {**found, "two processes": elastic_launch(config, together)(n_rollouts)[0]}
 
 
 def public_names() -> dict[str, list[str]]:
@@ -141,29 +121,23 @@ def differences(before: dict[str, Any], now: dict[str, Any], tolerance: float) -
         present = now["parameters"].get(name, [])
         if len(present) != len(norms) or not np.allclose(present, norms, rtol=tolerance, atol=0):
             found.append(f"parameters of {name}: {norms}, now {present}")
-    found += [f"help of {command or 'sb3-ppg'}" for command, text in before["help"].items() if now["help"][command] != text]
     for module, names in before["names"].items():
         if gone := sorted(set(names) - set(now["names"][module])):
             found.append(f"names of sb3_ppg.{module} that are gone: {', '.join(gone)}")
     return found
 
 
-def main() -> None:
-    """The command line."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["record", "compare"])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--rollouts", type=int, default=5, help="of each training; 5 are two phases and a half")
-    parser.add_argument("--tolerance", type=float, default=0.0, help="of norms, relative")
+    parser.add_argument("--rollouts", type=int, default=5, help="rollouts of each run; 5 are two phases and a half")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="relative tolerance of norms")
     arguments = parser.parse_args()
-    now = {"parameters": trained(arguments.rollouts), "help": helps(), "names": public_names()}
+    now = {"parameters": trained(arguments.rollouts), "names": public_names()}
     if arguments.what == "record":
         arguments.file.write_text(json.dumps(now, indent=1))
-        return
-    found = differences(json.loads(arguments.file.read_text()), now, arguments.tolerance)
-    print("\n".join(found) or "Nothing differs")
-    sys.exit(bool(found))
-
-
-if __name__ == "__main__":
-    main()
+    else:
+        found = differences(json.loads(arguments.file.read_text()), now, arguments.tolerance)
+        print("\n".join(found) or "Nothing differs")
+        sys.exit(bool(found))

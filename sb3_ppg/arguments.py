@@ -2,15 +2,12 @@
 
 import inspect
 import math
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest, warn
 from sb3_ppg.protocols import PhasicModel
@@ -187,10 +184,6 @@ def check_values(**values: Any) -> None:
 # ---- arguments of algorithms ----
 
 
-# Arguments of a policy that the algorithm gives
-OF_THE_ALGORITHM = {"observation_space", "action_space", "lr_schedule", "use_sde", "n_reward_components", "args", "kwargs"}
-
-
 def arguments_explained(constructor: Constructor) -> Constructor:
     """
     Make a constructor suggest the nearest name for an unknown argument, and name the extra that an environment needs.
@@ -209,30 +202,6 @@ def arguments_explained(constructor: Constructor) -> Constructor:
             constructor(self, *args, **kwargs)
 
     return cast(Constructor, explaining)
-
-
-@contextmanager
-def unknown_names_explained(policy_class: type, buffer_class: type) -> Iterator[None]:
-    """
-    Name an unknown entry of ``policy_kwargs`` or ``rollout_buffer_kwargs``.
-
-    :param policy_class: class of the policy that is made within the block
-    :param buffer_class: class of the rollout buffer that is made within the block
-    :raises ArgumentError: for such an entry, with the nearest name
-    """
-    try:
-        yield
-    except TypeError as error:
-        found = re.fullmatch(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-        if found is None:
-            raise
-        owner, name = found.groups()
-        known = {*inspect.signature(policy_class).parameters} | {*inspect.signature(ActorCriticPolicy).parameters}
-        is_policy = owner in [cls.__name__ for cls in policy_class.__mro__]
-        remedy = nearest(name, known - OF_THE_ALGORITHM) if is_policy else ""
-        is_buffer = owner in [cls.__name__ for cls in buffer_class.__mro__]
-        argument = "rollout_buffer_kwargs" if is_buffer else "policy_kwargs"
-        raise ArgumentError(f"`{argument}`: {owner} has no argument {name!r}{remedy}") from error
 
 
 def argument_names(cls: type) -> list[str]:

@@ -48,7 +48,7 @@ class PhasicCallback(BaseCallback):
         """
         Called after the last epoch, with the rollouts still in ``self.model.aux_buffer``.
 
-        A training resumed from files saved here repeats the phase; save when the next rollout starts instead.
+        A run that is resumed from files saved here repeats the phase; save when the next rollout starts instead.
         """
 
 
@@ -91,7 +91,7 @@ def called_by(callback: MaybeCallback) -> list[BaseCallback]:
 
 
 def without_rank_zero_callbacks(callback: MaybeCallback) -> MaybeCallback:
-    """Remove SB3's callbacks that evaluate, write files or draw, which only one of several processes should run."""
+    """Remove SB3's callbacks that evaluate, write files or draw progress bars, which only one process should run."""
     if isinstance(callback, CallbackList):
         callback = callback.callbacks
     if isinstance(callback, list):

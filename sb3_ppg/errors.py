@@ -4,14 +4,11 @@ import contextlib
 import difflib
 import inspect
 import os
-import re
 import warnings
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
-import gymnasium
-from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
+from gymnasium.error import DependencyNotInstalled
 
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
@@ -45,14 +42,14 @@ class WorkerError(RuntimeError):
 
 
 class ProcessGroupError(RuntimeError):
-    """Raised when another process of the training has failed, has ended, or has other settings. The message says which one."""
+    """Raised when another process of the run has failed, has ended, or has other settings. The message says which one."""
 
 
 def warn(message: str) -> None:
     """
     Warn at the line outside this package that led here.
 
-    :param message: of the ``UserWarning``
+    :param message: text of the ``UserWarning``
     """
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_code.co_filename.startswith((PACKAGE, contextlib.__file__)):
@@ -114,12 +111,12 @@ def nearest(name: str, there: Iterable[str]) -> str:
 
 # ---- missing extras ----
 
-# Extras by the modules that they install, named as in error messages
+# Extras by the modules that they install
 EXTRAS = {
     **dict.fromkeys(("huggingface_hub", "safetensors"), "hub"),
     **dict.fromkeys(("rl_zoo3", "pygame", "yaml", "moviepy"), "zoo"),
     **dict.fromkeys(("seaborn", "scipy", "rliable"), "plots"),
-    **dict.fromkeys(("ale_py", "cv2", "OpenCV"), "atari"),
+    **dict.fromkeys(("ale_py", "cv2"), "atari"),
     **dict.fromkeys(("mujoco", "imageio"), "mujoco"),
     **dict.fromkeys(("onnx", "onnxscript"), "export"),
     **dict.fromkeys(("minari", "h5py"), "offline"),
@@ -129,52 +126,22 @@ EXTRAS = {
     "minatar": "minatar",
     "mo_gymnasium": "mo",
 }
-# Patterns of environment IDs by the module that registers them, and how to register them
-ENVIRONMENTS = {
-    "ale_py": r"\bALE\b|NoFrameskip|Deterministic`|-ram`",
-    "minigrid": r"\b(MiniGrid|BabyAI)-",
-    "minatar": r"\bMinAtar\b",
-}
-REGISTRATION = {
-    "ale_py": "import ale_py",
-    "minigrid": "import minigrid",
-    "minatar": "from minatar.gym import register_envs; register_envs()",
-}
-
-
-def pip_install(module: str) -> str:
-    """Return the command that installs a module which comes with an extra."""
-    return f'pip install "sb3-ppg[{EXTRAS[module]}]"'
 
 
 @contextlib.contextmanager
 def missing_extras_named() -> Iterator[None]:
-    """Replace an error about a missing package or environment by a ``MissingExtraError`` that names the extra."""
+    """
+    Name the extra that installs a missing module.
+
+    :raises MissingExtraError: instead of an error about this module, whichever package raises it
+    """
     try:
         yield
-    except UnregisteredEnv as error:
-        module = next((module for module, pattern in ENVIRONMENTS.items() if re.search(pattern, str(error))), None)
-        if module is None or any(re.search(ENVIRONMENTS[module], name) for name in gymnasium.registry):
-            raise
-        remedy = f"first `{REGISTRATION[module]}`, which registers it" if find_spec(module) else pip_install(module)
-        raise MissingExtraError(f"{_first_sentence(error)}: {remedy}") from error
-    except (ImportError, DependencyNotInstalled, AssertionError) as error:
-        module = _missing_module(error)
-        if module is None or isinstance(error, MissingExtraError):
-            raise
-        raise MissingExtraError(f"{_first_sentence(error)}: {pip_install(module)}") from error
-
-
-def _missing_module(error: BaseException) -> str | None:
-    """Find the module of an extra that is missing according to an error or its causes."""
-    name, text = str(getattr(error, "name", None)).split(".")[0], str(error).lower()
-    for module in EXTRAS:
-        if name == module or f"{module} is not installed".lower() in text:
-            return module
-    before = error.__cause__ or error.__context__
-    return None if before is None else _missing_module(before)
-
-
-def _first_sentence(error: BaseException) -> str:
-    """Return the message of an error without other packages' advice on what to install."""
-    return re.split(r"[.,!?] |\n|; ", str(error))[0].rstrip(".")
+    except (ImportError, DependencyNotInstalled) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(error, MissingExtraError):
+            module = (getattr(cause, "name", None) or "").split(".")[0]
+            if module in EXTRAS:
+                raise MissingExtraError(f'{module} is not installed: pip install "sb3-ppg[{EXTRAS[module]}]"') from error
+            cause = cause.__cause__ or cause.__context__
+        raise

@@ -59,15 +59,16 @@ class DeterministicPolicy(nn.Module):
             raise ArgumentError(f"`model` is a {type(model).__name__}, not one of sb3_ppg's algorithms")
         self.policy = copy.deepcopy(model.policy, {id(model.policy.optimizer): None}).cpu()
         self.policy.mixed_precision = self.policy.compile_mode = None
-        self.observation_space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
+        space = copy.deepcopy(model.observation_space)  # whose random generator the environment may use
+        self.is_dict = isinstance(space, spaces.Dict)
+        self.parts: dict[str, spaces.Space] = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
         actions, of_space = self.policy.actions, leaves(model.action_space)
         is_nested = isinstance(actions, NestedActions)
         kinds = actions.kinds if is_nested else [actions]
-        self.actions = nn.ModuleList(
-            ActionOutput(leaf.space, kind.bounded, is_nested) for leaf, kind in zip(of_space, kinds, strict=True)
-        )
+        outputs = (ActionOutput(leaf.space, kind.bounded) for leaf, kind in zip(of_space, kinds, strict=True))
+        self.actions = nn.ModuleList(outputs)
         self.n_choices = sum(n_choices(model.action_space))
-        self.input_names = list(self._observation_spaces())
+        self.input_names = [*self.parts]
         self.output_names = [f"action.{leaf.path}" for leaf in of_space] if is_nested else ["action"]
         if isinstance(self.policy, MaskablePhasicActorCriticPolicy):
             self.input_names += ["action_masks"]
@@ -77,33 +78,24 @@ class DeterministicPolicy(nn.Module):
         names = self.input_names + self.output_names
         if clashing := {name for name in names if names.count(name) > 1}:
             raise ArgumentError(f"the observation's keys {sorted(clashing)} are names of other inputs or outputs: rename them")
-        self.normalizers = self._normalizers(vec_normalize or only_normalizer(model.env))
+        self.normalizers = nn.ModuleDict()
+        vec_normalize = vec_normalize or only_normalizer(model.env)
+        if vec_normalize is not None and vec_normalize.norm_obs:
+            statistics = vec_normalize.obs_rms
+            for name, one in (statistics if isinstance(statistics, dict) else {"observation": statistics}).items():
+                if one.mean.shape != self.parts[name].shape:
+                    raise ArgumentError(
+                        f"`VecNormalize` normalizes observations of shape {one.mean.shape}, the model takes "
+                        f"{self.parts[name].shape}: let it be the outermost wrapper"
+                    )
+                self.normalizers[name] = Normalizer(one, vec_normalize.epsilon, vec_normalize.clip_obs)
         self.eval().requires_grad_(False)
-
-    def _observation_spaces(self) -> dict[str, spaces.Space]:
-        space = self.observation_space
-        return dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
-
-    def _normalizers(self, vec_normalize: VecNormalize | None) -> nn.ModuleDict:
-        if vec_normalize is None or not vec_normalize.norm_obs:
-            return nn.ModuleDict()
-        statistics = vec_normalize.obs_rms
-        by_name = statistics if isinstance(statistics, dict) else {"observation": statistics}
-        for name, space in self._observation_spaces().items():
-            if name in by_name and (shape := by_name[name].mean.shape) != space.shape:
-                raise ArgumentError(
-                    f"`VecNormalize` normalizes observations of shape {shape}, the model takes {space.shape}: let it be the "
-                    "outermost wrapper"
-                )
-        return nn.ModuleDict(
-            {name: Normalizer(one, vec_normalize.epsilon, vec_normalize.clip_obs) for name, one in by_name.items()}
-        )
 
     def forward(self, *inputs: th.Tensor) -> th.Tensor | tuple[th.Tensor, ...]:
         given = dict(zip(self.input_names, inputs, strict=True))
-        parts = {name: given.pop(name) for name in self._observation_spaces()}
-        parts = {name: self.normalizers[name](part) if name in self.normalizers else part for name, part in parts.items()}
-        observation = parts if isinstance(self.observation_space, spaces.Dict) else parts["observation"]
+        parts = {name: given.pop(name) for name in self.parts}
+        parts |= {name: normalizer(parts[name]) for name, normalizer in self.normalizers.items()}
+        observation = parts if self.is_dict else parts["observation"]
         if "hidden" in given:
             distribution, states = self._with_memory(observation, **given)
         else:
@@ -115,7 +107,7 @@ class DeterministicPolicy(nn.Module):
     def _with_memory(
         self, observation: Any, hidden: th.Tensor, cell: th.Tensor, episode_start: th.Tensor
     ) -> tuple[Distribution, tuple[th.Tensor, ...]]:
-        """One step of the LSTM, without sb3-contrib's branch on whether an episode begins, which cannot be traced."""
+        """Take one step of the LSTM, without sb3-contrib's branch on whether an episode begins, which cannot be traced."""
         continues = (~episode_start)[:, None].float()
         features = self.policy.policy_features(observation)
         memory, states = self.policy.lstm_actor(features[None], (hidden * continues, cell * continues))
@@ -127,8 +119,7 @@ class DeterministicPolicy(nn.Module):
         :param n_envs: B
         :return: inputs of the right shapes and types: samples of the observation space, every action possible, new episodes
         """
-        samples = {name: [space.sample() for _ in range(n_envs)] for name, space in self._observation_spaces().items()}
-        inputs = [th.as_tensor(np.stack(sample)) for sample in samples.values()]
+        inputs = [th.as_tensor(np.stack([space.sample() for _ in range(n_envs)])) for space in self.parts.values()]
         if "action_masks" in self.input_names:
             inputs.append(th.ones(n_envs, self.n_choices, dtype=th.bool))
         if "hidden" in self.input_names:
@@ -143,23 +134,17 @@ class ActionOutput(nn.Module):
 
     :param space: action space, not nested
     :param bounded: whether the distribution's actions lie in [-1, 1]
-    :param rounds: whether ``predict`` rounds the actions in a Box of integers
     """
 
     low: th.Tensor  # of Box actions
     high: th.Tensor
     start: th.Tensor  # of discrete ones
-    dtype: Any
 
-    def __init__(self, space: Any, bounded: bool, rounds: bool):
+    def __init__(self, space: Any, bounded: bool):
         super().__init__()
-        self.shape, self.bounded = space.shape, bounded
-        self.dtype = th.as_tensor(np.zeros((), space.dtype)).dtype
-        self.is_box = isinstance(space, spaces.Box)
-        self.rounds = rounds and self.is_box and not self.dtype.is_floating_point
+        self.shape, self.bounded, self.is_box = space.shape, bounded, isinstance(space, spaces.Box)
+        self.dtype: Any = th.as_tensor(np.zeros((), space.dtype)).dtype
         if self.is_box:
-            if not rounds:
-                self.dtype = th.promote_types(self.dtype, th.float32)
             exact = np.promote_types(space.dtype, np.float32)  # float64 for wide integers
             self.register_buffer("low", th.as_tensor(space.low.astype(exact)))
             self.register_buffer("high", th.as_tensor(space.high.astype(exact)))
@@ -171,7 +156,7 @@ class ActionOutput(nn.Module):
             actions = self.low + 0.5 * (actions + 1) * (self.high - self.low)
         elif self.is_box:
             actions = actions.clamp(self.low, self.high)
-        if self.rounds:
+        if self.is_box and not self.dtype.is_floating_point:
             actions = actions.round()
         return (actions + self.start).to(self.dtype)
 
@@ -181,7 +166,7 @@ class Normalizer(nn.Module):
     ``VecNormalize``'s arithmetic, in its float64.
 
     :param statistics: statistics of observations
-    :param epsilon: added to the variance
+    :param epsilon: number added to the variance
     :param clip: bound of the normalized observation
     """
 
@@ -257,7 +242,7 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
         warnings.catch_warnings(),
         atomic_write(Path(path)) as temporary,
     ):
-        warnings.simplefilter("ignore")  # of torch's exporter, about itself
+        warnings.simplefilter("ignore")  # warnings of torch's exporter about itself
         th.onnx.export(
             policy,
             policy.example_inputs(),

@@ -10,10 +10,8 @@ import math
 from typing import NamedTuple
 
 import torch as th
-from stable_baselines3.common.distributions import Distribution
 from torch.nn import functional as F
 
-from sb3_ppg.actions import actions_class_of
 from sb3_ppg.errors import ArgumentError
 
 
@@ -51,7 +49,7 @@ class Losses(NamedTuple):
                 for name, value in scalars.items()
                 if not isinstance(value, th.Tensor) or value.dim() > 0
             }
-            raise ArgumentError(f"Each of an objective's `Losses` has to be a scalar tensor, not {wrong}") from error
+            raise ArgumentError(f"Each of an objective's `Losses` must be a scalar tensor, not {wrong}") from error
 
 
 def check_same_shape(**tensors: th.Tensor) -> None:
@@ -271,35 +269,3 @@ def clip_fraction(log_ratio: th.Tensor, clip_range: float) -> th.Tensor:
     :return: scalar between 0 and 1
     """
     return (th.expm1(log_ratio).abs() > clip_range).to(log_ratio.dtype).mean()
-
-
-# ---- auxiliary phase ----
-
-
-def distribution_parameters(distribution: Distribution) -> th.Tensor:
-    """
-    Return the parameters of π(.|s) for each sample, in a tensor to keep: the next forward pass overwrites SB3's distribution.
-
-    :param distribution: as returned by ``policy.get_distribution``
-    :return: shape (B, P), see the distribution's class in ``sb3_ppg.actions``
-    :raises ArgumentError: for a distribution that was not registered
-    """
-    return actions_class_of(type(distribution)).parameters(distribution)
-
-
-def kl_divergence(distribution: Distribution, old_parameters: th.Tensor, reverse: bool = False) -> th.Tensor:
-    """
-    KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions: the cloning term.
-
-    Squashing actions through tanh leaves it unchanged: a KL divergence is invariant under a bijection.
-
-    :param distribution: π, differentiable
-    :param old_parameters: parameters of π_old, from ``distribution_parameters``, shape (B, P)
-    :param reverse: KL(π(.|s), π_old(.|s)) instead
-    :return: shape (B,), in nats
-    """
-    actions = actions_class_of(type(distribution))
-    parameters = actions.parameters(distribution)
-    check_same_shape(old_parameters=old_parameters, parameters=parameters)
-    first, second = (parameters, old_parameters) if reverse else (old_parameters, parameters)
-    return actions.kl(distribution, first, second)

@@ -24,7 +24,7 @@ from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED, flat_space
-from sb3_ppg.arguments import made_from, unknown_names_explained
+from sb3_ppg.arguments import made_from
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, store_floats, zero_observations
@@ -138,21 +138,20 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         buffer_class, buffer_kwargs, policy_kwargs = with_vector_rewards(self)
-        with unknown_names_explained(self.policy_class, self.rollout_buffer_class):
-            self.rollout_buffer = buffer_class(
-                self.n_steps,
-                self.observation_space,
-                flat_space(self.action_space),
-                device=self.device,
-                gamma=self.gamma,
-                gae_lambda=self.gae_lambda,
-                n_envs=self.n_envs,
-                **buffer_kwargs,
-            )
-            policy: Any = self.policy_class
-            self.policy = policy(
-                self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
-            ).to(self.device)
+        self.rollout_buffer = buffer_class(
+            self.n_steps,
+            self.observation_space,
+            flat_space(self.action_space),
+            device=self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+            **buffer_kwargs,
+        )
+        policy: Any = self.policy_class
+        self.policy = policy(
+            self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
+        ).to(self.device)
         self._maybe_recommend_cpu()
         self._reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         store_floats(self.rollout_buffer, self.env)
@@ -275,8 +274,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         :return: ``context``, and the arrays of a rollout that the objective keeps
         """
         end = self.rollout_end or self._rollout_end_template()
-        of_components = component_context(self.rollout_buffer)
-        return {**self.context(), **of_components, **self.objective.aux_data(self.rollout_buffer, end)}
+        of_components, of_objective = component_context(self.rollout_buffer), self.objective.aux_data(self.rollout_buffer, end)
+        return {**self.context(), **of_components.by_name(), **of_objective.by_name()}
 
     def rollout_template(self) -> Rollout:
         """

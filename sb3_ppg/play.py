@@ -1,13 +1,13 @@
 """Evaluation and play with some random actions, or at a temperature."""
 
 import copy
+import inspect
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch as th
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
-from stable_baselines3.common.callbacks import EvalCallback
 
 from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import check_value
@@ -19,9 +19,9 @@ from sb3_ppg.policies import PhasicActorCriticPolicy
 class Player:
     """
     A model whose ``predict`` samples an action, instead of taking the most likely one, with a probability ε, as in ALF's
-    evaluations. It has all attributes of the model, and can stand for it, as in SB3's ``evaluate_policy``.
+    evaluations. It has all attributes of the model, and can replace it, as in SB3's ``evaluate_policy``.
 
-    Whether to sample is drawn for each environment and step, from torch's generator, which ``set_random_seed`` seeds. With
+    Whether to sample is drawn for each environment and step from torch's generator, which ``set_random_seed`` seeds. With
     gSDE, a sample is the most likely action plus the current noise.
 
     Example::
@@ -84,7 +84,7 @@ class Player:
         samples, _ = sample()
         if not is_batch:
             return samples, next_state
-        if isinstance(actions, list):  # of nested actions
+        if isinstance(actions, list):  # nested actions
             return [one if takes else mode for takes, one, mode in zip(explores, samples, actions, strict=True)], next_state
         return np.where(explores.reshape(-1, *[1] * (actions.ndim - 1)), samples, actions), next_state
 
@@ -104,14 +104,15 @@ def _check_deterministic(epsilon: float, deterministic: bool) -> None:
         raise ArgumentError(f"`epsilon`={epsilon} cannot work: {remedy}")
 
 
-class EpsilonEvalCallback(EvalCallback):
+class EpsilonEvalCallback(MaskableEvalCallback):
     """
-    SB3's ``EvalCallback``, which evaluates a ``Player``.
+    SB3's ``EvalCallback``, or sb3-contrib's ``MaskableEvalCallback`` where the model takes masks, which evaluates a
+    ``Player``.
 
-    :param args: of ``EvalCallback``
-    :param epsilon: of ``Player``
-    :param temperature: of ``Player``
-    :param kwargs: of ``EvalCallback``
+    :param args: arguments of ``EvalCallback``
+    :param epsilon: see ``Player``
+    :param temperature: see ``Player``
+    :param kwargs: keyword arguments of ``EvalCallback``
     :raises ArgumentError: for numbers out of range, or an ``epsilon`` if all actions are samples
     """
 
@@ -124,12 +125,9 @@ class EpsilonEvalCallback(EvalCallback):
 
     def _on_step(self) -> bool:
         model = self.model
+        self.use_masking = "action_masks" in inspect.signature(model.predict).parameters
         self.model = Player(model, self.epsilon, self.temperature)  # type: ignore[assignment]
         try:
             return super()._on_step()
         finally:
             self.model = model
-
-
-class MaskableEpsilonEvalCallback(EpsilonEvalCallback, MaskableEvalCallback):
-    """sb3-contrib's ``MaskableEvalCallback``, which evaluates a ``Player``."""

@@ -13,7 +13,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage
 
-from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer, losses
+from sb3_ppg import PPG, ImpalaCNN, NormalizedRewardRolloutBuffer
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import RolloutEnd
@@ -284,7 +284,7 @@ class GoldenTraining:
         """Return the present network's log-probabilities, (env, step, action), and both values, (env, step)."""
         images = th.as_tensor(channels_first(self.golden[f"roll{rollout}/obs"].reshape(-1, 16, 16, 3)))
         evaluation = self.policy.evaluate_auxiliary(images)
-        logits = losses.distribution_parameters(evaluation.distribution).numpy()
+        logits = self.policy.actions.parameters(evaluation.distribution).numpy()
         sizes = (self.n_envs, self.n_steps)
         return {
             "logits": logits.reshape(*sizes, -1),

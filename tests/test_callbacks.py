@@ -94,7 +94,7 @@ def test_a_line_says_that_an_auxiliary_phase_begins(capsys):
 
 
 def test_the_last_phase_is_logged(tmp_path):
-    """A training of one phase logs a row with its auxiliary phase."""
+    """A run of one phase logs a row with its auxiliary phase."""
     model = make()
     model.set_logger(configure(str(tmp_path), ["csv"]))
     model.learn(PHASE)

@@ -195,17 +195,11 @@ class Masks(MlpPolicy):
         return super().evaluate_actions(obs, actions)
 
 
-class Alone(MlpPolicy):
-    def extract_features(self, obs):
-        return super().extract_features(obs)
-
-
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
         (Values, "Values cannot work: it overrides predict_values.*override `evaluate`"),
         (Masks, "Masks cannot work: it overrides evaluate_actions and get_distribution"),
-        (Alone, "Alone cannot work: its `extract_features` has to take the features extractor"),
     ],
 )
 def test_a_policy_whose_methods_the_losses_would_bypass_is_refused(policy, message):
@@ -426,7 +420,7 @@ def test_an_objective_that_was_not_told_of_the_steps_says_so():
     with pytest.raises(ArgumentError, match="does not know the levels"):
         of_the_family(TellsTheEnd, "idaac").learn(64)
     model = of_the_family(TellsTheEnd, "ddcpg").learn(32)
-    np.testing.assert_array_equal(model.aux_buffer.rollouts[0].context["last_observations "][:, 0], model._last_obs)
+    np.testing.assert_array_equal(model.aux_buffer.rollouts[0].context["last_observations"][:, 0], model._last_obs)
 
 
 def test_rollouts_of_another_size_are_dropped():

@@ -6,13 +6,15 @@ import pydoc
 import re
 import shlex
 import sys
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
 
 from sb3_ppg import PPG, RecurrentPPG, hub
-from sb3_ppg.objectives import PaperObjective
+from sb3_ppg.objectives import PaperObjective, SampleData
 from tests.helpers import ROOT, SMALL, code_blocks, learn_and_log, random_envs
 
 DOCS = ROOT / "docs"
@@ -157,8 +159,14 @@ def test_everything_public_is_documented(module):
 def test_what_an_objective_keeps_belongs_to_its_observations():
     """RandomEnv's reward is the first number of the observation that follows: kept rewards and observations agree."""
 
+    @dataclass
+    class Kept(SampleData):
+        rewards: Any = None
+        actions: Any = None
+        episode_starts: Any = None
+
     class KeepsRewards(PaperObjective):
-        aux_keys = ("rewards", "actions", "episode_starts")
+        aux_data_class = Kept
 
     env = random_envs(n_envs=3, episode_length=100)
     model = PPG("MlpPolicy", env, **{**SMALL, "n_policy_iterations": 3}, objective=KeepsRewards).learn(2 * 24)

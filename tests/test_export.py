@@ -1,7 +1,7 @@
 """An exported policy acts as the model does."""
 
 import copy
-from itertools import product
+from collections.abc import Callable
 
 import numpy as np
 import onnxruntime
@@ -14,31 +14,37 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, RecurrentPPG, export
-from sb3_ppg.actions import flat_masks, leaves
+from sb3_ppg.actions import leaves
 from sb3_ppg.actions.nested import structure
-from tests.actions.test_nested import MASKS, MaskedNested
-from tests.helpers import DICT, MASKED_ACTIONS, NESTED, SMALL, VECTOR, MaskedEnv, image_space, masked_envs, random_envs
+from tests.actions.test_nested import MaskedNested
+from tests.helpers import DICT, MASKED_ACTIONS, NESTED, SMALL, VECTOR, image_space, masked_envs, random_envs
 
 BOX = spaces.Box(np.float32([-2, 0]), np.float32([1, 0.1]))
+INTEGERS = spaces.Box(-128, 127, (2,), np.int8)
 IMPALA = dict(features_extractor_class=ImpalaCNN, architecture="detached")
 MODELS = {
     "Discrete": (PPG, "MlpPolicy", VECTOR, spaces.Discrete(3), {}),
     "Box": (PPG, "MlpPolicy", VECTOR, BOX, {}),
+    "Box of integers": (PPG, "MlpPolicy", VECTOR, INTEGERS, {}),
     "gSDE": (PPG, "MlpPolicy", VECTOR, BOX, dict(use_sde=True, policy_kwargs=dict(squash_output=True))),
     "MultiDiscrete": (PPG, "MlpPolicy", spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([3, 2]), {}),
     "MultiBinary": (PPG, "MlpPolicy", spaces.Discrete(5), spaces.MultiBinary(3), {}),
-    "images": (PPG, "CnnPolicy", image_space(3, 36, 36), spaces.Discrete(3), dict(mixed_precision="bf16")),
-    "ImpalaCNN": (PPG, "CnnPolicy", image_space(3, 64, 64), spaces.Discrete(3), dict(policy_kwargs=IMPALA)),
+    "images": (PPG, "CnnPolicy", image_space(3, 64, 64), spaces.Discrete(3), dict(policy_kwargs=IMPALA)),
     "Dict": (PPG, "MultiInputPolicy", DICT, spaces.Discrete(3), {}),
     "LSTM": (RecurrentPPG, "MlpLstmPolicy", VECTOR, BOX, dict(policy_kwargs=dict(n_lstm_layers=2))),
     "LSTM, Dict": (RecurrentPPG, "MultiInputLstmPolicy", DICT, spaces.Discrete(4), {}),
+    "nested": (PPG, "MlpPolicy", VECTOR, NESTED, dict(policy_kwargs=dict(squash_output=True))),
+    "nested, LSTM": (RecurrentPPG, "MlpLstmPolicy", VECTOR, NESTED, {}),
 }
+MASKED = [*(f"masked {actions}" for actions in MASKED_ACTIONS), "masked nested"]
+# Between them, all parts of exported policies: each kind of actions, of observations, of memory, and both normalizations
+FILES = ["gSDE", "images", "LSTM, Dict", "masked nested"]
 
-MASKED = [f"masked {actions}" for actions in MASKED_ACTIONS]
 
-
-def trained(name: str) -> PPG:
+def trained(name: str, **others) -> PPG:
     """For a phase, and one more rollout: its latest tensors have gradients. Its statistics are not those of a beginning."""
+    if name == "masked nested":
+        return MaskablePPG("MlpPolicy", DummyVecEnv([MaskedNested] * 2), **SMALL).learn(48)
     if name in MASKED:
         return MaskablePPG("MlpPolicy", masked_envs(VECTOR, name.removeprefix("masked ")), **SMALL).learn(48)
     cls, policy, observation_space, action_space, arguments = copy.deepcopy(MODELS[name])
@@ -47,27 +53,10 @@ def trained(name: str) -> PPG:
         env = VecNormalize(env, norm_obs_keys=["vector"])
     elif observation_space == VECTOR:
         env = VecNormalize(env)
-    return cls(policy, env, **SMALL, **arguments).learn(48)
-
-
-class Program:
-    """An exported file, with arrays in and out."""
-
-    def __init__(self, model: PPG, path, kind: str):
-        self.names = export.DeterministicPolicy(model).input_names
-        if kind == "ONNX":
-            export.to_onnx(model, path)
-            self.session = onnxruntime.InferenceSession(path)
-            assert [one.name for one in self.session.get_inputs()] == self.names
-        else:
-            export.to_torchscript(model, path)
-            self.session, self.program = None, th.jit.load(path)
-
-    def __call__(self, **inputs: np.ndarray) -> list[np.ndarray]:
-        if self.session is not None:
-            return self.session.run(None, inputs)
-        outputs = self.program(*(th.as_tensor(inputs[name]) for name in self.names))
-        return [output.numpy() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
+    model = cls(policy, env, **SMALL, **arguments, **others).learn(48)
+    if action_space == INTEGERS:
+        th.nn.init.constant_(model.policy.action_net.bias, 7.7)  # of which 8 is the nearest integer
+    return model
 
 
 def observations(model: PPG, n: int) -> dict[str, np.ndarray]:
@@ -88,81 +77,74 @@ def predicted(model: PPG, inputs: dict[str, np.ndarray], **arguments):
     return model.predict(observation, **arguments, deterministic=True)
 
 
-def assert_same(model: PPG, action: np.ndarray, expected: np.ndarray) -> None:
-    assert action.shape == expected.shape and action.dtype == model.action_space.dtype
-    np.testing.assert_allclose(action, expected, rtol=1e-5, atol=1e-5)
-    assert all(model.action_space.contains(one) for one in action)
+def assert_acts_as(model: PPG, program: Callable[..., list[np.ndarray]]) -> None:
+    """For several numbers of environments, over episodes, under masks."""
+    leaf_spaces = [leaf.space for leaf in leaves(model.action_space)]
+    for n in (1, 5):
+        memory: dict = {}
+        if model.has_memory:
+            lstm, states, rng = model.policy.lstm_actor, None, np.random.default_rng(0)
+            memory = dict.fromkeys(("hidden", "cell"), np.zeros((lstm.num_layers, n, lstm.hidden_size), np.float32))
+        for step in range(5 if memory else 1):
+            inputs, context = observations(model, n), {}
+            if isinstance(model, MaskablePPG):
+                one = model.env.envs[0].unwrapped
+                context = {"action_masks": np.stack([one.action_masks() for _ in range(n)])}
+            starts = {"episode_start": rng.random(n) < (1 if step == 0 else 0.3)} if memory else {}
+            if memory:
+                expected, states = predicted(model, inputs, state=states, **starts)
+            else:
+                expected, _ = predicted(model, inputs, **context)
+            outputs = program(**inputs, **context, **memory, **starts)
+            if memory:
+                memory = dict(zip(("hidden", "cell"), outputs[-2:], strict=True))
+                np.testing.assert_allclose(np.stack([*memory.values()]), np.stack(states), rtol=1e-5, atol=1e-5)
+            actions = outputs[: len(leaf_spaces)]
+            assert [array.dtype for array in actions] == [space.dtype for space in leaf_spaces]
+            for index, action in enumerate(expected):
+                ours = structure(model.action_space, iter([array[index] for array in actions]))
+                assert model.action_space.contains(ours)
+                flat = (spaces.flatten(model.action_space, one) for one in (ours, action))
+                np.testing.assert_allclose(*flat, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def as_arrays(outputs: th.Tensor | tuple[th.Tensor, ...]) -> list[np.ndarray]:
+    return [output.numpy() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+
 @pytest.mark.parametrize("name", [*MODELS, *MASKED])
-def test_an_exported_policy_acts_as_the_model(name, tmp_path):
-    """For other numbers of environments than it was traced with, over episodes, under masks."""
+def test_an_exported_policy_acts_as_the_model(name):
     model = trained(name)
-    if name == "images":
-        model.policy.mixed_precision = None  # the export is in float32
-    programs = [Program(model, tmp_path / kind, kind) for kind in ("ONNX", "TorchScript")]
-    for program, n in product(programs, (1, 5)):
-        (assert_same_over_episodes if model.has_memory else assert_same_once)(model, program, n)
-
-
-def assert_same_once(model: PPG, program: Program, n: int) -> None:
-    inputs, masks = observations(model, n), {}
-    if isinstance(model, MaskablePPG):
-        masks = {"action_masks": np.stack([MaskedEnv.action_masks(model.env.envs[0].unwrapped) for _ in range(n)])}
-    expected, _ = predicted(model, inputs, **masks)
-    assert_same(model, program(**inputs, **masks)[0], expected)
-
-
-def assert_same_over_episodes(model: PPG, program: Program, n: int) -> None:
-    lstm = model.policy.lstm_actor
-    hidden = cell = np.zeros((lstm.num_layers, n, lstm.hidden_size), np.float32)
-    states, rng = None, np.random.default_rng(0)
-    for step in range(6):
-        starts = rng.random(n) < (1 if step == 0 else 0.3)
-        inputs = observations(model, n)
-        expected, states = predicted(model, inputs, state=states, episode_start=starts)
-        action, hidden, cell = program(**inputs, hidden=hidden, cell=cell, episode_start=starts)
-        assert_same(model, action, expected)
-        np.testing.assert_allclose(np.stack([hidden, cell]), np.stack(states), rtol=1e-5, atol=1e-5)
-
-
-NESTED_MODELS = {
-    "nested": lambda: PPG("MlpPolicy", random_envs(VECTOR, NESTED), **SMALL),
-    "squashed": lambda: PPG("MlpPolicy", random_envs(VECTOR, NESTED), policy_kwargs=dict(squash_output=True), **SMALL),
-    "masked": lambda: MaskablePPG("MlpPolicy", DummyVecEnv([MaskedNested] * 2), **SMALL),
-    "LSTM": lambda: RecurrentPPG("MlpLstmPolicy", random_envs(VECTOR, NESTED), **SMALL),
-}
+    policy = export.DeterministicPolicy(model)
+    names = policy.input_names
+    assert_acts_as(model, lambda **inputs: as_arrays(policy(*(th.as_tensor(inputs[one]) for one in names))))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", NESTED_MODELS)
-def test_each_leaf_of_a_nested_action_is_an_output(name, tmp_path):
-    model = NESTED_MODELS[name]().learn(48)
-    outputs = export.DeterministicPolicy(model).output_names[:6]
-    assert outputs == [f"action.{leaf.path}" for leaf in leaves(NESTED)]
-    inputs, others = observations(model, 5), {}
-    if name == "masked":
-        others = {"action_masks": np.stack([flat_masks(NESTED, MASKS)] * 5)}
-    expected, _ = predicted(model, inputs, **others)
-    if name == "LSTM":
-        zeros = np.zeros((1, 5, 256), np.float32)
-        others = dict(hidden=zeros, cell=zeros, episode_start=np.ones(5, bool))
-    for kind in ("ONNX", "TorchScript"):
-        arrays = Program(model, tmp_path / kind, kind)(**inputs, **others)[: len(outputs)]
-        for index, action in enumerate(expected):
-            values = iter(array[index] for array in arrays)
-            np.testing.assert_allclose(
-                spaces.flatten(NESTED, structure(NESTED, values)), spaces.flatten(NESTED, action), rtol=1e-5, atol=1e-5
-            )
-        assert [array.dtype for array in arrays] == [leaf.space.dtype for leaf in leaves(NESTED)]
+@pytest.mark.parametrize("name", FILES)
+def test_files_act_as_the_model(name, tmp_path):
+    """For other numbers of environments than they were traced with."""
+    model = trained(name)
+    policy = export.DeterministicPolicy(model)
+    export.to_torchscript(model, tmp_path / "policy.pt")
+    program = th.jit.load(tmp_path / "policy.pt")
+    assert_acts_as(model, lambda **inputs: as_arrays(program(*(th.as_tensor(inputs[one]) for one in policy.input_names))))
+    export.to_onnx(model, tmp_path / "policy.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    assert [one.name for one in session.get_inputs()] == policy.input_names
+    assert [one.name for one in session.get_outputs()] == policy.output_names
+    assert_acts_as(model, lambda **inputs: session.run(None, inputs))
+
+
+def test_each_leaf_of_a_nested_action_is_an_output():
+    outputs = export.DeterministicPolicy(PPG("MlpPolicy", random_envs(VECTOR, NESTED), **SMALL)).output_names
+    assert outputs[:2] == ["action.kind", "action.how.0"] and len(outputs) == 6
 
 
 def test_an_exported_policy_is_a_copy():
     """The model trains on as it would have; its own precision and place are not changed."""
-    model, other = trained("images"), trained("images")
+    model, other = (trained("Dict", mixed_precision="bf16") for _ in range(2))
     policy = export.DeterministicPolicy(model)
     inputs = policy.example_inputs()
     before = policy(*inputs)
@@ -192,13 +174,3 @@ def test_normalization_below_another_wrapper_is_refused():
 def test_what_is_not_ours_is_refused():
     with pytest.raises(ArgumentError, match="is a PPO, not one of sb3_ppg's algorithms"):
         export.to_torchscript(PPO("MlpPolicy", "CartPole-v1"), "policy.pt")
-
-
-def test_numbers_that_predict_does_not_round_are_not_rounded():
-    """The mean of a normal distribution, also where the environment would like integers."""
-    space = spaces.Box(-2, 2, (2,), np.int64)
-    model = PPG("MlpPolicy", random_envs(VECTOR, space), **SMALL)
-    observation = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
-    expected = model.predict(observation, deterministic=True)[0]
-    assert np.abs(expected).max() > 1e-4
-    np.testing.assert_allclose(export.DeterministicPolicy(model)(th.as_tensor(observation)).numpy(), expected, atol=1e-6)

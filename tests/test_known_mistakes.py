@@ -11,7 +11,6 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import losses
 from sb3_ppg.training.preparing import record
 from tests.helpers import RandomEnv, auxiliary_batch_sizes, collect, fill_phase, image_space, losses_of
 from tests.helpers import make_with_papers_values as make
@@ -43,7 +42,7 @@ def test_the_cloning_target_is_the_policy_right_before_the_auxiliary_phase():
         record(*args)
         with th.no_grad():
             observations = th.as_tensor(model.aux_buffer.rollouts[0].observations.reshape(-1, 4))
-            now = losses.distribution_parameters(model.policy.get_distribution(observations))
+            now = model.policy.actions.parameters(model.policy.get_distribution(observations))
         targets.append((model.aux_buffer.recorded[:1].flatten(0, 1), now))
 
     model.aux_buffer.record = recorded

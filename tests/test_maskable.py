@@ -17,7 +17,7 @@ from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, losses
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import order_by_environment
 from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
@@ -88,11 +88,11 @@ def test_entropy_and_kl_are_those_of_what_is_possible():
     first = distribution(0.0, np.log(3.0), 50.0, -3.0, 7.0)
     assert first.distribution.probs[0].tolist() == pytest.approx([0.25, 0.75, 0, 0, 0], rel=1e-5)
     assert first.entropy().item() == pytest.approx(-0.25 * np.log(0.25) - 0.75 * np.log(0.75), rel=1e-5)
-    old = losses.distribution_parameters(first).detach().clone()
+    old = policy.actions.parameters(first).detach().clone()
     other = distribution(0.0, np.log(3.0), 60.0, -23.0, 37.0)
-    assert losses.kl_divergence(other, old).item() == pytest.approx(0, abs=1e-6)
+    assert policy.actions.kl_divergence(other, old).item() == pytest.approx(0, abs=1e-6)
     kl = 0.25 * np.log(0.25 / 0.5) + 0.75 * np.log(0.75 / 0.5)
-    assert losses.kl_divergence(distribution(0.0, 0.0, 60.0, -23.0, 37.0), old).item() == pytest.approx(kl, rel=1e-4)
+    assert policy.actions.kl_divergence(distribution(0.0, 0.0, 60.0, -23.0, 37.0), old).item() == pytest.approx(kl, rel=1e-4)
 
 
 @pytest.mark.parametrize("actions", ["MultiDiscrete", "MultiBinary"])
@@ -101,7 +101,7 @@ def test_kl_of_several_masked_actions_is_the_sum_of_their_kls(actions):
     obs = th.randn(16, 3)
     masks = th.rand(16, sum(sizes)) < 0.6
     masks[:, np.cumsum([0, *sizes[:-1]])] = True
-    old = losses.distribution_parameters(model.policy.get_distribution(obs, masks)).detach().clone()
+    old = model.policy.actions.parameters(model.policy.get_distribution(obs, masks)).detach().clone()
     with th.no_grad():
         model.policy.action_net.weight += th.randn_like(model.policy.action_net.weight)
     new = model.policy.get_distribution(obs, masks)
@@ -110,8 +110,8 @@ def test_kl_of_several_masked_actions_is_the_sum_of_their_kls(actions):
         p, q = log_p.exp(), categorical.probs
         expected += th.where(p > 0, p * (log_p - q.clamp(min=1e-30).log()), 0).sum(1)
     assert expected.mean() > 0.1
-    th.testing.assert_close(losses.kl_divergence(new, old), expected, rtol=1e-4, atol=1e-6)
-    gradient = th.autograd.grad(losses.kl_divergence(new, old).sum(), model.policy.action_net.weight)[0]
+    th.testing.assert_close(model.policy.actions.kl_divergence(new, old), expected, rtol=1e-4, atol=1e-6)
+    gradient = th.autograd.grad(model.policy.actions.kl_divergence(new, old).sum(), model.policy.action_net.weight)[0]
     assert gradient.isfinite().all()
 
 

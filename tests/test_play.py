@@ -14,7 +14,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import set_random_seed
 
-from sb3_ppg import PPG, ArgumentError, EpsilonEvalCallback, MaskableEpsilonEvalCallback, MaskablePPG, Player, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, EpsilonEvalCallback, MaskablePPG, Player, RecurrentPPG
 from sb3_ppg.actions import Actions
 from tests.helpers import BOX, SMALL, THREE_ACTIONS, VECTOR, MaskedEnv, random_envs
 
@@ -110,8 +110,7 @@ SPACES = [THREE_ACTIONS, BOX, spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3
 
 
 @pytest.mark.parametrize("actions", SPACES, ids=str)
-@pytest.mark.parametrize("epsilon", [0.5, 1.0])
-def test_actions_have_the_form_of_those_without_epsilon(actions, epsilon):
+def test_actions_have_the_form_of_those_without_epsilon(actions):
     """For one observation and for several; the same seed gives the same actions."""
     model = PPG("MlpPolicy", random_envs(VECTOR, actions), **SMALL)
     for observation in (np.zeros(3, np.float32), np.zeros((1, 3), np.float32), np.zeros((5, 3), np.float32)):
@@ -119,7 +118,7 @@ def test_actions_have_the_form_of_those_without_epsilon(actions, epsilon):
         found = []
         for _ in range(2):
             set_random_seed(7)
-            found += [model.predict(observation, deterministic=True, epsilon=epsilon)[0] for _ in range(10)]
+            found += [model.predict(observation, deterministic=True, epsilon=0.5)[0] for _ in range(10)]
         assert all(type(one) is type(plain) and one.shape == plain.shape and one.dtype == plain.dtype for one in found)
         np.testing.assert_array_equal(found[:10], found[10:])
         assert any((one != found[0]).any() for one in found)
@@ -149,9 +148,8 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_log_odds_are_divided_by_the_temperature(kind, temperature):
+def test_log_odds_are_divided_by_the_temperature(kind):
     """log π_T(a|s) - log π_T(b|s) = (log π(a|s) - log π(b|s)) / T for any two actions; π stays as it was."""
     algorithm, make_envs, kwargs = KINDS[kind]
     model = algorithm("MlpPolicy", make_envs(), **SMALL, **kwargs)
@@ -160,14 +158,15 @@ def test_log_odds_are_divided_by_the_temperature(kind, temperature):
         distribution = model.policy.get_distribution(th.rand(64, 3))
         actions = [distribution.sample(), distribution.sample().flip(0)]
         before = [distribution.log_prob(one) for one in actions]
-        tempered = model.policy.actions.tempered(distribution, temperature)
-        first, second = (tempered.log_prob(one) for one in actions)
-        th.testing.assert_close(first - second, (before[0] - before[1]) / temperature, rtol=1e-4, atol=1e-4)
-        assert all(th.equal(distribution.log_prob(one), log_prob) for one, log_prob in zip(actions, before, strict=True))
-        assert th.equal(tempered.mode(), distribution.mode())
-        if isinstance(distribution, StateDependentNoiseDistribution):
-            noise, plain_noise = (one.sample() - one.mode() for one in (tempered, distribution))
-            th.testing.assert_close(noise, temperature**0.5 * plain_noise)
+        for temperature in (0.5, 3.0):
+            tempered = model.policy.actions.tempered(distribution, temperature)
+            first, second = (tempered.log_prob(one) for one in actions)
+            th.testing.assert_close(first - second, (before[0] - before[1]) / temperature, rtol=1e-4, atol=1e-4)
+            assert all(th.equal(distribution.log_prob(one), was) for one, was in zip(actions, before, strict=True))
+            assert th.equal(tempered.mode(), distribution.mode())
+            if isinstance(distribution, StateDependentNoiseDistribution):
+                noise, plain_noise = (one.sample() - one.mode() for one in (tempered, distribution))
+                th.testing.assert_close(noise, temperature**0.5 * plain_noise)
 
 
 @pytest.mark.parametrize(
@@ -212,15 +211,14 @@ def test_an_evaluation_plays_with_epsilon(name):
 @pytest.mark.parametrize("name", ["PPG", "MaskablePPG", "PPO"])
 def test_a_callback_evaluates_with_epsilon_and_saves_the_model(name, tmp_path):
     model, *_ = chooser(name, learning_rate=0.0, n_steps=16, batch_size=32)
-    callback_class = MaskableEpsilonEvalCallback if "Maskable" in name else EpsilonEvalCallback
     options = dict(n_eval_episodes=60, eval_freq=16, best_model_save_path=str(tmp_path), verbose=0)
-    callback = callback_class(make_vec_env(Choice, 20, seed=0), epsilon=0.4, **options)
+    callback = EpsilonEvalCallback(make_vec_env(Choice, 20, seed=0), epsilon=0.4, **options)
     assert isinstance(callback, EvalCallback)
     model.learn(32, callback=callback)
     assert callback.last_mean_reward == pytest.approx(20, abs=1)
     assert callback.model is model
     assert type(model).load(tmp_path / "best_model.zip", device="cpu").num_timesteps == 32
     with pytest.raises(ArgumentError, match="`epsilon`=2"):
-        callback_class(make_vec_env(Choice, 2), epsilon=2)
+        EpsilonEvalCallback(make_vec_env(Choice, 2), epsilon=2)
     with pytest.raises(ArgumentError, match=r"`epsilon`=0\.1 cannot work: all actions are samples already"):
-        callback_class(make_vec_env(Choice, 2), epsilon=0.1, deterministic=False)
+        EpsilonEvalCallback(make_vec_env(Choice, 2), epsilon=0.1, deterministic=False)

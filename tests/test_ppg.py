@@ -430,7 +430,6 @@ BAD_ARGUMENTS += [
     (dict(normalize_value_targets="always"), 'normalize_value_targets.*use True, False or "running"'),
     (dict(policy=ActorCriticPolicy), "policy.*ActorCriticPolicy.*'MlpPolicy'.*PhasicActorCriticPolicy"),
     (dict(clip_range=None), "clip_range.*None.*kl_coef"),
-    (dict(rollout_buffer_kwargs=dict(size=1)), "rollout_buffer_kwargs`: RolloutBuffer has no argument 'size'"),
     (dict(n_steps=1, batch_size=1), "n_steps.*1.*normalize_advantage"),
     (dict(use_sde=True), "use_sde.*True.*Box"),
     (dict(policy=MaskablePPG.policy_aliases["MlpPolicy"]), "policy.*is for MaskablePPG, not for PPG"),

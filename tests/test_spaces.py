@@ -5,7 +5,17 @@ import pytest
 from gymnasium import spaces
 
 from sb3_ppg import PPG
-from tests.helpers import ARCHITECTURES, BOX, SMALL, VECTOR, assert_both_phases_train, image_space, random_envs
+from tests.helpers import (
+    ARCHITECTURES,
+    BOX,
+    SMALL,
+    VECTOR,
+    RandomEnv,
+    assert_both_phases_train,
+    collect,
+    image_space,
+    random_envs,
+)
 
 ACTIONS = {
     "Box": (BOX, dict()),
@@ -54,3 +64,34 @@ def test_both_phases_train_every_parameter_and_the_loaded_model_predicts_the_sam
     action, _ = model.predict(raw, deterministic=True)
     np.testing.assert_array_equal(action, loaded.predict(raw, deterministic=True)[0])
     assert action_space.contains(action[0])
+
+
+INTEGERS = spaces.Box(-128, 127, (2,), np.int8)
+SQUASHED = dict(use_sde=True, policy_kwargs=dict(squash_output=True, log_std_init=0.0))
+
+
+class Remembers(RandomEnv):
+    """Takes actions of its space alone, and remembers them."""
+
+    def step(self, action):
+        self.taken = [*getattr(self, "taken", []), np.hstack(action["a"] if isinstance(action, dict) else action)]
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("space", "kwargs"),
+    [(INTEGERS, {}), (spaces.Dict(a=INTEGERS), {}), (INTEGERS, SQUASHED)],
+    ids=["Box", "Dict", "squashed"],
+)
+def test_an_environment_with_integer_actions_gets_the_nearest_integers(space, kwargs):
+    """Users expect them (https://github.com/DLR-RM/stable-baselines3/issues/547); the losses take the sampled floats."""
+    env = Remembers(VECTOR, space)
+    model = PPG("MlpPolicy", env, **{**SMALL, "policy_kwargs": dict(log_std_init=5.0), **kwargs})
+    collect(model)
+    sampled = model.rollout_buffer.actions.reshape(-1, 2)
+    assert (sampled != np.rint(sampled)).any(axis=1).all()
+    if kwargs:
+        sampled = 127.5 * sampled - 0.5
+    np.testing.assert_array_equal(env.taken, np.rint(sampled).clip(-128, 127))
+    observation = VECTOR.sample()
+    assert space.contains(model.predict(observation)[0]) and space.contains(model.predict(observation, deterministic=True)[0])

@@ -1,28 +1,22 @@
-"""The benchmarks' harness: identity of a training, the queue, what the reports say."""
+"""The benchmarks' harness: identity of a run, the queue, scores, what the suites' report says."""
 
-import importlib
-import json
 import os
-import pickle
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
 from matplotlib.figure import Figure
-from stable_baselines3 import PPO
 
-from benchmarks import defaults, dips, family, hard, scores
+from benchmarks import scores
 from benchmarks.harness import Experiment, locked
-from benchmarks.scores import draw_scores, interquartile_means
+from benchmarks.scores import interquartile_means
 from benchmarks.suites import contestants
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training, contestants_on
-from benchmarks.suites.experiment import SUITES, add_speed, wanted
-from benchmarks.suites.report import ablation_picture, comparisons, late_returns
+from benchmarks.suites.experiment import SPEED, SUITES, comparisons, late_returns, wanted
 from benchmarks.suites.training import Episodes, curve, train
 from sb3_ppg import PPG
 from tests.helpers import ROOT, wait_for
@@ -30,14 +24,12 @@ from tests.helpers import ROOT, wait_for
 pytestmark = pytest.mark.slow
 
 ASTERIX = next(task for task in TASKS if task.env_id == "MinAtar/Asterix-v1")
-TINY = dict(n_envs=2, n_steps=16, batch_size=32, n_epochs=1)
-TINY_PPG = TINY | dict(n_policy_iterations=2, n_aux_epochs=1, aux_batch_size=None)
+TINY = dict(n_envs=2, n_steps=16, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, aux_batch_size=None)
 
 
-BENCHMARKS = [
-    *("defaults", "dips", "first_aux_step", "hard", "learning", "logs", "mixed_precision", "no_velocities", "soak"),
-    *("starts", "suites.experiment", "value_units", "variants"),
-]
+@pytest.fixture(autouse=True)
+def few_bootstraps(monkeypatch):
+    monkeypatch.setattr(scores, "BOOTSTRAPS", 50)
 
 
 def suites(folder):
@@ -45,7 +37,7 @@ def suites(folder):
 
 
 def add(experiment, training, value, points=None, **row):
-    """Write a row as a training would, with this return."""
+    """Write a row as a run would, with this return."""
     row = dict(train_return=value, test_return=None, seconds=10, steps_per_second=7, test_episodes=None) | row
     if points is None:
         points = {"seconds": [5.0, 10.0], "return": [0.0, value], "steps": [500, 1000]}
@@ -73,29 +65,19 @@ def experiment(tmp_path):
     return Experiment("tosses", tosses, toss, page, results=tmp_path / "results", folder=tmp_path / "work")
 
 
-def test_trainings_run_once_and_leave_rows_and_curves(experiment):
+def test_runs_are_carried_out_once_and_leave_rows_and_curves(experiment):
     first, second, *others = tosses()
     for training in (first, second, first):
         experiment.run_one(training)
     assert experiment.missing(tosses()) == others
     rows = experiment.rows()
-    assert list(rows.columns) == ["coin", "seed", "heads", "machine"] and list(rows["heads"]) == [0, 1]
+    assert list(rows["heads"]) == [0, 1]
     assert list(experiment.curves()["return"]) == [0.5, 0.0, 0.5, 1.0]
     assert experiment.write() == "2 tosses" and (experiment.results / "tosses.png").exists()
     assert len(replace(experiment, wanted=lambda: [second]).rows()) == 1  # the others are not wanted any more
 
 
-@pytest.mark.parametrize("module", BENCHMARKS)
-def test_trainings_can_be_sent_to_another_process(module):
-    (one,) = (
-        value for value in vars(importlib.import_module(f"benchmarks.{module}")).values() if isinstance(value, Experiment)
-    )
-    training = next(iter(one.wanted()))
-    sent, sent_training = pickle.loads(pickle.dumps((one, training)))
-    assert sent.key(sent_training) == one.key(training)
-
-
-def test_a_training_that_another_process_runs_is_left_to_it(experiment):
+def test_a_run_of_another_process_is_left_to_it(experiment):
     training = tosses()[0]
     experiment.run_one(training)
     (lock,) = (experiment.folder / "tosses").glob("*.lock")
@@ -116,7 +98,7 @@ def test_a_kill_between_curve_and_row_leaves_no_curve_twice(experiment):
     assert list(experiment.curves()["return"]) == [0.5, 0.0, 7.0, 8.0] and len(experiment.rows()) == 2
 
 
-def test_a_queue_that_is_killed_leaves_no_training_behind(tmp_path):
+def test_a_queue_that_is_killed_leaves_no_run_behind(tmp_path):
     """Even SIGKILL, after which the queue can tell its workers nothing, ends them."""
     program = tmp_path / "trains.py"
     program.write_text(
@@ -138,20 +120,10 @@ def test_a_queue_that_is_killed_leaves_no_training_behind(tmp_path):
     wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_the_commands_list_and_report(tmp_path, monkeypatch, capsys):
-    chosen = ["--suite", "procgen", "--contestant", "PPG", "--seed", "1", "--steps", "5"]
-    for arguments in (["list", *chosen], ["report"]):
-        monkeypatch.setattr(sys, "argv", ["suites", *arguments, "--results", str(tmp_path)])
-        SUITES.main()
-    listed, report = capsys.readouterr().out.split("\n", 1)
-    assert "'StarpilotEasy-v0', 'PPG', 5, 1" in listed and report.startswith("# PPG and PPO")
-    assert [file.name for file in tmp_path.iterdir()] == ["suites.md"]
-
-
 # ---- the suites ----
 
 
-def test_a_training_is_known_by_all_its_settings(monkeypatch):
+def test_a_run_is_known_by_all_its_settings(monkeypatch):
     one = Training(ASTERIX, "PPG", 0, 1000)
     assert one.hash() == Training(ASTERIX, "PPG", 1, 1000).hash()
     others = [
@@ -184,9 +156,8 @@ def test_leading_contestants_and_first_seeds_come_first():
     assert everything[30].contestant not in ("PPO", "PPG") and everything[30].seed == 0
 
 
-@pytest.mark.parametrize("algorithm", ["ppg_minibatch", "ppo"])
-def test_a_training_that_was_stopped_goes_on(algorithm, tmp_path, monkeypatch):
-    monkeypatch.setitem(CONTESTANTS, "tiny", Contestant(algorithm, TINY if algorithm == "ppo" else TINY_PPG))
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(CONTESTANTS, "tiny", Contestant("ppg_minibatch", TINY))
     one = Training(ASTERIX, "tiny", 3, 640)
     updates = []
 
@@ -195,14 +166,12 @@ def test_a_training_that_was_stopped_goes_on(algorithm, tmp_path, monkeypatch):
         if len(updates) == 8:
             raise KeyboardInterrupt
 
-    cls = PPO if algorithm == "ppo" else PPG
-    original = cls.train
-    monkeypatch.setattr(cls, "train", lambda model: (original(model), update(model)))
+    original = PPG.train
+    monkeypatch.setattr(PPG, "train", lambda model: (original(model), update(model)))
     with pytest.raises(KeyboardInterrupt):
         train(one, tmp_path)
     row, points = train(one, tmp_path)
-    expected = 32 if algorithm == "ppo" else 224  # after the latest whole phase
-    assert updates[7:10] == [256, expected, expected + 32] and updates[-1] == 640
+    assert updates[7:10] == [256, 224, 256] and updates[-1] == 640  # from the end of the latest whole phase
     episodes = Episodes(tmp_path / "episodes.csv").read(640)
     assert episodes["steps"].is_monotonic_increasing and episodes["seconds"].is_monotonic_increasing
     assert row["train_return"] == pytest.approx(episodes["return"].mean(), abs=1e-3)
@@ -225,7 +194,6 @@ def test_the_interquartile_mean_is_that_of_the_middle_half():
 
 
 def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(scores, "BOOTSTRAPS", 50)
     experiment = suites(tmp_path)
     add(experiment, Training(ASTERIX, "PPG, dual", 0, 1000), 99.0)
     assert "| PPG, dual | 99.0 |" in experiment.write() and not list(tmp_path.glob("*.png"))  # neither PPO's nor PPG's
@@ -240,22 +208,20 @@ def test_the_report_compares_what_has_the_present_settings(tmp_path, monkeypatch
 
 
 def both(folder, ppo, ppg):
-    """Write a training of each leading contestant with these returns."""
+    """Write a run of each leading contestant with these returns."""
     for name, value in (("PPO", ppo), ("PPG", ppg)):
         add(suites(folder), Training(ASTERIX, name, 0, 1000), value)
     return suites(folder)
 
 
 def test_times_of_several_machines_are_compared_as_measured_in_turns(tmp_path):
-    """A training of PPG takes 10 s here, and one of PPO 10 s on another machine; in turns PPG takes twice as long."""
+    """A run of PPG takes 10 s here, and one of PPO 10 s on another machine; in turns PPG takes twice as long."""
     experiment = both(tmp_path, 3.0, 3.0)
     (of_trainings,) = comparisons(experiment)
     assert list(of_trainings.seconds("PPG", ASTERIX)) == [5.0, 10.0] and of_trainings.times() == ""
     turns = dict(contestant=["PPO", "PPG"] * 3, seconds=[3.0, 6.0, 4.0, 8.0, 90.0, 180.0], machine="a machine")
-    for env_id in ("Hopper-v5", ASTERIX.env_id, "Hopper-v5"):  # measured again
-        add_speed(tmp_path, pd.DataFrame(turns).assign(task=env_id))
+    pd.DataFrame(turns).assign(task=ASTERIX.env_id).to_csv(tmp_path / SPEED)
     (in_turns,) = comparisons(experiment)
-    assert len(in_turns.speed) == 12
     np.testing.assert_allclose(in_turns.seconds("PPG", ASTERIX), [500 * 8e-6, 1000 * 8e-6])
     assert "PPG takes 2.00 times PPO's time, in turns on a machine. When PPO's trainings end, " in experiment.write()
 
@@ -264,7 +230,7 @@ def test_scores_in_the_time_of_the_baseline(tmp_path):
     """PPO's 1,000 steps take 4 ms; PPG's take 6 ms, and after 4 ms it is a third of the way from 0, after 3 ms, to its end."""
     experiment = both(tmp_path, 5.0, 9.0)
     turns = dict(contestant=["PPO", "PPG"], seconds=[4.0, 6.0], machine="a machine", task=ASTERIX.env_id)
-    add_speed(tmp_path, pd.DataFrame(turns))
+    pd.DataFrame(turns).to_csv(tmp_path / SPEED)
     (comparison,) = comparisons(experiment)
     expected = {"PPO": pytest.approx(ASTERIX.scores(5.0)), "PPG": pytest.approx(ASTERIX.scores(3.0))}
     assert comparison.in_time_of_baseline() == expected
@@ -279,15 +245,7 @@ def test_the_report_says_over_how_many_episodes_agents_were_tested(tmp_path):
     assert "a machine. On all levels: means of 200 or 2,000 episodes." in text and "| PPO | 4.0, 4.0 |" in text
 
 
-def test_scores_of_few_seeds_are_drawn_without_an_interval():
-    axes = Figure().subplots()
-    draw_scores(axes, {"few": np.array([[0.5], [0.7]]), "enough": np.array([[0.1], [0.2], [0.4]])})
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["enough", "few"]
-    interval, mean, no_interval, mean_of_few = (line.get_xdata() for line in axes.lines)
-    assert interval[0] <= mean[0] <= interval[1] and np.isnan(no_interval).all() and mean_of_few[0] == pytest.approx(0.6)
-
-
-def test_an_ablation_is_measured_where_the_longer_training_of_what_is_changed_passes(tmp_path):
+def test_an_ablation_is_measured_where_the_longer_run_of_what_is_changed_passes(tmp_path):
     """The result is the last fifth of the first million of its two million steps; equal settings share a name."""
     experiment = suites(tmp_path)
     changed = "PPG, learning rate 0.0005"
@@ -302,96 +260,3 @@ def test_an_ablation_is_measured_where_the_longer_training_of_what_is_changed_pa
     expected = {(name, len(name)): 3.0 for name in (*longer, "PPG, dual")} | {(changed, len("PPG, detached")): 3.0}
     expected[changed, len(changed)] = 4.0
     assert {(row.contestant, row.seed): row[4] for row in returns.itertuples()} == expected
-    labels = [text.get_text() for text in ablation_picture(returns).axes[0].get_yticklabels()]
-    assert labels == [name for name in CONTESTANTS if name in returns["contestant"].values][::-1]
-
-
-# ---- the others ----
-
-
-def test_the_familys_tables_are_made_of_the_same_rows(tmp_path, monkeypatch):
-    """Three seeds of two members on one task; what nobody has run yet is empty."""
-    experiment = replace(family.FAMILY, results=tmp_path)
-    task = family.BY_NAME["LunarLander-v3"]  # 0 at -180, 1 at 200
-    for name, value in (("PPG", 10.0), ("PPO", -85.0), ("PPG, decoupled", 105.0)):
-        for seed in range(3):
-            add(experiment, Training(task, name, seed, 500_000), value)
-    assert all(name in CONTESTANTS for comparison in family.COMPARISONS for name in comparison.contestants)
-    small = family.Comparison("Two", "", ["PPG", "PPO"], {"LunarLander-v3": 500_000, "Hopper-v5": 1}, closest=("PPG",))
-    assert [one.seed for one in small.trainings() if one.contestant == "PPG"] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert {one.seed for one in small.trainings() if one.contestant == "PPO"} == {0, 1, 2}
-    returns = small.returns(experiment.rows(present=False))
-    np.testing.assert_allclose(family.family_scores(returns)["PPO"], np.full((3, 1), 0.25))
-    monkeypatch.setattr(family, "COMPARISONS", [small, family.LATE])
-    pd.DataFrame(dict(contestant=["PPG", "ppg_ewma"] * 3, seconds=[2.0, 3.0] * 3)).to_csv(tmp_path / family.SPEED)
-    assert family.time_ratios(tmp_path / family.SPEED) == {"PPG": "1.00", "ppg_ewma": "1.50"}
-    text = experiment.write()
-    assert "| PPO | -85.0, -85.0, -85.0 | 0.25 (0.25 to 0.25) | 0.00 (0.00 to 0.00) |" in text and "Hopper" not in text
-    assert (tmp_path / "family.png").exists()
-
-
-def test_a_task_whose_seeds_are_still_to_come_is_not_scored():
-    table = {name: {"done": np.ones(n), "begun": np.ones(1), "none": np.ones(0)} for name, n in (("PPG", 4), ("PPO", 3))}
-    assert family.scored_tasks(table) == ["done"] and family.scored_tasks({"PPG": {"none": np.ones(0)}}) == []
-
-
-def test_the_authors_figures_are_set_beside_the_same_average():
-    """Returns that rise by one per million steps, for 6M steps and for 8.4M."""
-    authors = pd.read_csv(hard.AUTHORS)
-    steps = np.arange(1, 129) * 65_536
-    full = pd.DataFrame({"steps": steps, "return": steps / 1e6, "seconds": steps / 1000, "precision": "bf16", "machine": "a"})
-    assert hard.around(full, 8) == pytest.approx(8.0, abs=0.04) and np.isnan(hard.around(full[steps < 6e6], 8))
-    rows = pd.concat([full.assign(game="starpilot", seed=0), full[steps < 6e6].assign(game="starpilot", seed=1)])
-    text = hard.markdown(rows, authors)
-    assert "| starpilot | 5M | 4.52 ± 0.35 | 3.85 ± 0.24 | 4.98, 4.98 | 1,000 |" in text
-    assert "| starpilot | 8M | 7.88 ± 0.42 | 5.83 ± 0.36 | 8.00 | 1,000 |" in text
-    assert len(hard.picture(rows, authors).axes[0].get_lines()) >= 4  # our seeds, and the authors' algorithms
-
-
-def test_falls_in_auxiliary_phases_and_between_them():
-    """One seed falls by 100 in its second phase, rises by 50 in its third, and has fallen by 60 before the third."""
-    rows = pd.DataFrame(
-        dict(steps=[1, 2, 3, 4], before=[100.0, 500.0, 340.0, 440.0], after=[300.0, 400.0, 450.0, 430.0], final_kl=0.01)
-    ).assign(setting="defaults", seed=0)
-    assert dips.falls(rows, "defaults") == ["defaults", "2", "-55.0", "100", "60", "0.0100", "430"]
-
-
-def made_of_epochs(training, folder):
-    """Return a score that rises with the number of epochs."""
-    task = defaults.TASKS[training["env_id"]]
-    return {"return": task.low + (task.high - task.low) * json.loads(training["arguments"])["n_epochs"] / 20}, None
-
-
-def test_the_search_of_defaults_prunes_what_is_poor_and_goes_on(tmp_path):
-    experiment = replace(defaults.SEARCH, train=made_of_epochs, results=tmp_path, folder=Path(tmp_path, "work"))
-    defaults.search(experiment, n_trials=6)
-    assert len(defaults.tried(experiment)) == 6
-    defaults.search(experiment, n_trials=12)
-    trials = defaults.tried(experiment)
-    rows = experiment.rows(present=False)
-    assert len(trials) == 12 and not rows.duplicated(["arguments", "env_id"]).any()
-    for arguments, own in trials.items():
-        np.testing.assert_allclose(own, json.loads(arguments)["n_epochs"] / 20, atol=1e-2)
-    best = trials[defaults.candidates(experiment)[0]].mean()
-    assert best == max(own.mean() for own in trials.values())
-    assert all(own.mean() < best - 0.1 for own in trials.values() if len(own) < len(defaults.SEARCHED))
-    assert defaults.is_poor(np.array([0.4]), [np.array([score]) for score in (0.3, 0.5, 0.5, 0.6)])
-    assert not defaults.is_poor(np.array([0.4]), [np.array([score]) for score in (0.3, 0.3, 0.5, 0.5)])
-
-
-def test_the_table_of_defaults(tmp_path, monkeypatch):
-    monkeypatch.setattr(scores, "BOOTSTRAPS", 50)
-    experiment = replace(defaults.SEARCH, results=tmp_path)
-    rows = [
-        (algorithm, arguments, env_id, seed, task.low + score * (task.high - task.low), "a machine")
-        for algorithm, arguments, score in (("PPO", "{}", 0.25), ("PPG", defaults.DEFAULTS, 0.5))
-        for env_id, task in defaults.TASKS.items()
-        for seed in defaults.FINAL_SEEDS
-    ]
-    pd.DataFrame(rows, columns=["algorithm", "arguments", "env_id", "seed", "return", "machine"]).to_csv(
-        tmp_path / "defaults.csv", index=False
-    )
-    text = experiment.write()
-    assert "| the seven others | 0.25 (0.25 to 0.25) | 0.50 (0.50 to 0.50) | 1.00 (1.00 to 1.00) |" in text
-    assert "| CartPole-v1 [500] | 50,000 | 141.5 (141.5, 141.5) | 261.0 (261.0, 261.0) |" in text
-    assert (tmp_path / "defaults.png").exists()

@@ -1,70 +1,89 @@
 """
 The speed of PPG, and its distance from what the machine can do: ratios of medians of at least five turns, taken alternately in
-one run. Each section is a file of this folder: IMPALA on Procgen (on a GPU, too, where there is one), micro-batches, MlpPolicy
-and PPO, memory, scaling, and the cost of options.
+one run: IMPALA on Procgen, and MlpPolicy, LSTMs and masks beside PPO.
 
 Each contestant runs in a process of its own. Writes results/speed_<section>.csv, speed.md and speed.png. It takes about half
 an hour on two cores; let nothing else run at the same time.
 
-    python -m benchmarks.speed [impala micro_batches mlp memory scaling options impala_cuda]
+    python -m benchmarks.speed [impala mlp]
     python -m benchmarks.speed report
 """
 
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pandas as pd
 import torch as th
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.harness import RESULTS
-from benchmarks.machine import processor
-from benchmarks.speed import beside_ppo, impala, memory, micro_batches, options, scaling
+from benchmarks.harness import RESULTS, processor
+from benchmarks.speed import answered, beside_ppo, impala
 from benchmarks.tables import formatted, page
 
 MACHINE = RESULTS / "speed_machine.txt"
+
+
+class Section(NamedTuple):
+    """
+    A section of the results.
+
+    :param title: title of its table
+    :param table: from the rows in Markdown, or a format for each column, by title
+    :param run: measures; None: was measured at commit 1410dec
+    :param draw: draws its panel of the picture, if it has one
+    """
+
+    title: str
+    table: Callable[[pd.DataFrame], str] | dict[str, str]
+    run: Callable[[], pd.DataFrame] | None = None
+    draw: Callable[[Axes, pd.DataFrame], None] | None = None
+
+
 SECTIONS = {
-    "impala": impala.CPU,
-    "micro_batches": micro_batches.MICRO_BATCHES,
-    "impala_cuda": impala.CUDA,
-    "mlp": beside_ppo.MLP,
-    "memory": memory.MEMORY,
-    "scaling": scaling.SCALING,
-    "options": options.OPTIONS,
+    "impala": Section("IMPALA on Procgen (CoinrunEasy, 64 environments x 256 steps)", impala.COLUMNS, impala.run, impala.draw),
+    "micro_batches": Section("Micro-batches, minibatches of 1,024", answered.MICRO_BATCHES, draw=answered.draw_micro_batches),
+    "mlp": Section(
+        "MlpPolicy, LSTMs and masks, 8 environments, minibatches of 64",
+        beside_ppo.COLUMNS,
+        beside_ppo.run,
+        beside_ppo.draw,
+    ),
+    "memory": Section("Memory, 64 environments x 256 steps of 64x64x3 images", answered.memory_table),
+    "scaling": Section("Scaling, CartPole", answered.scaling_table, draw=answered.draw_scaling),
+    "options": Section("Cost of options (mmap: 805 MB of 64x64x3 images)", answered.OPTIONS),
 }
 
 
 def report() -> str:
-    """Write the page and, where all of its panels were measured, the picture."""
-    files = {name: RESULTS / f"speed_{name}.csv" for name in SECTIONS}
-    tables = {name: pd.read_csv(file, dtype={"channels": str}) for name, file in files.items() if file.exists()}
-    sections = []
-    for name, rows in tables.items():
-        title, _, table, _ = SECTIONS[name]
-        sections += [f"## {title}", formatted(rows, table) if isinstance(table, dict) else table(rows)]
+    """Write the page and the picture."""
+    figure = Figure(figsize=(13, 8), dpi=110, layout="constrained")
+    panels, paragraphs = iter(figure.subplots(2, 2).flat), []
+    for name, section in SECTIONS.items():
+        rows = pd.read_csv(RESULTS / f"speed_{name}.csv", dtype={"channels": str})
+        paragraphs.append(f"## {section.title}")
+        if section.run is None:
+            paragraphs.append(f"`python -m benchmarks.speed {name}` at commit 1410dec.")
+        paragraphs.append(formatted(rows, section.table) if isinstance(section.table, dict) else section.table(rows))
+        if section.draw is not None:
+            section.draw(next(panels), rows)
+    figure.savefig(RESULTS / "speed.png")
     text = page(
         "Speed",
         "Written by `python -m benchmarks.speed`. Medians of at least 5 turns, taken alternately.",
         f"Machine: {MACHINE.read_text().strip()}.",
-        *sections,
+        *paragraphs,
     )
     (RESULTS / "speed.md").write_text(text)
-    panels = {name: section.draw for name, section in SECTIONS.items() if section.draw is not None}
-    if panels.keys() <= tables.keys():
-        figure = Figure(figsize=(13, 8), dpi=110, layout="constrained")
-        for axes, (name, draw) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
-            draw(axes, tables[name])
-        figure.savefig(RESULTS / "speed.png")
     return text
 
 
-def main() -> None:
-    names = sys.argv[1:] or [name for name in SECTIONS if name != "impala_cuda" or th.cuda.is_available()]
+if __name__ == "__main__":
+    measured = {name: section.run for name, section in SECTIONS.items() if section.run is not None}
+    names = sys.argv[1:] or list(measured)
     for name in names if names != ["report"] else []:
         print(f"--- {name}", flush=True)
-        SECTIONS[name].run().to_csv(RESULTS / f"speed_{name}.csv", index=False)
+        measured[name]().to_csv(RESULTS / f"speed_{name}.csv", index=False)
         MACHINE.write_text(f"{processor()}, torch {th.__version__}\n")
     print(report())
-
-
-if __name__ == "__main__":
-    main()

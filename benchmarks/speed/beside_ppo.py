@@ -13,7 +13,6 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from benchmarks.speed.phases import Section
 from benchmarks.turns import Measure, collect, medians, ready, seconds
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 
@@ -45,6 +44,7 @@ def rollouts_and_updates(algorithm: str, contest: str) -> Measure:
 
 
 def run() -> pd.DataFrame:
+    """Measure each contest."""
     rows = []
     for contest in CONTESTS:
         found = medians({algorithm: (rollouts_and_updates, (algorithm, contest)) for algorithm in ("PPO", "PPG")})
@@ -68,6 +68,7 @@ COLUMNS = {
 
 
 def draw(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw both ratios of each contest."""
     positions = np.arange(len(rows))
     axes.bar(positions - 0.2, rows["update_over_ppo"], 0.4, label="update")
     axes.bar(positions + 0.2, rows["rollout_over_ppo"], 0.4, label="rollout")
@@ -75,6 +76,3 @@ def draw(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_xticks(positions, [name.replace(", ", "\n") for name in rows["env"]])
     axes.set(ylabel="PPG over PPO, samples per second", title="MlpPolicy, LSTMs, masks")
     axes.legend()
-
-
-MLP = Section("MlpPolicy, LSTMs and masks, 8 environments, minibatches of 64", run, COLUMNS, draw)

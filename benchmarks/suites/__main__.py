@@ -1,14 +1,14 @@
 """
 PPG, its relatives and PPO on suites of tasks: MinAtar, Procgen, MuJoCo, MiniGrid.
 
-    python -m benchmarks.suites run [--suite minatar] [--task ...] [--contestant ...] [--seed 0 1] [--steps N] [--jobs 2]
+    python -m benchmarks.suites run [--suite minatar] [--task ...] [--contestant ...] [--seed 0 1] [--steps 1000000] [--jobs 2]
     python -m benchmarks.suites speed [--suite minatar]     # nothing else should run at the same time
     python -m benchmarks.suites report
 
 ``run`` trains what results/suites.csv does not have, the most informative first. ``speed`` compares the times of the leading
-contestants in turns on one machine, because trainings come from many. ``report`` writes results/suites.md and the pictures.
+contestants in turns on one machine, because runs come from many. ``report`` writes results/suites.md and the pictures.
 
-``contestants.py`` has the tables of tasks and contestants, ``training.py`` runs one training, ``report.py`` reads the rows.
+``contestants.py`` has the tables of tasks and contestants, ``training.py`` carries out one run, ``experiment.py`` the report.
 """
 
 from benchmarks.suites.experiment import SUITES

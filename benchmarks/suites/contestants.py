@@ -1,4 +1,4 @@
-"""The tasks, and who is compared on them: tables to extend."""
+"""The tasks, and who is compared on them (contestants.yml): tables to extend."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ import rl_zoo3
 import yaml
 from rl_zoo3 import ALGOS, exp_manager
 from stable_baselines3.common.torch_layers import NatureCNN
-from stable_baselines3.common.utils import LinearSchedule
 
 from benchmarks.harness import defaults_of, short_hash
 from benchmarks.scores import Task
@@ -72,8 +71,8 @@ class Contestant(NamedTuple):
     An algorithm with hyperparameters.
 
     :param algorithm: its name in RL Zoo, for tasks without memory
-    :param changes: to its entry for the task; ``policy_kwargs`` are added to those of the entry
-    :param suites: on which it is compared; empty: all
+    :param changes: changes to its entry for the task; ``policy_kwargs`` are added to those of the entry
+    :param suites: suites on which it is compared; empty: all
     """
 
     algorithm: str
@@ -82,83 +81,7 @@ class Contestant(NamedTuple):
 
 
 LEADING = {"PPO": Contestant("ppo"), "PPG": Contestant("ppg")}  # compared on all suites, with their entries
-RATE_BEFORE = 5e-4  # MinAtar's when the ablations and the family were trained
-RATES = (RATE_BEFORE, 2.5e-4, 2e-3)
-WITHOUT_PHASE = dict(n_aux_epochs=0, aux_batch_size=None)
-
-
-def network(**policy_kwargs: Any) -> Settings:
-    """Return a change to the networks."""
-    return dict(policy_kwargs=policy_kwargs)
-
-
-def each(name: str, argument: str, *values: float) -> dict[str, Settings]:
-    """Return a change for each value of an argument."""
-    return {f"{name} {value:g}": {argument: value} for value in values}
-
-
-# One thing changed in the entry for MinAtar; PPO is tuned with the same trials
-ON_MINATAR: dict[str, Settings] = {
-    **each("PPG, learning rate", "learning_rate", *RATES),
-    **each("PPG, E_pi", "n_epochs", 1, 2, 4, 8, 16),
-    **{f"PPG, {name}": network(architecture=name) for name in ("shared", "detached", "dual")},
-    "PPG, no auxiliary phase": WITHOUT_PHASE,
-    **{
-        f"PPG, {name}, no auxiliary phase": WITHOUT_PHASE | network(architecture=name)
-        for name in ("shared", "detached", "dual")
-    },
-    "PPG, value units off": dict(normalize_value_targets=False),
-    **each("PPG, N_pi", "n_policy_iterations", 4, 8, 16, 32),
-    **each("PPG, E_aux", "n_aux_epochs", 1, 3, 6, 9),
-    **each("PPG, beta_clone", "beta_clone", 0.3, 1.0, 3.0, 10.0),
-    **each("PPG, batch", "batch_size", 256, 512, 1024),
-    **each("PPG, auxiliary batch", "aux_batch_size", 512, 1024, 4096),
-    **each("PPG, auxiliary rate", "aux_learning_rate", 2.5e-4, 1e-3),
-    "PPG, annealed": dict(learning_rate="lin_5e-4"),
-    "PPG, advantages per minibatch": {},
-    **each("PPO, learning rate", "learning_rate", *RATES),
-    **each("PPO, E_pi", "n_epochs", 3, 4, 8, 16),
-    **each("PPO, batch", "batch_size", 256, 1024),
-    **each("PPG, entropy", "ent_coef", 0.003, 0.03),
-    **each("PPO, entropy", "ent_coef", 0.003, 0.03),
-    "PPO, annealed": dict(learning_rate="lin_5e-4"),
-    "PPO, clip 0.1": dict(clip_range=0.1),
-    "PPG, clip 0.1": dict(clip_range=0.1),
-}
-ALSO_ON_PROCGEN = ("PPG, shared", "PPG, detached", "PPG, no auxiliary phase")
-# Procgen's entry before the comparison: the paper's, with fewer environments
-PAPERS: Settings = dict(
-    n_steps=64,
-    batch_size=1024,
-    n_epochs=1,
-    n_policy_iterations=8,
-    normalize_value_targets=False,
-    max_grad_norm=None,
-    **network(architecture="detached", optimizer_kwargs=dict(eps=1e-8)),
-)
-# From the paper's settings to those of PPO
-ON_PROCGEN: dict[str, Settings] = {
-    "PPG, float32": dict(mixed_precision=None),
-    "PPG, detached, float32": dict(mixed_precision=None) | network(architecture="detached"),
-    "PPG, paper's": PAPERS,
-    "PPG, paper's, no auxiliary phase": PAPERS | WITHOUT_PHASE,
-    "PPG, paper's, shared": PAPERS | network(architecture="shared", optimizer_kwargs=dict(eps=1e-8)),
-    "PPG, paper's, E_pi 3": PAPERS | dict(n_epochs=3),
-    "PPG, paper's, E_pi 3, rollouts of 256": PAPERS | dict(n_epochs=3, n_steps=256, batch_size=2048, n_policy_iterations=2),
-    "PPG, paper's, gradients clipped": PAPERS
-    | dict(max_grad_norm=0.5)
-    | network(architecture="detached", optimizer_kwargs=dict(eps=1e-5)),
-    "PPG, paper's, value units on": PAPERS | dict(normalize_value_targets=True),
-    "PPG, paper's, float32": PAPERS | dict(mixed_precision=None),
-}
-ABLATIONS = {
-    name: Contestant(
-        "ppg_minibatch" if name.endswith("per minibatch") else name[:3].lower(),
-        dict(learning_rate=RATE_BEFORE) | changes,
-        ("procgen",) if name in ON_PROCGEN else ("minatar", "procgen") if name in ALSO_ON_PROCGEN else ("minatar",),
-    )
-    for name, changes in (ON_MINATAR | ON_PROCGEN).items()
-}
+RATE_BEFORE = 5e-4  # MinAtar's learning rate when the ablations were trained
 BEFORE = {name: f"{name}, learning rate {RATE_BEFORE:g}" for name in LEADING}  # in which one thing is changed on MinAtar
 # The family: presets on top of PPG's entry for the task; DNA's auxiliary phase uses a single rollout
 SINGLE_ROLLOUT = {"dna": dict(aux_batch_size=512)}
@@ -167,34 +90,24 @@ RELATIVES = {
     for name, member in FAMILY.items()
     if member.preset
 }
-# Data of older policies: late by some rollouts; or the last rollouts again, in as many epochs over each, or in twice as many
-DECOUPLED: Settings = dict(objective="decoupled")
-OLDER = {
-    "PPG, decoupled": Contestant("ppg", DECOUPLED, ("minatar", "lunarlander")),
-    **{
-        f"PPG{name}, {late} late": Contestant(
-            "ppg", objective | dict(replay_kwargs=dict(staleness=late)), ("minatar", "lunarlander")
-        )
-        for late in (1, 2, 4, 8)
-        for name, objective in ((", decoupled", DECOUPLED), ("", {}))
-    },
-    **{
-        f"PPG, last {n}, {epochs} epochs": Contestant(
-            "ppg", DECOUPLED | dict(n_epochs=epochs, replay_kwargs=dict(policy_rollouts=n)), ("lunarlander",)
-        )
-        for n, epochs in ((2, 3), (3, 2), (6, 1), (2, 6))
-    },
-    # As many passes over each rollout as PPG has, and the rate of when the family was trained
-    f"ppg_replay, E_pi 4, learning rate {RATE_BEFORE:g}": Contestant(
-        "ppg", {**FAMILY["ppg_replay"].preset, "n_epochs": 4, "learning_rate": RATE_BEFORE}, ("minatar",)
-    ),
-}
-RECOMPUTED = {
-    f"PPG, {n} epochs{name}": Contestant("ppg", dict(n_epochs=n) | changes, ("lunarlander", "mujoco"))
-    for n in (4, 12)
-    for name, changes in (("", {}), (", recomputed", dict(recompute_advantages=True)))
-}
-CONTESTANTS = LEADING | RELATIVES | OLDER | RECOMPUTED | ABLATIONS
+
+
+def read(section: str, **common: Any) -> dict[str, Contestant]:
+    """
+    Return the contestants of a section of contestants.yml.
+
+    :param common: changes that all have, unless they have others
+    """
+    found = {}
+    for group in yaml.safe_load(Path(__file__).with_name("contestants.yml").read_text())[section]:
+        for name, changes in group["contestants"].items():
+            own = dict(algorithm=name[:3].lower(), suites=group["suites"]) | common | changes
+            found[name] = Contestant(own.pop("algorithm"), suites=tuple(own.pop("suites")), changes=own)
+    return found
+
+
+ABLATIONS = read("ablations", learning_rate=RATE_BEFORE)
+CONTESTANTS = LEADING | RELATIVES | read("studies") | ABLATIONS
 
 
 def contestants_on(task: Task) -> list[str]:
@@ -220,8 +133,8 @@ def zoo_entry(algorithm: str, env_id: str) -> Settings:
 
 def entry(algorithm: str, env_id: str) -> Settings:
     """
-    Return the hyperparameters of an algorithm for an environment: from the file in this folder, which has those of PPG that
-    have been changed since; else PPG's from its own file, PPO's from RL Zoo's.
+    Return the hyperparameters of an algorithm for an environment. The files in this folder have those of PPG that were
+    changed after the runs, and PPO's where RL Zoo has none.
 
     :param algorithm: its name in RL Zoo
     """
@@ -235,21 +148,12 @@ def entry(algorithm: str, env_id: str) -> Settings:
     return entries[env_id if env_id in entries else family]
 
 
-def constructor_arguments(settings: Settings) -> dict[str, Any]:
-    """Return the arguments of PPG in an entry, except the policy, as Python's."""
-    arguments = {name: value for name, value in settings.items() if name in defaults_of(PPG) and name != "policy"}
-    rate = arguments.get("learning_rate")
-    if isinstance(rate, str):
-        arguments["learning_rate"] = LinearSchedule(float(rate.removeprefix("lin_")), 0.0, 1.0)
-    return arguments
-
-
 class Training(NamedTuple):
     """
-    A training of one agent.
+    A run of one agent.
 
-    :param contestant: by name
-    :param seed: of the agent and its environments
+    :param contestant: name of the contestant
+    :param seed: seed of the agent and its environments
     """
 
     task: Task

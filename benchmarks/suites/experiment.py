@@ -1,34 +1,267 @@
-"""The trainings that are wanted, what identifies their rows, and what a step costs."""
+"""The runs that are wanted, what a step costs, and the tables and pictures of their rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from benchmarks.harness import Experiment
-from benchmarks.machine import processor
-from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Task, Training, contestants_on
-from benchmarks.suites.report import SPEED, report, speed
+from benchmarks.harness import Experiment, Report, processor
+from benchmarks.scores import MIN_SEEDS, Scores, Task, improvements, interquartile_means
+from benchmarks.suites.contestants import ABLATIONS, BEFORE, CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from benchmarks.suites.training import make_model, train
+from benchmarks.tables import COLORS, draw_seeds, finish, listed, machines, page, table
 from benchmarks.turns import Measure, take_turns, whole_phases
 
+BASELINE = "PPO"
+SPEED = "suites_speed.csv"
+# Ablations of two presets. Returns are averaged from LATE on: less noise than the last hundred episodes have
+ABLATED_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1", "StarpilotEasy-v0")
+# Contestants whose longer runs are at END what shorter ones are, as their learning rates are constant
+PASSING = [*LEADING, *BEFORE.values(), "PPG, paper's"]
+LATE, END = 800_000, 1_000_000
 
-def wanted(steps: int | None = None) -> list[Training]:
-    """
-    Return all trainings: the leading contestants before the others, the first seeds first.
 
-    :param steps: of each training, in place of the task's
-    """
-    trainings = [
-        Training(task, name, seed, steps or task.n_timesteps)
+def wanted() -> list[Training]:
+    """Return all runs: the leading contestants first, then the others for at most a million steps; the first seeds first."""
+    runs = [
+        Training(task, name, seed, task.n_timesteps if name in LEADING else min(task.n_timesteps, END))
         for name in CONTESTANTS
         for task in TASKS
         for seed in range(task.n_seeds)
         if name in contestants_on(task)
     ]
-    return sorted(trainings, key=lambda training: (training.contestant not in LEADING, training.seed))
+    return sorted(runs, key=lambda run: (run.contestant not in LEADING, run.seed))
+
+
+def speed(results: Path) -> pd.DataFrame:
+    """Return seconds per million steps, measured in turns on one machine, of the tasks where this was done."""
+    columns = ["task", "contestant", "seconds", "machine"]
+    return pd.read_csv(results / SPEED) if (results / SPEED).exists() else pd.DataFrame(columns=columns)
+
+
+def scores_of(returns: Mapping[str, Mapping[str, np.ndarray]], tasks: Sequence[Task]) -> Scores:
+    """
+    Return the scores of those who were trained on all of these tasks, of the seeds that all tasks have.
+
+    :param returns: returns by contestant and environment, in the order of seeds
+    """
+    found = {}
+    for name, own in returns.items():
+        n_seeds = min(len(own[task.env_id]) for task in tasks)
+        if n_seeds > 0:
+            found[name] = np.stack([task.scores(own[task.env_id][:n_seeds]) for task in tasks], axis=1)
+    return found
+
+
+class Comparison(NamedTuple):
+    """
+    All runs of a suite with the present settings and of one length.
+
+    :param n_timesteps: their length
+    :param tasks: the tasks on which somebody was trained
+    :param curves: curves of the same runs as the rows
+    :param speed: seconds per million steps, measured in turns; may be of other tasks, too, or of none
+    """
+
+    suite: str
+    n_timesteps: int
+    tasks: list[Task]
+    rows: pd.DataFrame
+    curves: pd.DataFrame
+    speed: pd.DataFrame
+
+    def returns(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return the returns of all contestants, on the test levels where there are any."""
+        rows, found = self.rows.sort_values("seed"), {}
+        for name in self.rows["contestant"].unique():
+            own = rows[rows["contestant"] == name].set_index("task")
+            columns = {task.env_id: "test_return" if task.is_tested else "train_return" for task in self.tasks}
+            found[name] = {env_id: own.loc[own.index == env_id, column].to_numpy(float) for env_id, column in columns.items()}
+        return found
+
+    def scores(self) -> Scores:
+        """Return the scores of those who were trained on all tasks of the suite."""
+        return scores_of(self.returns(), self.tasks)
+
+    def curves_of(self, name: str, task: Task, values: str = "return") -> pd.DataFrame:
+        """Return the curves of all seeds, (n_points, n_seeds), by steps."""
+        own = self.curves[(self.curves["task"] == task.env_id) & (self.curves["contestant"] == name)]
+        return own.pivot(index="steps", columns="seed", values=values)
+
+    def seconds(self, name: str, task: Task) -> "pd.Series[float]":
+        """Return the seconds at each point of a curve: measured in turns, or else the mean of the runs."""
+        taken = self.curves_of(name, task, "seconds").mean(axis=1)
+        in_turns = self.speed[(self.speed["task"] == task.env_id) & (self.speed["contestant"] == name)]["seconds"]
+        return taken if in_turns.empty else pd.Series(taken.index * in_turns.median() / 1e6, taken.index)
+
+    def in_time_of_baseline(self) -> Scores:
+        """Return the scores of the leading contestants when the baseline's runs end, by their curves."""
+
+        def at_the_end(name: str, task: Task) -> np.ndarray:
+            end, seconds = self.seconds(BASELINE, task).iloc[-1], self.seconds(name, task)
+            return np.array([np.interp(end, seconds, curve) for curve in self.curves_of(name, task).T.to_numpy()])
+
+        return scores_of({name: {task.env_id: at_the_end(name, task) for task in self.tasks} for name in LEADING}, self.tasks)
+
+    def times(self) -> str:
+        """Compare PPG's time and the baseline's, where both were trained and measured on all tasks."""
+        own = self.speed[self.speed["task"].isin([task.env_id for task in self.tasks])]
+        if own["task"].nunique() < len(self.tasks) or not LEADING.keys() <= self.scores().keys():
+            return ""
+        sums = own.groupby(["contestant", "task"])["seconds"].median().groupby("contestant").sum()
+        scores = self.in_time_of_baseline()
+        means, better = interquartile_means(scores), improvements(scores, scores[BASELINE])
+        return (
+            f" PPG takes {sums['PPG'] / sums[BASELINE]:.2f} times {BASELINE}'s time, in turns on {own['machine'].iloc[0]}. "
+            f"When {BASELINE}'s trainings end, PPG's score by the curves is {means['PPG']}, {BASELINE}'s {means[BASELINE]}; "
+            f"the former is higher with probability {better['PPG']}."
+        )
+
+    def section(self) -> list[str]:
+        """Return the paragraphs of the suite."""
+        n_episodes = sorted(self.rows["test_episodes"].dropna().unique())
+        tested = f" On all levels: means of {' or '.join(f'{n:,.0f}' for n in n_episodes)} episodes." if n_episodes else ""
+        scores, returns, rows = self.scores(), self.returns(), []
+        means = interquartile_means(scores)
+        others = {name: own for name, own in scores.items() if name != BASELINE}
+        better = improvements(others, scores[BASELINE]) if BASELINE in scores else {}
+        for name in sorted(returns, key=list(CONTESTANTS).index):
+            seeds = [listed(returns[name][task.env_id], 2 if task.high <= 1 else 1) for task in self.tasks]
+            taken = self.rows[self.rows["contestant"] == name].groupby("task")["seconds"].mean()
+            speed = f"{self.n_timesteps * len(taken) / taken.sum():,.0f}"
+            rows.append([name, *seeds, means.get(name, ""), better.get(name, ""), speed])
+        titles = [f"{task.env_id} [{task.high:g}]" for task in self.tasks]
+        return [
+            f"## {self.suite}, {self.n_timesteps:,} steps",
+            f"{machines(self.rows)}{tested}{self.times()}",
+            table(["", *titles, "score", f"better than {BASELINE}", "steps/s"], rows),
+        ]
+
+    def mean_curves(self, name: str, tasks: Sequence[Task], as_scores: bool) -> tuple[pd.DataFrame, np.ndarray]:
+        """Return a contestant's mean over tasks, (n_points, n_seeds) by steps, and the mean of the seconds at each point."""
+        curves = [self.curves_of(name, task) for task in tasks]
+        values = [own.apply(task.scores) if as_scores else own for task, own in zip(tasks, curves, strict=True)]
+        return sum(values[1:], values[0]) / len(values), np.mean([self.seconds(name, task) for task in tasks], axis=0)
+
+    def draw(self, axes: Sequence[Axes], tasks: Sequence[Task], title: str, ylabel: str, as_scores: bool) -> None:
+        """Draw the leading contestants' means over tasks, against environment steps and against the mean of their seconds."""
+        for name in LEADING:
+            mean, seconds = self.mean_curves(name, tasks, as_scores)
+            if len(mean) > 0:
+                draw_seeds(axes[0], mean, name, COLORS[name])
+                draw_seeds(axes[1], mean.set_axis(seconds), name, COLORS[name])
+        for one, against in zip(axes, ("environment steps", "seconds of one core"), strict=True):
+            one.xaxis.set_major_formatter(EngFormatter(sep=""))
+            finish(one, title, against, ylabel, legend="upper left")
+
+    def picture(self) -> Figure:
+        """Draw the mean score of the suite's tasks in two panels, against steps and against seconds."""
+        figure = Figure(figsize=(9, 3.5), dpi=100, layout="constrained")
+        self.draw(figure.subplots(1, 2, sharey=True), self.tasks, "", "mean score", as_scores=True)
+        figure.suptitle(", ".join(task.env_id for task in self.tasks), fontsize="medium")
+        return figure
+
+    def picture_of_tasks(self) -> Figure:
+        """Draw returns, with a row of two panels for each task."""
+        figure = Figure(figsize=(9, 3 * len(self.tasks)), dpi=100, layout="constrained")
+        for axes, task in zip(figure.subplots(len(self.tasks), 2, sharey="row", squeeze=False), self.tasks, strict=True):
+            title = task.env_id + (", with LSTMs" if task.recurrent else "")
+            self.draw(axes, [task], title, "return", as_scores=False)
+        return figure
+
+
+def comparisons(experiment: Experiment) -> list[Comparison]:
+    """
+    Return the runs with the settings that the contestants have now, by suite and length. Where several contestants have the
+    same settings, the first gives its name.
+    """
+    all_curves, found = experiment.curves(), []
+    for (suite, n_timesteps), rows in experiment.rows(present=False).groupby(["suite", "steps"]):
+        present = [(Training(task, name, 0, int(n_timesteps)), name) for task in TASKS for name in contestants_on(task)]
+        names = pd.DataFrame({"settings": [one.hash() for one, _ in present], "contestant": [name for _, name in present]})
+        rows = rows.drop(columns="contestant").merge(names.drop_duplicates("settings"), on="settings")
+        curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
+        if len(rows) > 0:
+            tasks = [task for task in TASKS if task.suite == suite and (rows["task"] == task.env_id).any()]
+            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, speed(experiment.results)))
+    return found
+
+
+def late_returns(found: list[Comparison]) -> pd.DataFrame:
+    """
+    Return the mean return of the last fifth of the first million steps, by contestant, task and seed. Of several runs of one
+    seed, which are the same until the shortest ends, it is the shortest's.
+
+    :param found: the comparisons of all suites
+    """
+    curves = pd.concat([one.curves.assign(length=one.n_timesteps) for one in found])
+    is_shown = curves["contestant"].isin(PASSING) | (curves["length"] == END) & curves["contestant"].isin(ABLATIONS)
+    is_late = curves["steps"].between(LATE, END, inclusive="right") & (curves["length"] >= END)
+    late = curves[is_shown & is_late & curves["task"].isin(ABLATED_IDS)]
+    columns = ["contestant", "task", "seed"]
+    means = late.groupby([*columns, "length"], as_index=False)["return"].mean()  # by length, too: the shortest comes first
+    return means.drop_duplicates(columns).drop(columns="length")
+
+
+def ablation_picture(returns: pd.DataFrame) -> Figure:
+    """
+    Draw a point per seed, and shade the ranges of the unchanged contestants' seeds.
+
+    :param returns: returns of all who were trained
+    """
+    known = set(returns["contestant"])
+    names = [name for name in LEADING | ABLATIONS if name in known][::-1]
+    figure = Figure(figsize=(12, 1.2 + 0.22 * len(names)), dpi=100, layout="constrained")
+    for axes, env_id in zip(figure.subplots(1, len(ABLATED_IDS), sharey=True), ABLATED_IDS, strict=True):
+        table = returns[returns["task"] == env_id]
+        for name, color in COLORS.items():
+            changed = BEFORE[name] if (table["contestant"] == BEFORE[name]).any() else name
+            seeds = table.loc[table["contestant"] == changed, "return"]
+            axes.axvspan(seeds.min(), seeds.max(), color=color, alpha=0.1)
+            axes.axvline(seeds.mean(), color=color, alpha=0.5)
+        for position, name in enumerate(names):
+            seeds = table.loc[table["contestant"] == name, "return"]
+            axes.plot(seeds, [position] * len(seeds), "o", markersize=4, color=COLORS[name[:3]])
+        axes.set(yticks=range(len(names)), yticklabels=names, ylim=(-1, len(names)))
+        finish(axes, env_id, "return, 0.8M to 1M steps", "")
+    title = f"A point per seed. Shaded: the seeds of what is changed, on MinAtar {', '.join(BEFORE.values())}; their means"
+    figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def report(experiment: Experiment) -> Report:
+    found = comparisons(experiment)
+    text = page(
+        "PPG and PPO",
+        "`python -m benchmarks.suites run`, then `report`. One thread per training; seconds are those of the processor. Where "
+        "a suite was trained on several machines, compare its times only as measured in turns (`speed`). Returns are, for "
+        "each seed, the mean of the last 100 episodes of the training or, where it had some levels only, of episodes on all "
+        "levels. A score is 0 at the return of random actions and 1 at the return in brackets. The table has the "
+        "interquartile mean over the seeds that all tasks have and over tasks, and the probability that a training is "
+        f"better than one of {BASELINE}, with 95 % stratified bootstrap intervals (rliable) from {MIN_SEEDS} seeds on. "
+        "All settings: suites_settings.yml.",
+        *(paragraph for comparison in found for paragraph in comparison.section()),
+    )
+    files: dict[str, str | Figure] = {"suites.md": text}
+    for one in found:
+        if LEADING.keys() <= set(one.curves["contestant"]):
+            name = f"suites_{one.suite}_{one.n_timesteps // 1000}k"
+            files |= {f"{name}_tasks.png": one.picture_of_tasks()}
+            files |= {f"{name}.png": one.picture()} if len(one.tasks) > 1 else {}
+    returns = late_returns(found)
+    if len(returns) > 0:
+        files["suites_ablation.png"] = ablation_picture(returns)
+    return files
+
+
+# ---- speed ----
 
 
 def speed_of(task: Task, name: str) -> Measure:
@@ -39,18 +272,13 @@ def speed_of(task: Task, name: str) -> Measure:
     return whole_phases(model)
 
 
-def measure_speed(experiment: Experiment, trainings: Sequence[Training]) -> None:
-    """Measure the leading contestants on the tasks of these trainings, in place of what is known of the tasks."""
-    for task in {training.task.env_id: training.task for training in trainings}.values():
+def measure_speed(experiment: Experiment, runs: Sequence[Training]) -> None:
+    """Measure the leading contestants on the tasks of these runs, in place of what is known of the tasks."""
+    for task in {run.task.env_id: run.task for run in runs}.values():
         table = take_turns({name: (speed_of, (task, name)) for name in LEADING})
-        add_speed(experiment.results, table.assign(task=task.env_id, machine=processor()))
-
-
-def add_speed(results: Path, table: pd.DataFrame) -> None:
-    """Write rows, in place of those of the same tasks."""
-    known = speed(results)
-    others = known[~known["task"].isin(table["task"])]
-    pd.concat([others, table] if len(others) else [table]).to_csv(results / SPEED, index=False)
+        known = speed(experiment.results)
+        table = pd.concat([known[known["task"] != task.env_id], table.assign(task=task.env_id, machine=processor())])
+        table.to_csv(experiment.results / SPEED, index=False)
 
 
 SUITES = Experiment(
@@ -61,7 +289,5 @@ SUITES = Experiment(
     columns=Training.columns,
     identity=("settings", "seed"),
     settings=Training.settings,
-    options={"steps": dict(type=int, help="per training, in place of the task's")},
     commands={"speed": measure_speed},
-    resumes=True,
 )

@@ -1,4 +1,4 @@
-"""One training: made by RL Zoo, stopped and continued at any time, and its row and curve."""
+"""One run: its agent is made by RL Zoo, it can be stopped and continued at any time, and it leaves a row and a curve."""
 
 import contextlib
 import time
@@ -21,17 +21,16 @@ from sb3_ppg.zoo.manager import Manager
 
 LAST_EPISODES = 100
 TEST_EPISODES = 2000  # StarPilot's returns scatter as much as their mean, 5: known to 0.1 (by 200 episodes to 0.35)
-CURVE_POINTS = 50
 N_CHECKPOINTS = 20
 
 
 class Episodes(BaseCallback):
     """
-    Writes each episode of the training to a file: steps and seconds until it ended, and its return. A training that is
-    continued goes on with the file.
+    Write each episode of a run to a file: steps and seconds until it ended, and its return. A run that is continued goes on
+    with the file. ``times`` has the steps and seconds at each rollout's start and at the end.
 
     :param file: a CSV file without head
-    :param clock: for seconds; the processor's are those of the wall where the training's one thread has a core to itself
+    :param clock: seconds; those of the processor are those of the wall where the run's one thread has a core to itself
     """
 
     COLUMNS = ("steps", "seconds", "return")
@@ -40,6 +39,7 @@ class Episodes(BaseCallback):
         super().__init__()
         self.file, self.clock = file, clock
         self.lines: list[str] = []
+        self.times: list[tuple[int, float]] = []
 
     def _on_training_start(self) -> None:
         before = self.read(self.num_timesteps)
@@ -47,14 +47,13 @@ class Episodes(BaseCallback):
         self.start = self.clock() - (before["seconds"].iloc[-1] if len(before) else 0.0)
 
     def read(self, n_timesteps: int) -> pd.DataFrame:
-        """
-        Return one row per episode.
-
-        :param n_timesteps: of the training; episodes after it are left out
-        """
+        """Return one row per episode that ended within so many steps."""
         empty = not self.file.exists() or self.file.stat().st_size == 0
         table = pd.DataFrame(columns=self.COLUMNS) if empty else pd.read_csv(self.file, names=list(self.COLUMNS)).dropna()
         return table[table["steps"] <= n_timesteps]
+
+    def _on_rollout_start(self) -> None:
+        self.times.append((self.num_timesteps, self.clock()))
 
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
@@ -67,67 +66,8 @@ class Episodes(BaseCallback):
             file.writelines(self.lines)
         self.lines.clear()
 
-
-class Watched(Episodes):
-    """``Episodes``, and the steps and seconds at each rollout's start and at the end."""
-
-    def _on_training_start(self) -> None:
-        super()._on_training_start()
-        self.times: list[tuple[int, float]] = []
-
-    def _on_rollout_start(self) -> None:
-        self.times.append((self.num_timesteps, self.clock()))
-
     def _on_training_end(self) -> None:
         self._on_rollout_start()
-
-
-def train(training: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """
-    Train and evaluate one agent, or continue where it was stopped (PPG; PPO starts again).
-
-    :param folder: of its own, for checkpoints and logs
-    :return: the row; the learning curve
-    """
-    with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
-        manager, model = make_model(training, folder)
-        model, table = learn(model, training.n_timesteps, Episodes(folder / "episodes.csv"))
-        tested = evaluate_on_all_levels(manager, model) if training.task.is_tested else None
-    seconds = table["seconds"].iloc[-1]
-    row = dict(
-        train_return=round(float(table["return"].tail(LAST_EPISODES).mean()), 3),
-        test_return=tested,
-        seconds=round(seconds),
-        steps_per_second=round(model.num_timesteps / seconds),
-        test_episodes=TEST_EPISODES if training.task.is_tested else None,
-    )
-    return row, curve(table, training.n_timesteps)
-
-
-def learn(model: BaseAlgorithm, n_timesteps: int, episodes: Episodes) -> tuple[BaseAlgorithm, pd.DataFrame]:
-    """
-    Train a model, or continue in the folder of its episodes.
-
-    :return: the model that has been trained; its episodes
-    """
-    folder = episodes.file.parent
-    callbacks: list[BaseCallback] = [episodes]
-    if isinstance(model, PPG):
-        model = _latest(model, folder / "checkpoints")
-        phase = model.n_steps * model.n_envs * model.n_policy_iterations
-        n_phases = max(1, round(n_timesteps / phase / N_CHECKPOINTS))  # when no rollouts are stored
-        callbacks.append(PhasicCheckpointCallback(n_phases * model.n_policy_iterations, folder / "checkpoints", keep=1))
-    progress = CSVOutputFormat(str(folder / f"progress_from_{model.num_timesteps}.csv"))
-    model.set_logger(Logger(str(folder), [progress]))
-    if model.num_timesteps < n_timesteps:
-        model.learn(n_timesteps - model.num_timesteps, callback=callbacks, reset_num_timesteps=False)
-    return model, episodes.read(model.num_timesteps)
-
-
-def make_model(training: Training, folder: Path) -> tuple[Manager, BaseAlgorithm]:
-    """Make the agent of a training."""
-    task = training.task
-    return make(training.algorithm, task.env_id, training.settings(), folder, training.seed, task.env_kwargs)
 
 
 def make(
@@ -138,55 +78,78 @@ def make(
 
     :param algorithm: its name in RL Zoo
     :param settings: hyperparameters, which are written to a file in the folder
-    :param folder: of the training
-    :param seed: of the agent and its environments
+    :param folder: folder of the run
+    :param seed: seed of the agent and its environments
     """
     config = folder / "settings.yml"
     config.write_text(yaml.safe_dump({env_id: settings}))
-    manager = Manager(
-        Namespace(),
-        algorithm,
-        env_id,
-        str(folder / "zoo"),
-        eval_freq=-1,
-        env_kwargs=dict(env_kwargs or {}),
-        seed=seed,
-        verbose=0,
-        device="cpu",
-        config=str(config),
-    )
+    options: dict[str, Any] = dict(eval_freq=-1, env_kwargs=dict(env_kwargs or {}), seed=seed, verbose=0, device="cpu")
+    manager = Manager(Namespace(), algorithm, env_id, str(folder / "zoo"), config=str(config), **options)
     setup = manager.setup_experiment()
     assert setup is not None
     return manager, setup[0]
 
 
-def _latest(model: PPG, checkpoints: Path) -> PPG:
-    """Return the model at its latest checkpoint, if there is one."""
-    try:
-        checkpoint = latest_checkpoint(checkpoints)
-    except FileNotFoundError:
-        return model
-    model = type(model).load(checkpoint, env=model.get_env(), device="cpu")
-    model.load_aux_buffer(aux_buffer_path(checkpoint))
-    return model
+def make_model(run: Training, folder: Path) -> tuple[Manager, BaseAlgorithm]:
+    """Make the agent of a run."""
+    task = run.task
+    return make(run.algorithm, task.env_id, run.settings(), folder, run.seed, task.env_kwargs)
 
 
-def evaluate_on_all_levels(manager: Manager, model: BaseAlgorithm) -> float:
-    """Return the mean return of many episodes, with actions drawn as in training."""
-    manager.seed += 1000
-    manager.eval_env_kwargs = {"num_threads": 1}
-    env = manager.create_envs(50, eval_env=True)
-    mean, _ = evaluate_policy(model, env, TEST_EPISODES, deterministic=False)
-    return round(float(mean), 3)  # type: ignore[arg-type]
+def learn(model: BaseAlgorithm, n_timesteps: int, folder: Path) -> tuple[BaseAlgorithm, pd.DataFrame]:
+    """
+    Train a model, or continue from its latest checkpoint in the folder (PPG; PPO starts again).
+
+    :return: the model that has been trained; its episodes
+    """
+    episodes, checkpoints = Episodes(folder / "episodes.csv"), folder / "checkpoints"
+    callbacks: list[BaseCallback] = [episodes]
+    if isinstance(model, PPG):
+        with contextlib.suppress(FileNotFoundError):
+            checkpoint = latest_checkpoint(checkpoints)
+            model = type(model).load(checkpoint, env=model.get_env(), device="cpu")
+            model.load_aux_buffer(aux_buffer_path(checkpoint))
+        phase = model.n_steps * model.n_envs * model.n_policy_iterations
+        n_phases = max(1, round(n_timesteps / phase / N_CHECKPOINTS))  # when no rollouts are stored
+        callbacks.append(PhasicCheckpointCallback(n_phases * model.n_policy_iterations, checkpoints, keep=1))
+    progress = CSVOutputFormat(str(folder / f"progress_from_{model.num_timesteps}.csv"))
+    model.set_logger(Logger(str(folder), [progress]))
+    if model.num_timesteps < n_timesteps:
+        model.learn(n_timesteps - model.num_timesteps, callback=callbacks, reset_num_timesteps=False)
+    return model, episodes.read(model.num_timesteps)
 
 
-def curve(
-    episodes: pd.DataFrame, n_timesteps: int, n_points: int = CURVE_POINTS, n_latest: int = LAST_EPISODES
-) -> pd.DataFrame:
+def train(run: Training, folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """
+    Train and evaluate one agent, or continue where it was stopped.
+
+    :param folder: a folder of its own, for checkpoints and logs
+    :return: the row; the learning curve
+    """
+    with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
+        manager, model = make_model(run, folder)
+        model, table = learn(model, run.n_timesteps, folder)
+        tested: Any = None
+        if run.task.is_tested:  # on all levels, with actions drawn as in training
+            manager.seed += 1000
+            manager.eval_env_kwargs = {"num_threads": 1}
+            tested, _ = evaluate_policy(model, manager.create_envs(50, eval_env=True), TEST_EPISODES, deterministic=False)
+    seconds = table["seconds"].iloc[-1]
+    row = dict(
+        train_return=round(float(table["return"].tail(LAST_EPISODES).mean()), 3),
+        test_return=None if tested is None else round(float(tested), 3),
+        seconds=round(seconds),
+        steps_per_second=round(model.num_timesteps / seconds),
+        test_episodes=TEST_EPISODES if run.task.is_tested else None,
+    )
+    return row, curve(table, run.n_timesteps)
+
+
+def curve(episodes: pd.DataFrame, n_timesteps: int, n_points: int = 50, n_latest: int = LAST_EPISODES) -> pd.DataFrame:
     """
     Return the mean return of the latest episodes, and seconds, at evenly spaced steps.
 
-    :param episodes: of a training
+    :param episodes: a run's episodes
     :param n_timesteps: its length
     """
     grid = np.linspace(0, n_timesteps, n_points + 1)[1:].astype(int)

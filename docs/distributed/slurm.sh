@@ -11,7 +11,7 @@
 # With GPUs: #SBATCH --gpus-per-node=4
 
 # Slurm sends SIGTERM two minutes before the time is up, and when it takes the nodes back. torchrun passes it on and waits for
-# 100 seconds, in which the training finishes its iteration and saves a checkpoint. Slurm does not requeue a job whose time is up
+# 100 seconds, in which the run finishes its iteration and saves a checkpoint. Slurm does not requeue a job whose time is up
 PROCESSES=4
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / PROCESSES))
@@ -19,10 +19,10 @@ FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$PROCESSES" --max-restarts 3 --shutdown-timeout 100 \
     --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$FIRST_NODE:29500" \
-    -m sb3_ppg train --env Pendulum-v1 -n 1000000 --save-freq 20000 -f "$HOME/ppg" &
+    -m sb3_ppg train --env Pendulum-v1 -n 1000000 --save-freq 20000 --resume -f "$HOME/ppg" &
 wait $!
 STATUS=$?
-# Only an unfinished training is continued; a command that fails at once has left none
+# Only an unfinished run is resumed; a command that fails at once has left none
 if [ "$STATUS" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ] && compgen -G "$HOME/ppg/*/*/unfinished.json" > /dev/null; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -10,11 +10,13 @@ from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
 
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.losses import check_same_shape
 
 
 class Actions:
     """
-    Everything that depends on how actions are distributed. Derive from it for a distribution of your own, and ``register`` it.
+    Everything that depends on how actions are distributed; a policy has an object of it as ``actions``. Derive from it for a
+    distribution of your own, and ``register`` it.
 
     The methods below are right for Box and MultiBinary actions, which buffers and networks take as they are.
 
@@ -32,9 +34,8 @@ class Actions:
 
     # ---- distributions ----
 
-    @staticmethod
     @abstractmethod
-    def parameters(distribution: Any) -> th.Tensor:
+    def parameters(self, distribution: Any) -> th.Tensor:
         """
         Return what defines π(.|s) for each sample, as a new tensor: the distribution object is overwritten.
 
@@ -42,9 +43,8 @@ class Actions:
         :return: (B, P)
         """
 
-    @staticmethod
     @abstractmethod
-    def kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         """
         Return the exact KL divergence of two distributions, the first one's expectation, summed over action dimensions.
 
@@ -53,6 +53,23 @@ class Actions:
         :param second: parameters, (B, P)
         :return: (B,), in nats
         """
+
+    def kl_divergence(self, distribution: Any, old_parameters: th.Tensor, reverse: bool = False) -> th.Tensor:
+        """
+        KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions: the cloning term.
+
+        Squashing actions through tanh leaves it unchanged: a KL divergence is invariant under a bijection.
+
+        :param distribution: π, differentiable
+        :param old_parameters: ``parameters`` of π_old, (B, P)
+        :param reverse: KL(π(.|s), π_old(.|s)) instead
+        :return: (B,), in nats
+        :raises ValueError: for parameters of another shape
+        """
+        parameters = self.parameters(distribution)
+        check_same_shape(old_parameters=old_parameters, parameters=parameters)
+        first, second = (parameters, old_parameters) if reverse else (old_parameters, parameters)
+        return self.kl(distribution, first, second)
 
     def entropy(self, distribution: Any, actions: th.Tensor) -> th.Tensor | None:
         """
@@ -74,8 +91,7 @@ class Actions:
         """
         return ent_coef
 
-    @staticmethod
-    def tempered(distribution: Any, temperature: float) -> Any:
+    def tempered(self, distribution: Any, temperature: float) -> Any:
         """
         Return the distribution with the probabilities π(a|s)^(1/T), normalized. Override it for play at a temperature.
 
@@ -90,16 +106,15 @@ class Actions:
     def for_environments(self, actions: np.ndarray) -> np.ndarray:
         """
         :param actions: samples of the distribution, (n_envs, ...)
-        :return: the same within the bounds of the action space
+        :return: the same within the bounds of the action space; for a Box of integers the nearest integers
         """
         if not isinstance(self.space, spaces.Box):
             return actions
-        low, high = self.space.low, self.space.high
-        if not self.bounded:
-            return np.clip(actions, low, high)
-        if np.issubdtype(self.space.dtype, np.integer):  # whose difference may not fit into the type
+        low, high, is_integer = self.space.low, self.space.high, np.issubdtype(self.space.dtype, np.integer)
+        if is_integer:  # the difference of the bounds may not fit into their type
             low, high = low.astype(np.float64), high.astype(np.float64)
-        return low + 0.5 * (actions + 1.0) * (high - low)
+        taken = low + 0.5 * (actions + 1.0) * (high - low) if self.bounded else np.clip(actions, low, high)
+        return np.rint(taken).astype(self.space.dtype) if is_integer else taken
 
     def from_environments(self, actions: np.ndarray) -> np.ndarray:
         """
@@ -163,7 +178,7 @@ _KINDS: dict[type[Distribution], type[Actions]] = {}
 
 def register(distribution_class: type[Distribution], actions_class: type[Actions]) -> None:
     """
-    Make an action distribution known, for ``policy_kwargs=dict(distribution_class=...)``.
+    Make an action distribution known to policies that are made later, for ``policy_kwargs=dict(distribution_class=...)``.
 
     :param distribution_class: made with the action space; its subclasses are known, too
     :param actions_class: its kind of actions

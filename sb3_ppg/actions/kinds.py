@@ -26,34 +26,32 @@ from sb3_ppg.actions.base import Actions, register
 
 
 class LogitActions(Actions):
-    """Actions whose parameters are logits. ``kl`` is for logits that are log-probabilities."""
+    """Choices in one or several dimensions. Parameters are the log-probabilities of all dimensions, (B, sum of n)."""
 
-    @staticmethod
-    def kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    def parameters(self, distribution: Any) -> th.Tensor:
+        parts = getattr(distribution, "distributions", None) or distribution.distribution
+        return th.cat([part.logits for part in parts], dim=1) if isinstance(parts, list) else parts.logits
+
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         # Σ p (log p - log q), where p = 0 for what a mask excludes. The KL divergences of the dimensions add up
         return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
 
-    @classmethod
-    def tempered(cls, distribution: Any, temperature: float) -> Any:
-        return copy.copy(distribution).proba_distribution(cls.parameters(distribution) / temperature)
+    def tempered(self, distribution: Any, temperature: float) -> Any:
+        return copy.copy(distribution).proba_distribution(self.parameters(distribution) / temperature)
+
+    def for_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions + getattr(self.space, "start", 0)
+
+    def from_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions - getattr(self.space, "start", 0)
 
 
 class CategoricalActions(LogitActions):
-    """Discrete actions: integers. Parameters are the log-probabilities, (B, n)."""
+    """Discrete actions."""
 
     def __init__(self, space: spaces.Discrete):
         super().__init__(space)
         self.n_features = int(space.n)
-
-    @staticmethod
-    def parameters(distribution: CategoricalDistribution | MaskableCategoricalDistribution) -> th.Tensor:
-        return distribution.distribution.logits
-
-    def for_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions + self.space.start
-
-    def from_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions - self.space.start
 
     def for_buffer(self, actions: np.ndarray) -> np.ndarray:
         return actions.reshape(-1, 1)
@@ -66,22 +64,12 @@ class CategoricalActions(LogitActions):
 
 
 class MultiCategoricalActions(LogitActions):
-    """MultiDiscrete actions. Parameters are the log-probabilities of all dimensions, (B, sum of n)."""
+    """MultiDiscrete actions."""
 
     def __init__(self, space: spaces.MultiDiscrete):
         super().__init__(space)
         self.sizes: list[int] = space.nvec.tolist()
         self.n_features = sum(self.sizes)
-
-    @staticmethod
-    def parameters(distribution: Any) -> th.Tensor:
-        return th.cat([categorical.logits for categorical in distribution.distribution], dim=1)
-
-    def for_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions + self.space.start
-
-    def from_environments(self, actions: np.ndarray) -> np.ndarray:
-        return actions - self.space.start
 
     def features(self, actions: th.Tensor) -> th.Tensor:
         columns = actions.long().unbind(dim=1)
@@ -89,31 +77,12 @@ class MultiCategoricalActions(LogitActions):
 
 
 class BernoulliActions(LogitActions):
-    """MultiBinary actions. Parameters are the logits, (B, n)."""
+    """MultiBinary actions. Parameters are the logits, (B, n). (Under masks they are ``LogitActions``, as two choices each.)"""
 
-    @staticmethod
-    def parameters(distribution: BernoulliDistribution) -> th.Tensor:
-        return distribution.distribution.logits
-
-    @staticmethod
-    def kl(distribution: BernoulliDistribution, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
         kl = th.sigmoid(first) * (first - second) + F.softplus(second) - F.softplus(first)
         return kl.sum(dim=1)
-
-
-class MaskableMultiCategoricalActions(MultiCategoricalActions):
-    """MultiDiscrete actions under masks."""
-
-    @staticmethod
-    def parameters(distribution: MaskableMultiCategoricalDistribution) -> th.Tensor:
-        return th.cat([categorical.logits for categorical in distribution.distributions], dim=1)
-
-
-class MaskableBernoulliActions(LogitActions):
-    """MultiBinary actions under masks, as two choices each. Parameters are the log-probabilities, (B, 2 n)."""
-
-    parameters = staticmethod(MaskableMultiCategoricalActions.parameters)
 
 
 class GaussianActions(Actions):
@@ -122,20 +91,17 @@ class GaussianActions(Actions):
     is invariant.
     """
 
-    @staticmethod
-    def parameters(distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) -> th.Tensor:
+    def parameters(self, distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) -> th.Tensor:
         return th.cat([distribution.distribution.mean, distribution.distribution.stddev], dim=1)
 
-    @staticmethod
-    def kl(distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
         first_mean, first_std = first.chunk(2, dim=1)
         mean, std = second.chunk(2, dim=1)
         # log σ/σ_1 + (σ_1² + (μ_1 - μ)²) / 2σ² - 1/2
         kl = th.log(std / first_std) + ((first_std / std).square() + ((first_mean - mean) / std).square() - 1) / 2
         return kl.sum(dim=1)
 
-    @staticmethod
-    def tempered(distribution: Any, temperature: float) -> Any:
+    def tempered(self, distribution: Any, temperature: float) -> Any:
         tempered, gaussian, scale = copy.copy(distribution), distribution.distribution, math.sqrt(temperature)
         tempered.distribution = th.distributions.Normal(gaussian.mean, scale * gaussian.stddev)
         if isinstance(distribution, StateDependentNoiseDistribution):  # samples are the mean and noise that was drawn before
@@ -174,9 +140,9 @@ class SquashedGaussianDistribution(SquashedDiagGaussianDistribution):
 register(CategoricalDistribution, CategoricalActions)
 register(MaskableCategoricalDistribution, CategoricalActions)
 register(MultiCategoricalDistribution, MultiCategoricalActions)
-register(MaskableMultiCategoricalDistribution, MaskableMultiCategoricalActions)
+register(MaskableMultiCategoricalDistribution, MultiCategoricalActions)
 register(BernoulliDistribution, BernoulliActions)
-register(MaskableBernoulliDistribution, MaskableBernoulliActions)
+register(MaskableBernoulliDistribution, LogitActions)
 register(DiagGaussianDistribution, GaussianActions)
 register(SquashedDiagGaussianDistribution, SquashedGaussianActions)
 register(StateDependentNoiseDistribution, GaussianActions)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution, StateDependentNoiseDistribution
 from torch import nn
 
-from sb3_ppg.actions.base import ActionDistribution, Actions, actions_class_of, register, with_python_integers
+from sb3_ppg.actions.base import ActionDistribution, Actions, actions_class_of, with_python_integers
 from sb3_ppg.errors import ArgumentError
 
 NESTED = (spaces.Dict, spaces.Tuple)
@@ -75,40 +75,32 @@ def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
     raise ArgumentError(f"The action space has {space} at {path!r}, which cannot work: {remedy}")
 
 
+def _is_too_wide(space: spaces.Box) -> bool:
+    return np.issubdtype(space.dtype, np.integer) and max(abs(int(space.low.min())), abs(int(space.high.max()))) > 2**53
+
+
 def n_choices(space: spaces.Space) -> list[int]:
     """Return ``Leaf.n_choices`` of all leaves of a space, one after the other."""
     return [n for leaf in leaves(space) for n in leaf.n_choices]
 
 
-def _is_too_wide(space: spaces.Box) -> bool:
-    return np.issubdtype(space.dtype, np.integer) and max(abs(int(space.low.min())), abs(int(space.high.max()))) > 2**53
-
-
-class FlatSpace(spaces.MultiDiscrete):
-    """
-    A row of floats for each nested action, described as a MultiDiscrete space so that SB3 accepts it: ``nvec`` has the number
-    of choices of each dimension of each leaf.
-
-    :param space: nested action space
-    :raises ArgumentError: if it has no leaves, or two with one path; see also ``leaves``
-    """
-
-    def __init__(self, space: spaces.Space):
-        paths = [leaf.path for leaf in leaves(space)]
-        if not paths:
-            raise ArgumentError(f"The action space {space} has no actions")
-        if twice := {path for path in paths if paths.count(path) > 1}:
-            raise ArgumentError(f"The action space {space} has two parts of the path {min(twice)!r}: rename a key")
-        super().__init__(n_choices(space))
-        self.dtype = np.dtype(np.float32)  # type: ignore[assignment]
-
-
 def flat_space(space: spaces.Space) -> spaces.Space:
     """
     :param space: action space
-    :return: the space of actions in buffers: for a nested space its ``FlatSpace``, else the space itself
+    :return: the space of actions in buffers: the space itself, or, for a nested space, a row of floats, described as a
+        MultiDiscrete space so that SB3 accepts it: ``nvec`` has the number of choices of each dimension of each leaf
+    :raises ArgumentError: if it has no leaves, or two with one path; see also ``leaves``
     """
-    return FlatSpace(space) if isinstance(space, NESTED) else space
+    if not isinstance(space, NESTED):
+        return space
+    paths = [leaf.path for leaf in leaves(space)]
+    if not paths:
+        raise ArgumentError(f"The action space {space} has no actions")
+    if twice := {path for path in paths if paths.count(path) > 1}:
+        raise ArgumentError(f"The action space {space} has two parts of the path {min(twice)!r}: rename a key")
+    flat = spaces.MultiDiscrete(n_choices(space))
+    flat.dtype = np.dtype(np.float32)  # type: ignore[assignment]
+    return flat
 
 
 def structure(space: spaces.Space, values: Iterator[Any]) -> Any:
@@ -197,15 +189,16 @@ class NestedActions(Actions):
         self.n_features = sum(kind.n_features for kind in kinds)
         self.entropy_weights = th.ones(len(kinds))
 
-    @staticmethod
-    def parameters(distribution: "NestedDistribution") -> th.Tensor:
-        return th.cat(distribution.leaf_parameters(), dim=1)
+    def parameters(self, distribution: "NestedDistribution") -> th.Tensor:
+        return th.cat(self._leaf_parameters(distribution), dim=1)
 
-    @staticmethod
-    def kl(distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
-        sizes = [parameters.shape[1] for parameters in distribution.leaf_parameters()]
-        parts = zip(distribution.pairs(), first.split(sizes, dim=1), second.split(sizes, dim=1), strict=True)
-        return th.stack([kind.kl(one, *both) for (kind, one), *both in parts]).sum(dim=0)
+    def kl(self, distribution: "NestedDistribution", first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        sizes = [parameters.shape[1] for parameters in self._leaf_parameters(distribution)]
+        parts = zip(self.kinds, distribution.distributions, first.split(sizes, dim=1), second.split(sizes, dim=1), strict=True)
+        return th.stack([kind.kl(*others) for kind, *others in parts]).sum(dim=0)
+
+    def _leaf_parameters(self, distribution: "NestedDistribution") -> list[th.Tensor]:
+        return [kind.parameters(one) for kind, one in zip(self.kinds, distribution.distributions, strict=True)]
 
     def entropy(self, distribution: "NestedDistribution", actions: th.Tensor) -> th.Tensor:
         """Return the entropies of the leaves, multiplied by ``entropy_weights`` and added up."""
@@ -220,15 +213,15 @@ class NestedActions(Actions):
         self.entropy_weights.copy_(th.tensor(weights))  # in place: compiled updates have this tensor
         return 1.0 if has_parts else ent_coef
 
-    def tempered(self, distribution: "NestedDistribution", temperature: Any) -> "NestedDistribution":  # type: ignore[override]
+    def tempered(self, distribution: "NestedDistribution", temperature: Any) -> "NestedDistribution":
         """
         :param distribution: π(.|s), which stays as it is
         :param temperature: one for all leaves, or for each part of the space
         :return: a new distribution
         """
         temperatures, tempered = by_leaf(self.space, "temperature", temperature), copy.copy(distribution)
-        parts = zip(distribution.pairs(), temperatures, strict=True)
-        tempered.distributions = [kind.tempered(one, its) for (kind, one), its in parts]
+        parts = zip(self.kinds, distribution.distributions, temperatures, strict=True)
+        tempered.distributions = [kind.tempered(one, its) for kind, one, its in parts]
         return tempered
 
     def for_environments(self, actions: np.ndarray) -> list[Any]:  # type: ignore[override]
@@ -236,25 +229,22 @@ class NestedActions(Actions):
         :param actions: rows of numbers, (n_envs, n)
         :return: actions as the space describes them, one for each environment
         """
-        parts = self.split(th.as_tensor(actions))
         of_leaves = []
-        for leaf, kind, part in zip(self.leaves, self.kinds, parts, strict=True):
-            taken = kind.for_environments(kind.from_buffer(part).numpy().reshape(-1, *kind.shape))
-            if isinstance(leaf.space, spaces.Box) and np.issubdtype(leaf.space.dtype, np.integer):
-                taken = np.rint(taken)
+        for leaf, kind, part in zip(self.leaves, self.kinds, self.split(th.as_tensor(actions)), strict=True):
+            taken = kind.for_environments(part.numpy().reshape(-1, *kind.shape))
             of_leaves.append(taken.astype(leaf.space.dtype).reshape(-1, *leaf.space.shape))  # type: ignore[misc]
         return [structure(self.space, iter(of_env)) for of_env in zip(*of_leaves, strict=True)]
 
     def features(self, actions: th.Tensor) -> th.Tensor:
-        parts = zip(self.kinds, self.split(actions), strict=True)
-        return th.cat([kind.features(kind.from_buffer(part)) for kind, part in parts], dim=1)
+        return th.cat([kind.features(part) for kind, part in zip(self.kinds, self.split(actions), strict=True)], dim=1)
 
-    def split(self, actions: th.Tensor) -> tuple[th.Tensor, ...]:
+    def split(self, actions: th.Tensor) -> list[th.Tensor]:
         """
         :param actions: rows of numbers, (B, n)
-        :return: the numbers of each leaf
+        :return: the action of each leaf, as its distribution takes it
         """
-        return actions.split(self.sizes, dim=1)
+        parts = zip(self.kinds, actions.split(self.sizes, dim=1), strict=True)
+        return [kind.from_buffer(part) for kind, part in parts]
 
 
 class NestedActionNet(nn.Module):
@@ -326,21 +316,13 @@ class NestedDistribution(ActionDistribution):
             if hasattr(one, "apply_masking"):
                 one.apply_masking(part)
 
-    def pairs(self) -> list[tuple[Actions, Distribution]]:
-        """Return the kind of actions and the distribution of each leaf."""
-        return list(zip(self.actions.kinds, self.distributions, strict=True))
-
-    def leaf_parameters(self) -> list[th.Tensor]:
-        """Return the parameters of each leaf's distribution, (B, P) each."""
-        return [kind.parameters(one) for kind, one in self.pairs()]
-
     def leaf_log_probs(self, actions: th.Tensor) -> th.Tensor:
         """
         :param actions: rows of numbers, (B, n)
         :return: log π of each leaf's action, (number of leaves, B)
         """
-        parts = zip(self.pairs(), self.actions.split(actions), strict=True)
-        return th.stack([one.log_prob(kind.from_buffer(part)) for (kind, one), part in parts])
+        parts = zip(self.distributions, self.actions.split(actions), strict=True)
+        return th.stack([one.log_prob(part) for one, part in parts])
 
     def leaf_entropies(self, actions: th.Tensor) -> th.Tensor:
         """
@@ -348,9 +330,9 @@ class NestedDistribution(ActionDistribution):
         :return: entropy of each leaf, or the estimate -log π of its action where it has no closed form, (number of leaves, B)
         """
         entropies = []
-        for (kind, one), part in zip(self.pairs(), self.actions.split(actions), strict=True):
+        for one, part in zip(self.distributions, self.actions.split(actions), strict=True):
             entropy = one.entropy()
-            entropies.append(-one.log_prob(kind.from_buffer(part)) if entropy is None else entropy)
+            entropies.append(-one.log_prob(part) if entropy is None else entropy)
         return th.stack(entropies)
 
     def log_prob(self, actions: th.Tensor) -> th.Tensor:
@@ -379,6 +361,3 @@ def _with_one_dimension(space: spaces.Space) -> spaces.Space:
     if isinstance(space, spaces.MultiBinary):
         return spaces.MultiBinary(math.prod(space.shape))
     return space
-
-
-register(NestedDistribution, NestedActions)

@@ -32,7 +32,7 @@ class AuxiliaryBatch(NamedTuple):
     :param context: further inputs of the policy by name, (B, ...), or (number of sequences, ...)
     :param value_targets: V_targ, in the units of the (normalized) return, (B,)
     :param recorded: data that the objective recorded before the epochs of the phase, (B, P); for the paper's, the parameters
-        of π_old(.|s), as in ``losses.distribution_parameters``
+        of π_old(.|s), see ``Actions.parameters``
     """
 
     observations: PyTorchObs

@@ -150,8 +150,8 @@ def zero_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations:
 
 
 def n_bytes(observations: Observations | PyTorchObs) -> int:
-    """Return the size of an array or a tensor, or a dictionary of such, in bytes."""
-    return sum(one.nbytes for one in observations.values()) if isinstance(observations, dict) else observations.nbytes
+    """Return the size of an array or a tensor, or of nested dictionaries of such, in bytes."""
+    return sum(map(n_bytes, observations.values())) if isinstance(observations, dict) else observations.nbytes
 
 
 # ---- types ----

@@ -7,11 +7,13 @@ from hashlib import sha256
 from os.path import commonprefix
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.utils import set_random_seed
 
 from sb3_ppg.distributed.collectives import abandon_group, gather, has_group, n_processes, rank
 from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
+from sb3_ppg.protocols import PhasicModel
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def leave_group(error: BaseException) -> None:
     """
     Leave the group after an error that the other processes do not have, so that they end, too, instead of waiting.
 
-    :param error: which ends this process's training. Nothing happens if it is shared
+    :param error: error that ends this process's run. Nothing happens if it is shared
     """
     if has_group() and not is_shared(error):
         is_first = not isinstance(error, ProcessGroupError)
@@ -63,14 +65,35 @@ def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# ---- settings ----
+# ---- weights and settings ----
+
+
+def check_weights(model: PhasicModel) -> None:
+    """
+    Compare the weights of all processes, which are equal but for rounding on different processors.
+
+    :param model: model that each process has
+    :raises ProcessGroupError: in all processes, if the weights differ
+    """
+    if not has_group():
+        return
+    named = [*model.policy.named_parameters("policy"), *model.objective.named_parameters("objective")]
+    norms = np.array(gather(th.stack([parameter.detach().norm() for _, parameter in named]).tolist()))
+    differs = ~np.isclose(norms, norms[0], rtol=1e-3).all(axis=0)
+    if differing := [name for (name, _), is_other in zip(named, differs, strict=True) if is_other]:
+        raise mark_shared(
+            ProcessGroupError(
+                f"the weights of the processes have become different: {', '.join(differing)}. Does something else than the "
+                "gradient change them, in one process only?"
+            )
+        )
 
 
 def require_equal(settings: Mapping[str, Any]) -> None:
     """
     Compare settings between the processes.
 
-    :param settings: by their names, the same names in every process
+    :param settings: values by name, with the same names in every process
     :raises ArgumentError: in every process, if something differs
     """
     gathered = gather({name: _describe(value) for name, value in settings.items()})
@@ -103,7 +126,7 @@ def separate_generators(device: th.device) -> None:
     """
     Seed each process differently where two would otherwise draw the same actions.
 
-    :param device: on which actions are drawn
+    :param device: device on which actions are drawn
     """
     states = [th.get_rng_state(), *([th.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     hashes = [sha256(state.numpy().tobytes()).digest() for state in states]

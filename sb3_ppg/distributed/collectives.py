@@ -101,8 +101,6 @@ def _connected() -> Iterator[None]:
         yield
     except RuntimeError as error:
         message = f"another process does not answer any more: {error}"
-        if "imed out" in str(error):
-            message += " (the time is that of process_group(timeout=...), or of SB3_PPG_TIMEOUT, in seconds)"
         with suppress(RuntimeError):
             if _store is not None and _store.check([FIRST_ERROR]):
                 message = _store.get(FIRST_ERROR).decode()
@@ -117,64 +115,43 @@ def average_over_processes(tensors: Sequence[th.Tensor]) -> None:
     """
     Replace tensors by their averages over all processes, in one transfer.
 
-    :param tensors: of the same shapes in every process
+    :param tensors: tensors, of the same shapes in every process
     """
-    if has_group():
-        for tensor, average in zip(tensors, _averages([tensor.flatten() for tensor in tensors]), strict=True):
+    if len(tensors) > 0 and has_group():
+        flat = th.cat([tensor.flatten() for tensor in tensors])
+        with _connected():
+            dist.all_reduce(flat)
+        flat /= n_processes()
+        for tensor, average in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(average.view_as(tensor))
 
 
 @th.no_grad()
 def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> None:
     """
-    Average gradients over all processes, in one transfer and with one copy: they become views of the transferred tensor. Where
-    a parameter has no gradient in some processes, as with layers that are left out at random, it counts as zero there.
+    Average gradients over all processes, in one transfer. Where a parameter has no gradient in some processes, as with layers
+    that are left out at random, it counts as zero there.
 
-    :param parameters: whose gradients are replaced, of the same shapes and memory formats in every process
+    :param parameters: parameters with the same shapes in every process
     :param values: further numbers to average in the same transfer, of any shape
     """
-    gradients = [_dense(th.zeros_like(one) if one.grad is None else one.grad) for one in parameters]
-    in_memory = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
     exists = th.tensor([float(parameter.grad is not None) for parameter in parameters]).to(values)
-    of_values, of_exists, *averages = _averages([values.flatten(), exists, *in_memory])
-    values.copy_(of_values.view_as(values))
-    for parameter, gradient, average, is_there in zip(parameters, gradients, averages, of_exists.tolist(), strict=True):
-        parameter.grad = average.as_strided(gradient.shape, gradient.stride()) if is_there > 0 else None
-
-
-def _averages(parts: list[th.Tensor]) -> tuple[th.Tensor, ...]:
-    """
-    Average flat tensors over all processes.
-
-    :param parts: tensors (N_i,), the same N_i in every process
-    :return: the averages, views of the one tensor that was transferred
-    """
-    flat = th.cat(parts)
-    with _connected():
-        dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    return flat.split([part.numel() for part in parts])
-
-
-def _dense(tensor: th.Tensor) -> th.Tensor:
-    """Return a tensor without gaps in memory; its dimensions may be in any order."""
-    is_dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=th.channels_last))
-    return tensor if is_dense else tensor.contiguous()
+    gradients = [th.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    average_over_processes([values, exists, *gradients])
+    for parameter, gradient, share in zip(parameters, gradients, exists.tolist(), strict=True):
+        parameter.grad = gradient if share > 0 else None
 
 
 def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float, float]:
     """
     Return the mean and the standard deviation (of the population) of the values of all processes.
 
-    :param values: of any shape, of one size in every process
-    :param device: for the transfer, one that the group's backend knows
+    :param values: values of any shape, of one size in every process
+    :param device: device for the transfer, one that the group's backend knows
     """
 
     def mean(array: np.ndarray) -> float:
-        own = float(array.mean(dtype=np.float64))
-        if not has_group():
-            return own
-        average = th.tensor([own], dtype=th.float64, device=device)
+        average = th.tensor([array.mean(dtype=np.float64)], dtype=th.float64, device=device if has_group() else "cpu")
         average_over_processes([average])
         return average.item()
 
@@ -199,12 +176,10 @@ def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
     """
     Average the running means and variances of batch normalization, which each process updates with its own batches.
 
-    :param networks: the same in every process
+    :param networks: networks, the same in every process
     """
-    named = (one for network in networks for one in network.named_buffers())
-    buffers = [buffer for name, buffer in named if name.split(".")[-1] in ("running_mean", "running_var")]
-    if buffers:
-        average_over_processes(buffers)
+    named = [one for network in networks for one in network.named_buffers()]
+    average_over_processes([buffer for name, buffer in named if name.endswith(("running_mean", "running_var"))])
 
 
 # ---- objects ----
@@ -214,7 +189,7 @@ def gather(value: Any) -> list[Any]:
     """
     Return the values of all processes, in the order of their ranks.
 
-    :param value: this process's; it is pickled
+    :param value: this process's value; it is pickled
     """
     if not has_group():
         return [value]
@@ -228,7 +203,7 @@ def broadcast(value: Any) -> Any:
     """
     Return process 0's value, in every process.
 
-    :param value: this process's; that of process 0 is pickled
+    :param value: this process's value; that of process 0 is pickled
     """
     if not has_group():
         return value

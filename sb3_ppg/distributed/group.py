@@ -1,4 +1,4 @@
-"""The process group of a training that PyTorch's ``torchrun`` has started in several processes."""
+"""The process group of a run that PyTorch's ``torchrun`` has started in several processes."""
 
 import ctypes
 import gc
@@ -6,9 +6,8 @@ import os
 import platform
 import signal
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 
@@ -20,9 +19,7 @@ from sb3_ppg.distributed.collectives import gpu_name, has_abandoned_group, has_g
 from sb3_ppg.errors import ProcessGroupError, warn
 
 PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")
-TIMEOUT, START_TIMEOUT = "SB3_PPG_TIMEOUT", "SB3_PPG_START_TIMEOUT"  # environment variables, in seconds
-GRACE = 2  # seconds in which the other processes read what process 0 says before it ends
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
+PR_SET_PDEATHSIG = 1  # an option of Linux's prctl
 
 
 def n_started() -> int:
@@ -55,30 +52,14 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
     :raises ProcessGroupError: if some do not start, or MASTER_ADDR or MASTER_PORT is not set
     :raises ArgumentError: if they have different versions of Python or of the packages that matter
     """
-    size = n_started()
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if size == 0 or has_group() or (size == 1 and missing):
-        yield
-        return
-    if missing:
-        raise ProcessGroupError(
-            f"WORLD_SIZE={size} asks for {size} processes, but {' and '.join(missing)} is not set, where they could meet: "
-            "start them by torchrun, or set it"
-        )
-    timeout = float(os.environ.get(TIMEOUT, 1800)) if timeout is None else timeout
-    start_timeout = float(os.environ.get(START_TIMEOUT, 60)) if start_timeout is None else start_timeout
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # else it would train on when torchrun's agent is killed
-    number = int(os.environ["RANK"])
-    n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
-    if n_gpus > 0:
-        th.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % n_gpus)
-    store = _meet(number, size, start_timeout)
-    backend = choose_backend([store.get(f"rank_{other}").decode() for other in range(size)])
-    if number == 0 and size > 1:
-        print(f"{size} processes train one model, which they share by {backend}")
-    dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=timedelta(seconds=timeout))
-    use_store(store)
+    if n_started() < 2 or has_group():
+        yield
+        return
+    timeout = float(os.environ.get("SB3_PPG_TIMEOUT", 1800)) if timeout is None else timeout
+    start_timeout = float(os.environ.get("SB3_PPG_START_TIMEOUT", 60)) if start_timeout is None else start_timeout
+    _start_group(timedelta(seconds=timeout), timedelta(seconds=start_timeout))
     try:
         require_equal({"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}})
         yield
@@ -90,6 +71,28 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
             dist.destroy_process_group()
         use_store(None)
         gc.collect()  # the group's threads end with its last reference; at the interpreter's exit they would abort it
+
+
+def _start_group(timeout: timedelta, start_timeout: timedelta) -> None:
+    """Do the same as ``init_process_group("env://")``, but choose the backend, and let torchrun restart the processes."""
+    from torch.distributed.rendezvous import rendezvous  # some builds of torch do not have it
+
+    n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
+    if n_gpus > 0:
+        th.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % n_gpus)
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=start_timeout))
+        # The store of torchrun's agent still has the keys of earlier attempts
+        store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        store.set(f"process_{rank}", gpu_name(th.device("cuda")) if n_gpus > 0 else "")
+        backend = choose_backend([store.get(f"process_{other}").decode() for other in range(size)])
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        number = f"process {os.environ['RANK']} of {n_started()}"
+        raise ProcessGroupError(f"{number} has not met the others within {start_timeout}: {error}") from error
+    use_store(store)
+    if rank == 0:
+        print(f"{size} processes train one model, which they share by {backend}")
 
 
 def choose_backend(gpus: list[str]) -> str:
@@ -115,38 +118,3 @@ def check_group() -> None:
             f"This is one of {n_started()} processes, but it trains alone: put `with sb3_ppg.process_group():` around the "
             "training, for all to train one model"
         )
-
-
-def _meet(rank: int, size: int, timeout: float) -> "dist.Store":
-    """
-    Wait for all processes at the address that the environment names, as ``init_process_group("env://")`` does, but say which
-    are missing.
-
-    :param timeout: in seconds
-    :return: the store of this attempt
-    :raises ProcessGroupError: in all processes, if some do not start
-    """
-    host, port, patience = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_host = rank == 0 and not is_agents
-    try:
-        store: dist.Store = dist.TCPStore(host, port, size, is_host, patience, wait_for_workers=False, multi_tenant=True)
-        if is_agents:  # it has the keys of the attempts before, see `--max-restarts`
-            store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-        store.set(f"rank_{rank}", gpu_name(th.device("cuda")) if th.cuda.is_available() else "")
-        if rank == 0:
-            keys = [f"rank_{other}" for other in range(size)]
-            with suppress(dist.DistStoreError):
-                store.wait(keys, patience)
-            store.set("missing", str([other for other, key in enumerate(keys) if not store.check([key])]))
-        store.wait(["missing"], timedelta(seconds=timeout + GRACE))
-        missing = store.get("missing").decode()
-    except RuntimeError as error:
-        raise ProcessGroupError(f"process {rank} of {size} has not met the others at {host}:{port}: {error}") from error
-    if missing != "[]":
-        if is_host:  # the store ends with this process
-            time.sleep(GRACE)
-        raise ProcessGroupError(
-            f"of {size} processes, these have not come: {missing}, within {timeout:g} seconds ({START_TIMEOUT})"
-        )
-    return store

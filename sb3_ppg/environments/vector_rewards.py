@@ -34,7 +34,7 @@ class VectorRewards(gym.Wrapper):
         if is_wrapped(env, Monitor):
             name = type(self).__name__
             raise ArgumentError(
-                f"{name} has to be inside Monitor, and `wrapper_class` puts it outside: use make_vec_env(lambda: "
+                f"{name} must be inside Monitor, and `wrapper_class` puts it outside: use make_vec_env(lambda: "
                 f"{name}(gymnasium.make(...)), n_envs=...)"
             )
         super().__init__(env)

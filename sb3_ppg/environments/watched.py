@@ -21,7 +21,7 @@ Numbers = tuple[str, Any, int | None]  # see `check_finite`
 
 class CheckedSteps:
     """
-    Takes the steps of a rollout, and checks that their numbers are finite.
+    Steps the environments in a rollout, and checks that all numbers are finite.
 
     :param env: environments with any wrappers, which stay the same during the rollout
     :param allow_observations: whether observations may be NaN or infinite
@@ -48,9 +48,9 @@ class CheckedSteps:
         """
         Take a step.
 
-        :param actions: of all environments
-        :param step: its number in the rollout, for the message
-        :return: as ``VecEnv.step``
+        :param actions: actions of all environments
+        :param step: number of the step in the rollout, for the error message
+        :return: the result of ``VecEnv.step``
         :raises NonFiniteEnvironmentError: if a reward, an observation, or the last observation of an episode whose value is
             needed is NaN or infinite; the statistics of ``VecNormalize`` are then restored
         """
@@ -86,19 +86,19 @@ class CheckedSteps:
 def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
     """
     :param env: environments with any wrappers
-    :param observations: observations with which training starts
+    :param observations: first observations of the run
     :raises NonFiniteEnvironmentError: if one is NaN or infinite
     """
     found = [*normalizers(env)]
     raw = [vars(normalizer).get("old_obs", []) for normalizer in reversed(found)]
-    check_finite(found, [("first observation", one, None) for one in (*raw, observations)], "when training starts")
+    check_finite(found, [("first observation", one, None) for one in (*raw, observations)], "when the run starts")
 
 
 def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: str) -> None:
     """
     :param normalizers: each ``VecNormalize`` among the wrappers
     :param numbers: name, array or dictionary of arrays, and index of the environment; None for all environments, (n_envs, ...)
-    :param when: time at which they came, for the message
+    :param when: when they were collected, for the error message
     :raises NonFiniteEnvironmentError: if one of them, or a mean or variance of ``VecNormalize``, is NaN or infinite
     """
     for name, values, index in numbers:

@@ -1,8 +1,8 @@
 """
 Models as plain data in a folder, without pickle.
 
-``model.json`` holds what ``hub.schema`` describes, ``model.safetensors`` all arrays. Reading them never unpickles, imports or
-evaluates what they say, starts no compiler, writes nothing, and leaves the global random generators as they were.
+``model.json`` holds what ``hub.schema`` describes, ``model.safetensors`` holds all arrays. Reading them unpickles, imports,
+evaluates, compiles and writes nothing, and leaves the global random generators as they were.
 """
 
 import copy
@@ -10,7 +10,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,13 +30,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError, warn
-from sb3_ppg.hub.arrays import Arrays
-from sb3_ppg.hub.files import read_json
-from sb3_ppg.hub.optimizers import load_optimizer, state_arrays
-from sb3_ppg.hub.safety import Unorthogonal, check_rollout_size, check_statistics, outline, try_out
-from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization
-from sb3_ppg.hub.spaces import describe, make, make_observation_space
-from sb3_ppg.hub.values import decode, encode
+from sb3_ppg.hub.files import Arrays, read_json
+from sb3_ppg.hub.networks import NETWORKS, check_sizes, load_optimizer, state_arrays, weights
+from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, decode, encode
+from sb3_ppg.hub.spaces import describe, make
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
@@ -46,7 +43,6 @@ from sb3_ppg.training.checks import check_auxiliary_batches
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity
 NOT_SHARED = {"policy", "env", "device", "verbose", "tensorboard_log", "stats_window_size", "_init_setup_model"}
-NETWORKS = ("policy", "objective")  # attributes whose weights are shared: the policy, and the networks of its objective
 VEC_NORMALIZE = [name for name in Normalization.__struct_fields__ if name != "observation_space"]
 LIMITS = ("clip_obs", "clip_reward")  # of `VecNormalize`, which may be infinite
 PARTS = ("mean", "var", "count")  # of its statistics
@@ -55,8 +51,8 @@ PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str, Any] | None = None) -> None:
     """
-    Write a model as plain data. A model that is read again predicts and goes on training exactly as this one. As in SB3's zip
-    files, the rollouts of an incomplete phase are not included.
+    Write a model as plain data. The model that ``from_pretrained`` reads makes the same predictions and continues training
+    exactly. As in SB3's zip files, the rollouts of an incomplete phase are not included.
 
     Example::
 
@@ -65,34 +61,39 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         hub.save_pretrained(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "my_model")
         model = hub.from_pretrained("my_model", env="CartPole-v1").learn(10_000)
 
-    :param model: to write
+    :param model: model to write
     :param folder: made if it does not exist; ``model.json`` and ``model.safetensors`` are written there, and replace earlier
         ones when they are complete
-    :param custom_objects: objects that are not plain data, such as a features extractor of yours, by name; readers have to
-        give the same
-    :raises ModelFormatError: if something else of it is not plain data, or beyond what readers accept
+    :param custom_objects: objects that are not plain data, such as a features extractor of yours, by name; readers must give
+        the same
+    :raises ModelFormatError: if another part of the model is not plain data, or beyond what readers accept
     :raises ArgumentError: if its environments are in several ``VecNormalize``
-    :raises OSError: if the files cannot be written; those that were there are left as they were
+    :raises OSError: if the files cannot be written; earlier ones are left as they were
     """
     custom = custom_objects or {}
     normalizer = only_normalizer(model.env)
-    arrays = {**_weights(model), **_statistics(normalizer)}
+    arrays = {**weights(model), **_statistics(normalizer)}
     for name, optimizer in _optimizers(model).items():
         arrays |= state_arrays(optimizer, name)
-    description = Description(
-        format="sb3_ppg",
-        schema_version=1,
-        versions={"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
-        algorithm=encode(type(model), "algorithm", custom),
-        policy=encode(model.policy_class, "policy", custom),
-        arguments={name: encode(_argument(model, name), name, custom) for name in _arguments(type(model))},
-        observation_space=describe(model.observation_space, "observation_space"),
-        action_space=describe(model.action_space, "action_space"),
-        n_envs=model.n_envs,
-        counters=Counters(**{name: getattr(model, name) for name in Counters.__struct_fields__}),
-        vec_normalize=None if normalizer is None else _describe_vec_normalize(normalizer),
-    )
     with _as_format_error("A model that nobody could load"):
+        description = Description(
+            format="sb3_ppg",
+            schema_version=1,
+            versions={"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+            algorithm=encode(type(model), "algorithm", custom),
+            policy=encode(model.policy_class, "policy", custom),
+            arguments={name: encode(_argument(model, name), name, custom) for name in _arguments(type(model))},
+            observation_space=describe(model.observation_space, "observation_space"),
+            action_space=describe(model.action_space, "action_space"),
+            n_envs=model.n_envs,
+            counters=Counters(**{name: getattr(model, name) for name in Counters.__struct_fields__}),
+            vec_normalize=None
+            if normalizer is None
+            else Normalization(
+                observation_space=describe(normalizer.venv.observation_space, "vec_normalize.observation_space"),
+                **{name: getattr(normalizer, name) for name in VEC_NORMALIZE},
+            ),
+        )
         text = msgspec.json.format(msgspec.json.encode(description), indent=1)
     folder = Path(folder)
     with atomic_writes([folder / DESCRIPTION, folder / ARRAYS]) as (new_text, new_arrays):
@@ -113,14 +114,14 @@ def from_pretrained(
     custom_objects: Mapping[str, Any] | None = None,
 ) -> PPG:
     """
-    Read a model that ``save_pretrained`` has written. Nothing that the files say is imported, evaluated or unpickled.
+    Read a model that ``save_pretrained`` has written. Nothing in its files is imported, evaluated or unpickled.
 
-    :param folder: where its files are. Links are refused, apart from those of the Hub's client
-    :param env: an environment to predict for or to go on training in, or its name. If the model was trained in
+    :param folder: folder of the files. Links are refused, except those of the Hub's client
+    :param env: an environment to predict for or to continue training in, or its name. If the model was trained in
         ``VecNormalize`` and this is not in one, it is put into one with the saved statistics: step ``model.get_env()``.
         If it is in one, that one's statistics are kept
-    :param device: where to put it
-    :param custom_objects: objects that are not plain data, by the names that its author gave
+    :param device: device of the model
+    :param custom_objects: objects that are not plain data, by the names that the author gave
     :return: the model
     :raises ModelFormatError: if the files are damaged, unknown to this version, or need an object that was not given
     """
@@ -137,8 +138,8 @@ def load_vec_normalize(
     Load the normalization in which a model was trained, for what ``from_pretrained`` cannot do: put it inside other wrappers,
     or use ``normalize_obs()`` alone.
 
-    :param folder: where the model's files are
-    :param venv: the environments to normalize. None: some that have spaces, but cannot be stepped
+    :param folder: folder of the model's files
+    :param venv: environments to normalize. None: some that have spaces, but cannot be stepped
     :param custom_objects: see ``from_pretrained``
     :return: these environments, with the saved statistics
     :raises ModelFormatError: if the files are damaged, the model was trained without, or the observations differ
@@ -156,7 +157,7 @@ def read_model(
     custom_objects: Mapping[str, Any] | None = None,
 ) -> tuple[PPG, VecNormalize | None]:
     """
-    Read a model with its normalization. For the arguments see ``from_pretrained``.
+    Read a model with its normalization; takes the arguments of ``from_pretrained``.
 
     :return: the model; its normalization, around environments that cannot be stepped, or None if it was trained without
     :raises ModelFormatError: see ``from_pretrained``
@@ -174,15 +175,12 @@ def read_model(
 def _read(
     text: Path, tensors: Path, venv: VecEnv | None, device: th.device, custom: Mapping[str, Any]
 ) -> tuple[PPG, VecNormalize | None]:
-    # Memory and outputs of a caller's own classes are not bounded
-    is_listed = not any(isinstance(value, type) for value in custom.values())
     with generators_kept():
-        description = read_json(text, Description)
-        arrays = Arrays(tensors)
+        description, arrays = read_json(text, Description), Arrays(tensors)
         normalizer = _make_vec_normalize(description, arrays)
-        model = _build(description, arrays, venv, normalizer, device, custom, is_listed)
+        model = _build(description, arrays, venv, normalizer, device, custom)
         _load_arrays(model, arrays)
-        try_out(model, is_listed)
+        _check_outputs(model)
         if venv is not None and model.seed is not None:
             venv.seed(model.seed)  # as SB3
     return model, normalizer
@@ -209,10 +207,6 @@ def _arguments(cls: type[PPG]) -> list[str]:
 def _argument(model: PPG, name: str) -> Any:
     if name == "objective":
         return objective_name(model.objective_class)
-    if not hasattr(model, name):
-        raise ModelFormatError(
-            f"{type(model).__name__} has no attribute {name!r}, which would hold the value of that argument"
-        )
     if name == "aux_buffer_kwargs":
         return {key: value for key, value in (model.aux_buffer_kwargs or {}).items() if key == "capacity"} or None
     return getattr(model, name)
@@ -222,12 +216,6 @@ def _optimizers(model: PPG) -> dict[str, th.optim.Optimizer]:
     return {name: recursive_getattr(model, name) for name in model.get_parameters() if name not in NETWORKS}
 
 
-def _weights(model: PPG) -> dict[str, th.Tensor]:
-    """Parameters and buffers of all networks."""
-    networks = {name: getattr(model, name) for name in NETWORKS}
-    return {f"{name}.{key}": tensor for name, network in networks.items() for key, tensor in network.state_dict().items()}
-
-
 def _build(
     description: Description,
     arrays: Arrays,
@@ -235,30 +223,29 @@ def _build(
     normalizer: VecNormalize | None,
     device: th.device,
     custom: Mapping[str, Any],
-    is_listed: bool,
 ) -> PPG:
-    """Make the model, with fresh weights, as its constructor does."""
+    """Make the model with new weights, as its constructor does."""
     cls = decode(description.algorithm, "algorithm", custom)
     if not (isinstance(cls, type) and issubclass(cls, PPG)):
         raise ModelFormatError(f"algorithm: {cls} is not PPG")
-    if isinstance(kwargs := description.arguments.get("policy_kwargs"), dict):
-        kwargs.pop("compile_mode", None)  # a file does not decide that a compiler runs
-    arguments = _decode_arguments(description, cls, custom) | {"compile_updates": False}
+    arguments = {name: decode(value, name, custom) for name, value in description.arguments.items()}
+    if unknown := arguments.keys() - set(_arguments(cls)):
+        raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
+    msgspec.convert(arguments, Bounded)
+    # A file does not decide that a compiler runs
+    (arguments.get("policy_kwargs") or {}).pop("compile_mode", None)
+    arguments["compile_updates"] = False
     policy = decode(description.policy, "policy", custom)
     model = cls(policy, None, device=device, _init_setup_model=False, **arguments)  # type: ignore[arg-type]
-    model.observation_space = make_observation_space(description.observation_space)
-    model.action_space = make(description.action_space)
+    model.observation_space, model.action_space = make(description.observation_space), make(description.action_space)
     model.n_envs = description.n_envs
     model.check_arguments()
     if venv is not None:
         _set_env(model, venv, normalizer)
-    check_rollout_size(model)
     seed, model.seed = model.seed, None  # nothing is seeded
-    if is_listed:
-        for name, tensor in _weights(outline(model)).items():
-            arrays.find(name, tensor)
-    with Unorthogonal() if is_listed else nullcontext():
-        model._setup_model()
+    if not any(isinstance(value, type) for value in custom.values()):  # a caller's own classes may not work without numbers
+        check_sizes(model, arrays)
+    model._setup_model()
     model.seed = seed
     check_auxiliary_batches(model, description.n_envs)
     for name in Counters.__struct_fields__:
@@ -266,41 +253,37 @@ def _build(
     return model
 
 
-def _decode_arguments(description: Description, cls: type[PPG], custom: Mapping[str, Any]) -> dict[str, Any]:
-    """Decode the arguments of a class, as far as they can be checked without making it."""
-    arguments = {name: decode(value, name, custom) for name, value in description.arguments.items()}
-    if unknown := arguments.keys() - set(_arguments(cls)):
-        raise ModelFormatError(f"arguments: {cls.__name__} has no {sorted(unknown)}")
-    msgspec.convert(arguments, Bounded)
-    return arguments
-
-
+@th.no_grad()
 def _load_arrays(model: PPG, arrays: Arrays) -> None:
-    """Read all arrays into a fresh model."""
-    with th.no_grad():
-        for name, tensor in _weights(model).items():  # `load_state_dict` would take quadratic time for many
-            tensor.copy_(arrays.take(name, tensor))
-    schedules = {"aux_optimizer": model.aux_lr_schedule, "value_optimizer": model.value_lr_schedule}
+    """Read all arrays into a new model."""
     for name, optimizer in _optimizers(model).items():
-        schedule = schedules.get(name, model.lr_schedule)
-        load_optimizer(optimizer, arrays, max(schedule(1.0), schedule(0.0)), model.policy.value_unit, name)
+        load_optimizer(optimizer, arrays, name)
+    for name, tensor in weights(model).items():
+        tensor.copy_(arrays.take(name, tensor))
     if arrays.left:
         raise ModelFormatError(f"{ARRAYS} has arrays that no part of the model is for: {sorted(arrays.left)}")
     if model.use_sde:
         model.policy.reset_noise()  # on the right device, as SB3 does
 
 
+@th.no_grad()
+def _check_outputs(model: PPG) -> None:
+    """Evaluate the networks for one observation, and raise an error if a result is not finite."""
+    space = copy.deepcopy(model.observation_space)
+    space.seed(0)
+    observation = space.sample()
+    model.predict(observation)
+    tensors, _ = model.policy.obs_to_tensor(observation)
+    _, aux_values, values, _ = model.policy.evaluate_auxiliary(tensors)
+    if not th.cat([aux_values, values]).isfinite().all():
+        raise ModelFormatError("its networks give values that are not finite")
+
+
 # ---- VecNormalize ----
 
 
-def _describe_vec_normalize(env: VecNormalize) -> Normalization:
-    settings = {name: getattr(env, name) for name in VEC_NORMALIZE}
-    settings |= {name: None for name in LIMITS if math.isinf(settings[name])}
-    return Normalization(describe(env.venv.observation_space, "vec_normalize.observation_space"), **settings)
-
-
 def _statistics(env: VecNormalize | None) -> dict[str, th.Tensor]:
-    """Means, variances and counts as arrays, by name."""
+    """Return means, variances and counts as arrays by name."""
     return {
         f"vec_normalize.{name}.{part}": th.as_tensor(getattr(rms, part), dtype=th.float64)
         for name, rms in ({} if env is None else statistics(env)).items()
@@ -314,8 +297,7 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     if saved is None:
         return None
     spaces_only: gym.Env = gym.Env()
-    spaces_only.observation_space = make_observation_space(saved.observation_space)
-    spaces_only.action_space = make(description.action_space)
+    spaces_only.observation_space, spaces_only.action_space = make(saved.observation_space), make(description.action_space)
     settings = {name: getattr(saved, name) for name in VEC_NORMALIZE}
     settings |= {name: math.inf for name in LIMITS if settings[name] is None}
     env = VecNormalize(DummyVecEnv([lambda: spaces_only]), **settings)
@@ -323,7 +305,6 @@ def _make_vec_normalize(description: Description, arrays: Arrays) -> VecNormaliz
     for name, rms in statistics(env).items():
         rms.mean, rms.var, count = (taken[f"vec_normalize.{name}.{part}"] for part in PARTS)
         rms.count = float(count)
-        check_statistics(rms, f"vec_normalize.{name}")
     return env
 
 
@@ -339,9 +320,8 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
     return env
 
 
-def _is_fresh(normalizer: VecNormalize) -> bool:
-    """Return whether observations are normalized by statistics of none."""
-    return normalizer.norm_obs and all(rms.count < 1 for rms in statistics(normalizer).values())
+def _has_statistics(normalizer: VecNormalize) -> bool:
+    return not normalizer.norm_obs or any(rms.count >= 1 for rms in statistics(normalizer).values())
 
 
 def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
@@ -352,7 +332,7 @@ def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
             if venv.observation_space != normalizer.venv.observation_space:
                 venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
             venv = _wrap_in_vec_normalize(venv, normalizer)
-        elif _is_fresh(own) and not _is_fresh(normalizer):
+        elif _has_statistics(normalizer) and not _has_statistics(own):
             warn(
                 "`env` is in a VecNormalize without statistics, so the model sees other observations than in training: use "
                 "hub.load_vec_normalize(folder, ...) in its place"

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import huggingface_hub
 import torch as th
-from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import RepositoryNotFoundError
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor, VecNormalize, VecTransposeImage
 
@@ -42,22 +42,22 @@ def push(
         hub.push(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "your_name/ppg-cartpole")
         model = hub.load("your_name/ppg-cartpole", env="CartPole-v1")
 
-    :param model: what to share
+    :param model: model to share
     :param repo_id: "user/name"
     :param private: whether a new repository is private
-    :param revision: the branch to commit to. None: the main one
-    :param token: of the Hub. None: that of ``hf auth login``
-    :param commit_message: of the commit; all files come with one
+    :param revision: branch to commit to. None: the main branch
+    :param token: token for the Hub. None: the one of ``hf auth login``
+    :param commit_message: message of the commit, which has all files
     :param content: ``env_id``, ``evaluation``, ``files``, ``usage`` and ``custom_objects``, see ``write_repository``
-    :return: the address of the commit
+    :return: address of the commit
     :raises ArgumentError: if further files have names that cannot work
-    :raises ModelFormatError: if something of it is not plain data
-    :raises HubError: if the Hub does not take it; nothing is changed there then
+    :raises ModelFormatError: if a part of the model is not plain data
+    :raises HubError: if the Hub does not take the commit; then its files are as before
     """
     with tempfile.TemporaryDirectory() as folder:
         write_repository(model, folder, repo_id, **content)
         api = huggingface_hub.HfApi(token=token, library_name="sb3_ppg", library_version=version("sb3-ppg"))
-        with _explained(f"{repo_id} could not be pushed", revision):
+        with _explained(f"{repo_id} could not be pushed"):
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -66,7 +66,7 @@ def push(
                 folder_path=folder,
                 revision=revision,
                 commit_message=commit_message,
-                # What an earlier model had and this one has not
+                # Files of an earlier model
                 delete_patterns=[DESCRIPTION, ARRAYS, "zoo.json", "replay.mp4", "learning_curve.png", "logs/*"],
             )
         return str(commit.commit_url)
@@ -84,18 +84,18 @@ def write_repository(
     custom_objects: Mapping[str, Any] | None = None,
 ) -> None:
     """
-    Write into a folder what ``push`` shares: the model, further files, and the model card.
+    Write the files that ``push`` shares into a folder: the model, further files, and the model card.
 
-    :param model: what to share
-    :param folder: made if it is not there
-    :param repo_id: "user/name" where it will be, for the card
-    :param env_id: the environment, for the card. None: what the model's environment says, if it has one
-    :param evaluation: how good it is, for the card
-    :param files: further files: names there, paths here. The card shows "replay.mp4" and "learning_curve.png"
-    :param usage: Markdown that the card says about loading. None: how to do it with ``hub.load``
-    :param custom_objects: objects that are not plain data, by name: readers have to give the same
+    :param model: model to share
+    :param folder: made if it does not exist
+    :param repo_id: "user/name" of the repository, for the card
+    :param env_id: environment, for the card. None: the one of the model, if it has one
+    :param evaluation: evaluation of the model, for the card
+    :param files: paths of further files by their names there. The card shows "replay.mp4" and "learning_curve.png"
+    :param usage: the card's text about loading, in Markdown. None: with ``hub.load``
+    :param custom_objects: objects that are not plain data, by name; readers must give the same
     :raises ArgumentError: if further files have names that cannot work
-    :raises ModelFormatError: if something of it is not plain data
+    :raises ModelFormatError: if a part of the model is not plain data
     """
     for place in map(Path, files or {}):
         if str(place) in (".", DESCRIPTION, ARRAYS, "README.md") or ".." in place.parts or place.is_absolute():
@@ -126,9 +126,9 @@ def load(
 
     :param repo_id: "user/name"
     :param env: see ``from_pretrained``
-    :param device: where to put it
-    :param revision: a branch, tag or commit. None: the latest of the main branch
-    :param token: of the Hub, for private repositories. None: that of ``hf auth login``
+    :param device: device of the model
+    :param revision: branch, tag or commit. None: the latest commit of the main branch
+    :param token: token for the Hub, for private repositories. None: the one of ``hf auth login``
     :param custom_objects: see ``from_pretrained``
     :return: the model
     :raises ModelFormatError: see ``from_pretrained``
@@ -140,21 +140,23 @@ def load(
 
 def download(repo_id: str, names: list[str], revision: str | None = None, token: str | bool | None = None) -> Path:
     """
+    Fetch files from the Hugging Face Hub, or from the client's cache if the Hub cannot be reached.
+
     :param repo_id: "user/name"
-    :param names: of files in it; those that it has not are left out
-    :param revision: a branch, tag or commit. None: the latest of the main branch
-    :param token: of the Hub
-    :return: a folder of the client's cache with those files, all of one commit
+    :param names: names of the files; missing ones are left out
+    :param revision: branch, tag or commit. None: the latest commit of the main branch
+    :param token: token for the Hub. None: the one of ``hf auth login``
+    :return: a folder of the client's cache with the files, all of one commit
     :raises HubError: if there is no such repository or revision, or it cannot be reached
     """
-    with _explained(f"{repo_id} could not be loaded", revision):
+    with _explained(f"{repo_id} could not be loaded"):
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=names, revision=revision, token=token))
 
 
 def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
-    """Name and options with which ``make_vec_env`` makes the model's environment; None if there is more to it."""
+    """Return name and arguments with which ``make_vec_env`` makes the model's environment; None if that is not all."""
     env = model.env
-    while isinstance(env, (VecNormalize, VecTransposeImage, VecMonitor)):  # which loading puts there, or which change nothing
+    while isinstance(env, (VecNormalize, VecTransposeImage, VecMonitor)):  # which loading adds, or which change nothing
         env = env.venv
     if not isinstance(env, (DummyVecEnv, SubprocVecEnv)):
         return None, {}
@@ -172,15 +174,13 @@ def _environment(model: PPG) -> tuple[str | None, dict[str, Any]]:
 
 
 @contextmanager
-def _explained(what: str, revision: str | None) -> Iterator[None]:
-    """Errors of the Hub's client in our words."""
+def _explained(what: str) -> Iterator[None]:
+    """Raise errors of the Hub's client as ``HubError``."""
     try:
         yield
     except RepositoryNotFoundError as error:
         raise HubError(
             f"{what}: there is no such repository, or you may not see it: log in (hf auth login), or give token=..."
         ) from error
-    except RevisionNotFoundError as error:
-        raise HubError(f"{what}: there is no revision {revision!r} of it") from error
-    except Exception as error:  # of the network, by any name
+    except Exception as error:  # the network's errors have many classes
         raise HubError(f"{what} ({type(error).__name__}): {error}") from error

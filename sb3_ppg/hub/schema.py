@@ -1,26 +1,47 @@
-"""The contents of ``model.json``. Everything that is not described here is refused, with its path."""
+"""
+The contents of ``model.json``. Everything that is not described here is refused, with its path. Arguments are plain data,
+classes by name from a fixed list, and the reader's own objects.
+"""
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import msgspec
+import numpy as np
+import torch as th
 from msgspec import Meta, Struct
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+from torch import nn
 
+from sb3_ppg.arguments import without_numpy
+from sb3_ppg.buffers.reward_normalizer import (
+    NormalizedRewardDictRolloutBuffer,
+    NormalizedRewardRolloutBuffer,
+    RewardNormalizer,
+)
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.family import ALGORITHMS
 from sb3_ppg.hub.spaces import Integer, Space
+from sb3_ppg.policies.extractors import ImpalaCNN, MinAtarCNN
 
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[float, Meta(gt=0)]
-Limit = Positive | None  # None: infinity
+Limit = Positive | None  # None: infinity, which msgspec writes as null
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Statistic = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
-Scalar = None | bool | Integer | Annotated[float, Meta(ge=-1e38, le=1e38)] | str  # numbers that float32 has, too
-Plain: Any = Scalar  # lists and dictionaries of scalars; recursion ends here, whatever Python's recursion limit
+Scalar = None | bool | Integer | Annotated[float, Meta(ge=-1e38, le=1e38)] | str  # numbers that float32 can hold
+Plain: Any = Scalar  # lists and dictionaries of scalars, nested at most eight times
 for _ in range(8):
     Plain = Scalar | list[Plain] | dict[Name, Plain]
 
 
 class Counters(Struct, forbid_unknown_fields=True):
-    """Progress of the training, by the names of the model's attributes."""
+    """Progress of the run, by the names of the model's attributes."""
 
     num_timesteps: Count
     _total_timesteps: Count
@@ -33,7 +54,7 @@ class Counters(Struct, forbid_unknown_fields=True):
 
 
 class Normalization(Struct, forbid_unknown_fields=True):
-    """Settings of ``VecNormalize`` by its arguments, and the observations that it is for."""
+    """Arguments of ``VecNormalize``, and the space of the observations that it normalizes."""
 
     observation_space: Space
     training: bool
@@ -47,12 +68,12 @@ class Normalization(Struct, forbid_unknown_fields=True):
 
 
 class RewardStatistics(Struct, forbid_unknown_fields=True):
-    """The state of a ``RewardNormalizer``."""
+    """State of a ``RewardNormalizer``."""
 
     gamma: Fraction
     clip: Limit
     epsilon: Annotated[float, Meta(ge=0)]
-    mean: Statistic | list[Statistic]  # a list for vector rewards, with one number for each component
+    mean: Statistic | list[Statistic]  # for vector rewards a list, with one number for each component
     var: Positive | list[Positive]
     count: Positive
     last_returns: list[Statistic | list[Statistic]] | None  # one for each environment
@@ -60,11 +81,11 @@ class RewardStatistics(Struct, forbid_unknown_fields=True):
 
 class Description(Struct, forbid_unknown_fields=True):
     """
-    A model, apart from its arrays.
+    A model without its arrays.
 
-    :param versions: of the packages that wrote it
-    :param algorithm: its class, as ``hub.values`` encodes it
-    :param policy: the class of its policy, encoded in the same way
+    :param versions: versions of the packages that wrote it
+    :param algorithm: class of the model, as ``encode`` returns it
+    :param policy: class of the policy, encoded in the same way
     :param arguments: arguments of the algorithm's constructor, encoded in the same way
     :param vec_normalize: None if its environments were not in ``VecNormalize``
     """
@@ -77,21 +98,121 @@ class Description(Struct, forbid_unknown_fields=True):
     arguments: dict[Name, Plain]
     observation_space: Space
     action_space: Space
-    n_envs: Annotated[int, Meta(ge=1, le=2**24)]
+    n_envs: Annotated[int, Meta(ge=1, le=2**16)]
     counters: Counters
     vec_normalize: Normalization | None
 
 
 class Bounded(Struct):
-    """Arguments on which memory, files or generators depend before anything else has checked them."""
+    """Arguments that memory, files or generators depend on before the algorithm checks them."""
 
     n_steps: Annotated[int, Meta(ge=1, le=10**7)] = 1
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None
     policy_kwargs: dict[str, Any] | None = None
-    aux_buffer_kwargs: "AuxiliaryBuffer | None" = None
+    aux_buffer_kwargs: dict[Literal["capacity"], Annotated[int, Meta(ge=1, le=2**31)] | None] | None = None
 
 
-class AuxiliaryBuffer(Struct, forbid_unknown_fields=True):
-    """Arguments of ``AuxBuffer`` that a file may choose: not where it keeps rollouts."""
+# ---- arguments ----
 
-    capacity: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+MODELS: tuple[type, ...] = (
+    *ALGORITHMS.values(),
+    *(policy for algorithm in ALGORITHMS.values() for policy in algorithm.policy_aliases.values()),
+    *(buffer for algorithm in ALGORITHMS.values() for buffer in algorithm.rollout_buffer_classes),
+    *(NormalizedRewardRolloutBuffer, NormalizedRewardDictRolloutBuffer),
+)
+EXTRACTORS: tuple[type, ...] = (ImpalaCNN, MinAtarCNN, FlattenExtractor, NatureCNN, CombinedExtractor)
+ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity)
+OPTIMIZERS: tuple[type, ...] = (th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike)
+# The classes that a file may name
+CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*MODELS, *EXTRACTORS, *ACTIVATIONS, *OPTIMIZERS)}
+
+
+def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
+    """
+    Encode a value for JSON. What JSON does not have is a dictionary with one key: "$class", "$custom", "$tuple", "$linear"
+    (a schedule) or "$reward_normalizer".
+
+    :param value: value
+    :param path: where it was found, for errors
+    :param custom_objects: objects that the reader must give, by name
+    :return: plain data
+    :raises ModelFormatError: if it is neither plain data, nor one of ``CLASSES``, nor one of the custom objects
+    """
+    for name, custom in custom_objects.items():
+        if value is custom:
+            return {"$custom": name}
+    value = without_numpy(value)
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case list() | tuple():
+            items = [encode(item, f"{path}[{index}]", custom_objects) for index, item in enumerate(value)]
+            return items if isinstance(value, list) else {"$tuple": items}
+        case dict() if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: encode(item, f"{path}.{key}", custom_objects) for key, item in value.items()}
+        case FloatSchedule():
+            return encode(value.value_schedule, path, custom_objects)
+        case ConstantSchedule():
+            return encode(value.val, path, custom_objects)
+    return _encode_object(value, path)
+
+
+def _encode_object(value: Any, path: str) -> dict[str, Any]:
+    match value:
+        case type() if CLASSES.get(value.__name__) is value:
+            return {"$class": value.__name__}
+        case LinearSchedule():
+            return {"$linear": [float(number) for number in (value.start, value.end, value.end_fraction)]}
+        case RewardNormalizer(return_rms=rms):
+            state = {name: getattr(value, name) for name in ("gamma", "clip", "epsilon", "last_returns")}
+            state |= {name: getattr(rms, name) for name in ("mean", "var", "count")}
+            return {"$reward_normalizer": {name: without_numpy(part) for name, part in state.items()}}
+    raise ModelFormatError(
+        f"{path}={value!r} is not plain data and cannot be shared without pickle: name it here, custom_objects="
+        f"{{{getattr(value, '__name__', type(value).__name__)!r}: ...}}, and give it again where the model is loaded"
+    )
+
+
+def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
+    """
+    Decode a result of ``encode``, or what a stranger wrote. Nothing is imported or evaluated.
+
+    :param value: plain data
+    :param path: where it was found, for errors
+    :param custom_objects: the caller's objects, by the names that the author gave
+    :return: the value
+    :raises ModelFormatError: if ``encode`` does not return such data, or it names an object that was not given
+    """
+    if isinstance(value, list):
+        return [decode(item, f"{path}[{index}]", custom_objects) for index, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {key: decode(item, f"{path}.{key}", custom_objects) for key, item in value.items()}
+    match list(value.items()):
+        case [("$class", str(name))] if name in CLASSES:
+            return CLASSES[name]
+        case [("$custom", str(name))] if name in custom_objects:
+            return custom_objects[name]
+        case [("$custom", name)]:
+            raise ModelFormatError(
+                f"{path} is not plain data: its author must tell you what {name!r} is. Load the model with "
+                f"custom_objects={{{name!r}: ...}}"
+            )
+        case [("$tuple", list(items))]:
+            return tuple(decode(items, path, custom_objects))
+        case [("$linear", numbers)]:
+            return LinearSchedule(*msgspec.convert(numbers, tuple[float, float, Fraction]))
+        case [("$reward_normalizer", state)]:
+            return _decode_reward_normalizer(msgspec.convert(state, RewardStatistics))
+    raise ModelFormatError(f"{path}: {value!r:.200} is not on the list of what a file may name; a newer sb3_ppg may know it")
+
+
+def _decode_reward_normalizer(state: RewardStatistics) -> RewardNormalizer:
+    normalizer = RewardNormalizer(state.gamma, math.inf if state.clip is None else state.clip, state.epsilon)
+    rms = normalizer.return_rms
+    rms.mean, rms.var, rms.count = np.array(state.mean), np.array(state.var), state.count
+    normalizer.last_returns = None if state.last_returns is None else np.array(state.last_returns, dtype=np.float64)
+    return normalizer

@@ -1,7 +1,6 @@
 """Gymnasium's spaces as plain data."""
 
 import math
-from collections import OrderedDict
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=1, le=MAX_NUMBERS)]
 Shape = Annotated[list[Size], Meta(max_length=16)]
 IntegerType = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-Bound = Integer | float | None  # None: unbounded
+Bound = Integer | float | None  # None: infinity, which msgspec writes as null
 Key = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
@@ -51,9 +50,6 @@ class MultiBinary(Struct, forbid_unknown_fields=True, tag_field="space", tag="Mu
     n: Size | Shape
 
 
-Simple = Box | Discrete | MultiDiscrete | MultiBinary
-
-
 class Dict(Struct, forbid_unknown_fields=True, tag_field="space", tag="Dict"):
     """``spaces.Dict``, its parts in their order."""
 
@@ -66,57 +62,39 @@ class Tuple(Struct, forbid_unknown_fields=True, tag_field="space", tag="Tuple"):
     parts: Annotated[list["Space"], Meta(max_length=1000)]
 
 
-Space = Simple | Dict | Tuple
-MAX_DEPTH = 16  # of action spaces
-
-
-def make_observation_space(described: Space) -> Any:
-    """
-    Make the space of observations that is described.
-
-    :raises ModelFormatError: see ``make``, and for spaces that SB3 has no networks for
-    """
-    if isinstance(described, Tuple) or (isinstance(described, Dict) and _depth(described) > 2):
-        raise ModelFormatError("a space of observations is a Tuple, or a Dict of other than simple spaces")
-    return make(described)
+Space = Box | Discrete | MultiDiscrete | MultiBinary | Dict | Tuple
 
 
 def make(described: Space) -> Any:
     """
     Make the space that is described.
 
-    :raises ModelFormatError: if it is too large, or its parts do not fit together
+    :raises ModelFormatError: if it is too large, or a key would not print as it is
     """
-    if _depth(described) > MAX_DEPTH:
-        raise ModelFormatError(f"a space is nested more than {MAX_DEPTH} times")
     if (size := _size(described)) > MAX_NUMBERS:
         raise ModelFormatError(f"a space has more than {MAX_NUMBERS} numbers: {size}")
-    dtype = np.dtype(getattr(described, "dtype", "int64"))
     match described:
-        case Box(shape, _, low, high):
+        case Box(shape, dtype, low, high):
             bounds = (_bound(low, -math.inf, shape, dtype), _bound(high, math.inf, shape, dtype))
-            return spaces.Box(*bounds, dtype=dtype.type)
-        case Discrete(n, start):
-            return spaces.Discrete(n, start=start, dtype=dtype.type)
-        case MultiDiscrete(nvec, start, shape):
-            return spaces.MultiDiscrete(np.reshape(nvec, shape), dtype=dtype.type, start=np.reshape(start, shape))
+            return spaces.Box(*bounds, dtype=np.dtype(dtype).type)
+        case Discrete(n, start, dtype):
+            return spaces.Discrete(n, start=start, dtype=np.dtype(dtype).type)
+        case MultiDiscrete(nvec, start, shape, dtype):
+            return spaces.MultiDiscrete(np.reshape(nvec, shape), dtype=np.dtype(dtype).type, start=np.reshape(start, shape))
         case MultiBinary(n):
             return spaces.MultiBinary(n)
         case Tuple(parts):
             return spaces.Tuple([make(part) for part in parts])
     if not all(key.isprintable() for key in described.parts):  # they become names of modules
         raise ModelFormatError("a Dict space has keys that cannot be printed")
-    return spaces.Dict(OrderedDict((key, make(part)) for key, part in described.parts.items()))
+    return spaces.Dict([(key, make(part)) for key, part in described.parts.items()])
 
 
-def _bound(numbers: Any, infinite: float, shape: list[int], dtype: np.dtype) -> np.ndarray:
-    """The bound of each number of a Box, in its type, which has to have room for it."""
-    numbers = np.array([infinite if n is None else n for n in (numbers if isinstance(numbers, list) else [numbers])])
-    with np.errstate(over="ignore", invalid="ignore"):
-        typed = numbers.astype(dtype)
-    if not np.array_equal(typed, numbers):
-        raise ModelFormatError(f"a bound of a Box space is not {dtype}")
-    return np.full(shape, typed) if typed.size == 1 else typed.reshape(shape)
+def _bound(numbers: Any, infinite: float, shape: list[int], dtype: str) -> np.ndarray:
+    """Return a bound of each number of a Box."""
+    if not isinstance(numbers, list):
+        return np.full(shape, infinite if numbers is None else numbers, dtype)
+    return np.array([infinite if number is None else number for number in numbers], dtype).reshape(shape)
 
 
 def _size(described: Space) -> int:
@@ -126,43 +104,29 @@ def _size(described: Space) -> int:
             return math.prod(shape)
         case MultiBinary(n=int(n)):
             return n
-        case Dict() | Tuple():
-            return sum(map(_size, _parts(described)))
-    return 1
-
-
-def _parts(described: Space) -> list[Space]:
-    match described:
         case Dict(parts):
-            return [*parts.values()]
+            return sum(map(_size, parts.values()))
         case Tuple(parts):
-            return parts
-    return []
-
-
-def _depth(described: Space) -> int:
-    """Count the levels of a space, up to one more than ``MAX_DEPTH``."""
-    level, depth = [described], 0
-    while level and depth <= MAX_DEPTH:
-        level, depth = [part for one in level for part in _parts(one)], depth + 1
-    return depth
+            return sum(map(_size, parts))
+    return 1
 
 
 def describe(space: spaces.Space, path: str) -> Any:
     """
-    Describe a space; ``make`` makes it again.
+    Describe a space for ``make``.
 
-    :raises ModelFormatError: if there is no description for it, with the path where it was found
+    :param space: space
+    :param path: where it was found, for errors
+    :raises ModelFormatError: if there is no description for it
     """
+    dtype: Any = np.dtype(space.dtype).name
     match space:
         case spaces.Box():
-            low, high = (_describe_bound(bound) for bound in (space.low, space.high))
-            return Box(list(space.shape), np.dtype(space.dtype).name, low, high)  # type: ignore[arg-type]
+            return Box(list(space.shape), dtype, _describe_bound(space.low), _describe_bound(space.high))
         case spaces.Discrete():
-            return Discrete(int(space.n), int(space.start), np.dtype(space.dtype).name)  # type: ignore[arg-type]
+            return Discrete(int(space.n), int(space.start), dtype)
         case spaces.MultiDiscrete():
-            nvec, start = (numbers.ravel().tolist() for numbers in (space.nvec, space.start))
-            return MultiDiscrete(nvec, start, list(space.shape), np.dtype(space.dtype).name)  # type: ignore[arg-type]
+            return MultiDiscrete(space.nvec.ravel().tolist(), space.start.ravel().tolist(), list(space.shape), dtype)
         case spaces.MultiBinary():
             return MultiBinary(list(space.n) if isinstance(space.n, tuple) else int(space.n))
         case spaces.Dict() if all(isinstance(key, str) for key in space):
@@ -174,5 +138,5 @@ def describe(space: spaces.Space, path: str) -> Any:
 
 def _describe_bound(bound: np.ndarray) -> Any:
     bound = bound.astype(np.uint8) if bound.dtype == bool else bound
-    numbers = [number if math.isfinite(number) else None for number in bound.ravel().tolist()]
+    numbers = bound.ravel().tolist()
     return numbers[0] if len(set(numbers)) == 1 else numbers

@@ -4,6 +4,7 @@ from typing import Any
 
 from sb3_ppg.arguments import made_from
 from sb3_ppg.buffers.rollouts import RolloutEnd
+from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.advantage_head import AdvantageHeadObjective, OrderObjective
@@ -81,6 +82,7 @@ __all__ = [
     "OrderObjective",
     "PaperObjective",
     "RolloutEnd",
+    "SampleData",
     "find_objective",
     "make_objective",
     "objective_name",

@@ -3,6 +3,7 @@ DAAC and IDAAC: Raileanu, Fergus, "Decoupling Value and Policy for Generalizatio
 https://arxiv.org/abs/2102.10330. Authors' code: https://github.com/rraileanu/idaac.
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,9 +19,10 @@ from sb3_ppg import losses
 from sb3_ppg.arguments import Rule, check_value, count, number, require
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import RolloutEnd
+from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, require_architecture
+from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.heads import has_own_loss
@@ -41,6 +43,7 @@ class AdvantageHeadObjective(PaperObjective):
     :raises ArgumentError: for numbers that cannot work
     """
 
+    architecture: ClassVar[str] = "dual"
     # As the authors do it
     values_first: ClassVar[bool] = False
     degrees_of_freedom: ClassVar[int] = 1
@@ -57,16 +60,13 @@ class AdvantageHeadObjective(PaperObjective):
         self.register_buffer("n_rollouts", th.zeros((), dtype=th.int64))
 
     def check(self, model: PhasicModel) -> None:
+        super().check(model)
         name = type(self).__name__
-        require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
         require(model, model.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
         require(model, model.clip_range_vf is None, "clip_range_vf", f"{name} clips values by `clip_range`; use None")
         remedy = f"{name} clips values by it, and `value_net` has a loss of its own; use None"
         require(model, model.clip_range is None or not has_own_loss(model.policy.value_net), "clip_range", remedy)
-
-    def has_plausible_state(self) -> bool:
-        return bool(self.n_rollouts >= 0)
 
     def n_value_epochs(self, n_value_epochs: int) -> int:
         is_due = self.n_rollouts.item() % self.value_frequency == 0
@@ -76,8 +76,7 @@ class AdvantageHeadObjective(PaperObjective):
     def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         distribution, latent, _, _ = policy.evaluate(*inputs, reads=("distribution", "latent_pi"))
         actions = policy.actions.from_buffer(batch.actions)
-        log_prob, entropy = distribution.log_prob(actions), policy.actions.entropy(distribution, actions)
-        surrogate = self.surrogate(policy, inputs, batch, log_prob, entropy, coefficients)
+        surrogate = self.surrogate(policy, inputs, batch, distribution, coefficients)
         of_actions = policy.actions.features(actions).to(latent.dtype)
         predicted = self.advantage_head(th.cat([latent, of_actions], dim=1)).flatten()
         error = F.mse_loss(predicted, batch.advantages)
@@ -104,6 +103,19 @@ class AdvantageHeadObjective(PaperObjective):
         values = policy.value_net(latent).flatten()
         loss = losses.clipped_value_loss(values, batch.returns, batch.old_values, coefficients.clip_range)
         return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
+
+
+@dataclass
+class FramePairs(SampleData):
+    """
+    Another frame for each sample, of its level.
+
+    :param other: number of that frame, (B,)
+    :param other_is_earlier: 1 if it came before the sample's own in its episode, else 0, (B,)
+    """
+
+    other: Any = None
+    other_is_earlier: Any = None
 
 
 class OrderObjective(AdvantageHeadObjective):
@@ -198,12 +210,11 @@ class OrderObjective(AdvantageHeadObjective):
         self.n_episodes += n_envs
         return -1 - self.n_episodes + np.arange(n_envs)
 
-    def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, np.ndarray]:
-        """Return for each sample the number of another frame of its level, and whether that frame came before it."""
+    def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> "FramePairs":
         n_frames = rollout_buffer.buffer_size
         if len(self.levels) <= n_frames:
             raise ArgumentError(
-                "IDAAC does not know the levels of this rollout's frames: your own `collect_rollouts` has to call the "
+                "IDAAC does not know the levels of this rollout's frames: your own `collect_rollouts` must call the "
                 "objective's `before_rollout` and `after_environment_step`"
             )
         levels, steps = (np.stack(frames[-n_frames - 1 :], axis=1) for frames in (self.levels, self.episode_steps))
@@ -220,7 +231,7 @@ class OrderObjective(AdvantageHeadObjective):
 
         pairs = self.draw_pairs(in_order(levels))[: levels.size - len(levels)]
         earlier = in_order(steps)[pairs] < steps[:, :-1].ravel()
-        return {"pair": pairs, "pair_is_earlier": earlier.astype(np.float32)}
+        return FramePairs(other=pairs, other_is_earlier=earlier.astype(np.float32))
 
     def draw_pairs(self, levels: np.ndarray) -> np.ndarray:
         """Draw for each frame of a rollout the number of a frame of its level, (n_frames,), possibly its own."""
@@ -235,17 +246,18 @@ class OrderObjective(AdvantageHeadObjective):
         with th.no_grad():
             latent = policy.evaluate(inputs[0], reads=("latent_pi",)).latent_pi
             pair = self._pair_latent(policy, batch)
-        return Losses(self.order_loss(self.classifier(th.cat([latent, pair], dim=1)), batch.extras["pair_is_earlier"]), {})
+        earlier = FramePairs.of(batch).other_is_earlier
+        return Losses(self.order_loss(self.classifier(th.cat([latent, pair], dim=1)), earlier), {})
 
     def latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
         pairs = th.cat([latent, self._pair_latent(policy, batch)], dim=1)
         frozen = {name: parameter.detach() for name, parameter in self.classifier.named_parameters()}
         logits = functional_call(self.classifier, frozen, (pairs,))
-        loss = self.order_loss(logits, th.full_like(batch.extras["pair_is_earlier"], 0.5))
+        loss = self.order_loss(logits, th.full_like(FramePairs.of(batch).other_is_earlier, 0.5))
         return Losses(self.order_coef * loss, {"order_loss": loss})
 
     def _pair_latent(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
-        numbers = batch.extras["pair"].long().cpu().numpy()
+        numbers = FramePairs.of(batch).other.long().cpu().numpy()
         frames: PyTorchObs = map_arrays(lambda array: th.as_tensor(array[numbers], device=policy.device), self._frames)
         return policy.evaluate(frames, reads=("latent_pi",)).latent_pi
 

@@ -8,9 +8,9 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
-from sb3_ppg import losses
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
+from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
@@ -41,21 +41,6 @@ class Coefficients(NamedTuple):
     beta_clone: float
 
 
-def require_architecture(model: PhasicModel, objective: "Objective", architecture: str, reason: str) -> None:
-    """
-    :param model: complete
-    :param objective: the objective that needs it
-    :param architecture: the only architecture that can work
-    :param reason: why
-    :raises ArgumentError: if the policy has another one
-    """
-    if model.policy.architecture != architecture:
-        raise ArgumentError(
-            f"`architecture`={model.policy.architecture!r} cannot work with {type(objective).__name__}: {reason}; use "
-            f"policy_kwargs=dict(architecture={architecture!r})"
-        )
-
-
 MAX_WEIGHT = 1e6
 
 
@@ -71,15 +56,17 @@ class Objective(nn.Module):
     :param policy: policy in training, to make networks of matching sizes or copies of it. Do not keep it: each method gets it
     """
 
-    # Arrays of the rollout buffer that the auxiliary phase keeps in addition to observations and value targets
-    aux_keys: tuple[str, ...] = ()
+    # Class of ``aux_data``. The fields that it adds to ``SampleData`` have the names of arrays of the rollout buffer
+    aux_data_class: ClassVar[type[SampleData]] = SampleData
+    # The only architecture of the policy that can work. None: any
+    architecture: ClassVar[str | None] = None
     # Whether the value function's epochs come before the policy's, where the two are not joint
     values_first: ClassVar[bool] = True
     # Minibatch size of the value function's own epochs, in samples. None: the policy's
     value_batch_size: int | None = None
     # Whether the auxiliary phase shuffles whole sequences of ``n_steps`` samples; False: single samples, without memory
     shuffles_sequences: ClassVar[bool] = True
-    # Whether auxiliary minibatches have to consist of whole sequences, because a loss uses the samples that follow a sample
+    # Whether auxiliary minibatches must consist of whole sequences, because a loss uses the samples that follow a sample
     needs_whole_sequences: ClassVar[bool] = False
     # Whether it needs the state after a rollout
     needs_rollout_end: ClassVar[bool] = False
@@ -101,6 +88,11 @@ class Objective(nn.Module):
         :param model: complete
         :raises ArgumentError: for what this objective cannot work with
         """
+        if self.architecture not in (None, model.policy.architecture):
+            raise ArgumentError(
+                f"`architecture`={model.policy.architecture!r} cannot work with {type(self).__name__}: use "
+                f"policy_kwargs=dict(architecture={self.architecture!r})"
+            )
 
     # ---- losses ----
 
@@ -110,7 +102,7 @@ class Objective(nn.Module):
 
         :param policy: policy in training
         :param inputs: arguments of its ``evaluate``: observations, and memory or masks
-        :param batch: B samples of a rollout, as SB3's buffers return them; with the field ``extras`` if there are any
+        :param batch: B samples of a rollout, as SB3's buffers return them; ``SampleData.of`` returns those of ``extras``
         :param coefficients: weights of the terms
         :return: sum of the terms, and each term
         """
@@ -138,8 +130,8 @@ class Objective(nn.Module):
 
         :param policy: policy in training
         :param inputs: arguments of its ``evaluate``
-        :param batch: B samples of the phase; the results of ``recorded`` and ``aux_data`` are in its fields ``recorded`` and
-            ``context``
+        :param batch: B samples of the phase; its field ``recorded`` has those of ``recorded``, and ``SampleData.of`` returns
+            those of ``aux_data``
         :param coefficients: weights of the terms
         :return: sum of the terms, and each term
         """
@@ -167,32 +159,32 @@ class Objective(nn.Module):
         n_samples = advantages.size * n_processes()
         return (advantages - mean) / (std * (n_samples / (n_samples - self.degrees_of_freedom)) ** 0.5 + self.epsilon)
 
-    def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, np.ndarray]:
+    def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> SampleData:
         """
         Return further data of each sample for the losses of the policy phase.
 
         :param policy: policy before the update
         :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
         :param end: state after the rollout
-        :return: arrays by name, (n_envs * n_steps, ...), environment by environment; a minibatch has its rows in
-            ``batch.extras``
+        :return: arrays, (n_envs * n_steps, ...), environment by environment
         """
-        return {}
+        return SampleData()
 
-    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
+    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> SampleData:
         """
         Return the arrays of a rollout that the auxiliary phase keeps for its losses.
 
         :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
         :param end: state after the rollout
-        :return: arrays by name, (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
-        :raises ArgumentError: if the rollout buffer has no array with a name in ``aux_keys``
+        :return: arrays, (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
+        :raises ArgumentError: if the rollout buffer has no array with the name of a field of ``aux_data_class``
         """
-        if unknown := [name for name in self.aux_keys if not isinstance(getattr(rollout_buffer, name, None), np.ndarray)]:
-            known = sorted(name for name, value in vars(rollout_buffer).items() if isinstance(value, np.ndarray))
-            raise ArgumentError(f"`aux_keys` of {type(self).__name__} has {unknown}: a rollout buffer's arrays are {known}")
-        arrays = {name: getattr(rollout_buffer, name) for name in self.aux_keys}
-        return {name: by_environment(rollout_buffer, array) for name, array in arrays.items()}
+        known = {name: array for name, array in vars(rollout_buffer).items() if isinstance(array, np.ndarray)}
+        names = self.aux_data_class.__dataclass_fields__.keys() - SampleData.__dataclass_fields__.keys()
+        if unknown := names - known.keys():
+            of_class = f"`aux_data_class` of {type(self).__name__} has {sorted(unknown)}"
+            raise ArgumentError(f"{of_class}: a rollout buffer's arrays are {sorted(known)}")
+        return self.aux_data_class(**{name: by_environment(rollout_buffer, known[name]) for name in names})
 
     def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
         """
@@ -202,15 +194,16 @@ class Objective(nn.Module):
         :param inputs: arguments of its ``evaluate``
         :return: the parameters of π_old(.|s), (B, P)
         """
-        return losses.distribution_parameters(policy.evaluate(*inputs, reads=("distribution",)).distribution)
+        return policy.actions.parameters(policy.evaluate(*inputs, reads=("distribution",)).distribution)
 
-    def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
+    def kl_to_recorded(self, policy: PhasicActorCriticPolicy, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
         """
+        :param policy: policy in training
         :param distribution: π(.|s)
         :param recorded: result of ``recorded``, (B, P)
         :return: KL(π_old(.|s), π(.|s)), (B,), in nats
         """
-        return losses.kl_divergence(distribution, recorded)
+        return policy.actions.kl_divergence(distribution, recorded)
 
     # ---- moments ----
 
@@ -250,10 +243,6 @@ class Objective(nn.Module):
         """Called after the epochs of the auxiliary phase."""
 
     # ---- parameters ----
-
-    def has_plausible_state(self) -> bool:
-        """Return whether training can have produced the buffers of this module, which may come from a shared model."""
-        return True
 
     def trained_with_policy(self) -> list[nn.Parameter]:
         """Return the parameters that the policy's optimizers train in addition to the policy's: all but the adversary's."""

@@ -3,6 +3,7 @@ DCPG and DDCPG: Moon, Lee, Song, "Rethinking Value Function Learning for General
 https://arxiv.org/abs/2210.09960. Authors' code: https://github.com/snu-mllab/DCPG.
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch as th
@@ -13,19 +14,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_ppg.arguments import check_value, count, number, require
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.rollouts import RolloutEnd
-from sb3_ppg.buffers.vector_rewards import OLD_VALUES
+from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
+from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, require_architecture
-from sb3_ppg.objectives.paper import PaperObjective, also_in
+from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients
+from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
 from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.protocols import PhasicModel
-
-# Prefix of the keys under which the frame after a rollout is kept
-LAST = "last_observations "
 
 
 class DelayedCriticObjective(PaperObjective):
@@ -38,6 +37,7 @@ class DelayedCriticObjective(PaperObjective):
     :param value_distance_coef: weight of 1/2 (V - V_held)² in the policy phase; V_held is V when the rollout was collected
     """
 
+    architecture: ClassVar[str] = "shared"
     # As the authors do it
     degrees_of_freedom: ClassVar[int] = 1
     epsilon: ClassVar[float] = 1e-5
@@ -48,8 +48,8 @@ class DelayedCriticObjective(PaperObjective):
         self.value_distance_coef = value_distance_coef
 
     def check(self, model: PhasicModel) -> None:
+        super().check(model)
         name = type(self).__name__
-        require_architecture(model, self, "shared", "values come from the policy's network")
         require(model, model.n_value_epochs is None, "n_value_epochs", f"{name} has joint epochs only; use None")
         require(model, model.replay.capacity == 1, "replay_kwargs", f"{name} holds values as they were collected; use None")
         require(model, model.n_aux_epochs > 0, "n_aux_epochs", f"{name} learns values in the auxiliary phase; use at least 1")
@@ -58,7 +58,8 @@ class DelayedCriticObjective(PaperObjective):
     def value_error(
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
     ) -> Losses:
-        held = also_in(batch).get(OLD_VALUES, batch.old_values)
+        of_components = SampleData.of(batch).component_values
+        held = batch.old_values if of_components is None else of_components
         distance = 0.5 * head_loss(policy.value_net, latent, held, coefficients.value_unit)
         return Losses(self.value_distance_coef * distance, {"value_distance": distance})
 
@@ -66,10 +67,23 @@ class DelayedCriticObjective(PaperObjective):
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
         terms = {
-            "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
+            "kl": self.kl_to_recorded(policy, evaluation.distribution, batch.recorded).mean(),
             "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, coefficients.value_unit),
         }
         return Losses(terms["value_loss"] + coefficients.beta_clone * terms["kl"], terms)
+
+
+@dataclass
+class Transitions(SampleData):
+    """
+    Actions, and what follows the last one.
+
+    :param actions: as buffers keep them, (B, action dimensions)
+    :param last_observations: the frame after each sequence, ``(number of sequences, *observation shape)``
+    """
+
+    actions: Any = None
+    last_observations: Any = None
 
 
 class DynamicsObjective(DelayedCriticObjective):
@@ -86,7 +100,6 @@ class DynamicsObjective(DelayedCriticObjective):
     :param hidden_size: units of each of its two hidden layers
     """
 
-    aux_keys: tuple[str, ...] = ("actions",)
     needs_whole_minibatches: ClassVar[bool] = True
     needs_rollout_end: ClassVar[bool] = True
     needs_whole_sequences: ClassVar[bool] = True  # the frame after a rollout is kept once
@@ -118,19 +131,12 @@ class DynamicsObjective(DelayedCriticObjective):
         require(model, model.n_steps > 1, "n_steps", f"{name} needs another transition in each minibatch; use at least 2")
         if isinstance(model.action_space, spaces.Discrete) and model.action_space.n < 2:
             raise ArgumentError(f"{name} cannot work with {model.action_space}: there is no other action")
-        require(
-            model,
-            not isinstance(model.micro_batch_size, int),
-            "micro_batch_size",
-            f"{name} draws other actions and frames from the whole minibatch; use None",
-        )
+        remedy = f"{name} draws other actions and frames from the whole minibatch; use None"
+        require(model, not isinstance(model.micro_batch_size, int), "micro_batch_size", remedy)
 
-    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> dict[str, Any]:
-        last = end.observations if isinstance(end.observations, dict) else {"": end.observations}
-        return {
-            **super().aux_data(rollout_buffer, end),
-            **{f"{LAST}{key}": array[:, None].copy() for key, array in last.items()},
-        }
+    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> Transitions:
+        last = map_arrays(lambda array: array[:, None].copy(), end.observations)
+        return Transitions(actions=by_environment(rollout_buffer, rollout_buffer.actions), last_observations=last)
 
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
@@ -149,13 +155,12 @@ class DynamicsObjective(DelayedCriticObjective):
         :param batch: B samples in sequences, with actions, and the frame after each sequence
         :return: the cross-entropies of the discriminator for true and false transitions
         """
-        last = {key.removeprefix(LAST): array for key, array in batch.context.items() if key.startswith(LAST)}
-        frames = last if isinstance(policy.observation_space, spaces.Dict) else last[""]
-        last_latent = policy.evaluate(frames, reads=("latent_pi",)).latent_pi
+        transitions = Transitions.of(batch)
+        last_latent = policy.evaluate(transitions.last_observations, reads=("latent_pi",)).latent_pi
         n_sequences = len(last_latent)
         by_sequence = latent.unflatten(0, (n_sequences, -1))
         following = th.cat([by_sequence[:, 1:], last_latent[:, None]], dim=1).flatten(0, 1)
-        actions = policy.actions.from_buffer(batch.context["actions"])
+        actions = policy.actions.from_buffer(transitions.actions)
         false_actions, false_next = self.draw_false_actions(actions), self.draw_false_next(len(latent)).to(latent.device)
 
         def logits(taken: th.Tensor, then: th.Tensor) -> th.Tensor:

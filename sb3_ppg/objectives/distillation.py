@@ -11,14 +11,13 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from torch.nn import functional as F
 
-from sb3_ppg import losses
 from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import check_value, choice, count, number, optional, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, ordered_gae
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import Coefficients, require_architecture
+from sb3_ppg.objectives.base import Coefficients
 from sb3_ppg.objectives.paper import PaperObjective
 from sb3_ppg.policies import PhasicActorCriticPolicy, head_loss
 from sb3_ppg.protocols import PhasicModel
@@ -43,6 +42,7 @@ class DistillationObjective(PaperObjective):
     :raises ArgumentError: for arguments that cannot work
     """
 
+    architecture: ClassVar[str] = "dual"
     values_first: ClassVar[bool] = False
     needs_rollout_end: ClassVar[bool] = True
     shuffles_sequences: ClassVar[bool] = False
@@ -68,7 +68,6 @@ class DistillationObjective(PaperObjective):
     def check(self, model: PhasicModel) -> None:
         super().check(model)
         name = type(self).__name__
-        require_architecture(model, self, "dual", "policy and value function have networks of their own")
         require(model, model.n_value_epochs is not None, "n_value_epochs", f"{name} has no joint epochs; use at least 1")
         if self.constraint == "logits" and isinstance(model.action_space, NESTED):
             raise ArgumentError(f"`constraint`='logits' cannot work with {model.action_space}: use 'kl' or 'reverse_kl'")
@@ -84,11 +83,11 @@ class DistillationObjective(PaperObjective):
         """Return V(s) of the value network after its epochs, raw logits if constrained, and the parameters of π_old(.|s)."""
         distribution, latent_pi, latent_vf, _ = policy.evaluate(*inputs)
         logits = [policy.action_net(latent_pi)] if self.constraint == "logits" else []
-        return th.cat([policy.value_net(latent_vf), *logits, losses.distribution_parameters(distribution)], dim=1)
+        return th.cat([policy.value_net(latent_vf), *logits, policy.actions.parameters(distribution)], dim=1)
 
-    def kl_to_recorded(self, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
-        n_parameters = losses.distribution_parameters(distribution).shape[1]
-        return losses.kl_divergence(distribution, recorded[:, -n_parameters:], self.constraint == "reverse_kl")
+    def kl_to_recorded(self, policy: PhasicActorCriticPolicy, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
+        n_parameters = policy.actions.parameters(distribution).shape[1]
+        return policy.actions.kl_divergence(distribution, recorded[:, -n_parameters:], self.constraint == "reverse_kl")
 
     def auxiliary_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
@@ -101,5 +100,5 @@ class DistillationObjective(PaperObjective):
             distance = F.mse_loss(logits, batch.recorded[:, 1 : 1 + logits.shape[1]]) / 2
             terms["logits_distance"] = distance
         else:
-            terms["kl"] = distance = self.kl_to_recorded(distribution, batch.recorded).mean()
+            terms["kl"] = distance = self.kl_to_recorded(policy, distribution, batch.recorded).mean()
         return Losses(terms["aux_value_loss"] + coefficients.beta_clone * distance, terms)

@@ -16,7 +16,6 @@ from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, is_number, number, require
 from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients
 from sb3_ppg.objectives.paper import PaperObjective, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
@@ -69,26 +68,17 @@ class DecoupledObjective(PaperObjective):
             remedy = "the log-ratio is clipped at log(1 - `clip_range`); use less than 1, or None"
             require(model, clip_range is None or clip_range < 1, "clip_range", remedy)
 
-    def has_plausible_state(self) -> bool:
-        return bool(self.proximal.get_buffer("n_averaged") >= 1)
-
     def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
         self.restart(policy)
 
-    def surrogate(
-        self,
-        policy: PhasicActorCriticPolicy,
-        inputs: tuple,
-        batch: Any,
-        log_prob: th.Tensor,
-        entropy: th.Tensor | None,
-        coefficients: Coefficients,
-    ) -> Losses:
+    def policy_gradient(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, log_prob: th.Tensor, coefficients: Coefficients
+    ) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         with th.no_grad():
             proximal = cast(PhasicActorCriticPolicy, self.proximal.module)
             distribution = proximal.evaluate(*inputs, reads=("distribution",)).distribution
             proximal_log_prob = distribution.log_prob(policy.actions.from_buffer(batch.actions))
-        surrogate = losses.decoupled_policy_gradient_loss(
+        loss = losses.decoupled_policy_gradient_loss(
             log_prob,
             proximal_log_prob,
             batch.old_log_prob,
@@ -97,10 +87,9 @@ class DecoupledObjective(PaperObjective):
             self.importance_limit,
             weights_of(batch),
         )
-        of_policy = self.with_entropy_and_penalty(surrogate, batch, log_prob, proximal_log_prob, entropy, coefficients)
         log_weight = log_prob.detach() - batch.old_log_prob
         at_limit = (log_weight > math.log(self.importance_limit)).to(log_weight.dtype).mean()
-        return of_policy._replace(terms={**of_policy.terms, "importance_clip_fraction": at_limit})
+        return loss, proximal_log_prob, {"importance_clip_fraction": at_limit}
 
 
 class EWMAObjective(DecoupledObjective):
@@ -156,10 +145,6 @@ class EWMAObjective(DecoupledObjective):
         remedy = "the average of the advantages' moments would count a rollout several times; use `advantage_decay`=0"
         require(model, not (averages and model.recompute_advantages), "recompute_advantages", remedy)
         require(model, not (averages and model.replay.capacity > 1), "replay_kwargs", remedy)
-
-    def has_plausible_state(self) -> bool:
-        moments_are = self.advantage_weight >= 0 and self.advantage_variance >= 0 and self.advantage_mean.abs() <= 1e30
-        return super().has_plausible_state() and bool(moments_are)
 
     def average(self, averaged: Parameters, current: Parameters, n_averaged: th.Tensor | int) -> None:
         """Update the parameters of the proximal policy, the average of ``n_averaged`` policies so far."""

@@ -3,12 +3,15 @@
 from typing import Any
 
 import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.distributions import Distribution
 from torch import nn
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, number, require
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
-from sb3_ppg.buffers.vector_rewards import TARGETS
+from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
+from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, Objective
@@ -21,9 +24,9 @@ class PaperObjective(Objective):
     """
     L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase.
 
-    If ``extras`` has "weights", these weight each sample's terms in the policy phase; if ``aux_data`` has "weights", these
-    weight the value losses of the auxiliary phase. KL terms, and terms that a relative adds, such as DCPG's distance or DAAC's
-    advantage error, are not weighted.
+    ``weights`` of ``extras`` weight each sample's terms in the policy phase, those of ``aux_data`` the value losses of the
+    auxiliary phase. KL terms, and terms that a relative adds, such as DCPG's distance or DAAC's advantage error, are not
+    weighted.
 
     :param policy: policy in training
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
@@ -40,11 +43,11 @@ class PaperObjective(Objective):
             check_value("dual_clip", dual_clip, number(1, MAX_WEIGHT))
         if value_clip is not None:
             check_value("value_clip", value_clip, number(0, MAX_WEIGHT))
-            self.aux_keys = (*self.aux_keys, "values")
         self.dual_clip = dual_clip
         self.value_clip = value_clip
 
     def check(self, model: PhasicModel) -> None:
+        super().check(model)
         remedy = "`value_clip` of the objective clips, too; use one of them"
         require(model, model.clip_range_vf is None or self.value_clip is None, "clip_range_vf", remedy)
         for name in ("value_net", "aux_value_net"):
@@ -54,19 +57,21 @@ class PaperObjective(Objective):
                 if self.value_clip is not None:
                     raise ArgumentError(f"`value_clip`={self.value_clip} cannot work: {remedy}")
 
+    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> SampleData:
+        kept = super().aux_data(rollout_buffer, end)
+        if self.value_clip is not None:
+            kept.values = by_environment(rollout_buffer, rollout_buffer.values)
+        return kept
+
     def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         distribution, _, latent_vf, _ = policy.evaluate(*inputs)
-        actions = policy.actions.from_buffer(batch.actions)
-        log_prob, entropy = distribution.log_prob(actions), policy.actions.entropy(distribution, actions)
-        of_policy = self.surrogate(policy, inputs, batch, log_prob, entropy, coefficients)
+        of_policy = self.surrogate(policy, inputs, batch, distribution, coefficients)
         of_values = self.value_error(policy, latent_vf, batch, coefficients)
         return Losses(of_policy.total + of_values.total, {**of_policy.terms, **of_values.terms}, of_policy.log_ratio)
 
     def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         distribution = policy.evaluate(*inputs, reads=("distribution",)).distribution
-        actions = policy.actions.from_buffer(batch.actions)
-        log_prob, entropy = distribution.log_prob(actions), policy.actions.entropy(distribution, actions)
-        return self.surrogate(policy, inputs, batch, log_prob, entropy, coefficients)
+        return self.surrogate(policy, inputs, batch, distribution, coefficients)
 
     def value_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
         latent_vf = policy.evaluate(*inputs, reads=("latent_vf",)).latent_vf
@@ -77,51 +82,48 @@ class PaperObjective(Objective):
         policy: PhasicActorCriticPolicy,
         inputs: tuple,
         batch: Any,
-        log_prob: th.Tensor,
-        entropy: th.Tensor | None,
+        distribution: Distribution,
         coefficients: Coefficients,
     ) -> Losses:
         """
-        L^clip, or the unclipped surrogate with a KL penalty, and the entropy bonus.
+        Return the loss of ``policy_gradient``, the entropy bonus and, with ``kl_coef``, the KL penalty.
 
         :param policy: policy in training
-        :param inputs: arguments of its ``evaluate``, to evaluate another proximal policy
+        :param inputs: arguments of its ``evaluate``
         :param batch: B samples of a rollout
-        :param log_prob: log π(a|s), (B,)
-        :param entropy: H(π(.|s)), (B,), or None where it has no closed form
+        :param distribution: π(.|s)
         :param coefficients: weights of the terms
         :return: sum of the terms, and each term
         """
-        surrogate = losses.policy_gradient_loss(
-            log_prob, batch.old_log_prob, batch.advantages, coefficients.clip_range, self.dual_clip, weights_of(batch)
-        )
-        return self.with_entropy_and_penalty(surrogate, batch, log_prob, batch.old_log_prob, entropy, coefficients)
-
-    def with_entropy_and_penalty(
-        self,
-        surrogate: th.Tensor,
-        batch: Any,
-        log_prob: th.Tensor,
-        proximal_log_prob: th.Tensor,
-        entropy: th.Tensor | None,
-        coefficients: Coefficients,
-    ) -> Losses:
-        """
-        :param surrogate: the loss on the advantages, scalar
-        :param batch: B samples of a rollout
-        :param log_prob: log π(a|s), (B,)
-        :param proximal_log_prob: log π_prox(a|s), of the policy that clipping and penalty refer to, (B,)
-        :param entropy: H(π(.|s)), (B,), or None where it has no closed form
-        :param coefficients: weights of the terms
-        :return: sum of the surrogate, the entropy bonus and, if there is one, the KL penalty, and each term
-        """
+        actions = policy.actions.from_buffer(batch.actions)
+        log_prob, entropy = distribution.log_prob(actions), policy.actions.entropy(distribution, actions)
+        surrogate, proximal_log_prob, others = self.policy_gradient(policy, inputs, batch, log_prob, coefficients)
         entropy_loss = losses.entropy_loss(entropy, log_prob, weights_of(batch))
         terms = {"policy_gradient_loss": surrogate, "entropy_loss": entropy_loss}
         total = surrogate + coefficients.ent_coef * entropy_loss
         if coefficients.kl_coef is not None:
             terms["kl_penalty"] = losses.kl_penalty(log_prob, proximal_log_prob)
             total = total + coefficients.kl_coef * terms["kl_penalty"]
-        return Losses(total, terms, log_prob.detach() - proximal_log_prob)
+        return Losses(total, {**terms, **others}, log_prob.detach() - proximal_log_prob)
+
+    def policy_gradient(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, log_prob: th.Tensor, coefficients: Coefficients
+    ) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
+        """
+        Return the loss on the advantages: L^clip, or without ``clip_range`` the unclipped surrogate.
+
+        :param policy: policy in training
+        :param inputs: arguments of its ``evaluate``, to evaluate another proximal policy
+        :param batch: B samples of a rollout
+        :param log_prob: log π(a|s), (B,)
+        :param coefficients: weights of the terms
+        :return: the loss, scalar; log π_prox(a|s) of the policy that clipping and penalty refer to, (B,); scalars for the log
+        """
+        old_log_prob, clip_range = batch.old_log_prob, coefficients.clip_range
+        loss = losses.policy_gradient_loss(
+            log_prob, old_log_prob, batch.advantages, clip_range, self.dual_clip, weights_of(batch)
+        )
+        return loss, old_log_prob, {}
 
     def value_error(
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
@@ -166,7 +168,7 @@ class PaperObjective(Objective):
         """
         unit = coefficients.value_unit
         terms = {
-            "kl": self.kl_to_recorded(evaluation.distribution, batch.recorded).mean(),
+            "kl": self.kl_to_recorded(policy, evaluation.distribution, batch.recorded).mean(),
             "aux_value_loss": self.auxiliary_value_error(policy.aux_value_net, evaluation.latent_pi, batch, unit),
             "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, unit),
         }
@@ -186,24 +188,19 @@ class PaperObjective(Objective):
         weights = weights_of(batch)
         if self.value_clip is None:
             return 0.5 * head_loss(head, latent, targets_of(batch), unit, weights)
-        in_units = (head(latent).flatten() / unit, batch.value_targets / unit, batch.context["values"].flatten() / unit)
+        in_units = (head(latent).flatten() / unit, batch.value_targets / unit, SampleData.of(batch).values.flatten() / unit)
         return 0.5 * losses.clipped_value_loss(*in_units, self.value_clip, weights)
-
-
-def also_in(batch: Any) -> dict[str, th.Tensor]:
-    """Return the further data of a minibatch of either phase, by name."""
-    return batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
 
 
 def weights_of(batch: Any) -> th.Tensor | None:
     """Return the weights of a minibatch's samples in the losses, (B,); None if there are none."""
-    also = also_in(batch)
-    return also["weights"].flatten() if "weights" in also else None
+    weights = SampleData.of(batch).weights
+    return None if weights is None else weights.flatten()
 
 
 def targets_of(batch: Any) -> th.Tensor:
     """Return V_targ of a minibatch of either phase, (B,); for vector rewards those of each component, (B, K)."""
-    also = also_in(batch)
-    if TARGETS in also:
-        return also[TARGETS]
+    of_components = SampleData.of(batch).component_targets
+    if of_components is not None:
+        return of_components
     return batch.value_targets if isinstance(batch, AuxiliaryBatch) else batch.returns

@@ -32,8 +32,8 @@ class BCQ(OffPolicyAlgorithm):
     most ``phi``, and two critics learn soft clipped targets over sampled actions. Discrete actions: Double DQN among the
     actions whose probability in the data is at least ``threshold`` times that of the likeliest.
 
-    Learning never touches the environment, which gives the spaces, and in which callbacks and you evaluate. A timestep is
-    a gradient step. ``VecNormalize`` takes the data's statistics, see ``set_dataset``.
+    A timestep is a gradient step. Learning takes only the spaces from the environment, and does not step it; callbacks can
+    evaluate in it. ``VecNormalize`` takes the data's statistics, see ``set_dataset``.
 
     Example::
 
@@ -47,13 +47,13 @@ class BCQ(OffPolicyAlgorithm):
 
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``BCQPolicy``
     :param env: The environment that the data is from (if registered in Gym, can be str)
-    :param learning_rate: of all networks, it can be a function of the current progress remaining (from 1 to 0)
+    :param learning_rate: Learning rate of all networks, it can be a function of the current progress remaining (from 1 to 0)
     :param batch_size: Minibatch size of each gradient step
     :param tau: Soft update coefficient of the target networks, from 0 to 1
     :param gamma: Discount factor
     :param replay_buffer_class: Replay buffer class that holds the data. If ``None``, it will be automatically selected
-    :param replay_buffer_kwargs: Keyword arguments to pass to it; ``dict(handle_timeout_termination=False)`` lets time limits,
-        and all other cuts in the data, end an episode like a termination
+    :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer; ``dict(handle_timeout_termination=False)``
+        treats time limits, and all other truncations, as terminations
     :param n_steps: Number of steps of the targets' returns
     :param policy_kwargs: Additional arguments to be passed to the policy on creation, see ``BCQPolicy``
     :param tensorboard_log: The log location for tensorboard (if None, no logging)
@@ -61,14 +61,14 @@ class BCQ(OffPolicyAlgorithm):
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
-    :param dataset: The data, as ``load_dataset`` takes it. None: ``set_dataset`` gives it later; a loaded model can play
-        without
+    :param dataset: Data that ``load_dataset`` accepts. None: ``set_dataset`` gives it later; a loaded model can play
+        without data
     :param phi: Φ, how far an action may be moved, where the action space is [-1, 1] (Box)
-    :param lmbda: λ, the weight of the lowest critic in targets; the rest is the highest one's (Box)
+    :param lmbda: λ, the weight of the lowest critic in targets; the highest one has weight 1 - λ (Box)
     :param n_train_samples: Number of actions among which targets take the best (Box)
     :param n_play_samples: Number of actions among which ``predict`` takes the best (Box)
     :param latent_kl_coef: Weight of the KL term in the VAE's loss (Box)
-    :param threshold: τ, the least probability of an action, as a part of that of the likeliest one (Discrete)
+    :param threshold: τ, the minimum probability of an action, as a fraction of that of the likeliest one (Discrete)
     :param logit_penalty_coef: Weight of the imitation head's squared logits (Discrete)
     :raises ArgumentError: (a ``ValueError``) for arguments that cannot work, and data that does not fit the environment
     """
@@ -144,19 +144,14 @@ class BCQ(OffPolicyAlgorithm):
     def _setup_model(self) -> None:
         check_arguments(self)  # type: ignore[arg-type]
         require(self, np.ndim(self.gamma) == 0, "gamma", "use one number: recorded data has one reward for each step")
-        remedy = "`replay_buffer_class` takes it in `replay_buffer_kwargs`, together with `gamma`; use 1 here"
-        require(self, self.n_steps == 1 or self.replay_buffer_class is None, "n_steps", remedy)
         remedy = "SB3 has no n-step buffer for dictionaries of observations; use 1"
         require(self, self.n_steps == 1 or not isinstance(self.observation_space, spaces.Dict), "n_steps", remedy)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         self._losses: list[dict[str, th.Tensor]] = []  # since the latest log
-        of_play = {name: getattr(self, name) for name in ("phi", "threshold", "n_play_samples")}
         policy: Any = self.policy_class
-        action_space = in_floats(self.action_space)  # scaled integers are floats, and their range may not fit into their type
-        self.policy = policy(self.observation_space, action_space, self.lr_schedule, **of_play, **self.policy_kwargs).to(
-            self.device
-        )
+        kwargs = dict(self.policy_kwargs, phi=self.phi, threshold=self.threshold, n_play_samples=self.n_play_samples)
+        self.policy = policy(self.observation_space, self.action_space, self.lr_schedule, **kwargs).to(self.device)
         if self.dataset is not None:
             self.set_dataset(self.dataset)
 
@@ -164,10 +159,10 @@ class BCQ(OffPolicyAlgorithm):
 
     def set_dataset(self, dataset: Any) -> None:
         """
-        Take the data to learn from, in place of that before. Its statistics replace those of ``VecNormalize``, but not those
-        that the networks have been trained with: a model that is loaded with its ``VecNormalize`` acts as before on new data.
+        Set the data to learn from. Its statistics replace those of ``VecNormalize``, except ones that the networks have been
+        trained with: a model that is loaded with its ``VecNormalize`` acts as before on new data.
 
-        :param dataset: as ``load_dataset`` takes it
+        :param dataset: data that ``load_dataset`` accepts
         :raises ArgumentError: if it is damaged, or not from such an environment
         """
         data = load_dataset(dataset).fitted_to(self.observation_space, self.action_space)
@@ -180,19 +175,22 @@ class BCQ(OffPolicyAlgorithm):
         is_dict = isinstance(self.observation_space, spaces.Dict)
         cls: Any = self.replay_buffer_class or (DictReplayBuffer if is_dict else ReplayBuffer)
         kwargs = dict(self.replay_buffer_kwargs)
-        if self.replay_buffer_class is None and self.n_steps > 1:
-            cls = NStepReplayBuffer
-            kwargs |= {"n_steps": self.n_steps, "gamma": self.gamma}
-        remedy = "its rows have no next observations; leave `optimize_memory_usage` out"
-        require(self, not kwargs.get("optimize_memory_usage"), "replay_buffer_kwargs", remedy)
-        buffer = cls(len(data), self.observation_space, self.policy.action_space, device=self.device, **kwargs)
-        for name in ("observations", "next_observations"):
-            map_arrays(_fill, getattr(buffer, name), getattr(data, name))
-        _fill(buffer.actions, self.policy.scale_action(data.actions) if self.policy.is_box else data.actions)
-        _fill(buffer.rewards, data.rewards)
-        _fill(buffer.dones, data.terminations | data.truncations)
+        if self.n_steps > 1:
+            cls = self.replay_buffer_class or NStepReplayBuffer
+            kwargs = {"n_steps": self.n_steps, "gamma": self.gamma, **kwargs}
+        # Scaled integers are floats
+        buffer = cls(len(data), self.observation_space, in_floats(self.action_space), device=self.device, **kwargs)
+
+        def fill(stored: np.ndarray, array: np.ndarray) -> None:
+            stored[:] = array.reshape(stored.shape)  # from (N, ...) to (N, 1, ...)
+
+        map_arrays(fill, buffer.observations, data.observations)
+        map_arrays(fill, buffer.next_observations, data.next_observations)
+        fill(buffer.actions, self.policy.scale_action(data.actions) if self.policy.is_box else data.actions)
+        fill(buffer.rewards, data.rewards)
+        fill(buffer.dones, data.terminations | data.truncations)
         if buffer.handle_timeout_termination:
-            _fill(buffer.timeouts, data.truncations & ~data.terminations)
+            fill(buffer.timeouts, data.truncations & ~data.terminations)
         buffer.full = True
         return buffer
 
@@ -250,8 +248,8 @@ class BCQ(OffPolicyAlgorithm):
         """
         Take gradient steps.
 
-        :param gradient_steps: how many
-        :param batch_size: samples in each
+        :param gradient_steps: number of gradient steps
+        :param batch_size: number of samples in each
         """
         assert self.replay_buffer is not None
         self.policy.set_training_mode(True)
@@ -276,7 +274,8 @@ class BCQ(OffPolicyAlgorithm):
         terms = update(obs, batch.actions, next_obs, outcome)
         for network, target in policy.targets:
             polyak_update(network.parameters(), target.parameters(), self.tau)
-            for buffer, of_target in zip(network.buffers(), target.buffers(), strict=True):  # of batch normalization
+            # Statistics of batch normalization
+            for buffer, of_target in zip(network.buffers(), target.buffers(), strict=True):
                 of_target.copy_(buffer)
         return terms
 
@@ -290,7 +289,7 @@ class BCQ(OffPolicyAlgorithm):
             codes = policy.vae.random_codes(n_samples, self.n_train_samples)
             next_actions = policy.actor_target(next_obs, policy.vae.decode(next_obs, codes))
             next_values = policy.critics_target(next_obs, next_actions)
-            targets = losses.soft_clipped_targets(*outcome, next_values, self.lmbda)
+            targets = losses.td_targets(*outcome, losses.soft_clipped_values(next_values, self.lmbda))
         values = policy.critics(obs, actions.unsqueeze(1)).squeeze(-1)
         terms["critic_loss"] = losses.critic_loss(values, targets)
         _step(policy.critic_optimizer, terms["critic_loss"])
@@ -298,7 +297,7 @@ class BCQ(OffPolicyAlgorithm):
         with th.no_grad():
             of_data = policy.vae.decode(obs, policy.vae.random_codes(n_samples, 1))
         perturbed = policy.actor(obs, of_data)
-        terms["actor_loss"] = losses.perturbation_loss(policy.critics(obs, perturbed, only_first=True).flatten())
+        terms["actor_loss"] = -policy.critics(obs, perturbed, only_first=True).mean()  # equation 12 of the first paper
         _step(policy.actor_optimizer, terms["actor_loss"])
         return {**terms, "q_value": values.mean()}
 
@@ -309,7 +308,8 @@ class BCQ(OffPolicyAlgorithm):
         with th.no_grad():
             next_values, next_logits = policy.q_net(next_obs)
             next_actions = losses.constrained_actions(next_values, next_logits.log_softmax(dim=1), self.threshold)
-            targets = losses.discrete_targets(*outcome, policy.q_net_target(next_obs)[0], next_actions)
+            next_values = policy.q_net_target(next_obs)[0].gather(1, next_actions.unsqueeze(1)).squeeze(1)
+            targets = losses.td_targets(*outcome, next_values)
         values, logits = policy.q_net(obs)
         taken = actions.flatten().long() - int(self.action_space.start)  # type: ignore[attr-defined]
         terms = losses.discrete_losses(values, logits, taken, targets)
@@ -340,8 +340,3 @@ def _step(optimizer: Any, loss: th.Tensor) -> None:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-
-
-def _fill(stored: np.ndarray, array: np.ndarray) -> None:
-    """Copy (N, ...) into a buffer's array, (N, 1, ...)."""
-    stored[:] = array.reshape(stored.shape)

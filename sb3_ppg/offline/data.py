@@ -1,27 +1,28 @@
-"""Recorded data: one class for all sources, and checks that say what is wrong and where."""
+"""Recorded data: one class for all sources, and checks that name the array, the transition and the source."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED
+from sb3_ppg.actions.kinds import SquashedGaussianActions
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.environments.watched import normalizers
-from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest
+from sb3_ppg.errors import ArgumentError, missing_extras_named
 
 ARRAYS = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
-TOLERANCE = 1e-5  # of the width of a space: rounding to float32 and back
+TOLERANCE = 1e-5  # as a fraction of the width of a space: rounding to float32 and back
 
 
 @dataclass(repr=False, eq=False)
@@ -29,9 +30,9 @@ class Dataset:
     """
     Transitions of recorded episodes, in the order in which they were recorded.
 
-    Where a transition is not followed by its next observation, though nothing ended, the episode was cut off: that counts as
-    a truncation. So transitions in any order are good data, but only those in the order of their episodes give returns and
-    n-step targets.
+    If the next observation of a transition is not the observation of the following transition, and no end is marked, the
+    recording was interrupted there, and the transition counts as truncated. So transitions may be in any order, but returns
+    and n-step targets need the order of the episodes.
 
     :param observations: (N, ...), or a dictionary of such arrays, as the environment gives them, before ``VecNormalize``
     :param actions: (N, ...), as the environment takes them
@@ -39,8 +40,8 @@ class Dataset:
     :param next_observations: (N, ...)
     :param terminations: whether the next observation ends the episode, so that nothing can follow, (N,)
     :param truncations: whether recording stopped there for another reason, such as a time limit, (N,)
-    :param source: where they are from, for error messages
-    :raises ArgumentError: if there are none, or their numbers differ
+    :param source: name of the data's source, for error messages
+    :raises ArgumentError: if there are no transitions, or the arrays differ in length
     """
 
     observations: Observations
@@ -53,10 +54,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name in ARRAYS:
-            try:
-                setattr(self, name, map_arrays(np.atleast_1d, getattr(self, name)))
-            except ValueError as error:  # of a list of episodes
-                raise ArgumentError(f"{self.source}: `{name}` cannot be an array: {error}") from error
+            setattr(self, name, map_arrays(np.atleast_1d, getattr(self, name)))
         shape, following = (map_arrays(np.shape, one) for one in (self.observations, self.next_observations))
         self._require(shape == following, "next_observations", f"have the shapes {following}, `observations` {shape}")
         lengths = {name: len(array) for name, array in self._arrays()}
@@ -66,10 +64,8 @@ class Dataset:
             raise ArgumentError(f"{self.source} has arrays of different lengths: {lengths}")
         for name in ("rewards", "terminations", "truncations"):
             self._require(getattr(self, name).ndim == 1, name, f"have shape {getattr(self, name).shape}; use (N,)")
-        for name in ("terminations", "truncations"):
-            self._require(np.isin(getattr(self, name), (0, 1)).all(), name, "have other values than true and false")
-            setattr(self, name, getattr(self, name).astype(bool))
-        self.truncations = self.truncations | ~(self._continues() | self.terminations)
+        self.terminations, self.truncations = self.terminations.astype(bool), self.truncations.astype(bool)
+        self.truncations |= ~(self._continues() | self.terminations)
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -87,8 +83,14 @@ class Dataset:
         if not condition:
             raise ArgumentError(f"{self.source}: `{name}` {problem}")
 
+    def _require_each(self, is_good: Any, name: str, array: np.ndarray, problem: str) -> None:
+        bad = ~is_good.reshape(len(array), -1).all(axis=1)
+        place = bad.argmax()
+        counted = f"at {place} ({bad.sum()} of {len(bad)} transitions): {array[place]}"
+        self._require(not bad.any(), name, f"{problem} {counted}")
+
     def _continues(self) -> np.ndarray:
-        """Return which transitions end where the next one begins, (N,)."""
+        """Return whether the following transition begins where a transition ends, (N,)."""
 
         def equal(after: np.ndarray, before: np.ndarray) -> np.ndarray:
             return (after[:-1] == before[1:]).all(axis=tuple(range(1, after.ndim)))
@@ -100,7 +102,7 @@ class Dataset:
 
     @property
     def ends(self) -> np.ndarray:
-        """Places of the last transitions of episodes."""
+        """Indices of the last transitions of episodes."""
         return np.flatnonzero(self.terminations | self.truncations)
 
     def episode_returns(self) -> np.ndarray:
@@ -123,22 +125,21 @@ class Dataset:
 
     def fitted_to(self, observation_space: spaces.Space, action_space: spaces.Space) -> "Dataset":
         """
-        Check that an environment with these spaces can have given the data, and bring it into their types.
+        Check that an environment with these spaces can have given the data, and convert it to their types.
 
-        :param observation_space: of the model, where images are channel first, as SB3 has them
-        :param action_space: of the environment
-        :return: the data in the types of the spaces; images channel first; actions (N, ...), within their bounds
+        :param observation_space: observation space of the model, where images are channel first, as SB3 has them
+        :param action_space: action space of the environment
+        :return: the data in the types of the spaces; images channel first; actions within their bounds
         :raises ArgumentError: for the first array that does not fit
         """
         if isinstance(action_space, NESTED) or isinstance(self.actions, dict):
             raise ArgumentError(f"{self.source} cannot be for {action_space}: recorded actions are arrays of numbers")
         names = ("observations", "next_observations")
         fitted = {name: self._fitted_observations(name, getattr(self, name), observation_space) for name in names}
-        actions = self.actions[:, 0] if action_space.shape == () and self.actions.shape[1:] == (1,) else self.actions
-        actions = self._fitted("actions", actions, action_space, is_bounded=True)
+        actions = self._fitted("actions", self.actions, action_space, is_bounded=True)
         if isinstance(action_space, spaces.Box):
             actions = np.clip(actions, action_space.low, action_space.high)
-        self._require_finite("rewards", self.rewards)
+        self._require_each(np.isfinite(self.rewards), "rewards", self.rewards, "are NaN or infinite")
         return replace(self, **fitted, actions=actions, rewards=self.rewards.astype(np.float32))
 
     def _fitted_observations(self, name: str, value: Any, space: Any) -> Any:
@@ -149,40 +150,31 @@ class Dataset:
         self._require(not isinstance(value, dict), name, f"are a dictionary, the environment's are {space}")
         if is_image_space(space) and value.shape[1:] == (*space.shape[1:], space.shape[0]):
             value = np.moveaxis(value, -1, 1)
-        is_image = space.dtype == np.uint8 and not np.issubdtype(value.dtype, np.integer)
-        self._require(not is_image, name, f"are {value.dtype}, the environment's images uint8: store them as uint8, 0 to 255")
         return self._fitted(name, value, space, is_bounded=np.issubdtype(space.dtype, np.integer))
 
     def _fitted(self, name: str, array: np.ndarray, space: Any, is_bounded: bool) -> np.ndarray:
         """Return an array in the type of its space, after checks of its shape, its numbers and, if asked, its bounds."""
+        array = array[:, 0] if space.shape == () and array.shape[1:] == (1,) else array  # of Discrete spaces in SB3's buffers
         self._require(array.shape[1:] == space.shape, name, f"have shape {array.shape[1:]}, the environment's {space.shape}")
-        self._require_finite(name, array)
+        self._require(np.issubdtype(array.dtype, np.number) or array.dtype == bool, name, f"are {array.dtype}, no numbers")
+        is_good = np.isfinite(array)
         is_rounded = np.issubdtype(space.dtype, np.integer) and not np.issubdtype(array.dtype, np.integer)
         if is_bounded:
             low, high = bounds(space)
             width = high - low
-            margin = TOLERANCE * np.where(np.isfinite(width), width, 0) if isinstance(space, spaces.Box) else 0
-            is_good = (array >= low - margin) & (array <= high + margin)
+            margin = TOLERANCE * np.where(np.isfinite(width), width, 0)
             if is_rounded:
-                is_good &= abs(array - np.rint(array)) <= np.minimum(margin, 0.1)
-            self._require_each(is_good, name, array, f"lie outside {space}")
+                margin = np.minimum(margin, 0.1)
+                is_good &= abs(array - np.rint(array)) <= margin
+            is_good &= (array >= low - margin) & (array <= high + margin)
+        self._require_each(is_good, name, array, f"lie outside {space}")
         return (np.rint(array) if is_rounded else array).astype(space.dtype, copy=False)
-
-    def _require_finite(self, name: str, array: np.ndarray) -> None:
-        self._require(np.issubdtype(array.dtype, np.number) or array.dtype == bool, name, f"are {array.dtype}, no numbers")
-        self._require_each(np.isfinite(array), name, array, "are NaN or infinite")
-
-    def _require_each(self, is_good: Any, name: str, array: np.ndarray, problem: str) -> None:
-        bad = ~is_good.reshape(len(array), -1).all(axis=1)
-        place = bad.argmax()
-        counted = f"at {place} ({bad.sum()} of {len(bad)} transitions): {array[place]}"
-        self._require(not bad.any(), name, f"{problem} {counted}")
 
 
 def bounds(space: Any) -> tuple[Any, Any]:
-    """Return the least and the greatest value of a space of numbers."""
+    """Return the lowest and the highest value of a space of numbers, in a type that can hold their difference."""
     match space:
-        case spaces.Box():  # in a type in which their difference has room
+        case spaces.Box():
             return space.low.astype(np.float64), space.high.astype(np.float64)
         case spaces.Discrete():
             return space.start, space.start + space.n - 1
@@ -193,11 +185,11 @@ def bounds(space: Any) -> tuple[Any, Any]:
 
 def fit_normalizers(env: VecEnv | None, data: Dataset, is_trained: bool) -> None:
     """
-    Give ``VecNormalize`` the statistics of the data in place of its own. It keeps those that networks have been trained with,
-    and those that are not to change (``training=False``).
+    Replace the statistics of ``VecNormalize`` by those of the data, unless networks have been trained with them or
+    ``training=False`` freezes them.
 
     :param env: environments with any wrappers, or None
-    :param data: in the types of the spaces
+    :param data: data in the types of the spaces
     :param is_trained: whether the networks have been trained
     """
 
@@ -224,7 +216,7 @@ def load_dataset(source: Any) -> Dataset:
     """
     Load recorded data.
 
-    A pickle runs code when it is read: load your own only.
+    A pickle runs code when it is read: load only your own.
 
     Example::
 
@@ -237,70 +229,56 @@ def load_dataset(source: Any) -> Dataset:
         ``save_replay_buffer`` has written (".pkl"); a Minari data set: its name in the local store, its folder, or the hdf5
         file there
     :return: the data
-    :raises ArgumentError: if it is empty, damaged, not there, or of another kind
+    :raises ArgumentError: if it is empty, damaged, missing, or of another kind
     """
-    if isinstance(source, Dataset):
-        return source
-    if isinstance(source, Mapping):
-        for name in source.keys() ^ {*ARRAYS}:
-            problem = "is missing" if name in ARRAYS else f"is none of a data set's arrays{nearest(name, ARRAYS)}"
-            raise ArgumentError(f"The dictionary of recorded data: `{name}` {problem}")
-        return Dataset(**source)
-    if isinstance(source, ReplayBuffer):
-        return _from_replay_buffer(source)
-    if not isinstance(source, str | Path):
-        raise ArgumentError(
-            f"`dataset`={type(source).__name__} cannot work: use a Dataset, a dictionary of arrays, a ReplayBuffer, or the "
-            "name or path of a data set"
-        )
-    path = Path(source)
-    return _from_pickle(path) if path.suffix == ".pkl" else _from_minari(str(source))
+    match source:
+        case Dataset():
+            return source
+        case Mapping():
+            if source.keys() != {*ARRAYS}:
+                raise ArgumentError(f"The dictionary of recorded data has the keys {[*source]}; use {[*ARRAYS]}")
+            return Dataset(**source)
+        case ReplayBuffer():
+            return _from_replay_buffer(source)
+        case str() | Path():
+            return _from_pickle(Path(source)) if Path(source).suffix == ".pkl" else _from_minari(str(source))
+    raise ArgumentError(
+        f"`dataset`={type(source).__name__} cannot work: use a Dataset, a dictionary of arrays, a ReplayBuffer, or the "
+        "name or path of a data set"
+    )
+
+
+def joined(parts: Sequence[Dataset]) -> Dataset:
+    """Join recordings that do not continue one another: the last transition of each ends an episode."""
+    columns = {name: [getattr(part, name) for part in parts] for name in ARRAYS}
+    arrays: Any = {name: map_arrays(lambda *some: np.concatenate(some), *column) for name, column in columns.items()}
+    return Dataset(**arrays, source=parts[0].source)
 
 
 def _from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer") -> Dataset:
     """Return the transitions of a buffer that SB3's algorithms have filled, environment by environment."""
-    rows = np.arange(buffer.buffer_size) if buffer.full else np.arange(buffer.pos)
-    if buffer.full:
-        rows = np.roll(rows, -buffer.pos)  # the oldest first
-    following, next_observations = rows, buffer.observations
-    if buffer.optimize_memory_usage:  # the next observation is the next row's; that of the newest is in place of the oldest's
+    rows = np.roll(np.arange(buffer.buffer_size), -buffer.pos) if buffer.full else np.arange(buffer.pos)  # the oldest first
+    if buffer.optimize_memory_usage:  # the next row has the next observation; the newest one overwrites the oldest row
         rows = rows[1:] if buffer.full else rows
-        following = (rows + 1) % buffer.buffer_size
+        next_observations = np.roll(buffer.observations, -1, axis=0)
     else:
         next_observations = buffer.next_observations
-
-    def column(array: np.ndarray, shape: tuple[int, ...] = (), rows: np.ndarray = rows) -> np.ndarray:
-        return BaseBuffer.swap_and_flatten(array[rows]).reshape(-1, *shape)
-
-    space: Any = buffer.observation_space
-    # A buffer has Discrete observations and actions as (1,)
-    shapes = {key: one.shape for key, one in space.items()} if isinstance(space, spaces.Dict) else space.shape
-    actions_space: Any = buffer.action_space
-    actions = column(buffer.actions, actions_space.shape)
-    if isinstance(actions_space, spaces.Box):  # scaled to [-1, 1]
-        low, high = bounds(actions_space)
-        actions = low + 0.5 * (actions + 1) * (high - low)
-    dones, timeouts = column(buffer.dones).astype(bool), column(buffer.timeouts).astype(bool)
-    last = slice(len(rows) - 1, None, len(rows) or 1)  # of each environment, which another one follows
-    timeouts[last] |= ~dones[last]
-    return Dataset(
-        map_arrays(column, buffer.observations, shapes),
-        actions,
-        column(buffer.rewards),
-        map_arrays(partial(column, rows=following), next_observations, shapes),
-        terminations=dones & ~timeouts,
-        truncations=timeouts,
-        source=source,
-    )
+    space: Any = buffer.action_space
+    actions = buffer.actions.reshape(*buffer.actions.shape[:2], *space.shape)
+    if isinstance(space, spaces.Box):  # scaled to [-1, 1]
+        actions = SquashedGaussianActions(space).for_environments(actions)
+    dones, timeouts = buffer.dones.astype(bool), buffer.timeouts.astype(bool)
+    columns = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)
+    named = dict(zip(ARRAYS, columns, strict=True))
+    parts = (map_arrays(itemgetter((rows, index)), named) for index in range(buffer.n_envs))
+    return joined([Dataset(**part, source=source) for part in parts])
 
 
 def _from_pickle(path: Path) -> Dataset:
-    if not path.exists():
-        raise ArgumentError(f"`dataset`={str(path)!r} cannot work: there is no such file")
     try:
         buffer = load_from_pkl(path)
     except Exception as error:  # unpickling raises errors of many kinds for a wrong byte
-        raise ArgumentError(f"{path} is damaged, or no pickle ({type(error).__name__}: {error})") from error
+        raise ArgumentError(f"`dataset`={str(path)!r} cannot be read ({type(error).__name__}: {error})") from error
     if not isinstance(buffer, ReplayBuffer):
         raise ArgumentError(f"{path} holds a {type(buffer).__name__}, no ReplayBuffer of SB3")
     return _from_replay_buffer(buffer, str(path))
@@ -310,40 +288,28 @@ def _from_minari(name: str) -> Dataset:
     with missing_extras_named():
         import h5py  # noqa: F401  Minari names its own extra
         import minari
-    path = Path(name)
-    if path.suffix in (".hdf5", ".h5") and path.exists():
-        folder = path.parent
-    elif path.is_dir():
-        folder = path / "data" if (path / "data").is_dir() else path
-    else:
-        store = minari.storage.get_dataset_path()
-        folder = store / name / "data"
-        if not folder.is_dir():
-            there = nearest(name, (one.parent.relative_to(store).as_posix() for one in store.glob("**/data")))
-            raise ArgumentError(f"`dataset`={name!r} cannot work: no such file or folder, and no such Minari data set{there}")
+    path = Path(name).parent if name.endswith(".hdf5") else Path(name)
+    path = path / "data" if (path / "data").is_dir() else path
     try:
-        episodes = list(minari.MinariDataset(folder).iterate_episodes())
+        dataset = minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(name)
+        episodes = list(dataset.iterate_episodes())
     except Exception as error:  # h5py and Minari raise errors of many kinds
-        remedy = "a Minari data set has metadata.json beside main_data.hdf5"
         raise ArgumentError(
-            f"{folder} is damaged, or no Minari data set ({type(error).__name__}: {error}): {remedy}"
+            f"`dataset`={name!r} cannot work: Minari cannot read it ({type(error).__name__}: {error})"
         ) from error
     if not episodes:
         raise ArgumentError(f"{name} is empty: there are no episodes to learn from")
-
-    def joined(column: str, rows: slice = slice(None)) -> Any:
-        parts = [map_arrays(lambda array: np.asarray(array)[rows], getattr(one, column)) for one in episodes]
-        return map_arrays(lambda *arrays: np.concatenate(arrays), *parts)
-
-    terminations, truncations = joined("terminations"), joined("truncations")
-    last = np.cumsum([len(one.rewards) for one in episodes]) - 1  # of each episode, which another one follows
-    truncations[last] |= ~terminations[last]
-    return Dataset(
-        joined("observations", slice(-1)),
-        joined("actions"),
-        joined("rewards"),
-        joined("observations", slice(1, None)),
-        terminations,
-        truncations,
-        source=name,
+    return joined(
+        [
+            Dataset(
+                map_arrays(itemgetter(slice(-1)), one.observations),
+                one.actions,
+                one.rewards,
+                map_arrays(itemgetter(slice(1, None)), one.observations),
+                one.terminations,
+                one.truncations,
+                name,
+            )
+            for one in episodes
+        ]
     )

@@ -13,6 +13,22 @@ from torch.nn import functional as F
 
 from sb3_ppg.losses import check_same_shape
 
+
+def td_targets(rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, next_values: th.Tensor) -> th.Tensor:
+    """
+    Return the targets of all critics, y = r + (1 - done) γ V(s').
+
+    :param rewards: r, or the sum of n discounted ones, (B,)
+    :param dones: 1 where s' ends the episode (a time limit does not), (B,)
+    :param discounts: γ, or γ^n for each sample, (B,)
+    :param next_values: V(s') of the target networks: ``soft_clipped_values``, or Q'(s', a') of Double Q-learning, where a' are
+        the ``constrained_actions`` of the current network, (B,)
+    :return: y, (B,), in the units of the rewards
+    """
+    check_same_shape(rewards=rewards, dones=dones, next_values=next_values)
+    return rewards + (1 - dones) * discounts * next_values
+
+
 # ---- Box actions ----
 
 
@@ -40,27 +56,19 @@ def vae_loss(reconstructed: th.Tensor, actions: th.Tensor, mean: th.Tensor, std:
     return {"reconstruction_loss": F.mse_loss(reconstructed, actions), "latent_kl": kl}
 
 
-def soft_clipped_targets(
-    rewards: th.Tensor, dones: th.Tensor, discounts: th.Tensor | float, next_values: th.Tensor, clip_weight: float
-) -> th.Tensor:
+def soft_clipped_values(values: th.Tensor, clip_weight: float) -> th.Tensor:
     """
-    The targets of all critics (equation 13 of the first paper): soft clipped double Q-learning, over sampled actions:
+    Return the values of soft clipped double Q-learning over sampled actions (equation 13 of the first paper):
 
     .. code-block:: none
 
-        y = r + (1 - done) γ max_i [λ min_j Q'_j(s', a_i) + (1 - λ) max_j Q'_j(s', a_i)]
+        V(s) = max_i [λ min_j Q'_j(s, a_i) + (1 - λ) max_j Q'_j(s, a_i)]
 
-    :param rewards: r, or the sum of n discounted ones, (B,)
-    :param dones: 1 where s' ends the episode (a time limit does not), (B,)
-    :param discounts: γ, or γ^n for each sample, (B,)
-    :param next_values: Q'_j(s', a_i) of the target critics, (C, B, S)
+    :param values: Q'_j(s, a_i) of the target critics, (C, B, S)
     :param clip_weight: λ, from 0 to 1
-    :return: y, (B,), in the units of the rewards
+    :return: V(s), (B,)
     """
-    soft = clip_weight * next_values.amin(dim=0) + (1 - clip_weight) * next_values.amax(dim=0)
-    best = soft.amax(dim=1)
-    check_same_shape(rewards=rewards, dones=dones, best=best)
-    return rewards + (1 - dones) * discounts * best
+    return (clip_weight * values.amin(dim=0) + (1 - clip_weight) * values.amax(dim=0)).amax(dim=1)
 
 
 def critic_loss(values: th.Tensor, targets: th.Tensor) -> th.Tensor:
@@ -68,75 +76,34 @@ def critic_loss(values: th.Tensor, targets: th.Tensor) -> th.Tensor:
     The sum over critics of E[(Q_j(s, a) - y)²].
 
     :param values: Q_j(s, a), (C, B)
-    :param targets: y, (B,)
+    :param targets: y, see ``td_targets``, (B,)
     :return: scalar
     """
     check_same_shape(values=values[0], targets=targets)
     return (values - targets).square().mean(dim=1).sum()
 
 
-def perturbation_loss(values: th.Tensor) -> th.Tensor:
-    """
-    The deterministic policy gradient's loss, -E[Q_1(s, a + ξ(s, a, Φ))], a ~ G(.|s) (equation 12 of the first paper).
-
-    :param values: Q_1 of the first critic, (B,)
-    :return: scalar
-    """
-    return -values.mean()
-
-
 # ---- Discrete actions ----
 
 
-def allowed_actions(log_prob: th.Tensor, threshold: float) -> th.Tensor:
+def constrained_actions(values: th.Tensor, log_prob: th.Tensor, threshold: float) -> th.Tensor:
     """
-    Return the actions that the data's policy is likely enough to take (equation 5 of the second paper). The likeliest one is
-    always allowed:
+    Return argmax Q(s, a) over the actions that the data's policy is likely enough to take (equation 5 of the second paper):
 
     .. code-block:: none
 
         G(a|s) / max_b G(b|s) > τ
 
-    :param log_prob: log G(a|s), (B, A)
-    :param threshold: τ, from 0 (all actions: Double DQN) to below 1
-    :return: Boolean, (B, A)
-    """
-    return (log_prob - log_prob.amax(dim=1, keepdim=True)).exp() > threshold
-
-
-def constrained_actions(values: th.Tensor, log_prob: th.Tensor, threshold: float) -> th.Tensor:
-    """
-    Return argmax Q(s, a) over the allowed actions.
+    The likeliest action is always allowed.
 
     :param values: Q(s, a), (B, A)
     :param log_prob: log G(a|s), (B, A)
-    :param threshold: see ``allowed_actions``
+    :param threshold: τ, from 0 (all actions: Double DQN) to below 1
     :return: (B,)
     """
     check_same_shape(values=values, log_prob=log_prob)
-    return values.masked_fill(~allowed_actions(log_prob, threshold), -th.inf).argmax(dim=1)
-
-
-def discrete_targets(
-    rewards: th.Tensor,
-    dones: th.Tensor,
-    discounts: th.Tensor | float,
-    next_target_values: th.Tensor,
-    next_actions: th.Tensor,
-) -> th.Tensor:
-    """
-    Double Q-learning's targets, y = r + (1 - done) γ Q'(s', a'), for the action that the present network would take.
-
-    :param rewards: r, or the sum of n discounted ones, (B,)
-    :param dones: 1 where s' ends the episode (a time limit does not), (B,)
-    :param discounts: γ, or γ^n for each sample, (B,)
-    :param next_target_values: Q'(s', .) of the target network, (B, A)
-    :param next_actions: a' = argmax of the present Q(s', .) over the allowed actions, see ``constrained_actions``, (B,)
-    :return: y, (B,), in the units of the rewards
-    """
-    next_values = next_target_values.gather(1, next_actions.unsqueeze(1)).squeeze(1)
-    check_same_shape(rewards=rewards, dones=dones, next_values=next_values)
-    return rewards + (1 - dones) * discounts * next_values
+    is_allowed = (log_prob - log_prob.amax(dim=1, keepdim=True)).exp() > threshold
+    return values.masked_fill(~is_allowed, -th.inf).argmax(dim=1)
 
 
 def discrete_losses(values: th.Tensor, logits: th.Tensor, actions: th.Tensor, targets: th.Tensor) -> dict[str, th.Tensor]:
@@ -150,7 +117,7 @@ def discrete_losses(values: th.Tensor, logits: th.Tensor, actions: th.Tensor, ta
         logit_penalty  = E[logits²],  over samples and actions
 
     :param values: Q(s, .), (B, A)
-    :param logits: of G(.|s), (B, A)
+    :param logits: logits of G(.|s), (B, A)
     :param actions: a, as integers from 0, (B,)
     :param targets: y, (B,)
     :return: the terms by name, scalars

@@ -8,6 +8,7 @@ The networks of BCQ: for Box actions a conditional VAE, a perturbation network a
 import copy
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
@@ -22,6 +23,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
+from sb3_ppg.actions.kinds import SquashedGaussianActions
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.offline import losses
 
@@ -33,16 +35,14 @@ class Network(nn.Module):
     """
     Layers on the features of observations. Subclasses take arguments of their own before these.
 
-    :param features_extractor: of observations
-    :param net_arch: units of each layer
-    :param activation_fn: activation after each layer
+    :param features_extractor: features extractor of this network alone
+    :param layers: units of each layer, and the activation after it
     """
 
-    def __init__(self, features_extractor: BaseFeaturesExtractor, net_arch: list[int], activation_fn: type[nn.Module]):
+    def __init__(self, features_extractor: BaseFeaturesExtractor, *layers: Any):
         super().__init__()
         self.features_extractor = features_extractor
-        self.net_arch = net_arch
-        self.activation_fn = activation_fn
+        self.net_arch, self.activation_fn = layers
 
     def mlp(self, n_numbers: int, n_outputs: int, squash_output: bool = False) -> nn.Sequential:
         """Make layers whose input is the features and further numbers."""
@@ -145,6 +145,7 @@ class BCQPolicy(BasePolicy):
     :param n_play_samples: see ``BCQ``
     """
 
+    default_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
     codes: th.Tensor
 
     def __init__(
@@ -154,7 +155,7 @@ class BCQPolicy(BasePolicy):
         lr_schedule: Schedule,
         net_arch: list[int] | None = None,
         activation_fn: type[nn.Module] = nn.ReLU,
-        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
@@ -165,40 +166,30 @@ class BCQPolicy(BasePolicy):
         threshold: float = 0.3,
         n_play_samples: int = 100,
     ):
+        given = {**locals()}
         self.is_box = isinstance(action_space, spaces.Box)
         super().__init__(
             observation_space,
             action_space,
-            features_extractor_class,
+            features_extractor_class or self.default_extractor,
             features_extractor_kwargs,
             normalize_images=normalize_images,
             optimizer_class=optimizer_class,
             optimizer_kwargs=optimizer_kwargs,
             squash_output=self.is_box,
         )
+        # Stored by ``save``
+        self.arguments = {name: value for name, value in given.items() if name not in ("self", "__class__", "lr_schedule")}
         if net_arch is None:
-            discrete: list[int] = [] if issubclass(features_extractor_class, NatureCNN) else [256, 256]
+            discrete: list[int] = [] if issubclass(self.features_extractor_class, NatureCNN) else [256, 256]
             net_arch = [400, 300] if self.is_box else discrete
-        if vae_net_arch is None:
-            vae_net_arch = [750, 750]
-        self.arguments = dict(
-            net_arch=net_arch,
-            activation_fn=activation_fn,
-            features_extractor_class=features_extractor_class,
-            features_extractor_kwargs=self.features_extractor_kwargs,
-            optimizer_class=optimizer_class,
-            optimizer_kwargs=self.optimizer_kwargs,
-            vae_net_arch=vae_net_arch,
-            n_critics=n_critics,
-            phi=phi,
-            threshold=threshold,
-            n_play_samples=n_play_samples,
-        )
+        vae_net_arch = [750, 750] if vae_net_arch is None else vae_net_arch
         self.threshold = threshold
         extractor = self.make_features_extractor
         networks: dict[str, nn.Module]
         if isinstance(action_space, spaces.Box):
             n_dims = get_action_dim(action_space)
+            self.scaling = SquashedGaussianActions(action_space)
             self.vae = ActionVAE(n_dims, extractor(), vae_net_arch, activation_fn)
             self.actor = Perturbation(phi, n_dims, extractor(), net_arch, activation_fn)
             self.critics = Critics(n_critics, n_dims, extractor(), net_arch, activation_fn)
@@ -218,7 +209,7 @@ class BCQPolicy(BasePolicy):
             setattr(self, name, optimizer(network.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs))
 
     def set_training_mode(self, mode: bool) -> None:
-        """Put all networks but the target networks in training mode, or all in evaluation mode."""
+        """Put all networks except the target networks in training mode, or all in evaluation mode."""
         super().set_training_mode(mode)
         for _, target in self.targets:
             target.eval()
@@ -226,6 +217,14 @@ class BCQPolicy(BasePolicy):
     def preprocess(self, obs: PyTorchObs) -> Any:
         """Return observations as features extractors take them."""
         return preprocess_obs(obs, self.observation_space, self.normalize_images)
+
+    def scale_action(self, action: np.ndarray) -> np.ndarray:
+        """Scale actions of a Box to [-1, 1], with SB3's arguments."""
+        return self.scaling.from_environments(action)
+
+    def unscale_action(self, scaled_action: np.ndarray) -> np.ndarray:
+        """Scale actions from [-1, 1] to the bounds of the Box, with SB3's arguments; round them if it has integers."""
+        return self.scaling.for_environments(scaled_action)
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         return self._predict(obs, deterministic)
@@ -251,7 +250,7 @@ class BCQPolicy(BasePolicy):
         return actions[th.arange(n_envs, device=best.device), best]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), **self.arguments, "lr_schedule": self._dummy_schedule}
+        return {**self.arguments, "lr_schedule": self._dummy_schedule}
 
 
 def _target(network: Any) -> Any:
@@ -265,14 +264,10 @@ MlpPolicy = BCQPolicy
 class CnnPolicy(BCQPolicy):
     """``BCQPolicy`` for images, with ``NatureCNN`` by default."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("features_extractor_class", NatureCNN)
-        super().__init__(*args, **kwargs)
+    default_extractor = NatureCNN
 
 
 class MultiInputPolicy(BCQPolicy):
     """``BCQPolicy`` for dictionaries of observations, with ``CombinedExtractor`` by default."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("features_extractor_class", CombinedExtractor)
-        super().__init__(*args, **kwargs)
+    default_extractor = CombinedExtractor

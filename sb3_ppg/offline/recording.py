@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from operator import itemgetter
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.environments.episodes import replace
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
-from sb3_ppg.offline.data import Dataset, bounds
+from sb3_ppg.offline.data import Dataset, bounds, joined
 
 
 def record(
@@ -31,14 +32,14 @@ def record(
     Let an agent act, and record what happens.
 
     :param agent: a model of SB3
-    :param env: environments, which are reset. A ``VecNormalize`` has to be the outermost wrapper: its statistics stay as they
-        are, and the data is what it gets from the environments. Elsewhere it has to change nothing
+    :param env: environments, which are reset. The data is from before a ``VecNormalize``, whose statistics do not change. It
+        must be the outermost wrapper, or change nothing
     :param n_steps: number of steps of all environments together
     :param deterministic: whether the agent takes its most likely actions
     :param noise: exploration noise. Box: the standard deviation of Gaussian noise, with the action space scaled to [-1, 1];
         other actions: the probability of a random one
-    :param random_episodes: the part of the episodes in which all actions are random
-    :param seed: of the noise and the environments
+    :param random_episodes: fraction of the episodes in which all actions are random
+    :param seed: seed of the noise and the environments
     :return: the data
     :raises ArgumentError: for numbers that cannot work, Dict and Tuple actions, and agents that need action masks
     """
@@ -49,10 +50,8 @@ def record(
     if normalizer is env:
         env = normalizer.venv
     elif normalizer is not None and (normalizer.norm_obs or normalizer.norm_reward or normalizer.training):
-        raise ArgumentError(
-            "`env` cannot be recorded: its VecNormalize has to be the outermost wrapper, or to change nothing (`norm_obs`, "
-            "`norm_reward` and `training` are False)"
-        )
+        remedy = "make it the outermost wrapper, or set its `norm_obs`, `norm_reward` and `training` to False"
+        raise ArgumentError(f"`env` cannot be recorded, because its VecNormalize is inside another wrapper: {remedy}")
     space, rng, n_envs = env.action_space, np.random.default_rng(seed), env.num_envs
     if isinstance(space, NESTED):
         raise ArgumentError(f"`env` cannot be recorded: recorded actions are arrays of numbers, these are {space}")
@@ -66,14 +65,14 @@ def record(
         seen: Any = observations if normalizer is None else normalizer.normalize_obs(observations)  # type: ignore[arg-type]
         actions, state = agent.predict(seen, state, starts, deterministic=deterministic)
         drawn = np.array([space.sample() for _ in range(n_envs)])
+        takes_drawn = is_random
         if isinstance(space, spaces.Box):
             low, high = bounds(space)
             actions = np.clip(actions + noise * (high - low) / 2 * rng.normal(size=actions.shape), low, high)
             actions = np.rint(actions) if np.issubdtype(space.dtype, np.integer) else actions
-            chosen = is_random
         else:
-            chosen = is_random | (rng.random(n_envs) < noise)
-        actions = np.where(chosen.reshape(-1, *[1] * (drawn.ndim - 1)), drawn, actions).astype(space.dtype)
+            takes_drawn = is_random | (rng.random(n_envs) < noise)
+        actions = np.where(takes_drawn.reshape(-1, *[1] * (drawn.ndim - 1)), drawn, actions).astype(space.dtype)
         following, rewards, starts, infos = env.step(actions)
         limits = np.array([info.get("TimeLimit.truncated", False) for info in infos])
         last = map_arrays(np.array, following)
@@ -82,14 +81,8 @@ def record(
         steps.append((map_arrays(np.array, observations), actions, rewards.copy(), last, starts & ~limits, limits))
         observations = following
         is_random = np.where(starts, rng.random(n_envs) < random_episodes, is_random)
-
-    ended, limits = steps[-1][-2:]
-    limits |= ~ended  # another environment follows, or nothing
-
-    def by_environment(*arrays: np.ndarray) -> np.ndarray:
-        return np.stack(arrays, axis=1).reshape(-1, *arrays[0].shape[1:])
-
-    return Dataset(*(map_arrays(by_environment, *column) for column in zip(*steps, strict=True)))
+    columns = map_arrays(lambda *arrays: np.stack(arrays, axis=1), *steps)
+    return joined([Dataset(*map_arrays(itemgetter(index), columns)) for index in range(n_envs)])
 
 
 def check_new(name: str) -> None:
@@ -97,18 +90,19 @@ def check_new(name: str) -> None:
     Check the name of a data set before it is recorded.
 
     :param name: new name in Minari's local store
-    :raises ArgumentError: if it cannot be one, or there is such a data set
+    :raises ArgumentError: if Minari does not accept the name, or has such a data set
     """
     with missing_extras_named():
         import h5py  # noqa: F401  Minari names its own extra
         from minari.dataset.minari_dataset import parse_dataset_id
         from minari.storage import get_dataset_path
     try:
-        parse_dataset_id(name)
-    except (ValueError, TypeError) as error:  # Minari would leave a folder that its `list local` cannot read
-        raise ArgumentError(f"the data cannot be saved as {name!r}: use a name such as pendulum/ppg-v0") from error
-    if get_dataset_path(name).exists():
-        raise ArgumentError(f"the data cannot be saved as {name!r}: there is such a data set; use another name or version")
+        parse_dataset_id(name)  # otherwise Minari would leave a folder that its `list local` cannot read
+        is_new = not get_dataset_path(name).exists()
+    except (ValueError, TypeError):
+        is_new = False
+    if not is_new:
+        raise ArgumentError(f"the data cannot be saved as {name!r}: use a new name such as pendulum/ppg-v0")
 
 
 def save_as_minari(
@@ -124,11 +118,11 @@ def save_as_minari(
 
     :param data: transitions in the order of their episodes
     :param name: new name, such as "pendulum/half-trained-v0"
-    :param observation_space: of the environment
-    :param action_space: of the environment
+    :param observation_space: observation space of the environment
+    :param action_space: action space of the environment
     :param env_id: ID of the environment, whose description is stored unless a function makes it
     :param algorithm: name of the algorithm that acted
-    :raises ArgumentError: if the name cannot be one, or there is such a data set
+    :raises ArgumentError: if Minari does not accept the name, or has such a data set
     """
     check_new(name)
     import minari

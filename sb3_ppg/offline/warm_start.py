@@ -1,4 +1,4 @@
-"""PPG's start from recorded data: policy and value heads are fitted to it with the auxiliary phase's loop and optimizer."""
+"""Start PPG from recorded data: fit policy and value heads to it with the auxiliary phase's loop and optimizer."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.losses import Losses, distribution_parameters, kl_divergence
+from sb3_ppg.losses import Losses
 from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
 from sb3_ppg.optim.epoch import mean_losses, optimize_epoch
 from sb3_ppg.optim.value_units import change_value_units
@@ -31,10 +31,10 @@ class Samples(NamedTuple):
     """
     Recorded samples, as arrays or tensors.
 
-    :param observations: as the policy takes them, (N, ...)
-    :param actions: as rollout buffers store them, (N, action dimensions)
+    :param observations: observations as the policy takes them, (N, ...)
+    :param actions: actions as rollout buffers store them, (N, action dimensions)
     :param value_targets: discounted returns, in the units of the (normalized) reward, (N,)
-    :param recorded: parameters of the distribution to clone, (N, P); (N, 0) without an agent's
+    :param recorded: parameters of the distribution to clone, (N, P); (N, 0) if there is none
     """
 
     observations: Any
@@ -49,8 +49,7 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
     data = load_dataset(dataset).fitted_to(model.observation_space, model.action_space)
     actions, recorded = data.actions, np.zeros((len(data), 0), np.float32)
     if agent is not None:
-        normalizer = only_normalizer(agent.env)
-        observations = data.observations if normalizer is None else normalizer.normalize_obs(data.observations)
+        observations = _normalized(agent, data).observations
         if hasattr(agent.policy, "get_distribution"):
             recorded = _distributions(agent, observations, model)
         else:
@@ -105,14 +104,14 @@ def _check(model: PhasicModel, n_epochs: int, batch_size: int) -> None:
         raise ArgumentError("`warm_start` is for one process: save the model there, and let all load it")
 
 
-def _normalized(model: PhasicModel, data: Dataset) -> Dataset:
-    """Return the data as a model's ``VecNormalize`` gives it."""
+def _normalized(model: Any, data: Dataset) -> Dataset:
+    """Return the data as the model's ``VecNormalize`` gives it."""
     normalizer = only_normalizer(model.env)
     if normalizer is None:
         return data
-    names = ("observations", "next_observations")
-    observations: Any = {name: normalizer.normalize_obs(getattr(data, name)) for name in names}
-    return replace(data, **observations, rewards=normalizer.normalize_reward(data.rewards))
+    now, following = (normalizer.normalize_obs(one) for one in (data.observations, data.next_observations))
+    rewards = normalizer.normalize_reward(data.rewards)
+    return replace(data, observations=now, next_observations=following, rewards=rewards)
 
 
 def _distributions(agent: Any, observations: Observations, model: PhasicModel) -> np.ndarray:
@@ -129,7 +128,7 @@ def _distributions(agent: Any, observations: Observations, model: PhasicModel) -
 
     def parameters(part: Observations) -> np.ndarray:
         distribution = agent.policy.get_distribution(obs_as_tensor(part, agent.device))
-        return distribution_parameters(distribution).cpu().numpy()
+        return model.policy.actions.parameters(distribution).cpu().numpy()
 
     return _by_chunks(parameters, observations)
 
@@ -142,17 +141,15 @@ def _losses(model: PhasicModel, batch: Samples) -> Losses:
     policy = model.policy
     evaluation = policy.evaluate(batch.observations, auxiliary=True)
     if batch.recorded.shape[1] > 0:
-        clone = {"kl": kl_divergence(evaluation.distribution, batch.recorded).mean()}
+        name, clone = "kl", policy.actions.kl_divergence(evaluation.distribution, batch.recorded).mean()
     else:
-        clone = {"imitation_loss": -evaluation.distribution.log_prob(policy.actions.from_buffer(batch.actions)).mean()}
+        actions = policy.actions.from_buffer(batch.actions)
+        name, clone = "imitation_loss", -evaluation.distribution.log_prob(actions).mean()
     unit, targets = policy.value_unit, batch.value_targets
-    terms = {
-        **clone,
-        "aux_value_loss": 0.5 * head_loss(policy.aux_value_net, evaluation.latent_pi, targets, unit),
-        "value_loss": 0.5 * head_loss(policy.value_net, evaluation.latent_vf, targets, unit),
-    }
-    total = terms["aux_value_loss"] + model.beta_clone * next(iter(clone.values())) + terms["value_loss"]
-    return Losses(total, terms)
+    aux_value_loss = 0.5 * head_loss(policy.aux_value_net, evaluation.latent_pi, targets, unit)
+    value_loss = 0.5 * head_loss(policy.value_net, evaluation.latent_vf, targets, unit)
+    total = aux_value_loss + model.beta_clone * clone + value_loss
+    return Losses(total, {name: clone, "aux_value_loss": aux_value_loss, "value_loss": value_loss})
 
 
 def _minibatches(samples: Samples, batch_size: int, device: th.device) -> Iterator[Samples]:
@@ -163,7 +160,7 @@ def _minibatches(samples: Samples, batch_size: int, device: th.device) -> Iterat
 
 
 def _value_targets(model: PhasicModel, data: Dataset) -> np.ndarray:
-    """Return the discounted returns, which the present value function completes where episodes were cut off, (N,)."""
+    """Return the discounted returns, which the current value function completes where episodes were cut off, (N,)."""
     policy: Any = model.policy
     policy.set_training_mode(False)
 
@@ -180,6 +177,6 @@ def _value_targets(model: PhasicModel, data: Dataset) -> np.ndarray:
 
 @th.no_grad()
 def _by_chunks(function: Callable[[Any], np.ndarray], observations: Observations) -> np.ndarray:
-    """Call a function with a part of the observations at a time, and join its values."""
+    """Call a function with some of the observations at a time, and concatenate its values."""
     parts = [slice(start, start + AT_ONCE) for start in range(0, n_samples(observations), AT_ONCE)]
     return np.concatenate([function(map_arrays(lambda array, part=part: array[part], observations)) for part in parts])

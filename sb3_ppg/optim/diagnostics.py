@@ -107,7 +107,7 @@ def auxiliary_outcome(model: PhasicModel, n_sequences: int) -> dict[str, float]:
     policy.set_training_mode(False)
     for part in _micro_batches(model, (batch for _, batch in buffer.batches(some, n_sequences))):
         evaluation, value_targets = policy.evaluate_auxiliary(*model.network_inputs(part)), targets_of(part)
-        kls.append(model.objective.kl_to_recorded(evaluation.distribution, part.recorded))
+        kls.append(model.objective.kl_to_recorded(policy, evaluation.distribution, part.recorded))
         values = th.stack([evaluation.values, evaluation.aux_values])
         errors.append((value_targets - values.reshape(2, *value_targets.shape)).reshape(2, len(value_targets), -1))
         targets.append(value_targets.reshape(1, len(value_targets), -1))

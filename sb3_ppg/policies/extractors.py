@@ -89,12 +89,10 @@ class MinAtarCNN(BaseFeaturesExtractor):
     :param observation_space: space of grids, channels last, as MinAtar gives them
     :param features_dim: units of the dense layer
     :param channels: channels of the convolution
-    :raises ArgumentError: if the observations are not grids, or for sizes that cannot work
+    :raises ArgumentError: if the observations are not grids
     """
 
     def __init__(self, observation_space: spaces.Box, features_dim: int = 128, channels: int = 16):
-        if min(features_dim, channels) < 1:
-            raise ArgumentError(f"`{features_dim=}`, `{channels=}` cannot work: use sizes of at least 1")
         super().__init__(observation_space, features_dim)
         if len(observation_space.shape) != 3 or min(observation_space.shape[:2]) < 3:
             raise ArgumentError(f"MinAtarCNN needs grids of at least 3x3 cells, channels last, not {observation_space}")
@@ -128,7 +126,7 @@ class ImpalaCNN(BaseFeaturesExtractor):
     :param n_blocks: residual blocks per stack
     :param normalized_image: whether images are scaled already; skips the check of their type and bounds, as in SB3's
         ``NatureCNN``
-    :raises ArgumentError: if the observations are not images, or for sizes that cannot work
+    :raises ArgumentError: if the observations are not images
     """
 
     scales_images = True  # `PhasicActorCriticPolicy` reads this from the class itself, not from its bases
@@ -141,10 +139,6 @@ class ImpalaCNN(BaseFeaturesExtractor):
         n_blocks: int = 2,
         normalized_image: bool = False,
     ):
-        if min((features_dim, *channels), default=0) < 1 or not channels or n_blocks < 0:
-            raise ArgumentError(
-                f"`{features_dim=}`, `{channels=}`, `{n_blocks=}` cannot work: use at least one stack, and sizes of at least 1"
-            )
         super().__init__(observation_space, features_dim)
         if not is_image_space(observation_space, normalized_image=normalized_image):
             raise ArgumentError(

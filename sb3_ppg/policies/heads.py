@@ -1,10 +1,39 @@
 """Value heads: their values, their loss, and the unit in which they work."""
 
+from typing import Protocol
+
 import numpy as np
 import torch as th
 from torch import nn
 
 from sb3_ppg import losses
+
+
+class HasUnits(Protocol):
+    """
+    Everything that value units need of a value head, which is also an ``nn.Module``: it predicts mean + std x output.
+
+    :param mean: value that is zero in the head's unit, in the units of the (normalized) return; a scalar, or (K,)
+    :param std: the unit itself, in the units of the (normalized) return, initially one; a scalar, or (K,)
+    """
+
+    mean: th.Tensor
+    std: th.Tensor
+
+    def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
+        """
+        Rescale the head's own parameters so that they predict (value - mean) / std; its values stay the same.
+
+        :param mean: in the units of the returns; one number, or one for each of several values
+        :param std: in the units of the returns, above zero; one number, or one for each
+        :return: factor by which the weights change; the gradient of an error in the head's unit changes by the same factor;
+            (number of values,)
+        """
+
+
+def lacks_for_units(head: nn.Module) -> list[str]:
+    """Return the members of ``HasUnits`` that a value head does not have."""
+    return [name for name in ("mean", "std", "change_units") if not hasattr(head, name)]
 
 
 class ValueHead(nn.Linear):
@@ -32,21 +61,9 @@ class ValueHead(nn.Linear):
             latent = self.layers(latent)
         return th.addcmul(self.mean, self.std, super().forward(latent))
 
-    @property
-    def unit(self) -> float:
-        """Current unit of the layer, in the units of the (normalized) return; initially one."""
-        return float(self.std.mean())
-
     @th.no_grad()
     def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:
-        """
-        Rescale the weights so that they predict (value - mean) / std; the output of the layer stays the same.
-
-        :param mean: in the units of the returns; one number, or one for each of several values
-        :param std: in the units of the returns, above zero; one number, or one for each
-        :return: factor by which the weights change; the gradient of an error in the head's unit changes by the same factor;
-            (number of values,)
-        """
+        """Rescale the weights, see ``HasUnits``."""
         new_mean, new_std = (th.as_tensor(one).to(self.mean).expand(self.mean.shape) for one in (mean, std))
         factor = self.std / new_std
         self.weight.mul_(factor.reshape(-1, 1))

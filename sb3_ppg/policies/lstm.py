@@ -300,7 +300,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         """
         Choose actions, with sb3-contrib's arguments.
 
-        :param observation: of one environment, or of several
+        :param observation: observation of one environment, or of several
         :param state: hidden and cell states of the policy's LSTM, (n_layers, n_envs, hidden size) each. None: zeros
         :param episode_start: whether an episode begins, with states of zero, (n_envs,). None: no episode begins
         :param deterministic: Whether to take the most likely actions

@@ -1,7 +1,6 @@
 """The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
 
 import copy
-import inspect
 import math
 from collections.abc import Collection, Iterable
 from functools import partial
@@ -32,10 +31,10 @@ from torch.nn.parameter import is_lazy
 from sb3_ppg.actions import NESTED, Actions, NestedDistribution, actions_class_of, flat_space
 from sb3_ppg.actions.base import with_python_integers
 from sb3_ppg.actions.kinds import SquashedGaussianDistribution
-from sb3_ppg.arguments import FLAG, check_value, choice, is_count, optional
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.arguments import FLAG, check_value, choice, optional
+from sb3_ppg.errors import ArgumentError, NonFiniteActionError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
-from sb3_ppg.policies.heads import ValueHead, VectorValueHead
+from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 
 Architecture = Literal["dual", "detached", "shared"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")
@@ -111,7 +110,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     :param architecture: ``"dual"``: two networks (the paper's default); ``"detached"``: one network, the value gradient
         stops at its last shared layer in the policy phase (the paper's single-network variant); ``"shared"``: one network,
         nothing detached
-    :param detach_value_in_aux_phase: with ``"detached"`` only. False: the auxiliary phase lets the true value function's
+    :param detach_value_in_aux_phase: for ``"detached"`` only. False: the auxiliary phase lets the true value function's
         gradient through, as the paper says; True: it stays stopped, as in the authors' code
     :param net_arch: Layers after the features extractor. With one network they are shared: a list, or a dict with the
         same layers for ``pi`` and ``vf``. Default: none after ``NatureCNN`` or ``ImpalaCNN``, else two of 64 units
@@ -161,11 +160,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     ):
         _check_overrides(type(self))
         _check_architecture(architecture, detach_value_in_aux_phase, share_features_extractor)
-        _check_net_arch(net_arch)
-        optimizer_class = kwargs.get("optimizer_class")
-        _check_classes(
-            activation_fn=activation_fn, features_extractor_class=features_extractor_class, optimizer_class=optimizer_class
-        )
+        if isinstance(net_arch, dict) and not net_arch.keys() <= {"pi", "vf"}:  # SB3 would leave the layers out without a word
+            raise ArgumentError(f"`net_arch`={net_arch} cannot work: its keys are 'pi' and 'vf'")
         is_nested = isinstance(action_space, NESTED)
         if squash_output and not use_sde and not is_nested:
             raise ArgumentError("`squash_output`=True cannot work without gSDE: pass `use_sde=True` to the algorithm")
@@ -364,12 +360,13 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     @property
     def value_unit(self) -> float:
         """Current unit of both value heads, in the units of the (normalized) return; initially one."""
-        return getattr(self.value_net, "unit", 1.0)
+        return 1.0 if lacks_for_units(self.value_net) else float(self.value_net.std.mean())
 
     @property
-    def can_change_value_units(self) -> bool:
-        """True if both value heads have ``change_units``, as ``ValueHead`` has."""
-        return all(hasattr(head, "change_units") for head in (self.value_net, self.aux_value_net))
+    def obstacle_to_value_units(self) -> str:
+        """Members of ``HasUnits`` that a value head does not have; empty if both can change their unit."""
+        lacks = {name: lacks_for_units(getattr(self, name)) for name in ("value_net", "aux_value_net")}
+        return next((f"`{name}` has no {', '.join(members)}" for name, members in lacks.items() if members), "")
 
     def parameters_to_vector(self) -> np.ndarray:
         """Return all parameters in one array, (n_parameters,). (SB3's method needs contiguous parameters.)"""
@@ -564,7 +561,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """
         Choose actions, with SB3's arguments.
 
-        :param observation: of one environment, or of several
+        :param observation: observation of one environment, or of several
         :param state: returned unchanged
         :param episode_start: has no effect
         :param deterministic: Whether to take the most likely actions
@@ -587,8 +584,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :param actions: samples of the distribution, (B, ...)
         :param vectorized_env: whether they are for several environments
         :return: actions as environments take them, an array, or, for a nested space, a list; of one environment, its action
+        :raises NonFiniteActionError: if an action is infinite, which the bounds of the action space would hide
         """
         array = actions.cpu().numpy().reshape(-1, *self.actions.shape)
+        if not np.isfinite(array).all():
+            raise NonFiniteActionError("The policy gives actions that are NaN or infinite")
         taken = self.actions.for_environments(array)
         if vectorized_env:
             return taken
@@ -637,13 +637,6 @@ def _check_overrides(cls: type) -> None:
             f"`policy`={cls.__name__} cannot work: it overrides {' and '.join(overridden)}, which the losses do not call; "
             "override `evaluate`, whose result they use, see docs/guides/own_networks.md"
         )
-    try:
-        inspect.signature(cls.extract_features).bind("self", "obs", "features_extractor")  # type: ignore[attr-defined]
-    except TypeError as error:
-        raise ArgumentError(
-            f"`policy`={cls.__name__} cannot work: its `extract_features` has to take the features extractor, too; add "
-            "the argument `features_extractor=None`, and pass it on"
-        ) from error
 
 
 def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share_features_extractor: Any) -> None:
@@ -660,25 +653,6 @@ def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share
             f"`share_features_extractor`=False contradicts `architecture`={architecture!r}, which is one network: "
             "use architecture='dual' or leave it out"
         )
-
-
-def _check_net_arch(net_arch: Any) -> None:
-    if net_arch is None or (isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict)):
-        return  # a list of dictionaries is an old form, about which SB3 warns
-    branches = [net_arch]
-    if isinstance(net_arch, dict):
-        branches = list(net_arch.values())
-        if not net_arch.keys() <= {"pi", "vf"}:
-            raise ArgumentError(f"`net_arch`={net_arch} cannot work: its keys are 'pi' and 'vf'")
-    for branch in branches:
-        if not isinstance(branch, (list, tuple)) or not all(map(is_count, branch)):
-            raise ArgumentError(f"`net_arch`={net_arch} cannot work: use lists of numbers of units, each at least 1")
-
-
-def _check_classes(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if isinstance(value, (str, nn.Module)):
-            raise ArgumentError(f"`{name}`={value!r} cannot work: use a class, not its name or an instance")
 
 
 MlpPolicy = PhasicActorCriticPolicy

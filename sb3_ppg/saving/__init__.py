@@ -1,1 +1,1 @@
-"""Files of models and of trainings in progress."""
+"""Files of models and of runs in progress."""

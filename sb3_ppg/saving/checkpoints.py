@@ -1,4 +1,4 @@
-"""Checkpoints: the model and the rest of its training, written together."""
+"""Checkpoints: the model and the rest of the state of its run, written together."""
 
 import glob
 import re
@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_ppg.arguments import check_value, count, optional
 from sb3_ppg.callbacks import called_by, every
-from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed.agreement import agreed, check_weights
 from sb3_ppg.distributed.collectives import broadcast, gather, has_abandoned_group, n_processes, rank
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.saving.files import atomic_writes
@@ -32,7 +32,7 @@ SUFFIX = ".aux_buffer.npz"
 def aux_buffer_path(model_path: str | Path) -> Path:
     """
     :param model_path: a model's zip file, with or without ".zip"
-    :return: where its auxiliary buffer is kept, in the same folder: ``model.zip`` has ``model.aux_buffer.npz``
+    :return: path of its auxiliary buffer, in the same folder: ``model.zip`` has ``model.aux_buffer.npz``
     """
     path = Path(model_path)
     return path.with_name(path.name.removesuffix(".zip") + SUFFIX)
@@ -41,7 +41,7 @@ def aux_buffer_path(model_path: str | Path) -> Path:
 class PhasicCheckpointCallback(BaseCallback):
     """
     Save everything that an exact resume needs after every ``save_freq``-th iteration (a rollout with its update) and at the
-    end of training: the model in ``<name_prefix>_<steps>_steps.zip``; the rollouts of the phase, ``VecNormalize``'s statistics
+    end of the run: the model in ``<name_prefix>_<steps>_steps.zip``; the rollouts of the phase, ``VecNormalize``'s statistics
     and the states of the random generators in ``<name_prefix>_<steps>_steps.aux_buffer.npz``::
 
         from stable_baselines3.common.env_util import make_vec_env
@@ -63,14 +63,14 @@ class PhasicCheckpointCallback(BaseCallback):
     Several processes each write a file with their own part of the state ("...aux_buffer.0_of_2.npz" and so on) in one folder;
     then the first process writes the model.
 
-    With this callback, SIGTERM, by which schedulers of clusters announce the end, ends ``learn`` with ``SystemExit`` when the
-    current iteration is over and its checkpoint is saved.
+    With this callback, SIGTERM, with which schedulers of clusters announce the end, ends ``learn`` with ``SystemExit`` when
+    the current iteration is over and its checkpoint is saved.
 
     :param save_freq: iterations between two checkpoints
     :param save_path: the folder; made if it is not there
     :param name_prefix: beginning of the files' names
-    :param keep: number of checkpoints of this run to keep, the latest; None: all. A training that goes on from a checkpoint is
-        the same run; files of other runs in the folder are left alone
+    :param keep: number of checkpoints of this run to keep, the latest; None: all. A run that goes on from a checkpoint is the
+        same run; files of other runs in the folder are left alone
     :param keep_buffers: number of these that also keep the rollouts of their phase, which are large; None: all. The statistics
         of ``VecNormalize`` are kept with every checkpoint
     :param verbose: 2: print a line when a checkpoint is saved
@@ -101,11 +101,11 @@ class PhasicCheckpointCallback(BaseCallback):
         self._n_rollouts = 0
         self._saved_at: int | None = None
         self._run = ""
-        self._saved: list[Path] = []  # by this run, the oldest first
-        self._latest = 0  # time of the latest one in the folder, in nanoseconds
+        self._saved: list[Path] = []  # checkpoints of this run, the oldest first
+        self._latest = 0  # time of the latest checkpoint in the folder, in nanoseconds
 
     def settings(self) -> list[Any]:
-        """Arguments that several processes must have in common."""
+        """Return the arguments that must be equal in all processes."""
         return [self.save_freq, self.name_prefix, self.keep, self.keep_buffers]
 
     def _on_training_start(self) -> None:
@@ -138,9 +138,14 @@ class PhasicCheckpointCallback(BaseCallback):
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint, unless it is written already. Warn instead if a number in the state is not finite."""
+        """
+        Write a checkpoint, unless it is written already. Warn instead if a number in the state is not finite.
+
+        :raises ProcessGroupError: if the weights of several processes differ
+        """
         if self._saved_at == self.model.num_timesteps or has_abandoned_group():
             return
+        check_weights(self.model)
         path = self.save_path / f"{self.name_prefix}_{self.model.num_timesteps}_steps.zip"
         if error := next(filter(None, gather(first_non_finite(self.model))), None):
             warn(f"{path} is not written: {error}. The checkpoint before it stays the latest")
@@ -196,13 +201,12 @@ def check_checkpoint_callbacks(callback: MaybeCallback) -> None:
 def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> Path:
     """
     :param save_path: folder of a ``PhasicCheckpointCallback``
-    :param name_prefix: the callback's
-    :return: model's file of the complete checkpoint that was written last. The time is stored in
-        the file, so copying does not change it; for files without it, the time of modification counts. Damaged checkpoints
-        are passed over, with a warning
+    :param name_prefix: the callback's ``name_prefix``
+    :return: the model's file of the complete checkpoint that was written last, according to the time in the file, which copies
+        keep, or else to the time of modification. Damaged checkpoints are passed over, with a warning
     :raises FileNotFoundError: if there is none
     """
-    # Twice: a running training may replace all files between the listing and the reading
+    # Twice: a run that goes on may replace all files between the listing and the reading
     for checkpoints in (_checkpoints(Path(save_path), name_prefix) for _ in range(2)):
         for checkpoint in reversed(checkpoints):
             files = [checkpoint.path, *files_of_processes(aux_buffer_path(checkpoint.path))]
@@ -224,12 +228,12 @@ class _Checkpoint(NamedTuple):
 
 
 def _checkpoints(folder: Path, name_prefix: str) -> list[_Checkpoint]:
-    """Checkpoints in the order in which they were written."""
+    """Return the checkpoints in the order in which they were written."""
     name = re.compile(rf"{re.escape(name_prefix)}_(\d+)_steps\.zip")
     found = []
     for path in folder.glob("*.zip"):
         if match := name.fullmatch(path.name):
-            with suppress(FileNotFoundError):  # a running training has removed it
+            with suppress(FileNotFoundError):  # a run that goes on has removed it
                 run, written = checkpoint_of(path)
                 found.append(_Checkpoint(written, int(match[1]), path, run))
     return sorted(found)

@@ -1,9 +1,8 @@
-"""Writing files so that each is complete or not there: an error or a kill leaves the file of before as it was."""
+"""Write files so that each is complete or not there: an error or a kill leaves the previous file as it was."""
 
 import errno
 import os
 import shutil
-import socket
 import tempfile
 import time
 import zlib
@@ -15,7 +14,7 @@ import psutil
 
 # A file system may refuse these: renaming onto a mounted file, making a file in a folder, flushing
 REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
-OLD = 24 * 3600  # seconds after which another machine's temporary file is left over
+QUIET = 60  # seconds; a temporary file to which nothing was written for so long may be a leftover
 
 
 @contextmanager
@@ -25,8 +24,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     ``path`` in one step; after an error it is removed. Where the file system refuses that step, as for a file that is mounted
     alone, the content is copied to the place.
 
-    :param path: its folder is made if it is not there
-    :raises OSError: if it cannot be written, for instance because the disk is full
+    :param path: path of the file; its folder is made if it is not there
+    :raises OSError: if the file cannot be written, for instance because the disk is full
     """
     with atomic_writes([path]) as (temporary,):
         yield temporary
@@ -37,12 +36,11 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
     """
     Do the same as ``atomic_write`` for files that belong together: none takes its place before all are on the disk.
 
-    :param paths: in one folder; they take their places in this order
+    :param paths: paths in one folder; the files take their places in this order
     """
     paths = [path.resolve() for path in paths]  # links stay links
     folder = paths[0].parent
     temporaries: list[Path] = []
-    is_as_before = True
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:
@@ -59,15 +57,12 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
             except OSError as error:
                 if error.errno not in REFUSED:
                     raise
-                is_as_before = False
                 shutil.copyfile(temporary, path)
-            is_as_before = False
         with suppress(OSError):  # folders cannot be flushed everywhere
             _flush(folder)
     except OSError as error:
-        before = "; what was there before is as it was" if is_as_before and all(path.exists() for path in paths) else ""
         names = ", ".join(map(str, paths))
-        raise OSError(error.errno, f"{names} could not be written: {error.strerror or error}{before}") from error
+        raise OSError(error.errno, f"{names} could not be written: {error.strerror or error}") from error
     finally:
         for temporary in temporaries:
             with suppress(OSError):
@@ -75,35 +70,30 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
 
 
 def _prefix(path: Path) -> str:
-    """Beginning of a temporary file's name. It is short: ``path`` may have a name as long as the file system takes."""
+    """Return the beginning of a temporary file's name, short because a name may be as long as the file system allows."""
     return f".sb3_ppg-{zlib.crc32(path.name.encode()):08x}-"
-
-
-def _host() -> str:
-    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 def _make_temporary(path: Path) -> Path:
     """Make the temporary file for ``path`` in its folder or, if that is not writable, in the system's temporary folder."""
-    temporary = path.with_name(f"{_prefix(path)}{_host()}-{os.getpid()}.tmp")
+    temporary = path.with_name(f"{_prefix(path)}{os.getpid()}.tmp")
     try:
         temporary.touch()
     except OSError as error:
         if error.errno not in REFUSED or not path.exists():
             raise
-        number, name = tempfile.mkstemp(prefix=_prefix(path), suffix=".tmp")  # SB3 adds one to a name without
+        number, name = tempfile.mkstemp(prefix=_prefix(path), suffix=".tmp")  # SB3 adds a suffix to a name without one
         os.close(number)
         return Path(name)
     return temporary
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove temporary files of processes that were killed while they wrote ``path``."""
-    with suppress(OSError, ValueError):  # a folder that cannot be listed, or another's file
+    """Remove temporary files of processes that were killed while they wrote ``path``; another machine's may still write."""
+    with suppress(OSError, ValueError):  # a folder that cannot be listed, or another program's file
         for leftover in path.parent.glob(f"{_prefix(path)}*.tmp"):
-            *_, host, number = leftover.stem.split("-")
-            is_over = not psutil.pid_exists(int(number)) if host == _host() else time.time() - leftover.stat().st_mtime > OLD
-            if is_over:
+            is_quiet = time.time() - leftover.stat().st_mtime > QUIET
+            if is_quiet and not psutil.pid_exists(int(leftover.stem.split("-")[-1])):
                 leftover.unlink(missing_ok=True)
 
 

@@ -14,8 +14,8 @@ _lock = threading.RLock()
 
 def generator_states() -> dict[str, Any]:
     """
-    :return: the state of each global generator, in tuples, dictionaries, arrays and tensors. CUDA's are left out until torch
-        has used a GPU
+    :return: the state of each global generator, in tuples, dictionaries, arrays and tensors. CUDA's generators are left out
+        until torch has used a GPU
     """
     return {
         "python": random.getstate(),
@@ -29,7 +29,7 @@ def restore_generators(states: dict[str, Any]) -> None:
     """
     Put the global generators into these states. States of GPUs that this machine does not have are left out.
 
-    :param states: as from ``generator_states``; lists may stand for tuples, arrays and tensors, as after a way through JSON
+    :param states: result of ``generator_states``; lists may stand for tuples, arrays and tensors, as they do after JSON
     :raises Exception: if a generator refuses its state; then all are as they were
     """
     before = generator_states()

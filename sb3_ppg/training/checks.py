@@ -86,8 +86,9 @@ def check_networks(model: PhasicModel) -> None:
     has_vectors = all(isinstance(head, VectorValueHead) for head in heads)
     remedy = f"both value heads have to be sb3_ppg.policies.VectorValueHead; use these, or None ({heads})"
     require(model, model.reward_weights is None or has_vectors, "reward_weights", remedy)
-    works = not model.normalize_value_targets or model.n_aux_epochs == 0 or model.policy.can_change_value_units
-    remedy = f"`value_net` and `aux_value_net` are no sb3_ppg.policies.ValueHead; use that class, or False ({heads})"
+    obstacle = model.policy.obstacle_to_value_units
+    works = not model.normalize_value_targets or model.n_aux_epochs == 0 or not obstacle
+    remedy = f"{obstacle}, see sb3_ppg.policies.HasUnits; use a sb3_ppg.policies.ValueHead, or False"
     require(model, works, "normalize_value_targets", remedy)
 
 

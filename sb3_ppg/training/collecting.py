@@ -74,7 +74,7 @@ def take_steps(
         model.objective.after_environment_step(dones, infos, steps.reset_infos())
         _bootstrap_at_time_limits(model, rewards, dones, infos, rollout_buffer)
         stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
-        rollout_buffer.add(*stored, values, log_probs, **inputs, **steps.also_stored)
+        rollout_buffer.add(*stored, values, log_probs, **{**inputs, **steps.also_stored})
         model._last_obs, model._last_episode_starts = new_obs, dones
     with th.no_grad():
         values = model.next_values(obs_as_tensor(new_obs, model.device), dones)

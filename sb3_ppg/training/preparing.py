@@ -12,7 +12,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from sb3_ppg.arrays import split
 from sb3_ppg.buffers.replay import Kind, Rollout
 from sb3_ppg.buffers.rollouts import RolloutEnd, ordered_gae, samples
-from sb3_ppg.buffers.vector_rewards import TARGETS, VectorRewardBuffer, component_samples
+from sb3_ppg.buffers.vector_rewards import VectorRewardBuffer, component_samples
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.optim.precision import unvalidated_distributions
@@ -49,7 +49,7 @@ def prepare_rollouts(model: PhasicModel, kinds: Sequence[Kind]) -> None:
     objective.before_policy_phase(model.policy)
     for rollout in [*older, latest]:
         extras = objective.extras(model.policy, rollout.buffer, rollout.end)
-        rollout.extras = {**component_samples(rollout.buffer), **extras}
+        rollout.extras = {**component_samples(rollout.buffer).by_name(), **extras.by_name()}
 
 
 def _update_value_units(model: PhasicModel, latest: Rollout) -> None:
@@ -58,7 +58,8 @@ def _update_value_units(model: PhasicModel, latest: Rollout) -> None:
     if model.normalize_value_targets and model.n_aux_epochs > 0:
         n_averaged = model._n_rollouts if model.normalize_value_targets == "running" else model.n_policy_iterations
         weight = 1 / min(model._n_rollouts, n_averaged)  # at first all rollouts weigh the same
-        targets = component_samples(latest.buffer).get(TARGETS, latest.buffer.returns)
+        of_components = component_samples(latest.buffer).component_targets
+        targets = latest.buffer.returns if of_components is None else of_components
         change_value_units(model.policy, optimizers, targets, weight)
     elif model.policy.value_unit != 1.0:
         set_value_units(model.policy, optimizers, 0.0, 1.0)

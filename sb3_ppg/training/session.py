@@ -15,7 +15,6 @@ from stable_baselines3.common.vec_env import VecEnvWrapper
 from sb3_ppg.buffers.memory import check_room, check_room_for_replay
 from sb3_ppg.distributed.agreement import agreed, is_shared, leave_group, mark_shared
 from sb3_ppg.distributed.collectives import gather, n_processes, rank
-from sb3_ppg.distributed.exchange import RolloutExchange, start_together
 from sb3_ppg.distributed.group import check_group
 from sb3_ppg.environments.watched import all_statistics, innermost, workers_watched
 from sb3_ppg.errors import (
@@ -32,6 +31,7 @@ from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
 from sb3_ppg.training.checks import warn_of_missing_rollouts, warn_of_stale_data
+from sb3_ppg.training.exchange import RolloutExchange, start_together
 
 
 class Session:
@@ -123,9 +123,9 @@ def _clean_up(model: PhasicModel, callback: MaybeCallback, error: BaseException)
 @contextmanager
 def _signals_noted(session: Session, callback: MaybeCallback) -> Iterator[None]:
     """
-    Store the first signal that asks this process to end in ``session.received_signal``; a second one has its previous effect.
-    The signals are SIGTERM, with which schedulers of clusters announce the end, if checkpoints are saved, and Ctrl-C's if
-    there are several processes.
+    Store the first signal that asks this process to end in ``session.received_signal``. A second signal does what it did
+    before this block. The signals are SIGTERM, with which schedulers of clusters announce the end, if checkpoints are saved,
+    and Ctrl-C's if there are several processes.
     """
     signals: list[int] = [signal.SIGTERM] if checkpoint_callbacks(callback) else []
     signals += [signal.SIGINT] if n_processes() > 1 else []

@@ -1,11 +1,11 @@
 """``zoo.json``: the part of a shared model that says how RL Zoo makes its environment."""
 
+import json
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Annotated, Any
 
-import gymnasium
 import msgspec
 from msgspec import Meta
 
@@ -30,43 +30,8 @@ WRAPPERS_OF = {
 }
 WRAPPERS = {f"{module}.{name}" for module, names in WRAPPERS_OF.items() for name in names.split()}
 
-# Arguments that a shared model may give, apart from those of `--allow`: numbers and booleans that name no file, take no memory
-# and make no other environment; by the module of the environment, and for all wrappers together
-OPTIONS_OF = {
-    "gymnasium.envs.classic_control": "sutton_barto_reward g goal_velocity",
-    "gymnasium.envs.box2d": """
-        continuous gravity enable_wind wind_power turbulence_power hardcore lap_complete_percent domain_randomize""",
-    "gymnasium.envs.toy_text": """
-        is_slippery success_rate reward_schedule natural sab is_rainy fickle_passenger rainy_probability
-        fickle_probability""",
-    "gymnasium.envs.mujoco": """
-        frame_skip forward_reward_weight ctrl_cost_weight contact_cost_weight contact_cost_range contact_force_range
-        impact_cost_weight impact_cost_range uph_cost_weight reward_near_weight reward_dist_weight reward_control_weight
-        healthy_reward healthy_state_range healthy_z_range healthy_angle_range terminate_when_unhealthy reset_noise_scale
-        use_contact_forces exclude_current_positions_from_observation include_cinert_in_observation
-        include_cvel_in_observation include_qfrc_actuator_in_observation include_cfrc_ext_in_observation""",
-    "ale_py": """
-        mode difficulty frameskip repeat_action_probability full_action_space continuous continuous_action_threshold
-        max_num_frames_per_episode""",
-    "minigrid": "size room_size agent_view_size max_steps see_through_walls num_crossings n_obstacles random_length",
-    "sb3_ppg.environments": """
-        num_levels start_level use_sequential_levels center_agent use_backgrounds use_monochrome_assets restrict_themes
-        use_generated_assets paint_vel_info use_easy_jump""",
-    "sb3_ppg.zoo.environments": "sticky_action_prob difficulty_ramping",
-}
-ALWAYS = "max_episode_steps"
-WRAPPER_OPTIONS = """
-    action_repeat_probability clip_reward delay flatten frame_skip height horizon keep_dim max_action max_episode_steps
-    max_obs max_steps maxStrLen min_action min_obs noise_std noop_max normalize_time screen_size shape skip
-    smoothing_coef stack_size terminal_on_life_loss test_mode tile_size width""".split()
-LARGEST = {
-    **dict.fromkeys(("size", "room_size", "agent_view_size", "tile_size", "stack_size", "horizon", "num_crossings"), 32),
-    **dict.fromkeys(("n_obstacles", "frame_skip", "frameskip", "skip"), 100),
-    **dict.fromkeys(("screen_size", "shape", "width", "height", "maxStrLen"), 512),
-    **dict.fromkeys(("num_levels", "start_level", "max_episode_steps", "max_steps", "delay"), 2**31 - 1),
-}  # and 0 is the smallest
-LARGEST_OF_OTHERS = 10_000  # in both directions
-MOST_FRAMES = 64  # of all stacks together
+MAX_NUMBER = 1000  # larger arguments could take much memory or time
+MAX_FRAMES = 64  # of all stacks together
 WORD = re.compile(r"[\w-]{1,40}", re.ASCII)  # no path, no XML, no expression
 
 # A wrapper as hyperparameter files have it: a name, or a name with its arguments
@@ -75,7 +40,7 @@ Wrappers = Wrapper | list[Wrapper] | None
 
 
 class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Hyperparameters that the environment needs, and the length of the training."""
+    """Hyperparameters that the environment needs, and the length of the run."""
 
     n_timesteps: Annotated[float, Meta(ge=0, le=2**53)] = 0.0
     frame_stack: Annotated[int, Meta(ge=1, le=1000)] | None = None
@@ -97,30 +62,23 @@ class Environment(msgspec.Struct, forbid_unknown_fields=True):
         """
         values = dict(self.arguments)
         for name in self.to_allow:
-            if name not in allowed and name not in values:
-                raise ModelFormatError(
-                    f"the model's environment has the wrapper {name!r}, which is not one of the well-known ones: if you trust "
-                    f"the module of that name that you have installed, load it with --allow {name}"
-                )
             if name not in allowed:
+                what = f"argument {name!r} with {values[name]!r}" if name in values else f"wrapper {name!r}"
                 raise ModelFormatError(
-                    f"the model's environment has the argument {name!r} with {values[name]!r}, which is not one of the "
-                    f"well-known ones, or not a usual value: if you know what it does, load it with --allow {name}"
+                    f"the model's environment has the {what}, which is not one of the well-known ones, or not a usual value: "
+                    f"if you know what it does, load the model with --allow {name}"
                 )
         for name, value in self.arguments:
-            for text in _texts(value):
-                if not WORD.fullmatch(text):
-                    raise ModelFormatError(
-                        f"the model's environment has the argument {name!r} with the text {text!r}, which could name a file"
-                    )
+            if not all(WORD.fullmatch(text) for text in re.findall(r'"(.*?)"', json.dumps(value))):
+                raise ModelFormatError(
+                    f"the model's environment has the argument {name!r} with {value!r}, a text in which could name a file"
+                )
         n_frames: Any = self.config.frame_stack or 1
         for name, arguments in self.wrappers:
             stacked = arguments.get("stack_size", arguments.get("horizon", 2 if "HistoryWrapper" in name else 1))
             n_frames *= max(1, stacked) if isinstance(stacked, int | float) else math.inf
-        if n_frames > MOST_FRAMES:
-            raise ModelFormatError(
-                f"the model's environment stacks {n_frames} observations; at most {MOST_FRAMES} are allowed"
-            )
+        if n_frames > MAX_FRAMES:
+            raise ModelFormatError(f"the model's environment stacks {n_frames} observations; at most {MAX_FRAMES} are allowed")
 
     @property
     def wrappers(self) -> list[tuple[str, dict[str, Any]]]:
@@ -137,33 +95,16 @@ class Environment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def to_allow(self) -> list[str]:
         """Names of the wrappers and arguments that need the user's consent."""
-        spec = gymnasium.registry.get(self.env_id)
-        known = {ALWAYS}
-        for module, names in OPTIONS_OF.items():
-            if spec is not None and f"{spec.entry_point}".startswith((f"{module}.", f"{module}:")):
-                known |= {*names.split()}
-        unusual = [name for name, value in self.env_kwargs.items() if name not in known or not _is_small(name, value)]
-        for wrapper, arguments in self.wrappers:
-            unusual += [] if wrapper in WRAPPERS else [wrapper]
-            unusual += [name for name, one in arguments.items() if name not in WRAPPER_OPTIONS or not _is_small(name, one)]
-        return unusual
+        wrappers = [name for name, _ in self.wrappers if name not in WRAPPERS]
+        return [*wrappers, *(name for name, value in self.arguments if not _is_usual(value))]
 
 
-def _is_small(name: str, value: Any) -> bool:
-    """Return whether an argument is a boolean, a number in its range, or a few of them."""
+def _is_usual(value: Any) -> bool:
+    """Return whether an argument is a boolean, a number in the usual range, or a list of a few of them."""
     if isinstance(value, list):
-        return len(value) <= 8 and all(_is_small(name, one) and not isinstance(one, list) for one in value)
-    smallest, largest = (0, LARGEST[name]) if name in LARGEST else (-LARGEST_OF_OTHERS, LARGEST_OF_OTHERS)
-    return isinstance(value, bool | int | float) and smallest <= value <= largest
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Iterate over all texts in an argument."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for one in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from _texts(one)
+        return len(value) <= 8 and all(_is_usual(one) and not isinstance(one, list) for one in value)
+    # A negative whole number could remove a limit
+    return isinstance(value, int | float) and abs(value) <= MAX_NUMBER and (value >= 0 or value % 1 != 0)
 
 
 def environment_of(env_id: str, hyperparams: dict[str, Any], env_kwargs: dict[str, Any]) -> Environment:

@@ -32,8 +32,10 @@ MASKED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def register_environments() -> None:
-    """Register them with Gymnasium, MinAtar's with the IDs that the package uses: v0 with all six actions, v1 with those that
-    have an effect."""
+    """
+    Register the environments with Gymnasium, MinAtar's with the IDs that the package uses: v0 with all six actions, v1 with
+    those that have an effect.
+    """
     for env_id in PROCGEN_IDS:
         gym.register(
             env_id, entry_point="sb3_ppg.environments:EnvPoolEnv", kwargs={"env_id": env_id}, disable_env_checker=True
@@ -55,9 +57,9 @@ def make_procgen(
     class.
 
     :param env_id: game
-    :param seed: of the first environment
-    :param options: of the game
-    :param monitor_file: where to log episodes
+    :param seed: seed of the first environment
+    :param options: options of the game
+    :param monitor_file: file to log episodes to
     :param env_fns: one for each environment; they are counted, not called
     :return: the environments
     """
@@ -67,7 +69,7 @@ def make_procgen(
 
 
 def make_minatar(**kwargs: Any) -> gym.Env:
-    """Make a game of MinAtar, by arguments of the package's environment, with pictures that people can see."""
+    """Make a game of MinAtar, with arguments of the package's environment, with pictures that people can see."""
     from minatar.gym import BaseEnv
 
     return _Enlarged(BaseEnv(**kwargs))

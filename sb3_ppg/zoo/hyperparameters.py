@@ -31,18 +31,14 @@ def entry_of(env_id: str, config: str) -> str:
     """
     Return the entry of the environment's family, if the file has that and none for the environment; else ``env_id``.
 
-    :raises ArgumentError: if a hyperparameter file is not YAML, or has no entries
+    :raises ArgumentError: if a hyperparameter file cannot be read
     """
     if not config.endswith((".yml", ".yaml")):
         return env_id
     try:
         entries = yaml.safe_load(Path(config).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{config} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise ArgumentError(
-            f"{config} is no hyperparameter file: it needs an entry for each environment, `ENV:` with lines below"
-        )
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{config} cannot be read: {' '.join(str(error).split())}") from error
     family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), env_id)
     return family if env_id not in entries and family in entries else env_id
 

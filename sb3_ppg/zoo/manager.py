@@ -1,14 +1,14 @@
 """RL Zoo's ``ExperimentManager`` for our algorithms and environments."""
 
 import argparse
+import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, partialmethod
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TextIO
 from unittest.mock import patch
 
 import numpy as np
@@ -16,11 +16,9 @@ import optuna
 import rl_zoo3.exp_manager
 import yaml
 from huggingface_sb3 import EnvironmentName
-from optuna.trial import TrialState
 from rl_zoo3 import ALGOS
 from rl_zoo3.callbacks import TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER
 from rl_zoo3.utils import SimpleLinearSchedule
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -37,24 +35,22 @@ from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
 from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.optim.micro_batches import keep_freed_memory
+from sb3_ppg.saving.checkpoints import latest_checkpoint
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.training_state import file_of_process, files_of_processes
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
 from sb3_ppg.zoo.hyperparameters import entry_of, evaluated, hyperparameter_file
-from sb3_ppg.zoo.interrupted import (
-    HAS_LOCKS,
-    MARKER,
-    Marker,
-    command_of,
+from sb3_ppg.zoo.offline import OFFLINE
+from sb3_ppg.zoo.resuming import (
     forget_later_episodes,
-    interrupted_run,
     make_run_folder,
+    mark_unfinished,
     next_monitor_number,
-    remove_if_damaged,
+    options_of,
     restore_evaluations,
     sigterm_blocked_in_children,
+    unfinished_run,
 )
-from sb3_ppg.zoo.offline import OFFLINE
 from sb3_ppg.zoo.search import BUDGET, report, warn_of_short_trials
 
 # Hyperparameters that RL Zoo consumes, and arguments that its options or itself give
@@ -63,25 +59,11 @@ NOT_IN_FILES = "env seed device verbose tensorboard_log _init_setup_model".split
 # Hyperparameters that may be schedules, and how those are written
 SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf")
 SCHEDULE = re.compile(r"[^_]+_[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def overrides(method: Method) -> Method:
-    """
-    Check that a method overrides one of ``ExperimentManager``.
-
-    :param method: a method of ``Manager``
-    :return: the same method
-    :raises ImportError: if this rl_zoo3 has no such method, and would never call it
-    """
-    if not hasattr(ExperimentManager, method.__name__):
-        raise ImportError(f"its ExperimentManager has no {method.__name__!r}", name=ExperimentManager.__module__)
-    return method
 
 
 class Manager(ExperimentManager):
     """
-    The manager of RL Zoo's trainings and searches (rl_zoo3 2.9.2), which also knows our algorithms and environments.
+    RL Zoo's manager of runs and searches (rl_zoo3 2.9.2), which also knows our algorithms and environments.
 
     Other algorithms keep the Zoo's own behavior, except in our environments, and where a bug of the Zoo is fixed here; those
     places name its version.
@@ -91,28 +73,31 @@ class Manager(ExperimentManager):
     :param env_id: environment
     :param others: see ``ExperimentManager``
     :param options: see ``ExperimentManager``. ``config`` is our hyperparameter file by default
-    :raises ArgumentError: if several processes cannot do this, or there is no model to continue
+    :raises ArgumentError: if several processes cannot do this, there is no model to continue, or nothing to resume from
     """
 
     asked_to_continue: ClassVar[bool] = False  # `train --continue`: counters and schedules go on where the model's are
+    asked_to_resume: ClassVar[bool] = False  # `train --resume`
     dataset: ClassVar[str | None] = None  # `train --dataset`
 
     def __init__(self, args: argparse.Namespace, algo: str, env_id: str, *others: Any, **options: Any):
         self.is_ours = algo in FAMILY
         self.is_masked = self.is_ours and issubclass(FAMILY[algo].algorithm, MaskablePPG)
-        self.command: dict[str, Any] = {}  # description of the training, by which the same command finds it again
-        self.marker: Marker | None = None  # of a training that can be resumed
-        self.n_steps_before = 0  # steps at the checkpoint where an interrupted training goes on
+        self.marker: TextIO | None = None  # locked file in the folder of a run with checkpoints until the run is finished
+        self.n_steps_before = 0  # steps at the checkpoint from which an unfinished run resumes
         self.first_monitor = 0  # number of the first monitor file
         self.study: optuna.Study | None = None  # of a search
-        self.saved_hyperparams: dict[str, Any] = {}  # as in the folder of the training
+        self.saved_hyperparams: dict[str, Any] = {}  # as in the folder of the run
         if (self.is_ours or algo in OFFLINE) and options.get("config") is None:
             options["config"] = str(hyperparameter_file(algo))
         if self.dataset is not None and algo not in OFFLINE:
             raise ArgumentError(f"--dataset is for {', '.join(OFFLINE)}; {algo} learns in its environment")
         super().__init__(args, algo, env_id, *others, **options)
         if self.asked_to_continue and not self.continue_training:
-            raise ArgumentError("--continue needs the model whose training is to go on: -i MODEL.zip")
+            raise ArgumentError("--continue needs the model that continues to train: -i MODEL.zip")
+        self.has_checkpoints = self.is_ours and self.save_freq > 0 and not self.optimize_hyperparameters
+        if self.asked_to_resume and not self.has_checkpoints:
+            raise ArgumentError(f"--resume needs checkpoints: use --save-freq, and one of {', '.join(FAMILY)}")
         if self.is_ours:
             keep_freed_memory()
         if env_id in PROCGEN_IDS:
@@ -138,7 +123,6 @@ class Manager(ExperimentManager):
 
     # ---- hyperparameters ----
 
-    @overrides
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Use the entry of a family of environments where the file has none for the environment."""
         is_search = self.optimize_hyperparameters and self.trial_id is None
@@ -146,7 +130,12 @@ class Manager(ExperimentManager):
             if not (self.storage and self.study_name):
                 raise ArgumentError("to train with the hyperparameters of a study, use --storage and --study-name")
             print("Loading the best trial of the study" if self.trial_id is None else f"Loading trial {self.trial_id}")
-            trial = self.load_trial(self.storage, self.study_name, self.trial_id)
+            try:
+                trial = self.load_trial(self.storage, self.study_name, self.trial_id)
+            except (KeyError, IndexError, ValueError) as error:
+                raise ArgumentError(
+                    f"no such trial of study {self.study_name!r} in {self.storage}: {type(error).__name__}: {error}"
+                ) from error
             self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
             self.trial_id = None  # it is loaded; rl_zoo3 2.9.2 takes trial 0 for no trial, and no trial for no study
         if self.dataset is not None:
@@ -157,20 +146,16 @@ class Manager(ExperimentManager):
         self.env_name = EnvironmentName(entry)
         try:
             hyperparams, saved = super().read_hyperparameters()
-        except (ValueError, KeyError) as error:
-            what = f"{self.config} has no hyperparameters for {env_name.gym_id}, and none by default"
-            raise ArgumentError(f"{what} ({type(error).__name__}: {error})") from error
         finally:
             self.env_name = env_name
         if self.algo in OFFLINE and "dataset" not in hyperparams:
             raise ArgumentError(f"{self.algo.upper()} learns from recorded data: name it with --dataset")
         self._set_eval_env_kwargs(hyperparams.get("env_kwargs", self.env_kwargs))
-        self.command = command_of(self.args, saved, self.asked_to_continue)
         return hyperparams, saved
 
     def _set_eval_env_kwargs(self, env_kwargs: dict[str, Any]) -> None:
         """
-        Evaluate with the options of the training's environment, unless there are others for that. (rl_zoo3 2.9.2 leaves out
+        Evaluate with the options of the training environment, unless there are others for that. (rl_zoo3 2.9.2 leaves out
         those of the hyperparameters.) Agents that were trained on some of Procgen's levels are evaluated on all.
         """
         if self._eval_env_kwargs_args:
@@ -180,19 +165,6 @@ class Manager(ExperimentManager):
             self.eval_env_kwargs = {**env_kwargs, "num_levels": 0, "start_level": 0}
             self.args.eval_env_kwargs = self.eval_env_kwargs  # saved for `report` and others
 
-    @overrides
-    def load_trial(self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True) -> dict[str, Any]:
-        """
-        :raises ArgumentError: if there is no such study or trial; rl_zoo3 2.9.2 ends in an error that names neither
-        """
-        try:
-            params = super().load_trial(storage, study_name, trial_id, convert=False)
-        except (KeyError, IndexError, ValueError) as error:
-            which = "finished trial" if trial_id is None else f"trial {trial_id}"
-            raise ArgumentError(f"there is no study {study_name!r} in {storage}, or it has no {which}") from error
-        return HYPERPARAMS_CONVERTER[self.algo](params) if convert else params
-
-    @overrides
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple:
         """
         Add presets, and replace the Zoo's schedules by SB3's: a model that holds the Zoo's could only be loaded where the Zoo
@@ -201,16 +173,11 @@ class Manager(ExperimentManager):
 
         :raises ArgumentError: for a hyperparameter that the algorithm does not have
         """
-        place = f"(from {self.config}, -params or a study)"
         if self.is_ours or self.algo in OFFLINE:
-            self._check_hyperparameters(hyperparams, place)
-        try:
-            if isinstance(hyperparams.get("policy_kwargs"), str):
-                hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
-            hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
-        except (SyntaxError, NameError, ValueError, ModuleNotFoundError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ArgumentError(f"the hyperparameters cannot be read {place}: {reason}") from error
+            self._check_hyperparameters(hyperparams)
+        if isinstance(hyperparams.get("policy_kwargs"), str):
+            hyperparams["policy_kwargs"] = evaluated(hyperparams["policy_kwargs"])
+        hyperparams, *others = super()._preprocess_hyperparams(hyperparams)
         if self.is_ours:
             for name, value in hyperparams.items():
                 if name in ("aux_learning_rate", "value_learning_rate") and isinstance(value, str):  # unknown to the Zoo
@@ -220,7 +187,8 @@ class Manager(ExperimentManager):
             hyperparams = with_preset(self.algo, hyperparams)
         return hyperparams, *others
 
-    def _check_hyperparameters(self, hyperparams: dict[str, Any], place: str) -> None:
+    def _check_hyperparameters(self, hyperparams: dict[str, Any]) -> None:
+        place = f"(from {self.config}, -params or a study)"
         known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO} - {*NOT_IN_FILES}
         for name in hyperparams.keys() - known:
             raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
@@ -232,12 +200,11 @@ class Manager(ExperimentManager):
                 remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
                 raise ArgumentError(f"`{name}`={value!r} cannot work {place}: {remedy}")
 
-    # ---- what a training needs ----
+    # ---- what a run needs ----
 
-    @overrides
     def create_log_folder(self) -> None:
         """
-        Resume the interrupted training of the same command, or make a new folder.
+        Make a new folder, or resume an unfinished run.
 
         :raises ProcessGroupError: if a process cannot write there, for instance because it does not see the same disk
         """
@@ -247,8 +214,9 @@ class Manager(ExperimentManager):
         checkpoint = None
         with agreed():
             if rank() == 0:
-                checkpoint = self._resume_or_make_folder()
+                checkpoint = self._make_or_resume_run()
                 Path(self.save_path, self.env_name).mkdir(exist_ok=True)
+                self.first_monitor = next_monitor_number(Path(self.save_path))
         self.seed, self.save_path, checkpoint, self.first_monitor = broadcast(
             (self.seed, self.save_path, checkpoint, self.first_monitor)
         )
@@ -259,38 +227,38 @@ class Manager(ExperimentManager):
         with agreed(), TemporaryFile(dir=self.params_path):
             pass
 
-    def _resume_or_make_folder(self) -> Path | None:
-        """Set the folder, and return the checkpoint from which to resume, if there is one."""
-        is_resumable = HAS_LOCKS and self.save_freq > 0 and not self.optimize_hyperparameters
-        found = interrupted_run(Path(self.log_path), self.command) if is_resumable else None
-        checkpoint = None
+    def _make_or_resume_run(self) -> Path | None:
+        """Set the folder, and return the checkpoint from which the run resumes, if there is one."""
+        options = options_of(self.args) | {"continue": str(self.asked_to_continue)}
+        is_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0  # by `torchrun --max-restarts`
+        found = None
+        if self.has_checkpoints and (self.asked_to_resume or is_restarted):
+            found = unfinished_run(Path(self.log_path), options)
         if found is None:
             self.save_path = make_run_folder(self.save_path)
-            self.marker = Marker(Path(self.save_path)) if is_resumable else None
-        else:
-            self.marker, self.seed, checkpoint = found
-            folder = self.marker.path.parent
-            self.args.seed, self.save_path = self.seed, str(folder)
-            place = "which has no checkpoint yet" if checkpoint is None else f"from {checkpoint.name}"
-            print(f"Going on with {folder}, seed {self.seed}, {place} (to begin again, remove {folder / MARKER})")
-            forget_later_episodes(folder, checkpoint)
-            if checkpoint is not None:
-                remove_if_damaged(folder / self.env_name / "vecnormalize.pkl")
-        if self.marker is not None:
-            self.marker.write(self.command, self.seed)
-        self.first_monitor = next_monitor_number(Path(self.save_path))
+            if self.has_checkpoints:
+                self.marker = mark_unfinished(Path(self.save_path), options, self.seed)
+            return None
+        self.marker, self.seed = found
+        folder, checkpoint = Path(self.marker.name).parent, None
+        self.args.seed, self.save_path = self.seed, str(folder)
+        with suppress(FileNotFoundError):
+            checkpoint = latest_checkpoint(folder, "rl_model")  # the Zoo's prefix
+        place = "which has no checkpoint yet" if checkpoint is None else f"from {checkpoint.name}"
+        print(f"Resuming {folder}, seed {self.seed}, {place}")
+        forget_later_episodes(folder, checkpoint)
+        # The best model's statistics may be damaged, as the Zoo writes them in place; the checkpoint has its own
+        Path(folder, self.env_name, "vecnormalize.pkl").unlink(missing_ok=True)
         return checkpoint
 
-    @overrides
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
-        """Save hyperparameters and options once, in the first process, with the steps of this training (``-n``)."""
+        """Save hyperparameters and options once, in the first process, with the steps of this run (``-n``)."""
         self.saved_hyperparams = saved_hyperparams | {"n_timesteps": int(self.n_timesteps)}
         if rank() == 0:
             super()._save_config(self.saved_hyperparams)
 
-    @overrides
     def create_callbacks(self) -> None:
-        """Evaluate under action masks, and keep the evaluations of a training that goes on."""
+        """Evaluate under action masks, and keep the evaluations of a run that resumes."""
         with self._masked("EvalCallback", MaskableEvalCallback):
             super().create_callbacks()
         self.callbacks = [_ProgressBar() if isinstance(one, ProgressBarCallback) else one for one in self.callbacks]
@@ -304,7 +272,6 @@ class Manager(ExperimentManager):
         """Let the Zoo use another class of callbacks for algorithms with action masks, within a block."""
         return patch.object(rl_zoo3.exp_manager, name, replacement) if self.is_masked else nullcontext()
 
-    @overrides
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         """Make Procgen's games in one EnvPool, and number monitor files so that none is overwritten."""
         is_logged = not (eval_env or no_log)
@@ -322,7 +289,6 @@ class Manager(ExperimentManager):
         ):
             return super().create_envs(n_envs, eval_env, no_log)
 
-    @overrides
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         """Load the auxiliary buffer in the model's folder, too."""
         is_same_run = self.n_steps_before > 0
@@ -336,7 +302,7 @@ class Manager(ExperimentManager):
         if isinstance(model, PPG) and files_of_processes(path):
             print(f"Loading {next(file for file in (file_of_process(path), *files_of_processes(path)) if file.exists())}")
             is_exact = is_same_run or self.asked_to_continue
-            with nullcontext() if is_exact else generators_kept():  # a new training has a seed of its own
+            with nullcontext() if is_exact else generators_kept():  # a new run has a seed of its own
                 try:
                     model.load_aux_buffer(path)
                 except ModelFormatError as error:  # for instance if the rollouts have another length
@@ -345,12 +311,11 @@ class Manager(ExperimentManager):
                     print(f"{error}. The phase starts over")
         return model
 
-    # ---- training ----
+    # ---- learning ----
 
-    @overrides
     def learn(self, model: BaseAlgorithm) -> None:
         """
-        Train with our checkpoints in place of SB3's. With ``--continue`` and after an interruption, the counters continue.
+        Train with our checkpoints in place of SB3's. With ``--continue`` and in a run that resumes, the counters continue.
 
         :raises ArgumentError: if no steps are left with ``--continue``
         """
@@ -366,7 +331,7 @@ class Manager(ExperimentManager):
                     keep_buffers=None if self.save_replay_buffer else 2,  # the latest may be damaged
                     verbose=2,
                 )
-        if self.tensorboard_log is not None and self.marker is not None:
+        if self.tensorboard_log is not None and self.marker is not None and not self.asked_to_continue:
             formats = ["stdout", "tensorboard"] if model.verbose >= 1 else ["tensorboard"]
             model.set_logger(configure(self._tensorboard_folder(type(model).__name__), formats))
         if n_processes() > 1 and not self.show_progress:
@@ -389,30 +354,28 @@ class Manager(ExperimentManager):
             with continued:
                 super().learn(model)
         except SystemExit:
-            continues = "continues" if self.save_freq > 0 else "with --save-freq would have continued"
-            print(f"A signal has ended the training after {model.num_timesteps} steps; the same command {continues} it")
+            remedy = (
+                "the same command with --resume continues it" if self.has_checkpoints else "--save-freq would have saved it"
+            )
+            print(f"A signal has ended the run after {model.num_timesteps} steps; {remedy}")
             raise
 
     def _tensorboard_folder(self, name: str) -> str:
         """
-        Return the folder in ``--tensorboard-log``, and note it for when this training is resumed: SB3 would take the latest.
+        Return the folder in ``--tensorboard-log``, and note it for when this run resumes: SB3 would take the latest.
         """
         assert self.tensorboard_log is not None
         note = Path(self.save_path) / "tensorboard.txt"
         if note.exists() and Path(note.read_text()).parent == Path(self.tensorboard_log):
             return note.read_text()
-        latest = get_latest_run_id(self.tensorboard_log, name)
-        folder = f"{self.tensorboard_log}/{name}_{latest}"
-        if latest == 0 or not self.asked_to_continue:
-            folder = make_run_folder(f"{self.tensorboard_log}/{name}_{latest + 1}")
+        folder = make_run_folder(f"{self.tensorboard_log}/{name}_{get_latest_run_id(self.tensorboard_log, name) + 1}")
         note.write_text(folder)
         return folder
 
-    @overrides
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         """
-        Save the model and, with ``--save-replay-buffer``, its auxiliary buffer. If Ctrl-C or a callback has ended the training
-        early, save its number of steps. Mark it as finished.
+        Save the model and, with ``--save-replay-buffer``, its auxiliary buffer; save also the number of steps of a run that
+        Ctrl-C or a callback has ended early. Mark the run as finished.
         """
         with agreed():
             if isinstance(model, PPG) and self.save_replay_buffer:
@@ -423,27 +386,20 @@ class Manager(ExperimentManager):
                 trained = self.saved_hyperparams | {"n_timesteps": model.num_timesteps}
                 Path(self.params_path, "config.yml").write_text(yaml.dump(trained))
         if self.marker is not None:
-            self.marker.remove()
+            Path(self.marker.name).unlink(missing_ok=True)  # while it is locked
 
     # ---- searching ----
 
-    @overrides
     def hyperparameters_optimization(self) -> None:
         if self.is_ours:
             warn_of_short_trials(self.n_timesteps, self.n_envs)
         with self._masked("TrialEvalCallback", _MaskableTrialEvalCallback):
-            try:
-                super().hyperparameters_optimization()
-            except ValueError as error:
-                if self.study is None or self.study.get_trials(states=[TrialState.COMPLETE]):
-                    raise
-                raise ArgumentError("the search has no best trial: none was finished without being pruned") from error
+            super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
             file = max(Path(self.log_path).glob("report_*.csv"), key=lambda path: path.stat().st_mtime)
             data = [] if self.dataset is None else ["--dataset", self.dataset]
             report(self.study, [*sys.argv[1:], *data], file.with_suffix(""), is_drawn=not self.no_optim_plots)
 
-    @overrides
     def objective(self, trial: optuna.Trial) -> float:
         """Tell our samplers the budget of a trial."""
         self.study = trial.study

@@ -9,14 +9,14 @@ from sb3_ppg.family import FAMILY
 
 try:
     import rl_zoo3.exp_manager
+    import rl_zoo3.train
     from rl_zoo3 import ALGOS as ZOO_ALGOS
-    from rl_zoo3.exp_manager import ExperimentManager
     from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 
     from sb3_ppg.zoo import offline
     from sb3_ppg.zoo.environments import register_environments
     from sb3_ppg.zoo.manager import Manager
-    from sb3_ppg.zoo.repairs import REPAIRS, swap_in_the_zoo
+    from sb3_ppg.zoo.repairs import REPAIRS
     from sb3_ppg.zoo.search import CONVERTERS, SAMPLERS
 except ImportError as error:
     is_another_version = type(error) is ImportError and str(error.name).startswith("rl_zoo3")  # a name is not there
@@ -31,7 +31,7 @@ def register() -> None:
     Make our algorithms, their hyperparameter files, schedules and Optuna samplers, and our environments known to RL Zoo's
     scripts in this process: fill the Zoo's tables, and put ``Manager`` in the place of its ``ExperimentManager``.
 
-    Call it before your own code imports ``ExperimentManager``; scripts of the Zoo may have been imported before. A second call
+    Call it before your own code imports ``ExperimentManager``; ``rl_zoo3.train`` may have been imported before. A second call
     changes nothing. It does not fix bugs of the scripts, and the processes that some of them start do not know our algorithms:
     use ``patched()`` for that.
 
@@ -49,15 +49,15 @@ def register() -> None:
     HYPERPARAMS_SAMPLER.update(SAMPLERS | offline.SAMPLERS)
     HYPERPARAMS_CONVERTER.update(CONVERTERS | offline.CONVERTERS)
     register_environments()
-    swap_in_the_zoo(ExperimentManager, Manager)
+    rl_zoo3.exp_manager.ExperimentManager = rl_zoo3.train.ExperimentManager = Manager  # type: ignore[misc]
 
 
 @contextmanager
 def patched() -> Iterator[None]:
     """
-    Run RL Zoo's scripts as ``sb3-ppg`` runs them: call ``register()``, and fix bugs of the scripts within the block. There,
-    the processes that scripts start know our algorithms, and a MaskablePPG that is loaded acts under the masks of the
-    environment that was made for it. For that, functions of the Zoo, ``subprocess.call``, ``MaskablePPG.load`` and
+    Run RL Zoo's scripts as ``sb3-ppg`` runs them: call ``register()``, and fix bugs of the scripts that ``runpy`` runs within
+    the block. There, the processes that scripts start know our algorithms, and a MaskablePPG acts under the masks of the
+    environment that was made last for playing. For that, functions of the Zoo, ``subprocess.call``, ``pyplot.show`` and
     ``MaskablePPG.predict`` are replaced within the block; at its end everything is as before.
     """
     register()

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,13 +25,12 @@ from huggingface_hub import repocard
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
 from matplotlib import pyplot as plt
-from rl_zoo3.utils import StoreDict, create_test_env, get_model_path, get_trained_models
+from rl_zoo3.utils import create_test_env, get_model_path, get_trained_models
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import MaskablePPG
 from sb3_ppg.errors import ArgumentError, nearest
-from sb3_ppg.zoo.command_line import check_path
 
 FONTS = """<?xml version="1.0"?>
 <fontconfig>
@@ -43,22 +41,13 @@ FONTS = """<?xml version="1.0"?>
 """
 
 
-def swap_in_the_zoo(old: Any, new: Any) -> None:
-    """Replace a function or class of the Zoo in each of its modules that has imported it by name."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name.split(".")[0] == "rl_zoo3" and module is not None:
-            for name in [name for name, value in vars(module).items() if value is old]:
-                setattr(module, name, new)
-
-
-@contextmanager
-def swapped_in_the_zoo(old: Any, new: Any) -> Iterator[None]:
-    """Swap within a block. At its end all modules have the old one, including those that were imported within."""
-    swap_in_the_zoo(old, new)
-    try:
-        yield
-    finally:
-        swap_in_the_zoo(new, old)
+def _patched_in_the_zoo(name: str, new: Any) -> AbstractContextManager:
+    """Replace a function of ``rl_zoo3.utils`` for scripts that import it within a block."""
+    patches = ExitStack()
+    for module in (rl_zoo3, rl_zoo3.utils):
+        if hasattr(module, name):
+            patches.enter_context(patch.object(module, name, new))
+    return patches
 
 
 def children_through_our_launcher() -> AbstractContextManager:
@@ -68,7 +57,6 @@ def children_through_our_launcher() -> AbstractContextManager:
     """
     original = subprocess.call
 
-    @wraps(original)
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         match command:
             case ["python", "enjoy.py", *options]:
@@ -84,18 +72,15 @@ def children_through_our_launcher() -> AbstractContextManager:
 def names_of_folders() -> AbstractContextManager:
     """rl_zoo3 2.9.2: ``benchmark`` looks for folders by the environment's ID; in their names, slashes are dashes."""
 
-    @wraps(get_trained_models)
     def named(log_folder: str) -> dict[str, tuple[str, str]]:
         return {name: (algo, EnvironmentName(env_id)) for name, (algo, env_id) in get_trained_models(log_folder).items()}
 
-    return swapped_in_the_zoo(get_trained_models, named)
+    return _patched_in_the_zoo("get_trained_models", named)
 
 
 def metadata_of_model_cards() -> AbstractContextManager:
     """rl_zoo3 2.9.2 with sb3-team-hf-integration 3: ``push_to_hub`` imports a name that no longer exists."""
     integration = importlib.import_module("huggingface_sb3.push_to_hub")
-    if hasattr(integration, "generate_metadata"):
-        return nullcontext()
 
     def generate_metadata(*args: Any) -> dict[str, Any]:
         return integration._generate_metadata(*args).to_dict()
@@ -115,41 +100,37 @@ def missing_files_of_the_hub() -> AbstractContextManager:
 @contextmanager
 def latest_model() -> Iterator[None]:
     """
-    rl_zoo3 2.9.2: scripts take the training with the greatest number, whether or not it holds a model, and end in an error
-    that does not say which models there are. Only their look-up is replaced: ``train`` still numbers new trainings as before.
+    rl_zoo3 2.9.2: scripts take the run with the greatest number, whether or not it holds a model, and end in an error that
+    does not say which models there are. Only their look-up is replaced: ``train`` still numbers new runs as before.
     """
 
     def get_latest_run_id(log_path: str, env_name: EnvironmentName) -> int:
         runs = [run.name.rpartition("_") for run in Path(log_path).glob("*") if any(run.glob("*.zip"))]
         return max((int(number) for name, _, number in runs if name == env_name and number.isdecimal()), default=0)
 
-    @wraps(get_model_path)
-    def explained(
-        exp_id: int, folder: str, algo: str, env_name: EnvironmentName, *args: Any, **kwargs: Any
-    ) -> tuple[str, str, str]:
-        gymnasium.spec(env_name.gym_id)  # or an error says that there is no such environment
+    def explained(exp_id: int, folder: str, algo: str, env_name: EnvironmentName, *which: Any) -> tuple[str, str, str]:
+        gymnasium.spec(env_name.gym_id)  # an error says that there is no such environment
         try:
-            return get_model_path(exp_id, folder, algo, env_name, *args, **kwargs)
+            return get_model_path(exp_id, folder, algo, env_name, *which)
         except (AssertionError, ValueError) as error:
-            runs = Path(folder) / algo
-            check_path(runs)
-            wanted, there = str(error).split("path: ")[-1], map(str, runs.glob("*/*.zip"))
-            raise ArgumentError(f"{error}{nearest(wanted, there)}") from error
+            there = map(str, Path(folder, algo).glob("*/*.zip"))
+            raise ArgumentError(f"{error}{nearest(str(error).split('path: ')[-1], there)}") from error
 
-    with patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id), swapped_in_the_zoo(get_model_path, explained):
+    with (
+        patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id),
+        _patched_in_the_zoo("get_model_path", explained),
+    ):
         yield
 
 
 def options_of_the_hyperparameters() -> AbstractContextManager:
     """rl_zoo3 2.9.2: ``record_video`` makes an environment without the ``env_kwargs`` of the hyperparameters."""
-    make: Any = create_test_env
 
-    @wraps(make)
-    def create(*args: Any, hyperparams: dict[str, Any], env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> VecEnv:
+    def create(env_id: str, *, hyperparams: dict[str, Any], env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> VecEnv:
         env_kwargs = {**hyperparams.pop("env_kwargs", {}), **(env_kwargs or {})}
-        return make(*args, hyperparams=hyperparams, env_kwargs=env_kwargs, **kwargs)
+        return create_test_env(env_id, hyperparams=hyperparams, env_kwargs=env_kwargs, **kwargs)
 
-    return swapped_in_the_zoo(make, create)
+    return _patched_in_the_zoo("create_test_env", create)
 
 
 @contextmanager
@@ -162,19 +143,17 @@ def acting_under_masks() -> Iterator[None]:
     make = rl_zoo3.utils.create_test_env  # with other repairs
     masked: list[VecEnv] = []
 
-    @wraps(make)
     def create(*args: Any, **kwargs: Any) -> VecEnv:
         env = make(*args, **kwargs)
         masked[:] = [env] if is_masking_supported(env) else []
         return env
 
-    @wraps(predict)
     def predict_under_masks(*args: Any, action_masks: np.ndarray | None = None, **kwargs: Any) -> Any:
         if action_masks is None and masked:
             action_masks = get_action_masks(masked[0])
         return predict(*args, action_masks=action_masks, **kwargs)
 
-    with swapped_in_the_zoo(make, create), patch.object(MaskablePPG, "predict", predict_under_masks):
+    with _patched_in_the_zoo("create_test_env", create), patch.object(MaskablePPG, "predict", predict_under_masks):
         yield
 
 
@@ -182,7 +161,6 @@ def figures_as_files() -> AbstractContextManager:
     """rl_zoo3 2.9.2: without a display, the scripts that plot do nothing. Save their figures instead."""
     show = plt.show
 
-    @wraps(show)
     def show_or_save(*args: Any, **kwargs: Any) -> None:
         if plt.get_backend().lower() != "agg":
             show(*args, **kwargs)
@@ -195,28 +173,7 @@ def figures_as_files() -> AbstractContextManager:
     return patch.object(plt, "show", show_or_save)
 
 
-def expressions_named() -> AbstractContextManager:
-    """rl_zoo3 2.9.2: an option such as ``-params n_steps:abc`` is evaluated as Python, and ends in a ``NameError``."""
-    evaluate: Any = StoreDict.__call__
-
-    @wraps(evaluate)
-    def explained(self: Any, parser: Any, namespace: Any, values: list[str], option_string: str | None = None) -> None:
-        evaluated: dict[str, Any] = {}
-        for value in values:
-            try:
-                evaluate(self, parser, namespace, [value], option_string)
-            except Exception as error:
-                reason = " ".join(str(error).split())
-                example = "NAME:VALUE with a value in Python, and a text in quotes of its own: NAME:\"'text'\""
-                raise ArgumentError(f"{option_string} {value} cannot be read ({reason}): use {example}") from error
-            evaluated |= getattr(namespace, self.dest)
-        setattr(namespace, self.dest, evaluated)
-
-    return patch.object(StoreDict, "__call__", explained)
-
-
 REPAIRS = (
-    expressions_named,
     children_through_our_launcher,
     names_of_folders,
     metadata_of_model_cards,

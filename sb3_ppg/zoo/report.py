@@ -21,21 +21,15 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import Evaluation
-from sb3_ppg.play import Player
 
 
 def main() -> None:
     """Run the command."""
     parser = agent_parser(__doc__)
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
-    parser.add_argument(
-        "--epsilon", type=float, default=0.0, help="probability of sampling an action instead of taking the most likely one"
-    )
     args = parser.parse_args()
     model, model_path, log_path = load_agent(args)
-    evaluate(Player(model, args.epsilon), args)
-    if args.epsilon:
-        print(f"Epsilon:        {args.epsilon}")
+    evaluate(model, args)
     print(f"Model:          {model_path}")
     print(f"Logs:           {log_path}")
     picture = log_path / "learning_curve.png"
@@ -48,14 +42,14 @@ def main() -> None:
 
 def agent_parser(description: str | None, n_episodes: int = 100) -> argparse.ArgumentParser:
     """
-    Return a parser for those of ``enjoy``'s options that select an agent, except ``--env``, and say how it acts.
+    Return a parser for those of ``enjoy``'s options that select an agent, except ``--env``, and how it acts.
 
-    :param description: of the command
+    :param description: description of the command
     :param n_episodes: how many episodes to evaluate by default
     """
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
-    parser.add_argument("-f", "--folder", default="logs", help="log folder of the training")
+    parser.add_argument("-f", "--folder", default="logs", help="log folder of the run")
     parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest, -1: no such folder)")
     parser.add_argument("--load-best", action="store_true", help="the best model instead of the last")
     parser.add_argument("--load-checkpoint", type=int, help="the checkpoint with this number of steps instead")
@@ -87,7 +81,7 @@ def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorit
 
     :param args: options of ``agent_parser`` and the environment
     :param env_kwargs: further options of the environment
-    :return: the agent, its file, and the folder of its training
+    :return: the agent, its file, and the folder of its run
     """
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
@@ -113,12 +107,12 @@ def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorit
 
 
 def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
-    """Return the options of a training's evaluation environment: those of its hyperparameters, then those of its command."""
+    """Return the options of a run's evaluation environment: those of its hyperparameters, then those of its command."""
     config, arguments = (yaml.unsafe_load((stats_path / name).read_text()) for name in ("config.yml", "args.yml"))
     return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
 
 
-def evaluate(model: BaseAlgorithm | Player, args: argparse.Namespace) -> Evaluation:
+def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> Evaluation:
     """Play episodes in the agent's environment; print and return what it reached."""
     if args.episodes < 1:
         raise ArgumentError(f"--episodes {args.episodes} cannot work: use at least 1")
@@ -133,7 +127,7 @@ def evaluate(model: BaseAlgorithm | Player, args: argparse.Namespace) -> Evaluat
 
 def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
     """
-    Draw episode returns of the training against timesteps, with their moving average, and the evaluations. BCQ's timesteps are
+    Draw a run's episode returns against timesteps, with their moving average, and the evaluations. BCQ's timesteps are
     gradient steps.
 
     :param log_path: folder with the Zoo's monitor files and, if there were evaluations, ``evaluations.npz``

@@ -11,11 +11,10 @@ from typing import Any
 import optuna
 from matplotlib import pyplot as plt
 from optuna.exceptions import ExperimentalWarning
-from optuna.trial import BaseTrial, FixedTrial
 from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
 from torch import nn
 
-from sb3_ppg.errors import ArgumentError, printable, warn
+from sb3_ppg.errors import warn
 from sb3_ppg.family import FAMILY, with_preset
 
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
@@ -23,7 +22,7 @@ ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 # Ranges of log2: steps of an environment in a rollout, rollouts in a phase
 N_STEPS_POW, N_POLICY_ITERATIONS_POW = (5, 10), (1, 5)
 SHORTEST_PHASE_POW, LONGEST_PHASE_POW = (a + b for a, b in zip(N_STEPS_POW, N_POLICY_ITERATIONS_POW, strict=True))
-N_PHASES = 3  # that fit into a trial at least, if it is not shorter than this many of the shortest phases
+N_PHASES = 3  # minimum number of phases in a trial, unless it is shorter than this many of the shortest phases
 BUDGET = "n_timesteps"  # user attribute of a trial
 # Options of `train` that have a value and belong to a search, or to the length of its trials
 OPTIONS_OF_SEARCHES = (
@@ -50,17 +49,8 @@ def sample_params(
     longest = LONGEST_PHASE_POW
     if (budget := trial.user_attrs.get(BUDGET)) is not None:
         longest = min(longest, max(SHORTEST_PHASE_POW, int(log2(budget / (N_PHASES * n_envs)))))
-    _suggest(zoo_name, trial, n_envs, longest)
-    sampled = _converted(zoo_name, trial.params)
-    for name in ("gamma", "gae_lambda", "n_steps", "n_policy_iterations", "batch_size"):
-        trial.set_user_attr(name, sampled[name])
-    return sampled
-
-
-def _suggest(zoo_name: str, trial: BaseTrial, n_envs: int, longest: int) -> None:
-    """Let a trial choose the values that are searched; ``longest`` is the greatest "phase_pow"."""
     trial.suggest_int("n_envs", n_envs, n_envs)  # not searched, but batches are not longer than the rollout of all
-    # First the steps of an environment in a phase, then where the length of a rollout lies between the shortest and the
+    # First the steps of an environment in a phase, then the length of a rollout, as a place between the shortest and the
     # longest that such a phase can have: samplers need the same ranges in all trials of a study
     trial.suggest_int("phase_pow", SHORTEST_PHASE_POW, longest)
     trial.suggest_float("n_steps_place", 0, 1)
@@ -80,13 +70,16 @@ def _suggest(zoo_name: str, trial: BaseTrial, n_envs: int, longest: int) -> None
             trial.suggest_categorical("n_aux_epochs", [1, 3, 6, 9])
         trial.suggest_float("aux_learning_rate", 1e-5, 3e-3, log=True)
         trial.suggest_float("beta_clone", 0.1, 10, log=True)
-    # The networks
     if "architecture" not in preset.get("policy_kwargs", {}):
         trial.suggest_categorical("architecture", ["dual", "detached", "shared"])
     trial.suggest_categorical("net_arch", list(NET_ARCHS))
     trial.suggest_categorical("activation_fn", list(ACTIVATION_FNS))
     for name, choices in FAMILY[zoo_name].searched.items():
         trial.suggest_categorical(name, choices)
+    sampled = convert_params(zoo_name, trial.params)
+    for name in ("gamma", "gae_lambda", "n_steps", "n_policy_iterations", "batch_size"):
+        trial.set_user_attr(name, sampled[name])
+    return sampled
 
 
 def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
@@ -96,23 +89,7 @@ def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, A
     :param zoo_name: name of the member in RL Zoo
     :param sampled_params: values by the names that ``sample_params`` gives them
     :return: arguments of the member's algorithm
-    :raises ArgumentError: for values that no search for this member chooses; the Zoo would evaluate some, and import others
     """
-    trial = FixedTrial(sampled_params)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Optuna's, for a value out of its range
-            _suggest(zoo_name, trial, sampled_params.get("n_envs", 1), LONGEST_PHASE_POW)
-        converted = _converted(zoo_name, trial.params)
-    except (ValueError, TypeError, Warning) as error:
-        raise ArgumentError(printable(f"this is no trial of a search for {zoo_name.upper()}: {error}")) from error
-    unknown = [name for name in sampled_params if name not in trial.params]
-    if unknown:
-        raise ArgumentError(printable(f"the trial has parameters that no search for {zoo_name.upper()} has: {unknown}"))
-    return converted
-
-
-def _converted(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
     hyperparams = dict(sampled_params)
     for name in ("gamma", "gae_lambda"):
         hyperparams[name] = 1 - hyperparams.pop(f"one_minus_{name}")

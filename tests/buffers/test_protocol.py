@@ -12,7 +12,7 @@ from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import has_new_arrays, is_recomputable
 from sb3_ppg.buffers.rollouts import by_environment
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
-from sb3_ppg.objectives import PaperObjective
+from sb3_ppg.objectives import PaperObjective, SampleData
 from sb3_ppg.training.preparing import recompute_advantages
 from tests.helpers import code_blocks, random_envs
 
@@ -98,7 +98,7 @@ class EveryOther(RolloutBuffer):
 
 class Marking(PaperObjective):
     def extras(self, policy, rollout_buffer, end):
-        return {"marks": np.zeros(rollout_buffer.buffer_size * rollout_buffer.n_envs)}
+        return SampleData(weights=np.zeros(rollout_buffer.buffer_size * rollout_buffer.n_envs))
 
 
 def test_minibatches_of_its_own_are_refused_where_an_objective_would_add_to_them():

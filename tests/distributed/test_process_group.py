@@ -1,14 +1,15 @@
-"""Several processes meet, agree, end and go on. Each test starts real ones."""
+"""Several processes meet, agree, end and go on."""
 
+import importlib
 import multiprocessing
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from sb3_ppg.distributed.group import choose_backend
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
 from tests.distributed.several import free_port, in_processes, pretend_to_be
 from tests.distributed.test_processes import N_ENVS, N_STEPS, PHASE, make, random_env, shared_state
-from tests.helpers import ROOT
-from tests.saving.small_models import everything, numbers_of, resumed
+from tests.helpers import run_in_a_new_process
+from tests.saving.small_models import everything, numbers_of, resumed, small
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROLLOUT = N_STEPS * N_ENVS  # steps of one process
@@ -93,7 +94,7 @@ ENDS = [
 
 
 def end_in_each_way() -> list[tuple[float, int, str]]:
-    """Return for each of ``ENDS`` the seconds that the training took, its steps, the error."""
+    """Return for each of ``ENDS`` the seconds that the run took, its steps, the error."""
     found = []
     for number, (action, at_the_end, *_) in enumerate(ENDS):
         env = make_vec_env("CartPole-v1", N_ENVS, vec_env_cls=SubprocVecEnv if action is kill_a_worker else None)
@@ -114,14 +115,14 @@ def end_in_each_way() -> list[tuple[float, int, str]]:
     return found
 
 
-def test_what_ends_one_process_ends_all(tmp_path):
-    first, second = in_processes(end_in_each_way, tmp_path)
+def test_what_ends_one_process_ends_all(found, folder):
+    first, second = (one["ends"] for one in found)
     for number, (action, _, error, other_error) in enumerate(ENDS):
         case, others_case = second[number], first[number]
         assert max(case[0], others_case[0]) < 5, action
         assert case[1] == others_case[1]  # after the same rollout
         assert re.search(error, case[2]) and re.search(other_error, others_case[2]), (action, case, others_case)
-        saved = {path.name for path in (tmp_path / f"checkpoints_{number}").glob("*")}
+        saved = {path.name for path in (folder / f"checkpoints_{number}").glob("*")}
         if number == len(ENDS) - 1:
             assert not saved
         else:
@@ -174,15 +175,15 @@ def go_on_with_another_number(folder: Path) -> dict[str, Any]:
     )
 
 
-def test_a_stopped_training_goes_on_exactly_and_with_another_number_of_processes_in_a_new_phase(tmp_path, monkeypatch):
-    first, second = in_processes(train_and_go_on, tmp_path)
+def test_a_stopped_run_goes_on_exactly_and_with_another_number_of_processes_in_a_new_phase(found, folder, tmp_path):
+    first, second = (one["went on"] for one in found)
     assert all(first) and all(second) and len(first) > 20
-    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
     wanted = (".zip", ".aux_buffer.0_of_2.npz", ".aux_buffer.1_of_2.npz")
     assert names == {f"ppg_model_{4 * ROLLOUT * 2}_steps{ending}" for ending in wanted}
 
-    three = in_processes(go_on_with_another_number, tmp_path, tmp_path / "checkpoints", size=3)
-    for one in (*three, go_on_with_another_number(tmp_path / "checkpoints")):
+    three = in_processes(go_on_with_another_number, tmp_path, folder / "checkpoints", size=3)
+    for one in (*three, go_on_with_another_number(folder / "checkpoints")):
         assert any("from another number of processes: the phase starts over" in text for text in one["warnings"])
         assert one["before"] == 4 * ROLLOUT * 2 and one["n_seen"] > ROLLOUT * 8 / 2
     assert [one["taken"] for one in three] == [3 * ROLLOUT * 3] * 3 and one["taken"] == 3 * ROLLOUT
@@ -207,7 +208,7 @@ def differ_at_the_start() -> list[str]:
         dict(save_freq=1 + rank()),
     ):
         try:
-            callback = PhasicCheckpointCallback(changes.pop("save_freq", 1), "checkpoints")
+            callback = PhasicCheckpointCallback(changes.pop("save_freq", 1), "never_written")
             make(**changes).learn(10_000, callback=callback)
         except (ArgumentError, ProcessGroupError) as error:
             messages.append(str(error))
@@ -221,61 +222,98 @@ def differ_at_the_start() -> list[str]:
     return messages
 
 
-def test_processes_that_do_not_fit_say_so_in_all(tmp_path):
-    first, second = in_processes(differ_at_the_start, tmp_path)
+def test_processes_that_do_not_fit_say_so_in_all(found):
+    first, second = (one["differences"] for one in found)
     names = ["gamma", "learning_rate", "policy_kwargs", "env", "n_envs", "seed", "VecNormalize"]
     assert [one.split("`")[1] for one in first] == [*names, "PhasicCheckpointCallback", "num_timesteps"]
     assert first == second and "`n_envs` differs between the processes, 1, 2: use one value" in first
 
 
+# ---- these in two processes, which start once ----
+
+
+def do_all() -> dict[str, Any]:
+    """The group is lost in the last of the ends."""
+    return {"went on": train_and_go_on(), "differences": differ_at_the_start(), "ends": end_in_each_way()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def found(folder) -> list[dict[str, Any]]:
+    return in_processes(do_all, folder)
+
+
 # ---- meeting ----
 
 
-def start(size: int, port: int, number: int, patience: float, messages: Any) -> None:
-    pretend_to_be(number, size, port)
-    if patience < 0:  # of other versions
+def start(number: int, port: int, messages: Any) -> None:
+    """Start one of two processes, of which process 1 has other versions of packages."""
+    pretend_to_be(number, 2, port)
+    if number == 1:
         group.version = lambda package: "0.1"
-    begin = time.perf_counter()
     try:
-        with process_group(start_timeout=abs(patience)):
-            messages.put((number, "trained", time.perf_counter() - begin))
-    except (ProcessGroupError, ArgumentError) as error:
-        messages.put((number, f"{type(error).__name__}: {error}", time.perf_counter() - begin))
-
-
-def start_all(size: int, port: int, patience: dict[int, float]) -> dict[int, str]:
-    """Return each process's message at its end, all within seconds."""
-    context = multiprocessing.get_context("forkserver")
-    queue = context.Queue()
-    processes = [context.Process(target=start, args=(size, port, number, wait, queue)) for number, wait in patience.items()]
-    for process in processes:
-        process.start()
-    messages = [queue.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-    assert all(seconds < 12 for _, _, seconds in messages), messages
-    return {number: text for number, text, _ in messages}
-
-
-def test_a_missing_process_is_named_by_all():
-    messages = start_all(3, free_port(), {0: 3, 1: 3})
-    assert messages[0] == messages[1]
-    assert "ProcessGroupError: of 3 processes, these have not come: [2], within 3 seconds" in messages[0]
-    assert "has not met the others at 127.0.0.1" in start_all(2, free_port(), {1: 2})[1]
+        with process_group(start_timeout=20):
+            messages.put("trained")
+    except ArgumentError as error:
+        messages.put(str(error))
 
 
 def test_other_versions_are_refused_by_all():
-    messages = start_all(2, free_port(), {0: 5, 1: -5})
-    assert messages[0] == messages[1]
-    assert re.fullmatch("ArgumentError: `sb3-ppg` differs between the processes, .*, '0.1': use one value", messages[0])
+    context, port = multiprocessing.get_context("forkserver"), free_port()
+    queue = context.Queue()
+    processes = [context.Process(target=start, args=(number, port, queue)) for number in range(2)]
+    for process in processes:
+        process.start()
+    one, other = (queue.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert one == other and re.fullmatch("`sb3-ppg` differs between the processes, .*, '0.1': use one value", one)
 
 
-def test_a_port_that_is_taken_is_named():
+@pytest.fixture
+def one_of_two(monkeypatch) -> Callable[..., None]:
+    """Let this process be one of two, of which the other one does not start; without an argument, it may wait for a second."""
+
+    def pretend(number: int, port: int | None = None) -> None:
+        monkeypatch.setenv("SB3_PPG_START_TIMEOUT", "1")
+        for name, value in dict(RANK=number, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port or free_port()).items():
+            monkeypatch.setenv(name, str(value))
+
+    return pretend
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_without_the_others_says_so_when_its_time_is_over(number, one_of_two):
+    one_of_two(number)
+    begin = time.perf_counter()
+    with pytest.raises(ProcessGroupError, match=f"process {number} of 2 has not met the others within 0:00:01"):
+        with process_group():
+            pass
+    assert time.perf_counter() - begin < 10
+
+
+def test_a_port_that_is_taken_is_named(one_of_two):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         port = listening.getsockname()[1]
-        assert f"127.0.0.1:{port}" in start_all(2, port, {0: 4})[0]
+        one_of_two(0, port)
+        with pytest.raises(ProcessGroupError, match=str(port)), process_group():
+            pass
+
+
+def test_processes_that_cannot_know_where_to_meet_do_not_train_alone(one_of_two, monkeypatch):
+    one_of_two(1)
+    monkeypatch.delenv("MASTER_ADDR")
+    with pytest.raises(ProcessGroupError, match="MASTER_ADDR"), process_group():
+        pass
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with process_group():
+        assert n_processes() == 1
 
 
 @pytest.mark.parametrize(
@@ -293,38 +331,20 @@ def test_processes_communicate_by_nccl_if_each_has_a_gpu_of_its_own(gpus, backen
     assert choose_backend(gpus) == backend
 
 
-def test_processes_that_cannot_know_where_to_meet_do_not_train_alone(monkeypatch):
-    for name, value in dict(RANK="1", WORLD_SIZE="2").items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ProcessGroupError, match="MASTER_ADDR and MASTER_PORT is not set"), process_group():
-        pass
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with process_group():
-        assert n_processes() == 1
-
-
-def test_time_limits_come_from_the_environment(monkeypatch):
-    pretend = dict(
-        RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), SB3_PPG_START_TIMEOUT="0.5"
-    )
-    for name, value in pretend.items():
-        monkeypatch.setenv(name, value)
-    message = r"have not come: \[1\], within 0.5 seconds \(SB3_PPG_START_TIMEOUT\)"
-    with pytest.raises(ProcessGroupError, match=message), process_group():
-        pass
+def train_without_process_groups(results: Any) -> None:
+    """Import and train where torch was built without process groups."""
+    dist.is_available = lambda: False
+    for name in ("Store", "is_initialized", "PrefixStore", "TCPStore"):
+        delattr(dist, name)
+    for name in [name for name in sys.modules if name.split(".")[0] == "sb3_ppg"]:
+        del sys.modules[name]
+    algorithm = importlib.import_module("sb3_ppg").PPG
+    model = algorithm("MlpPolicy", "CartPole-v1", n_steps=32, n_policy_iterations=1, device="cpu", compile_updates=False)
+    results.put(model.learn(64).n_aux_phases)
 
 
 def test_torch_without_process_groups():
-    code = """
-import torch._dynamo  # which asks for them as torch was built
-import torch.distributed as dist
-dist.is_available = lambda: False
-for name in ("Store", "is_initialized", "PrefixStore", "TCPStore"):
-    delattr(dist, name)
-from sb3_ppg import PPG
-print(PPG("MlpPolicy", "CartPole-v1", n_steps=32, n_policy_iterations=1, device="cpu").learn(64).n_aux_phases)
-"""
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).split()[-1] == "2"
+    assert run_in_a_new_process(train_without_process_groups) == 2
 
 
 def test_without_torchrun_nothing_happens():
@@ -332,43 +352,36 @@ def test_without_torchrun_nothing_happens():
         assert not dist.is_initialized() and n_processes() == 1 and rank() == 0
 
 
-def test_a_process_that_trains_alone_is_warned(monkeypatch):
-    for name, value in dict(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1").items():
-        monkeypatch.setenv(name, value)
+def test_a_process_that_trains_alone_is_warned(one_of_two):
+    one_of_two(1)
     with pytest.warns(UserWarning, match=r"one of 2 processes, but it trains alone: put `with sb3_ppg.process_group\(\):`"):
         make().learn(PHASE)
 
 
 # ---- signals and errors, in one process ----
 
-PREEMPTED = """
-from sb3_ppg import PhasicCheckpointCallback
-from tests.saving.small_models import resumed, small
-try:
-    model, n = resumed("checkpoints"), 80
-except FileNotFoundError:
-    model, n = small(), 10**9
-print("learns", flush=True)
-model.learn(n, reset_num_timesteps=False, callback=PhasicCheckpointCallback(10**6, "checkpoints"))
-print("trained to", model.num_timesteps)
-"""
+
+def train_until_the_end(checkpoints: Path, reports: Any) -> None:
+    model = small()
+    reports.put("learns")
+    model.learn(10**9, callback=PhasicCheckpointCallback(10**6, checkpoints))
 
 
-def test_a_scheduler_that_ends_a_training_can_start_it_again(tmp_path, monkeypatch, capsys):
+def test_a_scheduler_that_ends_a_run_can_start_it_again(tmp_path):
     """After SIGTERM the iteration is ended, the checkpoint saved, the exit status that of the signal."""
-    command = [sys.executable, "-c", PREEMPTED]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    training = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-    assert training.stdout.readline() == "learns\n"
-    time.sleep(1)
-    training.terminate()
-    assert training.wait(timeout=10) == 128 + signal.SIGTERM
-    (checkpoint,) = (tmp_path / "checkpoints").glob("*.zip")
+    context = multiprocessing.get_context("forkserver")
+    reports = context.Queue()
+    run = context.Process(target=train_until_the_end, args=(tmp_path, reports))
+    run.start()
+    reports.get(timeout=60)
+    time.sleep(0.5)
+    run.terminate()
+    run.join(10)
+    assert run.exitcode == 128 + signal.SIGTERM
+    (checkpoint,) = tmp_path.glob("*.zip")
     steps = int(checkpoint.name.split("_")[2])
     assert steps > 0 and steps % 8 == 0 and aux_buffer_path(checkpoint).exists()
-    monkeypatch.chdir(tmp_path)
-    exec(PREEMPTED, {})
-    assert capsys.readouterr().out.splitlines()[-1] == f"trained to {steps + 80}"
+    assert resumed(tmp_path).learn(80, reset_num_timesteps=False).num_timesteps == steps + 80
 
 
 class EndsInLastUpdate(PhasicCheckpointCallback):

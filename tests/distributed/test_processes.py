@@ -2,11 +2,13 @@
 
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
@@ -18,6 +20,7 @@ from sb3_ppg import (
     ImpalaCNN,
     MaskablePPG,
     NormalizedRewardRolloutBuffer,
+    PhasicCheckpointCallback,
     RecurrentPPG,
     RewardNormalizer,
     VectorRewards,
@@ -25,7 +28,7 @@ from sb3_ppg import (
 from sb3_ppg.distributed import agreement
 from sb3_ppg.distributed.collectives import gather, n_processes, rank
 from sb3_ppg.errors import ProcessGroupError
-from sb3_ppg.family import FAMILY, with_preset
+from sb3_ppg.family import with_preset
 from tests.distributed.several import in_processes
 from tests.helpers import (
     BOX,
@@ -39,7 +42,6 @@ from tests.helpers import (
     VectorRewardEnv,
     image_space,
     learn_and_log,
-    masked_envs,
     random_envs,
 )
 from tests.helpers import collect as collect_rollout
@@ -54,6 +56,7 @@ random_env = partial(random_envs, episode_length=5)
 
 def make(algorithm: type[PPG] = PPG, policy: str = "MlpPolicy", env: Any = "CartPole-v1", **kwargs: Any) -> PPG:
     settings = dict(n_steps=N_STEPS, batch_size=N_STEPS, n_policy_iterations=2, n_epochs=2, n_aux_epochs=2, device="cpu")
+    settings |= dict(compile_updates=False)  # "auto" looks for a compiler in each process
     env = make_vec_env(env, N_ENVS) if isinstance(env, str) else env
     return algorithm(policy, env, **{**settings, "seed": 0, "aux_batch_size": PHASE, **kwargs})
 
@@ -62,25 +65,17 @@ def make(algorithm: type[PPG] = PPG, policy: str = "MlpPolicy", env: Any = "Cart
 
 
 def variants() -> dict[str, PPG]:
-    """Every kind of optimizer step, and of state that is carried from one step to the next."""
+    """Return models with each kind of step and of state that ``train_options`` does not compare with one process."""
     small = dict(features_dim=8, channels=(4, 4), n_blocks=1)
     impala = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=small)
     cnn = dict(policy="CnnPolicy", policy_kwargs=impala, n_steps=4, aux_batch_size=8)
-    rewards = dict(reward_normalizer=RewardNormalizer())
     return {
-        "target_kl": make(target_kl=1e-4),
-        "KL penalty": make(clip_range=None, kl_coef=1.0, n_value_epochs=2),
         "no minibatch is whole": make(batch_size=5, aux_batch_size=N_STEPS),
         "images": make(env=random_env(IMAGE), **cnn),
         "bf16": make(env=random_env(IMAGE), mixed_precision="bf16", micro_batch_size=3, **cnn),
         "one network": make(env=random_env(MIXED), policy="MultiInputPolicy", policy_kwargs=dict(architecture="detached")),
         "gSDE": make(env=random_env(action_space=BOX), use_sde=True, sde_sample_freq=3),
         "VecNormalize": make(env=VecNormalize(random_env(), clip_obs=5.0)),
-        "reward normaliser": make(
-            rollout_buffer_class=NormalizedRewardRolloutBuffer,
-            rollout_buffer_kwargs=rewards,
-            normalize_value_targets="running",
-        ),
         "vector rewards": make(
             env=make_vec_env(lambda: VectorRewards(VectorRewardEnv()), N_ENVS),
             reward_weights=[1.0, 0.3],
@@ -91,14 +86,13 @@ def variants() -> dict[str, PPG]:
         "mmap": make(aux_buffer_kwargs=dict(storage="mmap", path=f"disk{rank()}"), recompute_advantages=True),
         "schedule": make(learning_rate=lambda remaining: 1e-3 * remaining),
         "LSTM": make(RecurrentPPG, "MlpLstmPolicy"),
-        "masks": make(MaskablePPG, env=masked_envs()),
         "nested actions": make(env=random_env(action_space=NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1)),
-        **{name: make(**with_preset(name, dict(aux_batch_size=N_STEPS))) for name, member in FAMILY.items() if member.preset},
+        **{name: make(**with_preset(name, dict(aux_batch_size=N_STEPS))) for name in ("ppg_replay", "ddcpg", "idaac")},
     }
 
 
 def shared_state(model: PPG) -> dict[str, bytes]:
-    """Return everything that must be equal in all processes after a training."""
+    """Return everything that must be equal in all processes after a run."""
     state = {name: value.numpy().tobytes() for name, value in everything(model).items()}
     if normalizer := model.get_vec_normalize_env():
         state["statistics"] = b"".join(one.tobytes() for one in numbers_of(normalizer))
@@ -120,8 +114,8 @@ def train_variants() -> dict[str, bytes]:
     return state
 
 
-def test_every_variant_trains_one_model(tmp_path):
-    first, second = in_processes(train_variants, tmp_path)
+def test_every_variant_trains_one_model(found):
+    first, second = (one["variants"] for one in found)
     assert first.keys() == second.keys() and len(first) > 300
     assert [name for name in first if first[name] != second[name]] == []
 
@@ -168,9 +162,9 @@ def collect(n_envs: int) -> dict[str, Any]:
     )
 
 
-def test_two_halves_collect_as_one_whole(tmp_path):
+def test_two_halves_collect_as_one_whole(found):
     """Environments are numbered on, also without a seed of the model; statistics, episodes and steps are those of all."""
-    first, second = in_processes(collect, tmp_path, 2)
+    first, second = (one["collected"] for one in found)
     whole = collect(4)
     np.testing.assert_array_equal(first["weights"], second["weights"])
     for name in ("first", "seeded_env"):
@@ -183,7 +177,7 @@ def test_two_halves_collect_as_one_whole(tmp_path):
 
 
 # Options of the step, and members, in which nothing is drawn within a minibatch
-ONE_BATCH = dict(n_policy_iterations=2, n_epochs=2, n_aux_epochs=2)
+ONE_BATCH = dict(n_policy_iterations=2, n_epochs=2, n_aux_epochs=2, compile_updates=False)
 OPTIONS: dict[str, dict] = {
     "default": dict(max_grad_norm=0.3),
     "micro-batches": dict(micro_batch_size=8),
@@ -207,11 +201,11 @@ OF_ALL_SAMPLES = (
 )
 
 
-def train_without_chance(algorithm: type[PPG], n_envs: int, options: dict) -> tuple[np.ndarray, list[float]]:
+def train_without_chance(algorithm: type[PPG], n_envs: int, options: dict) -> tuple[np.ndarray, list[float], dict[str, bytes]]:
     """
     Train for four rollouts with the most probable actions; an epoch is one minibatch of all samples.
 
-    :return: parameters, numbers of ``OF_ALL_SAMPLES``
+    :return: parameters, numbers of ``OF_ALL_SAMPLES``, everything that must be equal in all processes
     """
     policy = "MlpLstmPolicy" if algorithm is RecurrentPPG else "MlpPolicy"
     env = make_vec_env("CartPole-v1", n_envs, seed=0)
@@ -232,21 +226,22 @@ def train_without_chance(algorithm: type[PPG], n_envs: int, options: dict) -> tu
     assert model.num_timesteps == 4 * n_steps * 4
     end = th.nn.utils.parameters_to_vector(parameters).detach()
     assert (end - start).abs().max() > 1e-3
-    return end.numpy(), [logged[name] for name in OF_ALL_SAMPLES if options == OPTIONS["default"]]
+    of_all_samples = [logged[name] for name in OF_ALL_SAMPLES if options == OPTIONS["default"]]
+    return end.numpy(), of_all_samples, shared_state(model)
 
 
-def train_options(n_envs: int) -> dict[str, tuple[np.ndarray, list[float]]]:
+def train_options(n_envs: int) -> dict[str, tuple[np.ndarray, list[float], dict[str, bytes]]]:
     algorithms = {"LSTM": RecurrentPPG, "masks": MaskablePPG}
     trained = {name: train_without_chance(algorithm, n_envs, {}) for name, algorithm in algorithms.items()}
     return trained | {name: train_without_chance(PPG, n_envs, options) for name, options in OPTIONS.items()}
 
 
-def test_two_processes_with_half_the_batch_are_one_with_the_whole(tmp_path):
+def test_two_processes_with_half_the_batch_are_one_with_the_whole(found):
     """Advantages are normalized over all samples, gradients averaged before they are clipped, in both phases."""
     whole = train_options(4)
-    first, second = in_processes(train_options, tmp_path, 2)
-    for name, (weights, logged) in whole.items():
-        np.testing.assert_array_equal(first[name][0], second[name][0], err_msg=name)
+    first, second = (one["options"] for one in found)
+    for name, (weights, logged, _) in whole.items():
+        assert first[name][2] == second[name][2], name
         np.testing.assert_allclose(first[name][0], weights, rtol=0, atol=2e-6 if name == "default" else 1e-5, err_msg=name)
         np.testing.assert_allclose(first[name][1], logged, rtol=1e-3, atol=1e-7, err_msg=name)
         assert first[name][1] == second[name][1]
@@ -264,8 +259,8 @@ def count_transfers() -> list[int]:
     return counts
 
 
-def test_one_transfer_for_each_minibatch(tmp_path):
-    for one, two in in_processes(count_transfers, tmp_path):
+def test_one_transfer_for_each_minibatch(found):
+    for one, two in (process["transfers"] for process in found):
         assert two - one == 4 and one - 4 < 15
 
 
@@ -284,25 +279,53 @@ class LayerDrop(BaseFeaturesExtractor):
         return x + (self.one if th.rand(()) < 0.5 else self.two)(x)
 
 
-def train_with_layers_left_out() -> tuple[list[float], str]:
-    """Train, and train again, with a weight that one process changes after its third rollout; return weights and error."""
+def train_with_layers_left_out(folder: Path) -> tuple[list[float], str]:
+    """Train, and train again, with a weight that process 1 changes after its first rollout; return weights and error."""
 
     def change(_locals, _globals) -> bool:
-        if rank() == 1 and model.num_timesteps == 3 * 2 * N_ENVS * 32:
+        if rank() == 1 and model.num_timesteps == 2 * N_ENVS * 32:
             with th.no_grad():
                 model.policy.action_net.weight.add_(0.5)
         return True
 
     policy_kwargs = dict(features_extractor_class=LayerDrop)
     model = make(n_steps=32, batch_size=32, aux_batch_size=32, policy_kwargs=policy_kwargs)
-    model.learn(8 * 2 * N_ENVS * 32)
+    model.learn(4 * 2 * N_ENVS * 32)
     sums = [parameter.sum().item() for parameter in model.policy.parameters()]
     with pytest.raises(ProcessGroupError) as caught:
-        model.learn(4 * 2 * N_ENVS * 32, callback=change)
+        model.learn(4 * 2 * N_ENVS * 32, callback=[ConvertCallback(change), PhasicCheckpointCallback(2, folder)])
     return sums, str(caught.value)
 
 
-def test_parameters_without_a_gradient_in_one_process_count_as_zero_there_and_different_weights_are_named(tmp_path):
-    (first, error), (second, others_error) = in_processes(train_with_layers_left_out, tmp_path)
-    assert first == second and error == others_error
-    assert "weights of the processes have become different: policy.action_net.weight" in error
+def test_parameters_without_a_gradient_in_one_process_count_as_zero_there(found):
+    (first, _), (second, _) = (one["layers left out"] for one in found)
+    assert first == second
+
+
+def test_weights_that_have_become_different_are_named_instead_of_saved(found, folder):
+    (_, error), (_, others_error) = (one["layers left out"] for one in found)
+    assert error == others_error and "weights of the processes have become different: policy.action_net.weight" in error
+    assert not list((folder / "checkpoints").glob("*.zip"))
+
+
+# ---- all of these in two processes, which start once ----
+
+
+def train_all() -> dict[str, Any]:
+    return {
+        "variants": train_variants(),
+        "collected": collect(2),
+        "options": train_options(2),
+        "transfers": count_transfers(),
+        "layers left out": train_with_layers_left_out(Path("checkpoints")),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def found(folder) -> list[dict[str, Any]]:
+    return in_processes(train_all, folder)

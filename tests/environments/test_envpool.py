@@ -103,7 +103,7 @@ def test_no_transition_between_episodes_on_procgen():
     assert observations.shape == (8, 3, 64, 64) and observations.dtype == np.uint8
     rng = np.random.default_rng(0)
     before, ended, kept = np.zeros(8), 0, []
-    for _ in range(400):
+    for _ in range(250):
         observations, _, dones, infos = venv.step(rng.integers(15, size=8))
         assert [info["elapsed_step"] for info in infos] == list(before + 1)
         before = np.where(dones, 0, before + 1)
@@ -112,7 +112,7 @@ def test_no_transition_between_episodes_on_procgen():
             kept.append((infos[index]["terminal_observation"], infos[index]["terminal_observation"].copy()))
             assert not np.array_equal(infos[index]["terminal_observation"], observations[index])
             assert infos[index]["episode"]["r"] in (0.0, 10.0)
-    assert ended >= 5 and all(np.array_equal(one, copy) for one, copy in kept)
+    assert ended >= 3 and all(np.array_equal(one, copy) for one, copy in kept)
 
 
 def rollout(venv: EnvPoolVecEnv) -> np.ndarray:
@@ -141,7 +141,7 @@ def test_actions_that_would_end_the_process_are_refused():
     assert venv.step(np.zeros(2, dtype=int))[0].shape == (2, 4)
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5", "FrozenLake-v1", "CoinrunEasy-v0"])
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "FrozenLake-v1", "CoinrunEasy-v0"])
 def test_ppg_trains_on_it(env_id):
     venv = EnvPoolVecEnv(env_id, 2)
     assert all(space.dtype != np.float64 for space in (venv.observation_space, venv.action_space))
@@ -163,9 +163,9 @@ def test_dictionaries_of_observations():
 
 def test_under_the_wrappers_of_sb3(tmp_path):
     venv = EnvPoolVecEnv("CartPole-v1", 2, render_mode="rgb_array")
-    recorder = VecVideoRecorder(venv, str(tmp_path), lambda step: step == 0, video_length=20)
+    recorder = VecVideoRecorder(venv, str(tmp_path), lambda step: step == 0, video_length=5)
     stacked = VecFrameStack(VecNormalize(VecMonitor(recorder)), 2)
-    model = PPG("MlpPolicy", stacked, **SMALL).learn(200)
+    model = PPG("MlpPolicy", stacked, **SMALL).learn(96)
     assert model.observation_space.shape == (8,) and len(model.ep_info_buffer) > 0
     assert list(tmp_path.glob("*.mp4"))
 
@@ -212,23 +212,22 @@ def test_bad_input(env_id, options, complaint):
         EnvPoolVecEnv(env_id, **{"num_envs": 2, **options})
 
 
-NO_ENVPOOL = "import sys; sys.modules['envpool'] = None"
-WITHOUT_EXTRAS = {
-    "envpool": f"{NO_ENVPOOL}; from sb3_ppg.environments import EnvPoolVecEnv; EnvPoolVecEnv('CartPole-v1', 2)",
-    "envpool in RL Zoo": f"{NO_ENVPOOL}; sys.argv = 'sb3-ppg train --env CoinrunEasy-v0'.split(); import sb3_ppg.__main__",
-    "procgen": "from sb3_ppg.environments import envpool_vec_env as e; e.QT_LIBRARIES.clear()\n"
-    "e.EnvPoolVecEnv('CartPole-v1', 2).reset()\n"
-    "e.EnvPoolVecEnv('CoinrunEasy-v0', 2)",
-}
+def test_without_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(ImportError, match=r'pip install "sb3-ppg\[envpool\]"'):
+        EnvPoolVecEnv("CartPole-v1", 2)
+    output = run("train", "--env", "CoinrunEasy-v0", cwd=tmp_path, fails=True)
+    assert 'pip install "sb3-ppg[envpool]"' in output and "Traceback" not in output
 
 
-@pytest.mark.parametrize("name", WITHOUT_EXTRAS)
-def test_without_the_extra(name, tmp_path):
-    if name == "procgen" and (sys.version_info >= (3, 12) or sys.platform != "linux"):
-        pytest.skip("EnvPool's wheels carry Qt there")
-    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS[name]], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0 and f'pip install "sb3-ppg[{name.split()[0]}]"' in done.stderr
-    assert ("Traceback" in done.stderr) == ("Zoo" not in name)
+@pytest.mark.skipif(sys.version_info >= (3, 12) or sys.platform != "linux", reason="EnvPool's wheels have Qt there")
+def test_without_procgens_libraries():
+    """Procgen needs a new process, as this one has loaded its libraries."""
+    code = (
+        "from sb3_ppg.environments import envpool_vec_env as e; e.QT_LIBRARIES.clear(); e.EnvPoolVecEnv('CoinrunEasy-v0', 2)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode != 0 and 'pip install "sb3-ppg[procgen]"' in done.stderr
 
 
 def test_a_single_environment():
@@ -240,7 +239,7 @@ def test_a_single_environment():
     venv = EnvPoolVecEnv("LeaperEasy-v0", 1, seed=5)
     assert np.array_equal(first, venv.reset()[0])
     n_episodes = 0
-    for _ in range(600):
+    for _ in range(400):
         action = env.action_space.sample()
         observation, reward, terminated, truncated, info = env.step(action)
         observations, rewards, dones, infos = venv.step(np.array([action]))
@@ -263,22 +262,20 @@ def test_the_games_are_envpools():
 
 def test_zoo_commands_on_procgen(tmp_path):
     """A model trained on some levels is evaluated on all."""
-    small = "-params n_envs:4 n_steps:16 batch_size:32 n_policy_iterations:2 aux_batch_size:32 n_aux_epochs:1".split()
-    short = ("--env", "LeaperEasy-v0", "-n", "128", "--num-threads", "1")
+    small = "-params n_envs:2 n_steps:8 batch_size:16 n_policy_iterations:2 aux_batch_size:16 n_aux_epochs:1".split()
+    short = ("--env", "LeaperEasy-v0", "-n", "32", "--num-threads", "1")
     levels = ("--env-kwargs", "num_levels:5", "start_level:100")
-    output = run("train", *short, "--eval-freq", "128", "--eval-episodes", "1", *levels, *small, cwd=tmp_path)
+    output = run("train", *short, "--eval-freq", "32", "--eval-episodes", "1", *levels, *small, cwd=tmp_path)
     assert "eval_env_kwargs={'num_levels': 0, 'start_level': 0}" in output
     folder = tmp_path / "logs" / "ppg" / "LeaperEasy-v0_1"
     names = {path.name for path in folder.iterdir()}
     assert {"LeaperEasy-v0.zip", "best_model.zip", "evaluations.npz", "0.monitor.csv"} <= names
     model = PPG.load(folder / "LeaperEasy-v0.zip", device="cpu")
-    assert isinstance(model.policy.features_extractor, ImpalaCNN) and model.n_envs == 4
+    assert isinstance(model.policy.features_extractor, ImpalaCNN) and model.n_envs == 2
 
-    assert "Loading logs/ppg" in run("enjoy", "--env", "LeaperEasy-v0", "--no-render", "-n", "50", cwd=tmp_path)
-    run("record_video", "--env", "LeaperEasy-v0", "-n", "20", cwd=tmp_path)
+    assert "Loading logs/ppg" in run("enjoy", "--env", "LeaperEasy-v0", "--no-render", "-n", "5", cwd=tmp_path)
+    run("record_video", "--env", "LeaperEasy-v0", "-n", "5", cwd=tmp_path)
     assert list((folder / "videos").glob("*.mp4"))
-    run("train", *short, "--eval-freq", "-1", "-i", str(folder / "LeaperEasy-v0.zip"), *small, cwd=tmp_path)
-    assert (tmp_path / "logs" / "ppg" / "LeaperEasy-v0_2" / "LeaperEasy-v0.zip").exists()
 
 
 @pytest.mark.parametrize("place", ["command", "hyperparameters"])

@@ -23,10 +23,13 @@ class BadReward(VectorRewardEnv):
         return obs, np.array([vector[0], np.nan if self.steps == 5 else vector[1]]), False, *rest[1:]
 
 
-@pytest.mark.parametrize("vec_env_cls", [DummyVecEnv, pytest.param(SubprocVecEnv, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("vec_env_cls", [DummyVecEnv, SubprocVecEnv])
 def test_vectors_are_in_the_infos_of_vec_envs(vec_env_cls):
     """SB3's array of rewards has the weighted sums, and each info its vector."""
-    env = make_vec_env(lambda: VectorRewards(VectorRewardEnv(), [2.0, -1.0]), 2, seed=0, vec_env_cls=vec_env_cls)
+    kwargs = dict(start_method="fork") if vec_env_cls is SubprocVecEnv else {}
+    makers = [lambda: VectorRewards(VectorRewardEnv(), [2.0, -1.0])] * 2
+    env = vec_env_cls(makers, **kwargs)
+    env.seed(0)
     twin = VectorRewardEnv()
     twin.reset(seed=0)
     env.reset()
@@ -107,7 +110,7 @@ def test_a_bad_component_is_named():
             [1.0, 2.0],
             "'vector_reward'=None.*array of 2 numbers",
         ),
-        (lambda: make_vec_env(VectorRewardEnv, 1, wrapper_class=VectorRewards), [1.0, 2.0], "has to be inside Monitor"),
+        (lambda: make_vec_env(VectorRewardEnv, 1, wrapper_class=VectorRewards), [1.0, 2.0], "must be inside Monitor"),
     ],
 )
 def test_environments_that_do_not_fit_are_refused(env, weights, complaint):

@@ -1,10 +1,8 @@
 """Bad numbers and dead workers are named, and spoil nothing."""
 
 import copy
-import multiprocessing
 import os
 import pickle
-import re
 import signal
 import time
 from functools import partial
@@ -187,7 +185,7 @@ def test_bad_numbers_do_not_reach_statistics_nor_a_checkpoint(tmp_path, place, a
     other = resumed(tmp_path, make_env(0))
     assert not changed(weights(other), weights(model))
     for continued in (other, model):  # in a new process, or by somebody who caught the error
-        continued.learn(8 * 3 * 2, reset_num_timesteps=False, callback=remember)
+        continued.learn(8 * 3, reset_num_timesteps=False, callback=remember)
         assert all(np.isfinite(numbers).all() for numbers in remember.numbers)
         continued.env.close()
 
@@ -328,21 +326,23 @@ def test_a_slow_worker_is_waited_for():
     env.close()
 
 
-def lose_a_worker(start_method: str, at: int, folder: Path, results) -> None:
-    multiprocessing.set_forkserver_preload(["stable_baselines3"])
-    makers = [partial(Dying, steps) for steps in (1000, at, 1000)]
-    env = VecNormalize(SubprocVecEnv(makers, start_method=start_method))
-    try:
+def lose_a_worker(start_method: str, at: int, folder: Path) -> None:
+    env = VecNormalize(SubprocVecEnv([partial(Dying, steps) for steps in (1000, at, 1000)], start_method=start_method))
+    asked = "step" if at else "reset"
+    message = rf"A worker.* died when it was asked to {asked}: environment 1 \(\d+, exit code -9\)"
+    with pytest.raises(WorkerError, match=message):
         small(env=env).learn(10_000, callback=PhasicCheckpointCallback(100, folder))
-    except WorkerError as error:
-        env.close()
-        results.put(str(error))
+    env.close()
+    assert bool([*folder.glob("*.zip")]) == (at > 0)
 
 
-@pytest.mark.parametrize(("at", "request_"), [(0, "reset"), (11, "step")])
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_a_worker_that_dies_is_named(tmp_path, start_method, at, request_):
-    """With fork, its siblings hold the other end of its pipe: SB3 would wait for ever."""
-    message = run_in_a_new_process(lose_a_worker, start_method, at, tmp_path)
-    assert re.fullmatch(rf"A worker.* died when it was asked to {request_}: environment 1 \(\d+, exit code -9\)", message)
-    assert bool([*tmp_path.glob("*.zip")]) == (at > 0)
+def lose_workers_of_fork(folder: Path, results) -> None:
+    for at in (0, 11):
+        lose_a_worker("fork", at, folder / f"{at}")
+    results.put("done")
+
+
+def test_a_worker_that_dies_is_named(tmp_path):
+    """With fork, its siblings hold the other end of its pipe: SB3 would wait forever."""
+    assert run_in_a_new_process(lose_workers_of_fork, tmp_path / "fork") == "done"
+    lose_a_worker("forkserver", 11, tmp_path / "forkserver")

@@ -1,30 +1,192 @@
 """Models of a few hundred numbers, in folders, and what is done to them."""
 
 import json
-from functools import reduce
+import tempfile
+from collections.abc import Callable
+from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
-from sb3_ppg import PPG, hub
+from sb3_ppg import (
+    PPG,
+    ImpalaCNN,
+    MaskablePPG,
+    NormalizedRewardRolloutBuffer,
+    RecurrentPPG,
+    RewardNormalizer,
+    VectorRewards,
+    hub,
+)
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.hub import from_pretrained
+from sb3_ppg.family import with_preset
+from sb3_ppg.hub import from_pretrained, save_pretrained
 from sb3_ppg.hub.pretrained import DESCRIPTION
-from tests.helpers import RandomEnv, image_space
+from tests.helpers import NESTED, MaskedEnv, RandomEnv, VectorRewardEnv, image_space
 from tests.hub_server import HubServer
 
 SMALL = dict(n_steps=8, batch_size=8, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 BOX = spaces.Box(-2, 2, (3,), np.float32)
 DICT = spaces.Dict({"zebra": BOX, "ant": image_space(3, 36, 36), "mouse": spaces.Discrete(4)})
+TINY: dict[str, Any] = dict(net_arch=[4])
+PHASE = 32  # steps of two environments
+
+
+def random_envs(observations: spaces.Space, actions: spaces.Space) -> Callable[[], VecEnv]:
+    return lambda: DummyVecEnv([lambda: RandomEnv(observations, actions)] * 2)
+
+
+def normalized_rewards() -> dict[str, Any]:
+    arguments = dict(reward_normalizer=RewardNormalizer())
+    return dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=arguments)
+
+
+MODELS: dict[str, tuple[type[PPG], str, Callable[[], VecEnv], dict[str, Any]]] = {
+    "settings": (
+        PPG,
+        "MlpPolicy",
+        random_envs(BOX, spaces.Discrete(2)),
+        dict(
+            learning_rate=LinearSchedule(1e-3, 1e-5, 0.5),
+            aux_learning_rate=LinearSchedule(1e-4, 0.0, 1.0),
+            value_learning_rate=LinearSchedule(2e-4, 0.0, 1.0),
+            clip_range_vf=0.3,
+            n_value_epochs=1,
+            target_kl=5.0,
+            policy_kwargs=dict(
+                net_arch=dict(pi=[8, 4], vf=[16]),
+                activation_fn=th.nn.ELU,
+                optimizer_class=th.optim.AdamW,
+                optimizer_kwargs=dict(eps=1e-7, betas=(0.8, 0.99)),
+            ),
+        ),
+    ),
+    "squashed": (
+        PPG,
+        "MlpPolicy",
+        random_envs(BOX, spaces.Box(np.array([-1, -2], np.float32), np.array([1, 5], np.float32))),
+        dict(use_sde=True, policy_kwargs=dict(TINY, squash_output=True, use_expln=True, optimizer_kwargs=dict(amsgrad=True))),
+    ),
+    "LSTMs": (
+        RecurrentPPG,
+        "MlpLstmPolicy",
+        random_envs(BOX, spaces.Discrete(3)),
+        dict(policy_kwargs=dict(TINY, lstm_hidden_size=4, n_lstm_layers=2)),
+    ),
+    "shared LSTM": (
+        RecurrentPPG,
+        "MlpLstmPolicy",
+        random_envs(BOX, spaces.Box(-1, 1, (2,), np.float32)),
+        dict(use_sde=True, policy_kwargs=dict(TINY, lstm_hidden_size=4, shared_lstm=True)),
+    ),
+    "masks": (MaskablePPG, "MlpPolicy", lambda: DummyVecEnv([lambda: MaskedEnv(BOX, "MultiDiscrete")] * 2), {}),
+    "dictionary": (
+        PPG,
+        "MultiInputPolicy",
+        random_envs(DICT, spaces.MultiBinary(2)),
+        dict(
+            policy_kwargs=dict(
+                TINY,
+                features_extractor_kwargs=dict(cnn_output_dim=2),
+                share_features_extractor=False,
+                optimizer_class=th.optim.SGD,
+                optimizer_kwargs=dict(momentum=0.9),
+            )
+        ),
+    ),
+    "images": (
+        PPG,
+        "CnnPolicy",
+        random_envs(image_space(12, 12, 3), spaces.Discrete(4)),
+        dict(
+            mixed_precision="bf16",
+            policy_kwargs=dict(
+                architecture="detached",
+                features_extractor_class=ImpalaCNN,
+                features_extractor_kwargs=dict(features_dim=4, channels=(4, 4)),
+            ),
+        ),
+    ),
+    "normalized rewards": (
+        PPG,
+        "MlpPolicy",
+        random_envs(spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([2, 5])),
+        dict(
+            **normalized_rewards(),
+            policy_kwargs=dict(
+                TINY,
+                architecture="shared",
+                optimizer_class=th.optim.RMSprop,
+                optimizer_kwargs=dict(momentum=0.5, centered=True),
+            ),
+        ),
+    ),
+    "vector rewards": (
+        PPG,
+        "MlpPolicy",
+        lambda: DummyVecEnv([lambda: VectorRewards(VectorRewardEnv())] * 2),
+        dict(reward_weights=[1.0, 0.5], gamma=[0.9, 0.99], **normalized_rewards()),
+    ),
+    "nested actions": (
+        PPG,
+        "MlpPolicy",
+        random_envs(spaces.MultiBinary(5), NESTED),
+        dict(ent_coef=dict(kind=0.1, how=(0.1, 0.2), move=0.0), policy_kwargs=dict(TINY, squash_output=True)),
+    ),
+    "a queue of rollouts": (
+        PPG,
+        "MlpPolicy",
+        random_envs(BOX, spaces.Box(-1, 1, (2,))),
+        dict(aux_buffer_kwargs=dict(capacity=3), policy_kwargs=dict(TINY, optimizer_class=RMSpropTFLike)),
+    ),
+    "ewma": (PPG, "MlpPolicy", random_envs(BOX, spaces.Discrete(3)), with_preset("ppg_ewma", {})),
+    "idaac": (
+        PPG,
+        "MlpPolicy",
+        random_envs(BOX, spaces.Discrete(3)),
+        with_preset("idaac", dict(objective_kwargs=dict(hidden_size=4), n_aux_epochs=0, policy_kwargs=TINY)),
+    ),
+}
+
+
+NORMALIZED: dict[str, Any] = {"settings": {}, "dictionary": dict(norm_obs_keys=["zebra"])}  # arguments of `VecNormalize`
+
+
+class Honest(NamedTuple):
+    """A model in good order after one phase, its files, and its environments without normalization."""
+
+    model: PPG
+    files: dict[str, bytes]
+    make_env: Callable[[], VecEnv]
+
+
+@cache
+def honest(name: str) -> Honest:
+    algorithm, policy, make_env, arguments = MODELS[name]
+    env = VecNormalize(make_env(), **NORMALIZED[name]) if name in NORMALIZED else make_env()
+    model = algorithm(policy, env, **{**SMALL, "policy_kwargs": TINY, **arguments}).learn(PHASE)
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, folder)
+        return Honest(model, {file.name: file.read_bytes() for file in Path(folder).iterdir()}, make_env)
+
+
+def write(files: dict[str, bytes], folder: Path) -> Path:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
 
 
 def small_model(**arguments: Any) -> PPG:
     """A model of a few hundred numbers, after one phase."""
-    arguments = {"policy_kwargs": dict(net_arch=[4]), **SMALL, **arguments}
+    arguments = {"policy_kwargs": TINY, **SMALL, **arguments}
     return PPG("MlpPolicy", RandomEnv(BOX, spaces.Discrete(2)), **arguments).learn(16)
 
 
@@ -43,10 +205,7 @@ def change(folder: Path, place: str, value: Any) -> None:
 
 def nested(depth: int) -> Any:
     """A list in a list in a list."""
-    data: Any = 0
-    for _ in range(depth):
-        data = [data]
-    return data
+    return reduce(lambda data, _: [data], range(depth), 0)
 
 
 class Payload:

@@ -16,31 +16,31 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.utils import LinearSchedule, set_random_seed
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
-from sb3_ppg import (
-    PPG,
-    ArgumentError,
-    ImpalaCNN,
-    MaskablePPG,
-    MlpPolicy,
-    NormalizedRewardRolloutBuffer,
-    RecurrentPPG,
-    RewardNormalizer,
-    VectorRewards,
-)
+from sb3_ppg import PPG, ArgumentError, MlpPolicy, RewardNormalizer
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ModelFormatError
-from sb3_ppg.family import with_preset
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, NOT_SHARED
 from sb3_ppg.hub.schema import Counters
 from sb3_ppg.hub.spaces import Space, describe, make
 from sb3_ppg.protocols import COUNTERS
-from tests.helpers import MASKED_ACTIONS, NESTED, MaskedEnv, RandomEnv, VectorRewardEnv, image_space
-from tests.hub.small_models import BOX, DICT, SMALL, change, refused, small_model
-from tests.saving.small_models import same
+from tests.helpers import NESTED, BatchNormExtractor, RandomEnv, image_space
+from tests.hub.small_models import (
+    BOX,
+    MODELS,
+    PHASE,
+    SMALL,
+    change,
+    honest,
+    normalized_rewards,
+    refused,
+    small_model,
+    write,
+)
+from tests.saving.small_models import numbers_of, same
 
 pytestmark = pytest.mark.slow
 
@@ -48,130 +48,38 @@ pytestmark = pytest.mark.slow
 # ---- round trips ----
 
 
-REWARD_VECTORS = spaces.Box(-1, 1, (3,))  # of environments with vector rewards
-MODELS: dict[str, tuple[str, spaces.Space, spaces.Space, dict[str, Any]]] = {
-    "discrete": ("MlpPolicy", BOX, spaces.Discrete(3), {}),
-    "gSDE": ("MlpPolicy", BOX, spaces.Box(-1, 1, (2,), np.float32), dict(use_sde=True)),
-    "squashed": (
-        "MlpPolicy",
-        BOX,
-        spaces.Box(np.array([-1, -2], np.float32), np.array([1, 5], np.float32)),
-        dict(use_sde=True, policy_kwargs=dict(squash_output=True, use_expln=True)),
-    ),
-    "multi-discrete": ("MlpPolicy", spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([2, 5]), {}),
-    "nested actions": ("MlpPolicy", BOX, NESTED, dict(ent_coef=dict(kind=0.1, how=(0.1, 0.2), move=0.0))),
-    "nested actions, squashed": ("MlpPolicy", BOX, NESTED, dict(policy_kwargs=dict(squash_output=True))),
-    "multi-binary": (
-        "MlpPolicy",
-        spaces.MultiBinary(5),
-        spaces.MultiBinary(3),
-        dict(policy_kwargs=dict(architecture="shared")),
-    ),
-    "images": (
-        "CnnPolicy",
-        image_space(36, 36, 3),
-        spaces.Discrete(4),
-        dict(policy_kwargs=dict(architecture="detached", features_extractor_class=ImpalaCNN)),
-    ),
-    "bfloat16": ("CnnPolicy", image_space(36, 36, 3), spaces.Discrete(4), dict(mixed_precision="bf16")),
-    "dictionary": ("MultiInputPolicy", DICT, spaces.Discrete(4), dict(policy_kwargs=dict(share_features_extractor=False))),
-    "settings": (
-        "MlpPolicy",
-        BOX,
-        spaces.Discrete(2),
-        dict(
-            learning_rate=LinearSchedule(1e-3, 1e-5, 0.5),
-            aux_learning_rate=LinearSchedule(1e-4, 0.0, 1.0),
-            value_learning_rate=LinearSchedule(2e-4, 0.0, 1.0),
-            clip_range_vf=0.3,
-            n_value_epochs=2,
-            target_kl=0.5,
-            policy_kwargs=dict(
-                net_arch=dict(pi=[8, 4], vf=[16]),
-                activation_fn=th.nn.ELU,
-                optimizer_class=th.optim.AdamW,
-                optimizer_kwargs=dict(eps=1e-7, betas=(0.8, 0.99)),
-            ),
-        ),
-    ),
-    "LSTMs": (
-        "MlpLstmPolicy",
-        BOX,
-        spaces.Discrete(3),
-        dict(algorithm=RecurrentPPG, recompute_states=True, policy_kwargs=dict(lstm_hidden_size=4, n_lstm_layers=2)),
-    ),
-    "shared LSTM, images": (
-        "CnnLstmPolicy",
-        image_space(36, 36, 3),
-        spaces.Box(-1, 1, (2,), np.float32),
-        dict(algorithm=RecurrentPPG, use_sde=True, policy_kwargs=dict(lstm_hidden_size=4, shared_lstm=True)),
-    ),
-    "vector rewards": (
-        "MlpPolicy",
-        REWARD_VECTORS,
-        spaces.Discrete(3),
-        dict(
-            reward_weights=[1.0, 0.5],
-            gamma=[0.9, 0.99],
-            rollout_buffer_class=NormalizedRewardRolloutBuffer,
-            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
-        ),
-    ),
-    "a queue of rollouts": ("MlpPolicy", BOX, spaces.Discrete(3), dict(aux_buffer_kwargs=dict(capacity=3))),
-    "replay": ("MlpPolicy", BOX, spaces.Discrete(3), with_preset("ppg_replay", {})),
-    "masks": ("MlpPolicy", BOX, MASKED_ACTIONS["Discrete"][0], dict(algorithm=MaskablePPG)),
-    "masks, multi-binary": ("MultiInputPolicy", DICT, MASKED_ACTIONS["MultiBinary"][0], dict(algorithm=MaskablePPG)),
-}
-
-
-def make_env(observations: spaces.Space, actions: spaces.Space) -> gym.Env:
-    """One with masks or vector rewards, where there can be."""
-    if observations is REWARD_VECTORS:
-        return VectorRewards(VectorRewardEnv())
-    for name, (space, _) in MASKED_ACTIONS.items():
-        if space is actions:
-            return MaskedEnv(observations, name)
-    return RandomEnv(observations, actions)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name, tmp_path):
     """Predictions, parameters, optimizers and counters are the same, bit for bit, and so is the training that follows."""
-    policy, observations, actions, arguments = MODELS[name]
-    arguments = {**SMALL, **arguments}
-    algorithm = arguments.pop("algorithm", PPG)
-    env = DummyVecEnv([lambda: make_env(observations, actions)] * 2)
-    model = algorithm(policy, env, **arguments).learn(2 * 2 * 16)
-    save_pretrained(model, tmp_path)
-    loaded = from_pretrained(tmp_path, env, "cpu")
-
+    model, files, make_env = honest(name)
+    loaded = from_pretrained(write(files, tmp_path), make_env(), "cpu")
     assert same(model, loaded)
     assert loaded.observation_space == model.observation_space and loaded.action_space == model.action_space
-    assert type(loaded) is algorithm and type(loaded.policy) is type(model.policy)
+    assert type(loaded) is type(model) and type(loaded.policy) is type(model.policy)
     for counter in Counters.__struct_fields__:
         assert getattr(loaded, counter) == getattr(model, counter), counter
-    batch = env.reset()
+    np.testing.assert_equal(*(numbers_of(one.get_vec_normalize_env()) for one in (loaded, model)))
+    batch = model.env.reset()
     np.testing.assert_equal(model.predict(batch, deterministic=True)[0], loaded.predict(batch, deterministic=True)[0])
 
     model.save(tmp_path / "model.zip")
-    ways = [algorithm.load(tmp_path / "model.zip", env, "cpu"), from_pretrained(tmp_path, env, "cpu")]
+    ways = [type(model).load(tmp_path / "model.zip", loaded.env, "cpu"), from_pretrained(tmp_path, make_env(), "cpu")]
     for again in ways:
-        env.seed(1)
+        again.env.seed(1)
         set_random_seed(1)
-        again.learn(2 * 16, reset_num_timesteps=False)
+        again.learn(PHASE, reset_num_timesteps=False)
     assert same(*ways)
-    assert ways[0].n_aux_phases == ways[1].n_aux_phases == model.n_aux_phases + 1
+    assert ways[0].n_aux_phases == ways[1].n_aux_phases
+    assert ways[0].num_timesteps == model.num_timesteps + PHASE
 
 
-@pytest.mark.parametrize("name", ["discrete", "LSTMs", "masks"])
+@pytest.mark.parametrize("name", ["settings", "LSTMs", "masks"])
 def test_every_attribute_in_a_zip_is_shared_or_known_not_to_matter(name, tmp_path):
-    """Whoever adds an attribute to an algorithm has to decide which."""
-    policy, observations, actions, arguments = MODELS[name]
-    algorithm = arguments.get("algorithm", PPG)
-    arguments = {**SMALL, **{key: value for key, value in arguments.items() if key != "algorithm"}}
-    algorithm(policy, make_env(observations, actions), **arguments).learn(16).save(tmp_path / "model.zip")
+    """Whoever adds an attribute to an algorithm must decide which."""
+    model = honest(name).model
+    model.save(tmp_path / "model.zip")
     in_a_zip = set(load_from_zip_file(tmp_path / "model.zip")[0])
-    arguments = in_a_zip & (set(argument_names(algorithm)) - NOT_SHARED)
+    arguments = in_a_zip & (set(argument_names(type(model))) - NOT_SHARED)
     made_again = {"objective_class", "lr_schedule", "policy_class", "observation_space", "action_space", "n_envs"}
     of_a_run = {"verbose", "start_time", "tensorboard_log", "_last_obs", "_last_episode_starts", "_last_original_obs"}
     of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise", "_saved_by"}
@@ -205,7 +113,8 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
         venv = wrap(make_vec_env("Pendulum-v1", 2, seed=0))
         return VecFrameStack(venv, n_stack) if n_stack else venv
 
-    model = PPG("MlpPolicy", environments(partial(VecNormalize, gamma=0.9, clip_obs=5.0)), **SMALL).learn(64)
+    wrap = partial(VecNormalize, gamma=0.9, clip_obs=5.0, clip_reward=np.inf)
+    model = PPG("MlpPolicy", environments(wrap), **SMALL).learn(64)
     save_pretrained(model, tmp_path)
     if n_stack:
         with pytest.raises(ModelFormatError, match="load_vec_normalize"):
@@ -214,23 +123,12 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
     else:
         loaded = from_pretrained(tmp_path, "Pendulum-v1")
     one, other = model.get_vec_normalize_env(), loaded.get_vec_normalize_env()
-    for statistics in ("obs_rms", "ret_rms"):
-        for number in ("mean", "var", "count"):
-            assert np.array_equal(getattr(getattr(one, statistics), number), getattr(getattr(other, statistics), number))
-    assert (other.gamma, other.clip_obs, other.norm_reward, other.training) == (0.9, 5.0, True, True)
+    np.testing.assert_equal(numbers_of(other), numbers_of(one))
+    settings = (other.gamma, other.clip_obs, other.clip_reward, other.norm_reward, other.training)
+    assert settings == (0.9, 5.0, np.inf, True, True)
     raw = np.array([[0.3, -0.4, 2.0]], np.float32)
     assert np.array_equal(one.normalize_obs(raw), load_vec_normalize(tmp_path).normalize_obs(raw))
     loaded.learn(16)
-
-
-def test_normalization_of_dictionaries(tmp_path):
-    space = spaces.Dict({"one": BOX, "returns": spaces.Box(-1, 1, (2,))})
-    venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(space, spaces.Discrete(2))]), norm_obs_keys=["returns"])
-    save_pretrained(PPG("MultiInputPolicy", venv, **SMALL).learn(16), tmp_path)
-    loaded = load_vec_normalize(tmp_path)
-    assert loaded.obs_rms.keys() == {"returns"}
-    assert np.array_equal(loaded.obs_rms["returns"].mean, venv.obs_rms["returns"].mean)
-    assert loaded.ret_rms.var == venv.ret_rms.var
 
 
 @pytest.mark.parametrize(("norm_obs", "transpose_first"), [(False, False), (False, True), (True, True)])
@@ -242,7 +140,8 @@ def test_normalization_of_images(norm_obs, transpose_first, tmp_path):
 
     venv = DummyVecEnv([env])
     venv = VecNormalize(VecTransposeImage(venv) if transpose_first else venv, norm_obs=norm_obs)
-    policy_kwargs = dict(normalize_images=False, features_extractor_kwargs=dict(normalized_image=True)) if norm_obs else {}
+    extractor = dict(features_dim=4, normalized_image=norm_obs)
+    policy_kwargs = dict(normalize_images=not norm_obs, features_extractor_kwargs=extractor)
     model = PPG("CnnPolicy", venv, **SMALL, policy_kwargs=policy_kwargs).learn(16)
     save_pretrained(model, tmp_path)
     loaded = from_pretrained(tmp_path, env())
@@ -251,9 +150,10 @@ def test_normalization_of_images(norm_obs, transpose_first, tmp_path):
     loaded.learn(16)
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "complaint"),
-    [
+def test_malicious_normalization(tmp_path):
+    save_pretrained(PPG("MlpPolicy", VecNormalize(make_vec_env("Pendulum-v1", 1)), **SMALL), tmp_path)
+    before = (tmp_path / DESCRIPTION).read_bytes()
+    for place, value, complaint in [
         ("gamma", "x", r"Expected `float`, got `str` - at `\$.vec_normalize.gamma`"),
         ("epsilon", 0, r"\$.vec_normalize.epsilon"),
         ("venv", 3, "unknown field `venv`"),
@@ -262,25 +162,12 @@ def test_normalization_of_images(norm_obs, transpose_first, tmp_path):
         ("observation_space", {"space": "Discrete", "n": 3}, "no model can be made"),
         ("observation_space.shape", [4], "no model can be made"),
         ("norm_obs_keys", ["key"], "no model can be made"),
-    ],
-)
-def test_malicious_normalization(place, value, complaint, tmp_path):
-    env = VecNormalize(make_vec_env("Pendulum-v1", 1))
-    save_pretrained(PPG("MlpPolicy", env, **SMALL), tmp_path)
-    change(tmp_path, f"vec_normalize.{place}", value)
-    for load in (
-        partial(from_pretrained, env="Pendulum-v1"),
-        partial(load_vec_normalize, venv=make_vec_env("Pendulum-v1", 1)),
-    ):
-        with pytest.raises(ModelFormatError, match=complaint):
-            load(tmp_path)
-
-
-def test_normalization_without_clipping(tmp_path):
-    env = VecNormalize(make_vec_env("Pendulum-v1", 1), clip_obs=np.inf, clip_reward=np.inf)
-    save_pretrained(PPG("MlpPolicy", env, **SMALL), tmp_path)
-    loaded = load_vec_normalize(tmp_path)
-    assert loaded.clip_obs == loaded.clip_reward == np.inf
+    ]:
+        change(tmp_path, f"vec_normalize.{place}", value)
+        for load in (partial(from_pretrained, env="Pendulum-v1"), load_vec_normalize):
+            with pytest.raises(ModelFormatError, match=complaint):
+                load(tmp_path)
+        (tmp_path / DESCRIPTION).write_bytes(before)
 
 
 def test_a_fresh_normalization_in_place_of_the_saved_one_is_warned_of(tmp_path):
@@ -309,7 +196,8 @@ class Policy(MlpPolicy):
 def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     schedule = lambda progress: 1e-3 * progress**2  # noqa: E731
     arguments = dict(learning_rate=schedule, policy_kwargs=dict(features_extractor_class=Features))
-    model = PPG(Policy, RandomEnv(BOX, spaces.Discrete(2)), **SMALL, **arguments)
+    venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))]))
+    model = PPG(Policy, venv, **SMALL, **arguments).learn(16)
     custom: dict[str, Any] = {}
     for complaint, name, value in [
         ("policy=<class .*Policy'>", "Policy", Policy),
@@ -322,40 +210,21 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     save_pretrained(model, tmp_path, custom)
 
     for name in custom:
-        with pytest.raises(ModelFormatError, match=f"custom_objects={{'{name}': ...}}"):
-            from_pretrained(tmp_path, custom_objects={key: value for key, value in custom.items() if key != name})
-    loaded = from_pretrained(tmp_path, custom_objects=custom)
+        for load in (from_pretrained, load_vec_normalize):
+            with pytest.raises(ModelFormatError, match=f"custom_objects={{'{name}': ...}}"):
+                load(tmp_path, custom_objects={key: value for key, value in custom.items() if key != name})
+    np.testing.assert_equal(numbers_of(load_vec_normalize(tmp_path, custom_objects=custom)), numbers_of(venv))
+    loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)), "cpu", custom_objects=custom)
     assert same(model, loaded)
     assert type(loaded.policy) is Policy and loaded.lr_schedule(0.5) == schedule(0.5)
 
 
-def test_normalization_of_a_model_with_a_users_own_class(tmp_path):
-    venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))]))
-    model = PPG("MlpPolicy", venv, **SMALL, policy_kwargs=dict(features_extractor_class=Features)).learn(16)
-    save_pretrained(model, tmp_path, {"Features": Features})
-    with pytest.raises(ModelFormatError, match=r"custom_objects={'Features': \.\.\.}"):
-        load_vec_normalize(tmp_path)
-    loaded = load_vec_normalize(tmp_path, custom_objects={"Features": Features})
-    assert np.array_equal(loaded.obs_rms.mean, venv.obs_rms.mean)
-
-
-class NormalizedFeatures(FlattenExtractor):
-    """A user's own, with a buffer of integers."""
-
-    def __init__(self, observation_space: spaces.Space) -> None:
-        super().__init__(observation_space)
-        self.norm = th.nn.BatchNorm1d(self.features_dim)
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return self.norm(super().forward(observations))
-
-
 def test_networks_with_integers_in_them(tmp_path):
-    model = small_model(policy_kwargs=dict(features_extractor_class=NormalizedFeatures), micro_batch_size=None)
-    save_pretrained(model, tmp_path, {"Features": NormalizedFeatures})
-    loaded = from_pretrained(tmp_path, device="cpu", custom_objects={"Features": NormalizedFeatures})
+    model = small_model(policy_kwargs=dict(features_extractor_class=BatchNormExtractor), micro_batch_size=None)
+    save_pretrained(model, tmp_path, {"Features": BatchNormExtractor})
+    loaded = from_pretrained(tmp_path, device="cpu", custom_objects={"Features": BatchNormExtractor})
     assert same(model, loaded)
-    assert loaded.policy.features_extractor.norm.num_batches_tracked > 0
+    assert any(buffer.dtype == th.int64 and buffer > 0 for buffer in loaded.policy.buffers())
 
 
 class Subclass(PPG):
@@ -372,21 +241,17 @@ def test_a_users_own_algorithm(tmp_path):
     loaded = from_pretrained(tmp_path, custom_objects={"Subclass": Subclass})
     assert type(loaded) is Subclass and (loaded.temperature, loaded.gamma) == (0.25, 0.5)
     del model.temperature
-    with pytest.raises(ModelFormatError, match="Subclass has no attribute 'temperature'"):
+    with pytest.raises(ModelFormatError, match="no attribute 'temperature'"):
         save_pretrained(model, tmp_path, {"Subclass": Subclass})
 
 
-@pytest.mark.parametrize("clip", [10.0, np.inf])
-def test_the_authors_reward_normalizer(tmp_path, clip):
-    normalizer = RewardNormalizer(gamma=0.9, clip=clip)
-    buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=dict(reward_normalizer=normalizer))
-    save_pretrained(small_model(**buffer), tmp_path)
-    loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)))
-    again = loaded.rollout_buffer.reward_normalizer
-    assert again.return_rms.var == normalizer.return_rms.var != 1 and again.return_rms.count == normalizer.return_rms.count
-    assert np.array_equal(again.last_returns, normalizer.last_returns) and again.gamma == 0.9
-    assert again.clip == clip
-    loaded.learn(16)
+def test_a_reward_normalizer_without_clipping(tmp_path):
+    kwargs = dict(reward_normalizer=RewardNormalizer(gamma=0.9, clip=np.inf))
+    save_pretrained(small_model(**{**normalized_rewards(), "rollout_buffer_kwargs": kwargs}), tmp_path)
+    again = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2))).rollout_buffer.reward_normalizer
+    before = kwargs["reward_normalizer"]
+    assert (again.clip, again.gamma, again.return_rms.count) == (np.inf, 0.9, before.return_rms.count)
+    assert again.return_rms.var == before.return_rms.var != 1 and np.array_equal(again.last_returns, before.last_returns)
     change(tmp_path, "arguments.rollout_buffer_kwargs.reward_normalizer", None)
     refused(tmp_path, "`reward_normalizer=None` cannot work")
 
@@ -412,36 +277,25 @@ def test_the_callers_own_mistakes_are_not_the_files(small):
 def test_nothing_is_written_that_cannot_be_shared(tmp_path):
     with pytest.raises(ModelFormatError, match="learning_rate"):
         save_pretrained(small_model(learning_rate=lambda progress: 1e-3), tmp_path / "new")
-    model = small_model()
-    model.n_steps = 2 * 10**7  # more than readers accept
-    with pytest.raises(ModelFormatError, match=r"n_steps"):
-        save_pretrained(model, tmp_path / "new")
     with pytest.raises(ModelFormatError, match="too many layers"):
         save_pretrained(PPG("MlpPolicy", "CartPole-v1", policy_kwargs=dict(net_arch=[1] * 500)), tmp_path / "new")
-    model = small_model()
-    model.num_timesteps = 2**70
-    with pytest.raises(ModelFormatError, match="A model that nobody could load"):
-        save_pretrained(model, tmp_path / "new")
+    for name, value in (("n_steps", 2 * 10**7), ("num_timesteps", 2**70)):  # more than readers accept
+        model = small_model()
+        setattr(model, name, value)
+        with pytest.raises(ModelFormatError, match=f"A model that nobody could load.*{name}"):
+            save_pretrained(model, tmp_path / "new")
     assert list(tmp_path.rglob("*.*")) == []
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Discrete(3, dtype=np.int32),
-        spaces.Discrete(3, start=2, dtype=np.int8),
-        spaces.MultiDiscrete([3, 2], dtype=np.int32),
-        spaces.Discrete(3),
-    ],
-    ids=str,
-)
-def test_integers_keep_their_type(space, tmp_path):
+@pytest.mark.parametrize("dtype", [np.int8, np.int32])
+def test_integers_keep_their_type(dtype, tmp_path):
     """The model's spaces equal those of its environment, which is asked for where it is loaded."""
-    env = RandomEnv(spaces.Dict({"one": BOX, "two": space}), space)
+    space = spaces.Discrete(3, start=2, dtype=dtype)
+    env = RandomEnv(spaces.Dict({"one": BOX, "two": spaces.MultiDiscrete([3, 2], dtype=dtype)}), space)
     save_pretrained(PPG("MultiInputPolicy", env, **SMALL), tmp_path)
     loaded = from_pretrained(tmp_path, env=env)
     assert loaded.action_space == space and loaded.action_space.dtype == space.dtype
-    assert loaded.observation_space["two"].dtype == space.dtype
+    assert loaded.observation_space["two"].dtype == dtype
     for strange in ("float32", "O", ["int32"]):
         change(tmp_path, "action_space.dtype", strange)
         refused(tmp_path, r"\$.action_space.dtype")

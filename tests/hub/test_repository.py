@@ -1,12 +1,14 @@
 """The Hugging Face Hub, with its real client, against a server on this machine."""
 
+import importlib
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import ale_py  # noqa: F401  registers environments
+import gymnasium
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import TimeAwareObservation
@@ -17,7 +19,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from sb3_ppg import PPG, MaskablePPG, hub
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
-from tests.helpers import ROOT, MaskedEnv, RandomEnv, run_code
+from tests.helpers import MaskedEnv, RandomEnv, run_code
 from tests.hub.small_models import BOX, SMALL, small_model, zip_repository
 from tests.hub_server import HubServer
 from tests.saving.small_models import same
@@ -25,9 +27,13 @@ from tests.saving.small_models import same
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model() -> PPG:
     return small_model()
+
+
+def another() -> PPG:
+    return PPG("MlpPolicy", RandomEnv(BOX, spaces.Discrete(2)), gamma=0.5, **SMALL)
 
 
 # ---- push and load ----
@@ -43,14 +49,12 @@ def test_push_and_load(hub_server, model):
 
 
 def test_load_by_revision(hub_server, model):
-    first = hub.push(model, "me/model").rpartition("/")[2]
-    later = small_model().learn(32, reset_num_timesteps=False)
-    hub.push(later, "me/model")
-    hub.push(small_model(gamma=0.5), "me/model", revision="try")
-    assert hub.load("me/model").num_timesteps == later.num_timesteps != model.num_timesteps
-    assert hub.load("me/model", revision=first).num_timesteps == model.num_timesteps
-    assert hub.load("me/model", revision="try").gamma == 0.5
-    with pytest.raises(HubError, match="no revision 'nonsense'"):
+    first = hub.push(another(), "me/model").rpartition("/")[2]
+    hub.push(model, "me/model")
+    hub.push(another(), "me/model", revision="try")
+    assert hub.load("me/model").gamma == model.gamma
+    assert hub.load("me/model", revision=first).gamma == hub.load("me/model", revision="try").gamma == 0.5
+    with pytest.raises(HubError, match="nonsense"):
         hub.load("me/model", revision="nonsense")
 
 
@@ -65,26 +69,28 @@ def test_load_from_the_cache_when_the_hub_is_down(hub_server, model):
         hub.push(model, "me/cached")
 
 
-def test_private_repositories(hub_server, model):
+def test_private_and_missing_repositories(hub_server, model):
     hub.push(model, "me/secret", private=True)
-    for token in (False, "hf_somebody_else"):
+    for repo_id, token in (("me/secret", False), ("me/secret", "hf_somebody_else"), ("me/nothing", None)):
         with pytest.raises(HubError, match="no such repository, or you may not see it"):
-            hub.load("me/secret", token=token)
+            hub.load(repo_id, token=token)
     assert same(model, hub.load("me/secret", device="cpu"))
     with pytest.raises(HubError, match="me/other could not be pushed"):
         hub.push(model, "me/other", token="hf_somebody_else")
 
 
-def test_missing_repositories_and_files(hub_server, model):
-    with pytest.raises(HubError, match="no such repository"):
-        hub.load("me/nothing")
-    hub.push(model, "me/half")
-    hub_server.repositories["me/half"].commit("main", {}, [ARRAYS])
-    with pytest.raises(ModelFormatError, match=f"{ARRAYS} is missing"):
-        hub.load("me/half")
-    hub_server.repositories["me/half"].commit("main", {}, [DESCRIPTION])
-    with pytest.raises(ModelFormatError, match="holds no model"):
-        hub.load("me/half")
+def test_truncated_and_missing_files(hub_server, model):
+    hub.push(model, "me/model")
+    repository = hub_server.repositories["me/model"]
+    repository.commit("main", {ARRAYS: hub_server.files("me/model")[ARRAYS][:-1]}, [])
+    for missing, complaint in (
+        ("", "no model can be made"),
+        (ARRAYS, f"{ARRAYS} is missing"),
+        (DESCRIPTION, "holds no model"),
+    ):
+        repository.commit("main", {}, [missing])
+        with pytest.raises(ModelFormatError, match=complaint):
+            hub.load("me/model")
 
 
 @pytest.mark.parametrize("route", ["/preupload/", "/commit/"])
@@ -93,10 +99,10 @@ def test_an_interrupted_upload_changes_nothing(hub_server, model, route):
     before = hub_server.files("me/model")
     hub_server.break_off = route
     with pytest.raises(HubError, match="me/model could not be pushed"):
-        hub.push(small_model(gamma=0.5), "me/model")
+        hub.push(another(), "me/model")
     hub_server.break_off = None
     assert hub_server.files("me/model") == before
-    hub.push(small_model(gamma=0.5), "me/model")
+    hub.push(another(), "me/model")
     assert hub.load("me/model").gamma == 0.5
 
 
@@ -109,15 +115,7 @@ def test_an_interrupted_download_can_be_repeated(hub_server, model):
     assert same(model, hub.load("me/model", device="cpu"))
 
 
-def test_a_truncated_file_in_a_repository(hub_server, model):
-    hub.push(model, "me/model")
-    content = hub_server.files("me/model")[ARRAYS]
-    hub_server.repositories["me/model"].commit("main", {ARRAYS: content[:-1]}, [])
-    with pytest.raises(ModelFormatError, match="no model can be made"):
-        hub.load("me/model")
-
-
-def test_what_an_earlier_push_had_is_gone(hub_server, model, tmp_path):
+def test_files_of_an_earlier_push_are_gone(hub_server, model, tmp_path):
     (tmp_path / "film").write_bytes(b"film")
     hub.push(model, "me/model", files={"replay.mp4": tmp_path / "film", "zoo.json": tmp_path / "film"})
     assert {"replay.mp4", "zoo.json"} <= set(hub_server.files("me/model"))
@@ -129,6 +127,11 @@ def test_what_an_earlier_push_had_is_gone(hub_server, model, tmp_path):
 # ---- the model card ----
 
 
+def snippet_of(hub_server: HubServer, repo_id: str) -> str:
+    (snippet,) = re.findall(r"```python\n(.*?)```", hub_server.files(repo_id)["README.md"].decode(), re.DOTALL)
+    return snippet
+
+
 def test_the_card_says_what_and_how(hub_server, tmp_path):
     venv = VecNormalize(make_vec_env("CartPole-v1", 2))
     hub.push(PPG("MlpPolicy", venv, **SMALL).learn(64), "me/cartpole", evaluation=hub.Evaluation(21.5, 3.25, 10))
@@ -138,18 +141,11 @@ def test_the_card_says_what_and_how(hub_server, tmp_path):
     assert {"CartPole-v1", "sb3-ppg", "ppg", "stable-baselines3", "reinforcement-learning"} <= set(data.tags)
     (result,) = data.eval_results
     assert (result.dataset_name, result.metric_type, result.metric_value) == ("CartPole-v1", "mean_reward", "21.50 +/- 3.25")
-    for word in (
-        "21.50 ± 3.25",
-        "10 episodes",
-        "n_policy_iterations",
-        "| torch |",
-        "| environment | CartPole-v1 |",
-        "64 steps",
-    ):
+    assert "| environment | CartPole-v1 |" in text and "| torch |" in text
+    for word in ("21.50 ± 3.25", "10 episodes", "n_policy_iterations", "64 steps"):
         assert word in text, word
-    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     check = "\nassert env.get_attr('spec')[0].id == 'CartPole-v1' and type(env).__name__ == 'VecNormalize'"
-    run_code(snippet + check, tmp_path)
+    run_code(snippet_of(hub_server, "me/cartpole").replace("1000", "3") + check, tmp_path)
 
 
 def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
@@ -157,7 +153,7 @@ def test_the_card_makes_the_environment_with_its_options(hub_server, tmp_path):
     hub.push(PPG("MlpPolicy", env, **SMALL), "me/lake")
     snippet = snippet_of(hub_server, "me/lake")
     assert "make_vec_env('FrozenLake-v1', env_kwargs={'map_name': '8x8', 'max_episode_steps': 50})" in snippet
-    run_code(snippet, tmp_path)
+    run_code(snippet.replace("1000", "3"), tmp_path)
 
 
 def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
@@ -171,10 +167,9 @@ def test_the_card_imports_what_registers_the_environment(hub_server, tmp_path):
 def test_the_card_registers_games_of_minatar(tmp_path):
     """Their package does not when it is imported."""
     snippet = hub.python_usage(PPG, "me/model", "MinAtar/Breakout-v1", {}, []).split("```python\n")[1]
-    line = next(line for line in snippet.splitlines() if "minatar" in line)
-    code = f"import gymnasium\n{line}\ngymnasium.make('MinAtar/Breakout-v1')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    others = {name: spec for name, spec in gymnasium.registry.items() if "MinAtar" not in name}
+    with patch.dict(gymnasium.registry, others, clear=True):
+        run_code(snippet.split("model = ")[0] + "assert env.num_envs == 1", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["stacked", "wrapped", "none", "not registered"])
@@ -184,11 +179,29 @@ def test_the_card_does_not_promise_an_environment_that_a_name_does_not_make(hub_
     elif kind == "wrapped":
         model = PPG("MlpPolicy", make_vec_env("CartPole-v1", wrapper_class=TimeAwareObservation), **SMALL)
     else:
-        model = small_model()
+        model = another()
         model.env = None if kind == "none" else model.env
     hub.push(model, "me/model", env_id="Mine-v0")
     assert "env = ...  # the one that it was trained in" in snippet_of(hub_server, "me/model")
     assert "playing **Mine-v0**" in hub_server.files("me/model")["README.md"].decode()
+
+
+def test_the_card_of_a_model_with_masks_acts_under_them(hub_server, tmp_path):
+    hub.push(MaskablePPG("MlpPolicy", make_vec_env(MaskedEnv), **SMALL), "me/masks", env_id="Strict-v0")
+    snippet = snippet_of(hub_server, "me/masks").replace("env = ...", "env = make_vec_env(MaskedEnv)").replace("1000", "20")
+    imports = "from stable_baselines3.common.env_util import make_vec_env\nfrom tests.helpers import MaskedEnv\n"
+    run_code(imports + snippet, tmp_path)
+
+
+def test_the_card_names_what_a_reader_must_give(hub_server):
+    def schedule(progress: float) -> float:
+        return 1e-3
+
+    model = PPG("MlpPolicy", RandomEnv(BOX, spaces.Discrete(2)), schedule, **SMALL)
+    hub.push(model, "me/custom", custom_objects={"my schedule": schedule})
+    assert "custom_objects={'my schedule': ...}" in hub_server.files("me/custom")["README.md"].decode()
+    with pytest.raises(ModelFormatError, match="learning_rate=<function"):
+        hub.push(model, "me/custom")
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "logs/../../x", DESCRIPTION, f"./{DESCRIPTION}", "README.md", ""])
@@ -196,29 +209,6 @@ def test_files_that_cannot_be_shared_under_their_name(hub_server, model, name):
     with pytest.raises(ArgumentError, match="cannot work"):
         hub.push(model, "me/model", files={name: Path(__file__)})
     assert hub_server.repositories == {}
-
-
-def test_the_card_names_what_a_reader_has_to_give(hub_server):
-    def schedule(progress: float) -> float:
-        return 1e-3
-
-    hub.push(small_model(learning_rate=schedule), "me/custom", custom_objects={"my schedule": schedule})
-    assert "custom_objects={'my schedule': ...}" in hub_server.files("me/custom")["README.md"].decode()
-    with pytest.raises(ModelFormatError, match="learning_rate=<function"):
-        hub.push(small_model(learning_rate=schedule), "me/custom")
-
-
-def snippet_of(hub_server: HubServer, repo_id: str) -> str:
-    (snippet,) = re.findall(r"```python\n(.*?)```", hub_server.files(repo_id)["README.md"].decode(), re.DOTALL)
-    return snippet
-
-
-def test_the_card_of_a_model_with_masks_acts_under_them(hub_server, tmp_path):
-    hub.push(MaskablePPG("MlpPolicy", make_vec_env(MaskedEnv), **SMALL), "me/masks", env_id="Strict-v0")
-    snippet = snippet_of(hub_server, "me/masks").replace("env = ...", "env = make_vec_env(MaskedEnv)")
-    preamble = f"import sys\nsys.path.append({str(ROOT)!r})\n"
-    preamble += "from stable_baselines3.common.env_util import make_vec_env\nfrom tests.helpers import ROOT, MaskedEnv\n"
-    run_code(preamble + snippet, tmp_path)
 
 
 # ---- SB3's zip files, and malice ----
@@ -244,7 +234,8 @@ def test_names_that_lead_out_of_the_folder(hub_server, model, tmp_path, monkeypa
     assert found == [] and not Path("/tmp/evil.zip").exists()
 
 
-def test_without_the_extra(tmp_path):
-    code = "import sys; sys.modules['safetensors'] = None; import sb3_ppg; from sb3_ppg import hub"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0 and 'pip install "sb3-ppg[hub]"' in done.stderr
+def test_without_the_extra():
+    without = {name: module for name, module in sys.modules.items() if not name.startswith("sb3_ppg.hub")}
+    with patch.dict(sys.modules, {**without, "safetensors": None}, clear=True):
+        with pytest.raises(ImportError, match=r'pip install "sb3-ppg\[hub\]"'):
+            importlib.import_module("sb3_ppg.hub")

@@ -16,15 +16,14 @@ import pytest
 import safetensors.torch
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
-from sb3_ppg.errors import MAX_MESSAGE, HubError, ModelFormatError, printable
+from sb3_ppg.errors import MAX_MESSAGE, HubError, ModelFormatError, NonFiniteActionError, printable
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
-from sb3_ppg.hub.values import CLASSES
-from tests.helpers import MaskedEnv, RandomEnv, image_space
-from tests.hub.small_models import BOX, SMALL, change, malicious_zip, refused, small_model
+from sb3_ppg.hub.schema import CLASSES
+from tests.helpers import MaskedEnv, RandomEnv
+from tests.hub.small_models import BOX, SMALL, change, malicious_zip, refused
 from tests.hub.watch import generator_states, watched
 from tests.saving.small_models import same
 
@@ -66,14 +65,24 @@ def test_truncated_and_missing_files(copied, name):
 KWARGS = "arguments.policy_kwargs"
 BIG = 10**15
 COIN = {"space": "Discrete", "n": 2}
+
+
+def large(*shape: int) -> dict[str, Any]:
+    return {"space": "Box", "shape": shape, "dtype": "uint8", "low": 0, "high": 255}
+
+
 # Place in the description, another value there, complaint
 MALICE: list[tuple[str, Any, str]] = [
-    ("algorithm", {"$class": "os.system"}, "'os.system' is not on the list"),
+    ("algorithm", {"$class": "os.system"}, "'os.system'} is not on the list"),
     ("algorithm", {"$class": "ReLU"}, "is not PPG"),
     ("policy", {"$class": "ReLU"}, "no auxiliary value head"),
-    ("arguments.policy_kwargs.activation_fn", {"$class": "x.y"}, "policy_kwargs.activation_fn: the class 'x.y' is not on"),
+    ("arguments.policy_kwargs.activation_fn", {"$class": "x.y"}, "policy_kwargs.activation_fn: {'\\$class': 'x.y'} is not on"),
     ("arguments.policy_kwargs.activation_fn", {"$class": "Adam"}, "no model can be made"),
     ("arguments.policy_kwargs", "dict(net_arch=[1])", "no model can be made"),
+    ("arguments.policy_kwargs.optimizer_kwargs", {"eps": None}, "no model can be made"),
+    ("arguments.policy_kwargs.optimizer_kwargs", {"betas": [0.9]}, "no model can be made"),
+    ("arguments.policy_kwargs.optimizer_kwargs", {"amsgrad": True}, "no array 'policy.optimizer.0.max_exp_avg_sq'"),
+    ("arguments.policy_kwargs.optimizer_kwargs", {"params": [0]}, "params"),
     ("arguments.policy_kwargs.net_arch", [10**7, 10**8], r"has the shape \(4, 3\), the model needs \(10000000, 3\)"),
     ("arguments.policy_kwargs.net_arch", [1] * 20_000, "too many layers"),
     ("arguments.policy_kwargs.net_arch", [3], r"has the shape \(4, 3\), the model needs \(3, 3\)"),
@@ -95,17 +104,18 @@ MALICE: list[tuple[str, Any, str]] = [
     ("action_space", {"space": "MultiDiscrete", "nvec": [2] * 5000, "start": [], "shape": [5000]}, "length <= 1000"),
     ("action_space", {"space": "Box", "shape": [2], "dtype": "float32", "low": -1, "high": None}, "finite bounds"),
     ("observation_space", {"space": "Dict", "parts": {str(key): COIN for key in range(20_000)}}, "length <= 1000"),
-    ("observation_space", {"space": "Dict", "parts": {"a": {"space": "Dict", "parts": {"b": COIN}}}}, "other than simple"),
-    ("observation_space", {"space": "Tuple", "parts": [COIN]}, "a space of observations is a Tuple"),
+    ("observation_space", {"space": "Dict", "parts": {"a": {"space": "Dict", "parts": {"b": COIN}}}}, "no model can be made"),
+    ("observation_space", {"space": "Tuple", "parts": [COIN]}, "no model can be made"),
     ("action_space", {"space": "Tuple", "parts": []}, "has no actions"),
-    ("action_space", reduce(lambda part, _: {"space": "Tuple", "parts": [part]}, range(17), COIN), "nested more than 16"),
-    ("action_space", reduce(lambda part, _: {"space": "Tuple", "parts": [part]}, range(300), COIN), "cannot be read|nested"),
-    ("action_space", {"space": "Tuple", "parts": [COIN] * 1000}, "too many layers"),
     (
-        "observation_space",
-        {"space": "Box", "shape": [10**6] * 4, "dtype": "uint8", "low": 0, "high": 255},
-        "more than 4194304 numbers",
+        "action_space",
+        reduce(lambda part, _: {"space": "Tuple", "parts": [part]}, range(300), COIN),
+        "cannot be read|has no array",
     ),
+    ("action_space", {"space": "Tuple", "parts": [COIN] * 1000}, "too many layers"),
+    ("observation_space", large(*[10**6] * 4), "more than 4194304 numbers"),
+    ("observation_space", {"space": "Dict", "parts": {str(key): large(2**22) for key in range(100)}}, "more than 4194304"),
+    ("observation_space", {"space": "Dict", "parts": {"\x1b[2J": COIN}}, "keys that cannot be printed"),
     ("schema_version", 2, r"\$.schema_version"),
     ("format", "keras", "'keras'"),
     ("unknown", [[]] * 100, "unknown field `unknown`"),
@@ -129,18 +139,10 @@ def test_text_that_is_no_json(copied, text):
     refused(copied, "cannot be read")
 
 
-def test_a_key_that_is_there_twice(copied):
-    text = (copied / DESCRIPTION).read_text()
-    (copied / DESCRIPTION).write_text(text.replace('"num_timesteps"', '"num_timesteps": 16, "num_timesteps"'))
-    refused(copied, "a key is there twice, one of .*num_timesteps")
-
-
 def test_rollouts_that_no_machine_holds(tmp_path):
     save_pretrained(RecurrentPPG("MlpLstmPolicy", RandomEnv(BOX, spaces.Discrete(2)), **SMALL), tmp_path / "lstm")
     save_pretrained(MaskablePPG("MlpPolicy", MaskedEnv(), **SMALL), tmp_path / "masks")
-    change(tmp_path / "lstm", "n_envs", 10**7)
-    refused(tmp_path / "lstm", "states, one for each environment, are too large")
-    for name, n_steps, n_envs in (("lstm", 10**7, 2**24), ("masks", 9_999_999, 1), ("masks", 1000, 2**24)):
+    for name, n_steps, n_envs in (("lstm", 10**7, 2**16), ("masks", 9_999_999, 8), ("masks", 1000, 2**16)):
         change(tmp_path / name, "arguments.n_steps", n_steps)
         change(tmp_path / name, "n_envs", n_envs)
         refused(tmp_path / name, "claims .* bytes of memory for a rollout")
@@ -151,13 +153,6 @@ def test_a_file_may_name_only_classes_that_build_something():
     for name, cls in CLASSES.items():
         assert isinstance(cls, type) and name == cls.__name__
         assert re.match(r"(sb3_ppg|stable_baselines3|sb3_contrib|torch\.(nn|optim))\.", cls.__module__)
-
-
-def test_keys_that_a_terminal_would_obey(tmp_path):
-    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,))})
-    save_pretrained(PPG("MultiInputPolicy", RandomEnv(space, spaces.Discrete(2)), **SMALL), tmp_path)
-    change(tmp_path, "observation_space.parts.\x1b[2J", COIN)
-    refused(tmp_path, "keys that cannot be printed")
 
 
 def test_errors_do_not_command_the_terminal(copied):
@@ -186,14 +181,8 @@ CHANGED_ARRAYS: dict[str, tuple[str, Callable[[th.Tensor], th.Tensor], str]] = {
     "integers": (MOMENT, lambda moment: moment.long(), "is torch.int64, the model needs torch.float32"),
     "numbers beyond float32": (f"{MOMENT}_sq", lambda moment: th.full((4, 3), 1e39, dtype=th.float64), "is torch.float64"),
     "a moment that is not finite": (MOMENT, lambda moment: moment * np.nan, "numbers that are not finite"),
-    "a huge moment": (MOMENT, lambda moment: moment * 0 + 1e30, "would change weights by more than"),
-    "a negative second moment": (f"{MOMENT}_sq", lambda moment: moment * 0 - 1, "would change weights by more than"),
     "steps of a shape": (STEP, lambda step: th.ones(4, 3), r"has the shape \(4, 3\), the model needs \(\)"),
-    "negative steps": (STEP, lambda step: -step - 1, "no model can be made|would change weights"),
     "weights that are not finite": ("policy.value_net.weight", lambda weight: weight * np.nan, "numbers that are not finite"),
-    "numbers that decay": (f"{MOMENT}_sq", lambda moment: moment * 0 + 2e38, "too large to train with"),
-    "steps without end": (STEP, lambda step: step * 0 + 3e38, "too large to train with"),
-    "a unit of zero": ("policy.value_net.std", lambda std: std * 0, "a state to which no training leads"),
 }
 
 
@@ -203,38 +192,6 @@ def test_arrays_that_do_not_fit(copied, name):
     array, change_array, complaint = CHANGED_ARRAYS[name]
     replace_array(copied, array, change_array)
     refused(copied, complaint)
-
-
-def test_moments_that_another_unit_of_the_values_makes_infinite(copied):
-    replace_array(copied, "policy.value_net.std", lambda std: std * 0 + 1e15)
-    index = [name for name, _ in small_model().policy.named_parameters()].index("value_net.weight")
-    replace_array(copied, f"policy.optimizer.{index}.exp_avg_sq", lambda moment: moment * 0 + 1e15)
-    refused(copied, f"policy.optimizer.{index}.exp_avg_sq has numbers that are too large to train with")
-
-
-@pytest.mark.parametrize("rate", [1e-6, 1e-2])
-def test_a_step_of_the_value_epochs_is_judged_by_their_own_learning_rate(tmp_path, rate):
-    """A moment of 0.1 without a second one moves a weight by about 0.1 / eps = 1e4 learning rates, or a few times that."""
-    model = small_model(n_value_epochs=1, learning_rate=1e-6, value_learning_rate=rate)
-    save_pretrained(model, tmp_path)
-    index = [name for name, _ in model.policy.named_parameters()].index("value_net.weight")
-    replace_array(tmp_path, f"value_optimizer.{index}.exp_avg", lambda moment: moment * 0 + 0.1)
-    replace_array(tmp_path, f"value_optimizer.{index}.exp_avg_sq", lambda moment: moment * 0)
-    if rate == 1e-6:
-        assert from_pretrained(tmp_path, device="cpu").value_learning_rate == rate
-    else:
-        refused(tmp_path, "value_optimizer: its state would change weights by more than")
-
-
-@pytest.mark.parametrize(
-    ("part", "value"), [("mean", 1e155), ("mean", -1e16), ("var", 1e300), ("var", -1.0), ("count", 1e300), ("count", 0.0)]
-)
-@pytest.mark.parametrize("name", ["obs_rms", "ret_rms"])
-def test_statistics_to_which_no_environment_leads(tmp_path, name, part, value):
-    venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))]))
-    save_pretrained(PPG("MlpPolicy", venv, **SMALL), tmp_path)
-    replace_array(tmp_path, f"vec_normalize.{name}.{part}", lambda array: th.full_like(array, value))
-    refused(tmp_path, f"vec_normalize.{name}: variances are negative, .* too large to train with")
 
 
 def test_states_are_complete_and_nothing_else(copied):
@@ -247,66 +204,23 @@ def test_states_are_complete_and_nothing_else(copied):
         refused(copied, rf"no part of the model is for: \['{name}'\]")
 
 
-IMAGES = image_space(3, 36, 36)
-DEEP = dict(net_arch=[4] * 8, activation_fn=th.nn.ReLU)
-# Algorithm, policy, observations, options of the policy, which weights get these numbers by their positions in a row
-OVERFLOWS: dict[str, tuple[type[PPG], str, spaces.Space, dict[str, Any], str, list[float]]] = {
-    "with each layer": (PPG, "MlpPolicy", BOX, DEEP, "mlp.*weight", [1e6]),
-    "where observations differ": (PPG, "MlpPolicy", BOX, DEEP, r"mlp.*policy_net\.0\.weight", [1e38, -1e38, 0]),
-    "of the values": (PPG, "MlpPolicy", BOX, DEEP, r"policy\.value_net\.weight", [1e38, -1e38, 0, 0]),
-    "of the auxiliary values": (PPG, "MlpPolicy", BOX, DEEP, r"aux_value_net\.weight", [1e38, -1e38, 0, 0]),
-    "for other choices than the first": (PPG, "MlpPolicy", spaces.Discrete(3), {}, r"policy_net\.0\.weight", [0, 1e38, 0]),
-    "for ones": (PPG, "MlpPolicy", spaces.MultiBinary(3), {}, r"policy_net\.0\.weight", [0, 1e38, -1e38]),
-    "of an image": (PPG, "CnnPolicy", IMAGES, {}, r"cnn\.0\.weight", [1e38, -1e38] * 4),
-    "of an LSTM's input": (RecurrentPPG, "CnnLstmPolicy", IMAGES, {}, r"cnn\.2\.weight", [1e38, -1e38, 0, 0]),
-}
+RELU: dict[str, Any] = dict(policy_kwargs=dict(net_arch=[4], activation_fn=th.nn.ReLU), **SMALL)
+BOUNDLESS = spaces.Box(-np.inf, np.inf, (3,))
 
 
-@pytest.mark.parametrize("name", OVERFLOWS)
-def test_weights_that_overflow_for_some_observations(tmp_path, name):
-    algorithm, policy, observations, kwargs, pattern, row = OVERFLOWS[name]
-    model = algorithm(policy, RandomEnv(observations, spaces.Discrete(2)), **SMALL, policy_kwargs={"net_arch": [4], **kwargs})
-    save_pretrained(model, tmp_path)
-    arrays = safetensors.torch.load_file(tmp_path / ARRAYS)
-    changed = [array for array_name, array in arrays.items() if re.search(pattern, array_name)]
-    for array in changed:
-        array.copy_(th.tensor(row).expand_as(array))
-    assert changed
-    (tmp_path / ARRAYS).write_bytes(safetensors.torch.save(arrays))
-    refused(tmp_path, "no model can be made|not finite, or too large|for some observations its networks can overflow")
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"eps": None}, "no model can be made"),
-        ({"betas": [0.9]}, "no model can be made"),
-        ({"amsgrad": True}, "no array 'policy.optimizer.0.max_exp_avg_sq'"),
-        ({"unheard of": 1}, "unheard of"),
-        ({"params": [0]}, "params"),
-    ],
-)
-def test_options_of_optimizers(copied, options, complaint):
-    change(copied, f"{KWARGS}.optimizer_kwargs", options)
-    refused(copied, complaint)
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        dict(optimizer_class=th.optim.SGD, optimizer_kwargs=dict(momentum=0.9)),
-        dict(optimizer_class=th.optim.SGD),
-        dict(optimizer_class=th.optim.RMSprop, optimizer_kwargs=dict(centered=True, momentum=0.5)),
-        dict(optimizer_class=CLASSES["RMSpropTFLike"]),
-        dict(optimizer_class=th.optim.AdamW, optimizer_kwargs=dict(amsgrad=True)),
-    ],
-)
-def test_each_optimizer_comes_back(tmp_path, kwargs):
-    model = small_model(policy_kwargs=dict(net_arch=[4], **kwargs))
-    save_pretrained(model, tmp_path)
-    loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)), "cpu")
-    assert same(model, loaded)
-    loaded.learn(16)
+@pytest.mark.parametrize("net", ["action_net", "value_net", "aux_value_net"])
+def test_networks_that_overflow_are_refused_or_say_so_when_they_play(tmp_path, net):
+    """Loading evaluates one observation; others may still lead to numbers that are not finite."""
+    save_pretrained(PPG("MlpPolicy", RandomEnv(BOUNDLESS, spaces.Box(-1, 1, (2,))), **RELU), tmp_path)
+    change_arrays(tmp_path, lambda arrays: [array.fill_(1.0) for name, array in arrays.items() if "0.weight" in name])
+    replace_array(tmp_path, f"policy.{net}.weight", lambda weight: weight * 0 + 3e38)
+    change_arrays(tmp_path, lambda arrays: [array.fill_(-1e3) for name, array in arrays.items() if "0.bias" in name])
+    loaded = from_pretrained(tmp_path, RandomEnv(BOUNDLESS, spaces.Box(-1, 1, (2,))))  # ReLUs give zeros
+    if net == "action_net":
+        with pytest.raises(NonFiniteActionError):
+            loaded.predict(np.full(3, 1e6, np.float32))
+    change_arrays(tmp_path, lambda arrays: [array.fill_(1e3) for name, array in arrays.items() if "0.bias" in name])
+    refused(tmp_path, "not finite|NaN or infinite")
 
 
 @pytest.mark.parametrize(
@@ -338,51 +252,18 @@ def test_arrays_of_the_right_shapes_under_other_names(copied):
         refused(copied, "has no array 'policy.mlp_extractor.policy_net.0.weight'")
 
 
-def test_many_layers_with_all_their_weights(copied):
-    """Each takes little room in the file, and time that adds up."""
-    arch = {"net_arch": [1] * 500}
-    deep = PPG("MlpPolicy", RandomEnv(BOX, spaces.Discrete(2)), **SMALL, policy_kwargs=arch)
-    change(copied, KWARGS, arch)
-    arrays = {f"policy.{name}": array for name, array in deep.policy.state_dict().items()}
-    (copied / ARRAYS).write_bytes(safetensors.torch.save(arrays))
-    refused(copied, "too many layers")
-
-
-def large(*shape: int) -> dict[str, Any]:
-    return {"space": "Box", "shape": shape, "dtype": "uint8", "low": 0, "high": 255}
-
-
-def test_images_of_which_a_small_network_makes_gigabytes(copied):
-    change(copied, "observation_space", large(3, 1180, 1180))
-    extractor = {"features_extractor_class": {"$class": "ImpalaCNN"}, "features_extractor_kwargs": {"channels": [1000, 1]}}
-    change(copied, KWARGS, extractor)
-    with watched():
-        refused(copied, r"its features extractor makes \d+ numbers of one observation")
-
-
 @pytest.mark.parametrize("extractor", ["FlattenExtractor", "NatureCNN", "ImpalaCNN"])
-def test_large_observations_take_no_memory_before_weights_are_compared(copied, extractor):
-    """Apart from the bounds of their space."""
+def test_networks_for_large_observations_take_no_memory_before_weights_are_compared(copied, extractor):
+    """The space takes some: its bounds, and a sample."""
     change(copied, "observation_space", large(3, 1180, 1180))
     change(copied, KWARGS, {"features_extractor_class": {"$class": extractor}, "net_arch": []})
-    with watched(megabytes=60):
-        refused(copied, "has no array|has the shape|features extractor makes")
-
-
-def test_many_parts_of_large_observations_take_no_memory(copied):
-    change(copied, "observation_space", {"space": "Dict", "parts": {str(key): large(2**22) for key in range(100)}})
-    with watched(megabytes=60):
-        refused(copied, "more than 4194304 numbers")
+    with watched(megabytes=300):
+        refused(copied, "has no array|has the shape")
 
 
 def test_files_without_end(copied):
     os.truncate(copied / DESCRIPTION, 200 * 2**30)  # it takes no space on the disk
     refused(copied, "is larger than")
-
-
-def test_a_header_without_end(copied):
-    (copied / ARRAYS).write_bytes((2**62).to_bytes(8, "little") + b"{}")
-    refused(copied, "its header has 4611686018427387904 bytes")
 
 
 def test_later_changes_of_the_files_do_not_matter(copied):
@@ -444,22 +325,18 @@ def test_links_of_the_hubs_client_are_followed_and_no_others(small, tmp_path):
 # ---- pickle ----
 
 
-@pytest.mark.parametrize("name", ["", "model.zip", "nowhere"])
-def test_an_sb3_zip_is_not_read(tmp_path, name):
-    ran = malicious_zip(tmp_path)
-    for load in (from_pretrained, load_vec_normalize):
-        with pytest.raises(ModelFormatError, match=r"no model\.json.*runs whatever code its author put in.*PPG\.load"):
-            load(tmp_path / name)
-    assert not ran.exists()
-    PPG.load(tmp_path / "model.zip")
-    assert ran.exists()  # so the payload was alive
-
-
-def test_pickles_beside_a_model_are_not_opened(copied):
+def test_pickles_are_not_opened(copied):
     ran = malicious_zip(copied)
     (copied / "vec_normalize.pkl").write_bytes((copied / "model.zip").read_bytes())
     from_pretrained(copied, RandomEnv(BOX, spaces.Discrete(2)))
+    (copied / DESCRIPTION).unlink()
+    for name in ("", "model.zip", "nowhere"):
+        for load in (from_pretrained, load_vec_normalize):
+            with pytest.raises(ModelFormatError, match=r"no model\.json.*runs whatever code its author put in.*PPG\.load"):
+                load(copied / name)
     assert not ran.exists()
+    PPG.load(copied / "model.zip")
+    assert ran.exists()  # so the payload was alive
 
 
 # ---- what is left as it was ----

@@ -17,7 +17,7 @@ STALE = ["stale_decoupled", "stale_behavior", "stale_proximal"]
 
 
 class EWMATraining(GoldenTraining):
-    """A training with the settings of the file."""
+    """A run with the settings of the file."""
 
     def __init__(self, file: str, monkeypatch):
         setting = settings(file)
@@ -60,13 +60,14 @@ class EWMATraining(GoldenTraining):
             self.model.objective.restart(self.policy)  # the weights of the file
         self.average = self.model.objective.proximal.module if ewma else None
         self.proximal_log_probs: list[th.Tensor] = []  # of each minibatch
-        add_to = self.model.objective.with_entropy_and_penalty
+        policy_gradient = self.model.objective.policy_gradient
 
-        def recorded(surrogate, batch, log_prob, proximal_log_prob, *args):
-            self.proximal_log_probs.append(proximal_log_prob)
-            return add_to(surrogate, batch, log_prob, proximal_log_prob, *args)
+        def recorded(*args):
+            found = policy_gradient(*args)
+            self.proximal_log_probs.append(found[1])
+            return found
 
-        monkeypatch.setattr(self.model.objective, "with_entropy_and_penalty", recorded)
+        monkeypatch.setattr(self.model.objective, "policy_gradient", recorded)
 
     def _check_compiled(self, *args) -> None:
         n_recorded = len(self.proximal_log_probs)

@@ -2,8 +2,10 @@
 
 import copy
 import warnings
+from itertools import cycle
 from unittest.mock import patch
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -33,7 +35,6 @@ from tests.helpers import (
     changed,
     collect,
     image_space,
-    learn_and_log,
     masked_envs,
     random_envs,
     saved_and_loaded,
@@ -77,15 +78,23 @@ def test_every_objective_is_in_the_family():
     assert all(hyperparameter_file(name).exists() for name in FAMILY)
 
 
-@pytest.mark.parametrize("action", ["Box", "gSDE", "Discrete", "MultiDiscrete", "MultiBinary"])
-@pytest.mark.parametrize("name", MEMBERS)
+def combinations(every: list[str], members: list[str]) -> list[tuple[str, str]]:
+    """Return these members with every one of several kinds of spaces, and the others in turns with one each."""
+    others = [name for name in MEMBERS if name not in members]
+    return [(name, kind) for name in members for kind in every] + [*zip(others, cycle(every))]
+
+
+# Their networks read actions, or frames that the rollout buffer does not give to minibatches
+READ_ACTIONS, READ_FRAMES = ["ddcpg", "daac"], ["ddcpg", "idaac"]
+
+
+@pytest.mark.parametrize(("name", "action"), combinations([*ACTIONS], READ_ACTIONS))
 def test_action_spaces(name, action):
     space, kwargs = ACTIONS[action]
     check_training(make(name, random_envs(action_space=space), **kwargs))
 
 
-@pytest.mark.parametrize("observation", ["CHW images", "Dict", "Discrete"])
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize(("name", "observation"), combinations(["CHW images", "Dict", "Discrete"], READ_FRAMES))
 def test_observation_spaces(name, observation):
     policy, space = OBSERVATIONS[observation]
     check_training(make(name, random_envs(space), policy=policy, n_epochs=1))
@@ -101,16 +110,31 @@ def test_lstms(name):
         check_training(make(name, random_envs(), **kwargs))
 
 
-@pytest.mark.parametrize("actions", MASKED_ACTIONS)
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize(("name", "actions"), combinations([*MASKED_ACTIONS], READ_ACTIONS))
 def test_masks(name, actions):
     check_training(make(name, masked_envs(actions=actions), cls=MaskablePPG))
 
 
+class Looks(PhasicCallback):
+    """Reads minibatches before the update, as is possible with PPO."""
+
+    def __init__(self):
+        super().__init__()
+        self.returns = []
+
+    def _on_rollout_end(self) -> None:
+        self.returns.extend(batch.returns.mean() for batch in self.model.rollout_buffer.get(4))
+
+
 @pytest.mark.parametrize("name", MEMBERS)
-def test_a_zip_file_and_the_hubs_files_keep_everything(name, tmp_path):
-    model = make(name, random_envs())
-    model.learn(4 * 16)
+def test_a_zip_file_and_the_hubs_files_keep_everything_and_the_log_is_explained(name, tmp_path):
+    constraint = dict(objective_kwargs=dict(constraint="logits")) if name == "dna" else {}
+    model, looks = make(name, random_envs(), **constraint), Looks()
+    model.learn(4 * 16, callback=looks, log_interval=None)
+    assert len(looks.returns) == 4 * 16 / 4 and np.isfinite(looks.returns).all()
+    glossary = (ROOT / "docs" / "logs.md").read_text()
+    logged = [value for value in model.logger.name_to_value if value.startswith(("train/", "aux/"))]
+    assert logged and not [value for value in logged if f"`{value}`" not in glossary]
     model.save(tmp_path / "model")
     hub.save_pretrained(model, tmp_path / "shared")
     for other in (PPG.load(tmp_path / "model", device="cpu"), hub.from_pretrained(tmp_path / "shared", device="cpu")):
@@ -145,7 +169,7 @@ class Given(nn.Module):
 
 @pytest.mark.parametrize(("n_steps", "aux_batch_size"), [(16, None), (10, None), (13, None), (16, 32)])
 def test_ddcpgs_true_transitions_are_true(n_steps, aux_batch_size):
-    """The frame after a minibatch's last one is that of its own rollout, whatever the sizes: s + 1 follows s."""
+    """The frame after a minibatch's last one is that of its own rollout, for all sizes: s + 1 follows s."""
     network = dict(net_arch=[], features_extractor_class=FlattenExtractor)
     sizes = dict(n_steps=n_steps, batch_size=2, n_policy_iterations=2, aux_batch_size=aux_batch_size, n_aux_epochs=1)
     model = make("ddcpg", make_vec_env(Clock, 2), **sizes, policy_kwargs=network, normalize_value_targets=False)
@@ -153,19 +177,6 @@ def test_ddcpgs_true_transitions_are_true(n_steps, aux_batch_size):
     model.learn(2 * 2 * n_steps)
     now, following = np.concatenate(given.seen).T
     assert len(now) == 2 * 2 * n_steps and np.array_equal(following, now + 1)
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_a_callback_may_look_at_minibatches(name):
-    """Before the update, as with PPO."""
-    model, returns = make(name, random_envs()), []
-
-    class Looks(PhasicCallback):
-        def _on_rollout_end(self) -> None:
-            returns.extend(batch.returns.mean() for batch in self.model.rollout_buffer.get(4))
-
-    model.learn(2 * 16, callback=Looks())
-    assert len(returns) == 2 * 16 / 4 and np.isfinite(returns).all()
 
 
 def test_observations_in_another_kind_of_dictionary():
@@ -321,7 +332,7 @@ def test_frames_are_compared_with_frames_of_their_level(kind):
 
     order.extras = spy
     model.learn(2 * 24)
-    model.learn(2 * 24)  # the environments are reset amid their episodes
+    model.learn(2 * 24)  # the environments are reset within their episodes
     assert len(seen) == 4
     for levels, steps, starts, found in seen:
         np.testing.assert_array_equal(steps[:, :-1] == 0, starts.astype(bool))
@@ -330,7 +341,7 @@ def test_frames_are_compared_with_frames_of_their_level(kind):
         assert (np.diff(levels)[same_episode] == 0).all()
         assert (levels < 0).all() if kind == "silent" else set(np.unique(levels)) <= {0, 1}
         flat = np.concatenate([levels[:, :-1].ravel(), levels[:, -1]])
-        np.testing.assert_array_equal(flat[found["pair"]], levels[:, :-1].ravel())
+        np.testing.assert_array_equal(flat[found.other], levels[:, :-1].ravel())
     assert len({tuple(one[0].ravel()) for one in seen}) == 4
 
 
@@ -346,7 +357,7 @@ class SetsEnvironments(BaseCallback):
 
 @pytest.mark.parametrize(("kind", "episode_length", "callback"), [("ordered", 8, None), ("silent", 12, SetsEnvironments())])
 def test_environments_that_are_reset_have_other_levels(kind, episode_length, callback):
-    """By `learn` where episodes end, or by a callback amid them: frames after it are of other episodes than those before."""
+    """By `learn` where episodes end, or by a callback within them: later frames belong to other episodes."""
     model = make("idaac", make_vec_env(lambda: Levels(kind, episode_length), 2, seed=0))
     order, seen = model.objective, []
     extras = order.extras
@@ -428,23 +439,35 @@ def test_constant_advantages_have_no_negative_variance():
         assert np.isfinite(objective.normalized_advantages(np.full((8, 2), scale, np.float32))).all()
 
 
+class Corridor(gym.Env):
+    """Three steps to the goal, which is on one side, as the observation tells: 1 there, -1 on the other side."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position, self.goal = 0, int(self.np_random.choice([-1, 1]))
+        return self.observation(), {}
+
+    def step(self, action):
+        self.position += 2 * action - 1
+        is_over = abs(self.position) == 3
+        return self.observation(), float(np.sign(self.position) * self.goal * is_over), is_over, False, {}
+
+    def observation(self) -> np.ndarray:
+        return np.array([self.position / 3, self.goal], dtype=np.float32)
+
+
 @pytest.mark.parametrize("name", ["ppg", *MEMBERS])
 def test_it_learns(name):
-    settings = dict(n_steps=128, n_epochs=4, gamma=0.99, learning_rate=1e-3, ent_coef=0.0)
-    settings |= dict(policy_kwargs=dict(net_arch=[64, 64]), batch_size=64 if name == "dna" else 128)
-    env = make_vec_env("CartPole-v1", 8, seed=0)
-    model = make(name, env, **settings, n_value_epochs=SMALL["n_value_epochs"] if name not in ("daac", "idaac", "dna") else 4)
-    model.learn(25_000 if name == "dna" else 16_000)  # of DNA 294 to 500 (six seeds), with batches of 128 127 to 218
-    mean, _ = evaluate_policy(model, make_vec_env("CartPole-v1", 1, seed=100), n_eval_episodes=10)
-    assert mean > 150  # 22 by chance
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_every_value_in_the_log_is_explained(name):
-    glossary = (ROOT / "docs" / "logs.md").read_text()
-    constraint = dict(objective_kwargs=dict(constraint="logits")) if name == "dna" else {}
-    logged = learn_and_log(make(name, random_envs(), **constraint), 4 * 16)
-    assert not [value for value in logged if value.startswith(("train/", "aux/")) and f"`{value}`" not in glossary]
+    settings = dict(n_steps=16, batch_size=64, n_epochs=4, gamma=0.9, learning_rate=3e-3, policy_kwargs=dict(net_arch=[32]))
+    n_value_epochs = 4 if name in ("daac", "idaac", "dna") else None
+    env = make_vec_env(Corridor, 8, seed=0)
+    model = make(name, env, **settings, ent_coef=0.0, n_value_epochs=n_value_epochs).learn(2048)
+    mean, _ = evaluate_policy(model, make_vec_env(Corridor, 1, seed=100), n_eval_episodes=50, deterministic=False)
+    assert mean > 0.9  # 0 by chance
+    values = model.policy.predict_values(th.tensor([[0.0, 1.0], [0.0, -1.0]]))
+    assert ((values > 0.5) & (values < 1.2)).all()  # 0.81 of the best policy
 
 
 def test_the_papers_arguments_are_those_of_the_papers_entry():

@@ -1,6 +1,8 @@
 """Options of the losses, off by default: weights of samples, a clipped value loss, running statistics of value targets."""
 
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torch import nn
 from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import by_environment
-from sb3_ppg.objectives import Coefficients, DecoupledObjective, PaperObjective
+from sb3_ppg.objectives import Coefficients, DecoupledObjective, PaperObjective, SampleData
 from tests.helpers import WITH_CONTEXT, make_kind, saved_and_loaded
 
 pytestmark = pytest.mark.slow
@@ -32,20 +34,19 @@ class Weighted(PaperObjective):
 
     def extras(self, policy, rollout_buffer, end):
         n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
-        return {"weights": np.full(n_samples, self.weight, dtype=np.float32)}
+        return SampleData(weights=np.full(n_samples, self.weight, dtype=np.float32))
 
     def aux_data(self, rollout_buffer, end):
         sizes = (rollout_buffer.n_envs, rollout_buffer.buffer_size)
-        return {**super().aux_data(rollout_buffer, end), "weights": np.full(sizes, self.weight, dtype=np.float32)}
+        return replace(super().aux_data(rollout_buffer, end), weights=np.full(sizes, self.weight, dtype=np.float32))
 
 
 class WeightedDecoupled(Weighted, DecoupledObjective):
-    """Likewise."""
+    """The same for data of older policies."""
 
 
 @every_kind
-@pytest.mark.parametrize("objective", [Weighted, WeightedDecoupled])
-@pytest.mark.parametrize("n_value_epochs", [None, 1], ids=["joint", "apart"])
+@pytest.mark.parametrize(("objective", "n_value_epochs"), [(Weighted, None), (Weighted, 1), (WeightedDecoupled, 1)])
 def test_samples_that_weigh_nothing_teach_nothing(kind, objective, n_value_epochs):
     kwargs = dict(objective=objective, n_value_epochs=n_value_epochs, beta_clone=0.0, normalize_value_targets=False)
     model = make_kind(kind, objective_kwargs=dict(weight=0.0), **kwargs)
@@ -62,16 +63,21 @@ def test_samples_that_weigh_one_teach_as_they_do_without_weights(kind):
     np.testing.assert_allclose(model.policy.parameters_to_vector(), other.policy.parameters_to_vector(), rtol=1e-4, atol=1e-5)
 
 
+@dataclass
+class Returns(SampleData):
+    returns: Any = None
+
+
 class Watching(PaperObjective):
     """Takes each sample's return along, and compares it with what the minibatch has."""
 
     n_seen = 0
 
     def extras(self, policy, rollout_buffer, end):
-        return {"returns": by_environment(rollout_buffer, rollout_buffer.returns).reshape(-1)}
+        return Returns(returns=by_environment(rollout_buffer, rollout_buffer.returns).reshape(-1))
 
     def value_error(self, policy, latent, batch, coefficients):
-        np.testing.assert_array_equal(batch.extras["returns"], batch.returns)
+        np.testing.assert_array_equal(Returns.of(batch).returns, batch.returns)
         self.n_seen += len(batch.returns)
         return super().value_error(policy, latent, batch, coefficients)
 
@@ -105,8 +111,7 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
     assert clipped.auxiliary_value_error(*values, weighted, 2.0).item() == 3 * 1.0 / 2 / 2
 
 
-@every_kind
-@pytest.mark.parametrize("objective", ["ppg", "decoupled", "ewma"])
+@pytest.mark.parametrize(("kind", "objective"), zip(WITH_CONTEXT, ["ppg", "decoupled", "ewma"], strict=True))
 def test_values_at_collection_come_along(kind, objective, tmp_path):
     model = make_kind(kind, objective=objective, objective_kwargs=dict(value_clip=0.1)).learn(3 * 16)
     assert model.aux_buffer.rollouts[0].context["values"].shape == (2, 8, 1)

@@ -1,5 +1,6 @@
 """DCPG, DDCPG, DAAC, IDAAC and DNA against the numbers of their authors' codes."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 
+from sb3_ppg.objectives import SampleData
 from tests.golden import DoubleRolloutBuffer, GoldenTraining, settings
 
 # What they only report; logits of which the files have the probabilities too; their network, with ReLUs that work in place
@@ -16,7 +18,7 @@ OF_POLICY = {"action_loss": ("policy_gradient_loss", 1), "entropy": ("entropy_lo
 
 
 class RelativesTraining(GoldenTraining):
-    """A training with what the files have in common."""
+    """A run with what the files have in common."""
 
     def __init__(self, file: str, monkeypatch, setting: dict[str, Any], **arguments: Any):
         self.n_rollouts = setting["n_rollouts"]
@@ -179,10 +181,10 @@ def impose_pairs(training: GoldenTraining, rollout: int, monkeypatch) -> None:
     monkeypatch.setattr(objective, "draw_pairs", draw_golden_pairs)
     extras, check = partial(type(objective).extras, objective), training.check
 
-    def checked_extras(*args) -> dict[str, np.ndarray]:
+    def checked_extras(*args) -> SampleData:
         found = extras(*args)
-        check(found["pair_is_earlier"].reshape(training.n_envs, -1), f"{key}/pair_other_is_earlier")
-        return {**found, "pair_is_earlier": found["pair_is_earlier"].astype(np.float64)}
+        check(found.other_is_earlier.reshape(training.n_envs, -1), f"{key}/pair_other_is_earlier")
+        return replace(found, other_is_earlier=found.other_is_earlier.astype(np.float64))
 
     monkeypatch.setattr(objective, "extras", checked_extras)
 

@@ -29,27 +29,23 @@ def test_the_latents_kl_is_torchs():
     assert losses.vae_loss(actions, actions, mean, std)["latent_kl"].item() == pytest.approx(expected.item(), abs=1e-12)
 
 
-def test_soft_clipped_targets_of_worked_numbers():
+def test_soft_clipped_values_of_worked_numbers():
     """Two critics, two samples, two actions: 3/4 of the lower and 1/4 of the higher critic, then the better action."""
     q1, q2 = [[1.0, 4.0], [2.0, 2.0]], [[3.0, 0.0], [2.0, 6.0]]
-    # First sample: 0.75 * 1 + 0.25 * 3 = 1.5, 0.75 * 0 + 0.25 * 4 = 1; the second has ended
-    rewards, dones = tensors(np.array([10.0, 20.0]), np.array([0.0, 1.0]))
-    targets = losses.soft_clipped_targets(rewards, dones, 0.5, th.tensor([q1, q2]), clip_weight=0.75)
-    assert targets.tolist() == [10 + 0.5 * 1.5, 20]
+    # 0.75 * 1 + 0.25 * 3 = 1.5 and 0.75 * 0 + 0.25 * 4 = 1; 2 and 0.75 * 2 + 0.25 * 6 = 3
+    assert losses.soft_clipped_values(th.tensor([q1, q2]), clip_weight=0.75).tolist() == [1.5, 3]
 
 
 def test_a_clip_weight_of_one_is_clipped_double_q():
     values = th.as_tensor(RNG.normal(size=(2, 6, 3)))
-    targets = losses.soft_clipped_targets(th.zeros(6), th.zeros(6), 1.0, values, clip_weight=1.0)
-    np.testing.assert_array_equal(targets, values.numpy().min(axis=0).max(axis=1))
+    np.testing.assert_array_equal(losses.soft_clipped_values(values, 1.0), values.numpy().min(axis=0).max(axis=1))
 
 
-def test_discounts_may_be_each_samples_own():
-    values, discounts = th.ones(1, 3, 1), th.tensor([1.0, 0.5, 0.25])
-    targets = losses.soft_clipped_targets(th.zeros(3), th.zeros(3), discounts, values, 0.75)
-    assert targets.tolist() == discounts.tolist()
-    discrete = losses.discrete_targets(th.zeros(3), th.zeros(3), discounts, th.ones(3, 2), th.zeros(3, dtype=th.long))
-    assert discrete.tolist() == discounts.tolist()
+def test_targets_of_worked_numbers():
+    """The second sample has ended; discounts may be one number, or one for each sample."""
+    rewards, dones, values = tensors([10.0, 20.0, 30.0], [0.0, 1.0, 0.0], [1.5, 3.0, 2.0])
+    assert losses.td_targets(rewards, dones, 0.5, values).tolist() == [10.75, 20, 31]
+    assert losses.td_targets(rewards, dones, th.tensor([1.0, 0.5, 0.25]), values).tolist() == [11.5, 20, 30.5]
 
 
 def test_the_critics_loss_is_summed_over_critics():
@@ -59,10 +55,8 @@ def test_the_critics_loss_is_summed_over_critics():
 
 def test_actions_below_a_fraction_of_the_likeliest_are_not_allowed():
     probabilities = th.tensor([[0.5, 0.2, 0.1, 0.2], [0.97, 0.01, 0.01, 0.01]])
-    allowed = losses.allowed_actions(probabilities.log(), threshold=0.3)  # 0.2 / 0.5 = 0.4, 0.1 / 0.5 = 0.2
-    assert allowed.tolist() == [[True, True, False, True], [True, False, False, False]]
     values = th.tensor([[0.0, 1.0, 9.0, 2.0], [0.0, 1.0, 2.0, 3.0]])
-    assert losses.constrained_actions(values, probabilities.log(), 0.3).tolist() == [3, 0]
+    assert losses.constrained_actions(values, probabilities.log(), 0.3).tolist() == [3, 0]  # 0.2 / 0.5 = 0.4, 0.1 / 0.5 = 0.2
     assert losses.constrained_actions(values, probabilities.log(), 0.0).tolist() == [2, 3]  # Double DQN
 
 
@@ -71,12 +65,6 @@ def test_the_likeliest_action_is_allowed_however_low_its_value():
     values = -1e6 * th.nn.functional.one_hot(log_prob.argmax(dim=1), 7).double()
     chosen = losses.constrained_actions(values, log_prob, 0.9999999)
     np.testing.assert_array_equal(chosen, log_prob.argmax(dim=1))
-
-
-def test_discrete_targets_of_worked_numbers():
-    next_values = th.tensor([[5.0, 7.0], [1.0, 2.0]])
-    targets = losses.discrete_targets(th.tensor([1.0, 1.0]), th.tensor([0.0, 1.0]), 0.9, next_values, th.tensor([0, 1]))
-    assert targets.tolist() == pytest.approx([1 + 0.9 * 5, 1])
 
 
 def test_discrete_losses_of_worked_numbers():
@@ -91,8 +79,8 @@ def test_discrete_losses_of_worked_numbers():
     "loss",
     [
         lambda: losses.vae_loss(th.zeros(4, 1), th.zeros(4), th.zeros(4, 2), th.ones(4, 2)),
-        lambda: losses.soft_clipped_targets(th.zeros(4, 1), th.zeros(4), 0.9, th.zeros(2, 4, 10), 0.75),
-        lambda: losses.soft_clipped_targets(th.zeros(4), th.zeros(4), 0.9, th.zeros(2, 10, 4), 0.75),
+        lambda: losses.td_targets(th.zeros(4, 1), th.zeros(4), 0.9, th.zeros(4)),
+        lambda: losses.td_targets(th.zeros(4), th.zeros(4), 0.9, th.zeros(10)),
         lambda: losses.critic_loss(th.zeros(2, 4), th.zeros(4, 1)),
         lambda: losses.constrained_actions(th.zeros(4, 2), th.zeros(4, 3), 0.3),
         lambda: losses.discrete_losses(th.zeros(4, 2), th.zeros(4, 2), th.zeros(4, dtype=th.long), th.zeros(4, 1)),

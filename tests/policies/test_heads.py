@@ -86,6 +86,25 @@ def test_own_heads_are_initialised_and_trained(make_head, architecture):
     assert not has_units or model.policy.value_unit > 1
 
 
+class WithoutUnits(nn.Linear):
+    """It can be told a unit, but not be asked for it."""
+
+    def __init__(self, in_features: int):
+        super().__init__(in_features, 1)
+
+    def change_units(self, mean, std): ...
+
+
+def test_heads_of_which_value_units_need_more_are_refused_when_the_model_is_made():
+    class Own(MlpPolicy):
+        def make_heads(self):
+            return {name: WithoutUnits(64) for name in ("value_net", "aux_value_net")}
+
+    with pytest.raises(ArgumentError, match=r"`normalize_value_targets`=True.*`value_net` has no mean, std.*HasUnits"):
+        PPG(Own, "CartPole-v1", **SMALL)
+    assert not untrained(PPG(Own, "CartPole-v1", normalize_value_targets=False, **SMALL), 2)
+
+
 class Absolute(ValueHead):
     """With a loss of its own."""
 

@@ -6,8 +6,6 @@ import re
 import resource
 import signal
 import stat
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -22,6 +20,7 @@ from tests.helpers import run_in_a_new_process
 from tests.saving.small_models import small
 
 pytestmark = pytest.mark.slow
+NEVER = (2**22 + 1, 2**22 + 2)  # numbers that no process has
 
 
 def test_a_file_appears_when_it_is_complete_and_on_the_disk(tmp_path, monkeypatch):
@@ -37,17 +36,15 @@ def test_a_file_appears_when_it_is_complete_and_on_the_disk(tmp_path, monkeypatc
     assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
 
 
-def test_leftovers_of_dead_processes_and_old_ones_of_other_machines_are_removed(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
+def test_leftovers_of_dead_processes_are_removed(tmp_path):
+    """A file to which something was written lately may belong to a process of another machine."""
     with atomic_write(tmp_path / "model.zip") as temporary:
-        living, leftover = (temporary.name.replace(str(os.getpid()), str(pid)) for pid in (os.getppid(), dead.pid))
-        host = temporary.name.split("-")[-2]
-        recent, old = (temporary.name.replace(host, other) for other in ("00000001", "00000002"))
+        dead, recent, living = (temporary.name.replace(f"{os.getpid()}", f"{pid}") for pid in (*NEVER, os.getppid()))
         temporary.write_text("")
-    for name in (living, leftover, recent, old):
+    for name in (dead, recent, living):
         (tmp_path / name).write_text("half, or somebody is writing it")
-    os.utime(tmp_path / old, (0, time.time() - 2 * 24 * 3600))
+    for name in (dead, living):
+        os.utime(tmp_path / name, (0, time.time() - 120))
     small().save(tmp_path / "model")
     assert {path.name for path in tmp_path.iterdir()} == {"model.zip", living, recent}
 
@@ -93,7 +90,7 @@ def test_models_are_saved_where_the_system_refuses(what, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]
 
 
-def test_an_error_says_as_it_was_only_if_nothing_was_replaced(tmp_path, monkeypatch):
+def test_an_error_between_two_files_leaves_complete_ones(tmp_path, monkeypatch):
     paths = [tmp_path / "first", tmp_path / "second"]
     for path in paths:
         path.write_text("old")
@@ -104,12 +101,11 @@ def test_an_error_says_as_it_was_only_if_nothing_was_replaced(tmp_path, monkeypa
             raise OSError(errno.ENOSPC, "No space left on device")
         return replace(path, target)
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left") as caught:
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="second could not be written: No space"):
         patched.setattr(Path, "replace", full)
         with atomic_writes(paths) as temporaries:
             for temporary in temporaries:
                 temporary.write_text("new")
-    assert "as it was" not in str(caught.value)
     assert [path.read_text() for path in paths] == ["new", "old"] and len([*tmp_path.iterdir()]) == 2
 
 
@@ -145,6 +141,4 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert messages.keys() == {"model.zip", "large.zip", "policy.pt", "model.aux_buffer.npz", "shared"}
     for name, message in messages.items():
-        assert re.search(
-            rf"{name}.* could not be written: {os.strerror(errno.EFBIG)}; what was there .* is as it was", message
-        )
+        assert re.search(rf"{name}.* could not be written: {os.strerror(errno.EFBIG)}", message)

@@ -3,6 +3,7 @@
 import copy
 import io
 import random
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,24 +35,22 @@ def test_a_model_is_whole_or_refused_whatever_byte_is_flipped(model_file, tmp_pa
     model, content = PPG.load(model_file), model_file.read_bytes()
     rng = np.random.default_rng(0)
     directory = len(content) - 2000  # where the archive's table of contents is
-    places = [*rng.integers(len(content), size=100), *rng.integers(directory, len(content), size=100)]
-    bad, refused = tmp_path / "bad.zip", 0
+    places = [*rng.integers(len(content), size=40), *rng.integers(directory, len(content), size=40)]
+    places += [entry.start() + 33 for entry in re.finditer(b"PK\1\2", content)]  # a length, so entries seem to end later
+    bad, refused, other = tmp_path / "bad.zip", 0, small(policy_kwargs=dict(net_arch=[4]))
+    before = everything(other)
     for place in places:
         flipped = bytearray(content)
         flipped[place] ^= 1 << rng.integers(8)
         bad.write_bytes(flipped)
-        before = small(policy_kwargs=dict(net_arch=[4]))
-        loaded = copy.deepcopy(before.policy.state_dict())
         try:
             assert same(PPG.load(bad), model)
-            before.set_parameters(str(bad))
         except ModelFormatError as error:
             assert f"{bad} is damaged" in str(error)
             with pytest.raises(ModelFormatError, match="is damaged"):
-                before.set_parameters(str(bad))
-            assert all(th.equal(value, loaded[name]) for name, value in before.policy.state_dict().items())
+                other.set_parameters(str(bad))
             refused += 1
-    assert refused > 120
+    assert refused > 48 and all(th.equal(value, before[name]) for name, value in everything(other).items())
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
@@ -96,7 +95,7 @@ def test_a_users_class_is_loaded_by_itself(model_file, tmp_path):
     with pytest.warns(UserWarning, match="was saved by Mine, a class derived from PPG"):
         assert type(PPG.load(tmp_path / "mine")) is PPG
     for cls in (Others, RecurrentPPG):
-        message = f"it was saved by Mine, which is derived from PPG, not by {cls.__name__}; use Mine.load"
+        message = f"it was saved by Mine, not by {cls.__name__}; use Mine.load"
         with pytest.raises(ModelFormatError, match=message):
             cls.load(tmp_path / "mine.zip")
 
@@ -176,7 +175,7 @@ def test_newer_files_are_refused(tmp_path, monkeypatch):
 def test_models_that_are_loaded_in_threads_are_equal_and_leave_the_generators_alone(model_file):
     before = generator_states()
     with ThreadPoolExecutor(8) as pool:
-        models = list(pool.map(lambda _: PPG.load(model_file), range(64)))
+        models = list(pool.map(lambda _: PPG.load(model_file), range(24)))
     assert all(same(model, models[0]) for model in models)
     assert generator_states() == before
 

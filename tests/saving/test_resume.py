@@ -1,8 +1,9 @@
-"""Training that is stopped or killed goes on as if nothing had happened."""
+"""A run that is stopped or killed goes on as if nothing had happened."""
 
 import os
 import signal
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ pytestmark = pytest.mark.slow
 
 
 discrete = partial(random_envs, episode_length=5)
-N_STEPS, N_ENVS, N_ITERATIONS = 8, 2, 7
+N_STEPS, N_ENVS, N_ITERATIONS = 8, 2, 6
+STOPS = (1, 3, 5)  # in iterations
 ROLLOUT = N_STEPS * N_ENVS
 DICT = spaces.Dict(a=image_space(1, 36, 36), b=spaces.Box(-1, 1, (2,)))
 SMALL_CNN = dict(features_extractor_kwargs=dict(cnn_output_dim=4))
@@ -144,43 +146,44 @@ def reset_environments(model: PPG) -> None:
     model._last_episode_starts = np.ones(model.n_envs, dtype=bool)
 
 
-def go_on(folder: Path, setting: str, stops: list[int], n_threads: int, results) -> None:
-    """Finish each training from its checkpoint, in another process."""
+def stop_it(model: PPG) -> None:
+    raise KeyboardInterrupt
+
+
+def go_on(folder: Path, setting: str, n_threads: int, results) -> None:
+    """Go on from each stop to the next one, and at last to the end, in another process; each time from the checkpoint."""
     th.set_num_threads(n_threads)  # sums are rounded otherwise with more of them
-    for stop in stops:
+    for stop, next_stop in zip(STOPS, (*STOPS[1:], N_ITERATIONS), strict=True):
         fresh = make(setting)
-        model = resumed(folder / str(stop), fresh.env, type(fresh))
+        model = resumed(folder, fresh.env, type(fresh))
         model.env.seed(99)
-        model.learn(N_ITERATIONS * ROLLOUT - model.num_timesteps, reset_num_timesteps=False)
-        th.save(everything(model), folder / f"{stop}.pt")
+        callbacks = [PhasicCheckpointCallback(1, folder), AtIteration(next_stop - stop, stop_it)]
+        with suppress(KeyboardInterrupt):
+            model.learn(N_ITERATIONS * ROLLOUT - model.num_timesteps, callback=callbacks, reset_num_timesteps=False)
+    th.save(everything(model), folder / "end.pt")
     results.put("done")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_training_that_was_stopped_ends_where_it_would_have_ended(setting, tmp_path):
-    """Stopped at each position of a phase (of 3), in three phases, continued in a new process: parameter for parameter."""
-    stops = [1, 3, 5]
-    expected = {}
-    for stop in stops:
-        model = make(setting).learn(N_ITERATIONS * ROLLOUT, callback=AtIteration(stop, reset_environments))
-        expected[stop] = everything(model)
-
-        def stop_it(model):
-            raise KeyboardInterrupt
-
-        checkpoints = PhasicCheckpointCallback(1, tmp_path / str(stop))
-        with pytest.raises(KeyboardInterrupt):
-            make(setting).learn(N_ITERATIONS * ROLLOUT, callback=[checkpoints, AtIteration(stop, stop_it)])
-    run_in_a_new_process(go_on, tmp_path, setting, stops, th.get_num_threads())
-    for stop in stops:
-        resumed = th.load(tmp_path / f"{stop}.pt")
-        assert resumed.keys() == expected[stop].keys()
-        for name, value in expected[stop].items():
-            assert th.equal(resumed[name], value), f"stopped at {stop}: {name}"
-    assert any(not th.equal(expected[1][name], expected[3][name]) for name in expected[1])
+def test_a_run_that_was_stopped_ends_where_it_would_have_ended(setting, tmp_path):
+    """Stopped at each position of a phase (of 3), in two phases, continued in a new process: parameter for parameter."""
+    model = make(setting)
+    start = everything(model)
+    model.learn(N_ITERATIONS * ROLLOUT, callback=[AtIteration(stop, reset_environments) for stop in STOPS])
+    with pytest.raises(KeyboardInterrupt):
+        callbacks = [PhasicCheckpointCallback(1, tmp_path), AtIteration(STOPS[0], stop_it)]
+        make(setting).learn(N_ITERATIONS * ROLLOUT, callback=callbacks)
+    run_in_a_new_process(go_on, tmp_path, setting, th.get_num_threads())
+    expected, end = everything(model), th.load(tmp_path / "end.pt")
+    assert end.keys() == expected.keys()
+    for name, value in expected.items():
+        assert th.equal(end[name], value), name
+    assert any(not th.equal(value, end[name]) for name, value in start.items() if name.startswith("policy "))
 
 
 # ---- killed ----
+
+N_KILLS = 14
 
 
 def train_on(folder: Path) -> None:
@@ -191,13 +194,13 @@ def train_on(folder: Path) -> None:
 
 def kill_often(folder: Path, results) -> None:
     """
-    Fork trainings from a process that has imported everything. Kill every second one while it writes, and the others a random
-    while after their first checkpoint. What a training has done decides, not the clock, because the machine may be busy.
+    Fork runs from a process that has imported everything. Kill every second one while it writes, and the others a random
+    while after their first checkpoint. The files decide, not the clock, because the machine may be busy.
     """
     th.set_num_threads(1)
-    small().learn(8 * 3, callback=PhasicCheckpointCallback(1, folder / "warm-up"))  # what is imported late
+    small().learn(8 * 3, callback=PhasicCheckpointCallback(1, folder / "warm-up"))  # modules that are imported late
     last, halves = 0, 0
-    for number, delay in enumerate(np.random.default_rng(0).uniform(0.0, 0.2, size=30)):
+    for number, delay in enumerate(np.random.default_rng(0).uniform(0.0, 0.2, size=N_KILLS)):
         checkpoints = set(folder.glob("*.zip"))
         pid = os.fork()
         if pid == 0:
@@ -206,10 +209,10 @@ def kill_often(folder: Path, results) -> None:
             finally:
                 os._exit(1)  # training for ever cannot end, but with an error
         while set(folder.glob("*.zip")) <= checkpoints:
-            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "A training did not find a complete checkpoint"
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "A run did not find a complete checkpoint"
         time.sleep(delay)
         while number % 2 and not any(folder.glob(".*.tmp")):
-            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "A training ended"
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0), "A run ended"
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(status)
@@ -221,7 +224,7 @@ def kill_often(folder: Path, results) -> None:
     results.put((last, halves))
 
 
-def test_a_training_that_is_killed_at_30_moments_goes_on_each_time(tmp_path):
+def test_a_run_that_is_killed_at_many_moments_goes_on_each_time(tmp_path):
     steps, halves = run_in_a_new_process(kill_often, tmp_path)
-    assert steps >= 30 * 8  # it got on
-    assert halves >= 6  # many were killed while they saved
+    assert steps >= N_KILLS * 8  # it got on
+    assert halves >= 3  # some were killed while they saved

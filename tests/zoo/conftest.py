@@ -1,4 +1,4 @@
-"""Trainings that several tests read."""
+"""Runs that several tests read."""
 
 import subprocess
 import sys
@@ -15,11 +15,18 @@ def trained(tmp_path_factory) -> Path:
     """A folder in which PPG was trained, as ``make train`` does but shorter, and PPO."""
     folder = tmp_path_factory.mktemp("zoo")
     options = ("--env", "CartPole-v1", "-n", "2000", "--eval-freq", "1000", "--seed", "1")
-    schedule = ("-params", "aux_learning_rate:'lin_0.002'")
-    output = run("train", *options, "--save-freq", "1000", "--progress", *schedule, cwd=folder)
+    schedules = ("aux_learning_rate:'lin_0.002'", "n_value_epochs:1", "value_learning_rate:'lin_0.004'")
+    output = run(
+        *("train", *options, "--save-freq", "1000", "--progress", "-params", "compile_updates:False", *schedules), cwd=folder
+    )
     assert "Loading hyperparameters from" in output and "100%" in output
     run("train", "--algo", "ppo", *options, cwd=folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def run_folder(trained) -> Path:
+    return trained / "logs" / "ppg" / "CartPole-v1_1"
 
 
 @pytest.fixture(autouse=True)

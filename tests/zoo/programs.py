@@ -1,4 +1,4 @@
-"""Programs that tests start, and end by signals."""
+"""Programs that tests start, and end by signals, and small settings of runs."""
 
 import os
 import signal
@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.helpers import ROOT
+
+SMALL = "-params compile_updates:False n_envs:2 n_steps:32 batch_size:32 n_policy_iterations:2 aux_batch_size:32".split()
 
 
 def program(arguments: list[str], cwd: Path, *, start_new_session: bool = False, **environment: str) -> subprocess.Popen:

@@ -9,6 +9,7 @@ import pytest
 from sb3_ppg.offline import BCQ, load_dataset
 from sb3_ppg.zoo.report import plot_learning_curve
 from tests.helpers import run
+from tests.zoo.programs import SMALL as PPG
 from tests.zoo.test_sharing import commands_of
 
 pytest.importorskip("rl_zoo3")
@@ -16,22 +17,14 @@ pytest.importorskip("minari")
 pytest.importorskip("h5py")
 pytestmark = pytest.mark.slow
 
-SMALL = (
-    "--algo",
-    "bcq",
-    "--env",
-    "Pendulum-v1",
-    "-params",
-    "policy_kwargs:dict(net_arch=[8],vae_net_arch=[8])",
-    "n_play_samples:5",
-)
+SMALL = "--algo bcq --env Pendulum-v1 -params policy_kwargs:dict(net_arch=[8],vae_net_arch=[8]) n_play_samples:5".split()
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
     """A folder with an agent, and a Minari store with its data."""
     folder = tmp_path_factory.mktemp("recorded")
-    run("train", "--env", "Pendulum-v1", "-n", "1000", "-params", "n_envs:1", cwd=folder)
+    run("train", "--env", "Pendulum-v1", "-n", "64", "--eval-freq", "-1", *PPG, cwd=folder)
     options = ("--env", "Pendulum-v1", "--dataset", "pendulum/new-v0", "-n", "450", "--noise", "0.1", "--stochastic")
     said = run("record_dataset", *options, cwd=folder, MINARI_DATASETS_PATH=str(folder / "store"))
     assert "Recorded 450 steps as pendulum/new-v0: 3 episodes, mean return -" in said
@@ -73,7 +66,7 @@ def test_bcq_is_shared_as_the_zoos_algorithms_are(recorded, hub_server, tmp_path
     assert returns[0] == returns[1]
 
 
-def test_a_training_without_episodes_and_evaluations_has_no_learning_curve(tmp_path):
+def test_a_run_without_episodes_and_evaluations_has_no_learning_curve(tmp_path):
     """BCQ leaves a monitor file that has no rows."""
     (tmp_path / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "Pendulum-v1"}\nr,l,t\n')
     with pytest.raises(FileNotFoundError, match="no training episodes and no evaluations"):
@@ -81,19 +74,8 @@ def test_a_training_without_episodes_and_evaluations_has_no_learning_curve(tmp_p
 
 
 def test_bcq_is_searched(recorded):
-    options = (
-        "--dataset",
-        "pendulum/new-v0",
-        "-optimize",
-        "--n-trials",
-        "1",
-        "-n",
-        "10",
-        "--n-evaluations",
-        "1",
-        "--no-optim-plots",
-    )
-    command = ("train", *SMALL, *options)
+    options = "--dataset pendulum/new-v0 -optimize --n-trials 1 -n 10 --n-evaluations 1 --eval-episodes 1 --no-optim-plots"
+    command = ("train", *SMALL, *options.split())
     said = run(*command, cwd=recorded, MINARI_DATASETS_PATH=str(recorded / "store"))
     assert "The best trial is number 0" in said
 

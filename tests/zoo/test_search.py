@@ -6,19 +6,15 @@ import shlex
 import shutil
 import warnings
 
-import gymnasium as gym
-import numpy as np
 import optuna
 import pytest
 import yaml
-from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.envs.registration import EnvSpec
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_ppg import PPG, ArgumentError
+from sb3_ppg import PPG
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 from sb3_ppg.zoo.search import CONVERTERS, SAMPLERS
@@ -55,7 +51,7 @@ def test_all_lengths_of_rollouts_and_phases_are_searched():
 def test_every_sampled_model_can_be_made(algo):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     policy = "MlpLstmPolicy" if algo == "ppg_lstm" else "MlpPolicy"
-    for _ in range(20):
+    for _ in range(8):
         trial = study.ask()
         sampled = SAMPLERS[algo](trial, n_actions=2, n_envs=4, additional_args={})
         assert sampled == CONVERTERS[algo](trial.params) and sampled["batch_size"] <= 4 * sampled["n_steps"]
@@ -66,52 +62,17 @@ def test_every_sampled_model_can_be_made(algo):
 
 
 def test_a_short_search_is_warned_of_and_runs(tmp_path):
-    options = "-optimize -n 100 --n-trials 2 --eval-episodes 1 --n-evaluations 1 --no-optim-plots"
+    options = "-optimize -n 100 --n-trials 1 --eval-episodes 1 --n-evaluations 1 --no-optim-plots"
     with pytest.warns(UserWarning, match="-n 100 is short for a search.* take 1536 steps"):
         output = run("train", "--env", "CartPole-v1", *options.split(), cwd=tmp_path)
-    assert "Number of finished trials:  2" in output and "with --storage" in output
-
-
-class NotANumber(CartPoleEnv):
-    def step(self, action):
-        observation, _, *others = super().step(action)
-        return observation, np.nan, *others
-
-
-def test_a_search_without_a_finished_trial_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(gym.registry, "NotANumber-v0", EnvSpec("NotANumber-v0", NotANumber))
-    options = "-optimize -n 1536 --n-trials 2 --no-optim-plots -params n_envs:1"
-    said = run("train", "--env", "NotANumber-v0", *options.split(), cwd=tmp_path, fails=True)
-    assert "sb3-ppg train: the search has no best trial" in said
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"policy_kwargs": "dict(a=print('ran'))"}, r"has parameters that no search for PPG has: \['policy_kwargs'\]"),
-        ({"env_wrapper": "antigravity.x", "\x1b[2J": 1}, r"no search for PPG has: \['env_wrapper', '\\x1b\[2J'\]"),
-        ({"phase_pow": 60}, "phase_pow' is out of"),
-        ({"batch_size_pow": 10**9}, "batch_size_pow' is out of"),
-        ({"net_arch": "[64] * 10**9"}, "no trial of a search for PPG"),
-        ({"learning_rate": "lin_1e-3"}, "no trial of a search for PPG"),
-        ({"gamma": 0.9}, r"\['gamma'\]"),
-        ({"n_envs": "__import__('os')"}, "no trial of a search for PPG"),
-    ],
-)
-def test_parameters_that_no_search_chooses_are_refused(change, complaint):
-    trial = optuna.create_study().ask()
-    SAMPLERS["ppg"](trial, n_actions=2, n_envs=4, additional_args={})
-    with pytest.raises(ArgumentError, match=complaint):
-        CONVERTERS["ppg"]({**trial.params, **change})
-    with pytest.raises(ArgumentError, match="ent_coef"):
-        CONVERTERS["ppg"]({name: value for name, value in trial.params.items() if name != "ent_coef"})
+    assert "Number of finished trials:  1" in output and "with --storage" in output
 
 
 def test_a_search_where_the_file_has_an_auxiliary_batch_longer_than_the_phases(tmp_path):
-    options = "-optimize --n-trials 2 --eval-episodes 1 --n-evaluations 1 --no-optim-plots -n 768"
+    options = "-optimize --n-trials 1 --eval-episodes 1 --n-evaluations 1 --no-optim-plots -n 192 -params n_envs:1"
     assert yaml.safe_load(hyperparameter_file("ppg").read_text())["Pendulum-v1"]["aux_batch_size"] > 64 * 4
     output = run("train", "--env", "Pendulum-v1", *options.split(), cwd=tmp_path)
-    assert "Number of finished trials:  2" in output
+    assert "Number of finished trials:  1" in output
 
 
 def test_optimize_and_train_a_trial_again(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch as th
 import yaml
 from huggingface_hub import ModelCard
+from huggingface_sb3 import EnvironmentName
 from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.env_util import make_vec_env
@@ -22,15 +23,24 @@ from sb3_ppg import PPG, hub
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
-from sb3_ppg.zoo import patched
 from sb3_ppg.zoo.environment_file import MAX_BYTES, WRAPPERS, ZOO, Environment, Settings
+from sb3_ppg.zoo.sharing import unpack
 from tests.helpers import run, run_code
 from tests.hub.small_models import nested, small_model, zip_repository
 from tests.hub.test_attack import changed_json
 from tests.hub.watch import watched
 from tests.saving.small_models import everything
+from tests.zoo.programs import SMALL
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    """A folder with a small model."""
+    folder = tmp_path_factory.mktemp("repository")
+    hub.save_pretrained(small_model(), folder)
+    return folder
 
 
 @pytest.fixture
@@ -55,15 +65,22 @@ def load_from_hub(*options: str, fails: bool = False) -> str:
 
 def share(folder: Path, **changes: object) -> None:
     """A small model with a description of its environment, which is written as it is."""
+    hub.push(small_model(), "me/model", files={ZOO: described(folder, **changes)})
+
+
+def described(folder: Path, **changes: object) -> Path:
     description = {"env_id": "CartPole-v1", "env_kwargs": {}, "config": {}, **changes}
     (folder / ZOO).write_text(str(changes["text"]) if "text" in changes else json.dumps(description))
-    hub.push(small_model(), "me/model", files={ZOO: folder / ZOO})
+    return folder / ZOO
 
 
-def test_share_a_training_and_fetch_it(hub_server, folder):
-    """By the card's own commands, in an empty folder; what comes back is what was shared, and works with other scripts."""
-    options = ("-n", "2048", "--eval-freq", "1000", "-params", "normalize:True", "--seed", "1")
-    run("train", "--env", "CartPole-v1", *options, "--env-kwargs", "max_episode_steps:100")
+def test_share_a_run_and_fetch_it(hub_server, folder):
+    """
+    By the card's own commands, in an empty folder; what comes back is what was shared, and works with other scripts. The model
+    needs its number of environments.
+    """
+    options = ("-n", "192", "--eval-freq", "128", *SMALL, "aux_batch_size:128", "normalize:True", "--seed", "1")
+    run("train", "--env", "CartPole-v1", *options, "--env-kwargs", "max_episode_steps:9")
     output = run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60")
     files = hub_server.files("me/ppg-CartPole-v1")
     assert {DESCRIPTION, ARRAYS, ZOO, "README.md", "replay.mp4", "learning_curve.png"} <= set(files)
@@ -71,6 +88,7 @@ def test_share_a_training_and_fetch_it(hub_server, folder):
     assert files["replay.mp4"][4:8] == b"ftyp" and files["learning_curve.png"].startswith(b"\x89PNG")
     card = files["README.md"].decode()
     assert "replay.mp4" in card and "learning_curve.png" in card and "Mean return" in output
+    assert "| environments in parallel | 2 |" in card and hub.load("me/ppg-CartPole-v1").n_envs == 2
 
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
@@ -92,25 +110,25 @@ def test_share_a_training_and_fetch_it(hub_server, folder):
         for run_folder in (original, fetched)
     )
     assert np.array_equal(one.obs_rms.var, other.obs_rms.var) and one.norm_reward == other.norm_reward is True
-    assert yaml.safe_load((fetched / "CartPole-v1" / "args.yml").read_text())["env_kwargs"] == {"max_episode_steps": 100}
+    assert yaml.safe_load((fetched / "CartPole-v1" / "args.yml").read_text())["env_kwargs"] == {"max_episode_steps": 9}
     report = ("report", "--env", "CartPole-v1", "--episodes", "5")
     here, there = (run(*report, "-f", str(logs)) for logs in ("logs", folder / "logs"))
     returns = [re.search(r"Mean return over 5 episodes: [\d.]+", output)[0] for output in (here, there)]
-    assert returns[0] == returns[1] and "Learning curve: none" in here
+    assert returns[0] == returns[1] and float(returns[0].split()[-1]) <= 9 and "Learning curve: none" in here
 
-    run("train", "--env", "CartPole-v1", "-i", str(fetched / "CartPole-v1.zip"), "-n", "1024", "--eval-freq", "-1")
+    run("train", "--env", "CartPole-v1", "-i", str(fetched / "CartPole-v1.zip"), "-n", "64", "--eval-freq", "-1", *SMALL)
     assert (elsewhere / "logs" / "ppg" / "CartPole-v1_2" / "CartPole-v1.zip").exists()
     run(*fetch, "--exp-id", "1", "--force", "--revision", "main")
     assert sorted(path.name for path in (elsewhere / "logs").iterdir()) == ["ppg"]  # nothing half-made is left
 
 
 @pytest.mark.parametrize(("algo", "env_id"), [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "InvalidActionsDiscrete-v0")])
-def test_share_a_training_of_a_variant_and_fetch_it(hub_server, folder, algo, env_id):
+def test_share_a_run_of_a_variant_and_fetch_it(hub_server, folder, algo, env_id):
     """By its card's own commands and snippets, in an empty folder: they know LSTM states and masks."""
     which = ("--algo", algo, "--env", env_id)
-    run("train", *which, "-n", "512", "--eval-freq", "-1", "-params", "n_steps:32", "n_policy_iterations:2", "--seed", "1")
+    run("train", *which, "-n", "128", "--eval-freq", "-1", *SMALL, "--seed", "1")
     video = [] if algo == "ppg_lstm" else ["--no-render"]  # sb3-contrib's environment has no pictures
-    run("push_to_hub", *which, "-orga", "me", "-n", "60", *video)
+    run("push_to_hub", *which, "-orga", "me", "-n", "20", "--episodes", "2", *video)
     card = hub_server.files(f"me/{algo}-{env_id}")["README.md"].decode()
     assert type(hub.load(f"me/{algo}-{env_id}")).__name__ in card
 
@@ -118,7 +136,7 @@ def test_share_a_training_of_a_variant_and_fetch_it(hub_server, folder, algo, en
     os.chdir(folder / "elsewhere")
     fetch, enjoy = commands_of(card)
     run(*fetch)
-    assert "Mean reward" in run(*enjoy, "--no-render", "-n", "600")
+    assert "Mean reward" in run(*enjoy, "--no-render", "-n", "200")
     snippets = snippets_of(card)
     assert len(snippets) == (algo == "ppg_lstm")  # the masks' environments are known to the commands alone
     for snippet in snippets:
@@ -128,8 +146,8 @@ def test_share_a_training_of_a_variant_and_fetch_it(hub_server, folder, algo, en
     assert f"use --algo {algo}" in run(*other, fails=True)
 
 
-def test_no_training_is_overwritten_unasked(hub_server, folder):
-    """Without an experiment folder, no other training is touched."""
+def test_no_run_is_overwritten_unasked(hub_server, folder):
+    """Without an experiment folder, no other run is touched."""
     share(folder)
     runs = folder / "logs" / "ppg"
     others = [runs / name for name in ("CartPole-v1_1/CartPole-v1.zip", "report.csv", "CartPole-v1.zip")]
@@ -140,15 +158,6 @@ def test_no_training_is_overwritten_unasked(hub_server, folder):
         assert "already exists: --force overwrites it" in load_from_hub("--exp-id", number, fails=True)
     load_from_hub("--exp-id", "-1", "--force")
     assert [other.read_bytes() == b"mine" for other in others] == [True, True, False]
-
-
-def test_a_training_that_needs_its_number_of_environments(hub_server, folder):
-    settings = ("-params", "n_steps:32", "n_policy_iterations:2", "aux_batch_size:256")
-    run("train", "--env", "CartPole-v1", *settings, "-n", "512", "--eval-freq", "-1")
-    run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-name", "model", "-n", "20", "--n-envs", "2")
-    assert "| environments in parallel | 8 |" in hub_server.files("me/model")["README.md"].decode()
-    load_from_hub()
-    assert hub.load("me/model").n_envs == 8
 
 
 def test_the_zoos_other_algorithms_are_shared_as_ever(hub_server, folder):
@@ -179,14 +188,14 @@ def test_the_zoos_other_algorithms_are_shared_as_ever(hub_server, folder):
         ({"config": {"frame_stack": 65}}, "stacks 65 observations"),
         ({"config": {"env_wrapper": ["rl_zoo3.wrappers.HistoryWrapper"] * 40}}, r"stacks \d+ observations"),
         ({"config": {"env_wrapper": [{"gymnasium.wrappers.ResizeObservation": {"shape": [30000, 30000]}}]}}, "--allow shape"),
-        (
-            {"config": {"env_wrapper": [{"gymnasium.wrappers.ResizeObservation": {"a": 1}}]}},
-            "the argument 'a' with 1.*allow a",
-        ),
+        ({"config": {"env_wrapper": [{"gymnasium.wrappers.ResizeObservation": {"a": "b"}}]}}, "the argument 'a' with 'b'"),
         ({"env_kwargs": {"xml_file": "/tmp/x.xml"}}, "'xml_file' with '/tmp/x.xml'.*--allow xml_file"),
         ({"env_kwargs": {"env_id": "Pendulum-v1"}}, "the argument 'env_id' with 'Pendulum-v1'.*--allow env_id"),
-        ({"env_kwargs": {"num_levels": 200}}, "--allow num_levels"),  # of other families
+        ({"env_kwargs": {"size": 10**5}}, "--allow size"),
+        ({"env_kwargs": {"size": [[1]]}}, "--allow size"),
+        ({"env_kwargs": {"size": [1] * 9}}, "--allow size"),
         ({"env_kwargs": {"max_episode_steps": -1}}, "--allow max_episode_steps"),
+        ({"env_kwargs": {"max_episode_steps": -1.0}}, "--allow max_episode_steps"),
         ({"env_kwargs": {"sutton_barto_reward": 1e6}}, "--allow sutton_barto_reward"),
         ({"env_kwargs": "dict()"}, r"\$\.env_kwargs"),
         ({"env_kwargs": {"a": nested(12)}}, r"\$\.env_kwargs"),
@@ -198,11 +207,18 @@ def test_the_zoos_other_algorithms_are_shared_as_ever(hub_server, folder):
         ({"text": '{"env_id": "CartPole-v1", "env_kwargs": {}, "config": {"n_timesteps": NaN}}'}, "cannot be read"),
     ],
 )
-def test_a_malicious_environment(hub_server, folder, changes, complaint):
-    share(folder, **changes)
-    complained = load_from_hub(fails=True).splitlines()[-1]
-    assert re.search(complaint, complained) and complained.isprintable()
-    assert not (folder / "ran").exists() and not list(folder.rglob("*.yml"))
+def test_a_malicious_environment(repository, tmp_path, changes, complaint):
+    described(repository, **changes)
+    with pytest.raises(ModelFormatError, match=complaint) as raised:
+        unpack(repository, "ppg", EnvironmentName("CartPole-v1"), tmp_path / "logs")
+    assert str(raised.value).isprintable() and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["/tmp/x.xml", ["<mujoco/>"], {"../x": 1}, {"a": ['"']}, "x.xml", ["\\", "a"]])
+def test_what_could_name_a_file_is_refused_also_where_the_user_allows_the_argument(repository, tmp_path, value):
+    described(repository, env_kwargs={"xml_file": value})
+    with pytest.raises(ModelFormatError, match="could name a file"):
+        unpack(repository, "ppg", EnvironmentName("CartPole-v1"), tmp_path / "logs", ["xml_file"])
 
 
 COMPLETE = {
@@ -236,30 +252,11 @@ def test_what_constructors_are_given_is_shown(hub_server, folder):
     assert 'made with env_wrapper [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}}]' in printed
 
 
-@pytest.mark.parametrize(
-    ("env_id", "known"),
-    [
-        ("LunarLander-v3", {"gravity": -5.0, "enable_wind": True}),
-        ("HalfCheetah-v5", {"healthy_z_range": [0.2, 1], "reset_noise_scale": 0}),
-        ("CoinrunEasy-v0", {"num_levels": 200, "start_level": 2**31 - 1}),
-        ("BreakoutNoFrameskip-v4", {"repeat_action_probability": 0.25, "frameskip": 4}),
-        ("MiniGrid-DoorKey-8x8-v0", {"size": 16}),
-        ("MinAtar/Asterix-v1", {"sticky_action_prob": 0.0}),
-    ],
-)
-@pytest.mark.parametrize(
-    "unusual", [{"xml_file": "ant"}, {"width": 10**5}, {"size": 10**5}, {"game": "pong"}, {"env_id": "A"}]
-)
-def test_each_family_has_its_well_known_arguments(env_id, known, unusual):
-    with patched():
-        assert Environment(env_id, known, Settings()).to_allow == []
-        assert Environment(env_id, known | unusual, Settings()).to_allow == [*unusual]
-
-
-@pytest.mark.parametrize("value", ["/tmp/x.xml", ["<mujoco/>"], {"../x": 1}])
-def test_what_could_name_a_file_is_refused_also_where_the_user_allows_the_argument(hub_server, folder, value):
-    share(folder, env_kwargs={"xml_file": value})
-    assert "which could name a file" in load_from_hub("--allow", "xml_file", fails=True)
+def test_booleans_and_numbers_of_a_usual_size_need_no_consent():
+    usual = {"gravity": -5.5, "enable_wind": True, "healthy_z_range": [0.2, 1], "frameskip": 4, "num_levels": 1000, "delay": 0}
+    assert Environment("LunarLander-v3", usual, Settings()).to_allow == []
+    unusual = {"xml_file": "ant", "width": 10**5, "gravity": -5, "delay": 1e6, "noise": float("nan"), "game": None}
+    assert {*Environment("LunarLander-v3", usual | unusual, Settings()).to_allow} == {*unusual}
 
 
 def test_a_wrapper_that_the_user_allows(hub_server, folder):

@@ -11,10 +11,9 @@ from huggingface_sb3 import EnvironmentName
 from benchmarks import pretrained
 from benchmarks.starts import tuned_entries
 from benchmarks.suites.contestants import TASKS
-from sb3_ppg import ArgumentError
-from sb3_ppg.zoo import ALGOS, patched, trained_agents
-from sb3_ppg.zoo.fetch import unpack
+from sb3_ppg.zoo import ALGOS, patched, sharing
 from sb3_ppg.zoo.report import agent_parser, evaluate, load_agent
+from sb3_ppg.zoo.sharing import unpack, with_pretrained
 from tests.helpers import ROOT, run
 
 pytestmark = pytest.mark.slow
@@ -34,12 +33,12 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
     agent = next(agent for agent in pretrained.AGENTS if agent.name == str(folder.relative_to(FOLDER)))
     env_name, options = EnvironmentName(agent.env_id), ["--algo", agent.algo, "-f", str(tmp_path), "--device", "cpu"]
     unpack(folder, agent.algo, env_name, tmp_path / agent.algo / f"{env_name}_1")
-    args = agent_parser("", n_episodes=5).parse_args(options)
+    args = agent_parser("", n_episodes=2).parse_args(options)
     args.env = env_name
     with patched():
         evaluation = evaluate(load_agent(args)[0], args)
     assert evaluation.deterministic == deterministic
-    assert abs(evaluation.mean - mean) <= 4 * std / 5**0.5 + 1e-2
+    assert abs(evaluation.mean - mean) <= 4 * std / 2**0.5 + 1e-2
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -66,13 +65,10 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_whole(tmp_path):
 def test_the_commands(tmp_path):
     """An agent is unpacked as a training like others, here in a folder of one's own."""
     assert "Mean reward: 500" in run("enjoy", "--env", "CartPole-v1", "--pretrained", "--no-render", "-n", "600", cwd=tmp_path)
-    report = run("report", "--env", "CartPole-v1", "--pretrained", "--episodes", "5", cwd=tmp_path)
-    assert "Mean return over 5 episodes: 500.0" in report
+    assert "Mean return over 2 episodes: 500.0" in run("report", "--pretrained", "--episodes", "2", cwd=tmp_path)
     unpacked = tmp_path / "logs" / "pretrained" / "ppg" / "CartPole-v1_1"
     assert (unpacked / "learning_curve.png").exists() and (unpacked / "evaluations.npz").exists()
-    by_default = run("report", "--pretrained", "--episodes", "2", cwd=tmp_path)
-    assert "Mean return over 2 episodes: 500.0" in by_default
-    options = ("-n", "64", "-params", "n_envs:1", "n_steps:64", "--eval-freq", "-1")
+    options = ("-n", "64", "-params", "n_envs:1", "n_steps:64", "compile_updates:False", "--eval-freq", "-1")
     output = run("train", "--env", "CartPole-v1", "--pretrained", *options, cwd=tmp_path)
     assert "Loading pretrained agent" in output and "without those rollouts" not in output
 
@@ -94,8 +90,9 @@ def test_an_agent_that_cannot_be_taken_is_named(command, message, tmp_path):
 def test_agents_of_the_working_folder_come_first(monkeypatch, tmp_path):
     for folder in ("mine/ppg/CartPole-v1", "package/ppg/CartPole-v1"):
         (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.setattr(trained_agents, "FOLDERS", [tmp_path / "mine", tmp_path / "package"])
-    assert trained_agents.agent_folder("ppg", "CartPole-v1") == tmp_path / "mine/ppg/CartPole-v1"
-    monkeypatch.setattr(trained_agents, "FOLDERS", [Path("nowhere")])
-    with pytest.raises(ArgumentError, match="there is no trained agent ppg/CartPole-v1 in nowhere; there is none"):
-        trained_agents.agent_folder("ppg", "CartPole-v1")
+    taken = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sharing, "unpack", lambda source, *_: taken.append(source))
+    monkeypatch.setattr(sharing, "FOLDERS", [Path("mine"), Path("package")])
+    with_pretrained("-f", [])
+    assert taken == [Path("mine/ppg/CartPole-v1")]

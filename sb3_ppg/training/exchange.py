@@ -1,7 +1,7 @@
 """Everything that processes exchange about their models: settings and state before the first rollout, results after each."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.distributed.agreement import agreed, mark_shared, require_equal, separate_generators
 from sb3_ppg.distributed.collectives import broadcast, gather, gpu_name, n_processes, rank
 from sb3_ppg.environments.watched import all_statistics
-from sb3_ppg.errors import ArgumentError, ProcessGroupError
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.protocols import COUNTERS, PhasicModel
 
 # Arguments that may differ between processes
@@ -27,8 +27,8 @@ def start_together(model: PhasicModel, settings: dict[str, Any]) -> None:
     """
     Compare the settings of all processes, give them the state of process 0, and separate their random generators.
 
-    :param model: before it learns
-    :param settings: further settings that must be equal, by their names
+    :param model: model that is about to learn
+    :param settings: further settings that must be equal, by name
     :raises ArgumentError: in every process, if settings differ
     """
     if n_processes() > 1:
@@ -68,12 +68,9 @@ def _share_state(model: PhasicModel) -> None:
     running = list(all_statistics(model.env).values())
     if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
         running.append(model.rollout_buffer.reward_normalizer.return_rms)
-    own = None
-    if rank() == 0:
-        # Through the CPU: else each process would unpickle them on the GPU of process 0
-        parameters = map_arrays(lambda leaf: leaf.cpu() if isinstance(leaf, th.Tensor) else leaf, model.get_parameters())
-        own = (parameters, [_moments(rms) for rms in running])
-    parameters, moments = broadcast(own)
+    # Through the CPU: else each process would unpickle them on the GPU of process 0
+    parameters = map_arrays(lambda leaf: leaf.cpu() if isinstance(leaf, th.Tensor) else leaf, model.get_parameters())
+    parameters, moments = broadcast((parameters, list(map(_moments, running))))
     if rank() > 0:
         model.set_parameters(parameters, device=model.device)
         for rms, first in zip(running, moments, strict=True):
@@ -88,14 +85,13 @@ class _Report(NamedTuple):
     episodes: list[dict[str, Any]]
     successes: list[bool]
     moments: list[Moments]
-    weights: dict[str, float]
 
 
 class RolloutExchange:
     """
     Merges the processes' counters, recent episodes and ``VecNormalize`` statistics after each rollout.
 
-    :param model: before its environments are reset, with the same statistics in all processes
+    :param model: model before its environments are reset, with the same statistics in all processes
     """
 
     continues: bool  # in `rollout`'s block, whether this process wants to continue; after it, whether all processes want to
@@ -127,8 +123,7 @@ class RolloutExchange:
                 yield
             moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]
             new_episodes = list(model.ep_info_buffer)[len(episodes) :], list(model.ep_success_buffer)[len(successes) :]
-            reports = gather(_Report(self.continues, model.num_timesteps, *new_episodes, moments, _norms(model)))
-            _check_weights([report.weights for report in reports])
+            reports = gather(_Report(self.continues, model.num_timesteps, *new_episodes, moments))
             self.continues = all(report.continues for report in reports)
         finally:  # after an error there are no reports
             # A process that stops has taken fewer steps
@@ -144,31 +139,6 @@ class RolloutExchange:
             self._merged = [_moments(rms) for rms in self._running]
 
 
-def _norms(model: PhasicModel) -> dict[str, float]:
-    """Return the L2 norm of each parameter, in one transfer."""
-    networks = {"policy": model.policy, "objective": model.objective}
-    named = {f"{key}.{name}": one for key, network in networks.items() for name, one in network.named_parameters()}
-    norms = th.stack([parameter.detach().norm() for parameter in named.values()]).tolist()
-    return dict(zip(named, norms, strict=True))
-
-
-def _check_weights(weights: Sequence[dict[str, float]]) -> None:
-    """
-    Compare the processes' weights, which are equal but for rounding on different processors.
-
-    :param weights: the norm of each parameter, of each process
-    :raises ProcessGroupError: in all processes, if they differ
-    """
-    differing = [name for name in weights[0] if not np.allclose([one[name] for one in weights], weights[0][name], rtol=1e-3)]
-    if differing:
-        raise mark_shared(
-            ProcessGroupError(
-                f"the weights of the processes have become different: {', '.join(differing)}. Does something else than the "
-                "gradient change them, in one process only?"
-            )
-        )
-
-
 def _moments(rms: RunningMeanStd) -> Moments:
     return rms.mean, rms.var, rms.count  # updates replace the arrays
 
@@ -178,7 +148,7 @@ def subtract_moments(total: Moments, prefix: Moments) -> Moments:
     Return the moments of the samples that came after the first ones, inverting ``RunningMeanStd.update_from_moments``.
 
     :param total: moments of all samples
-    :param prefix: moments of the first ones
+    :param prefix: moments of the first samples
     """
     (mean, var, count), (first_mean, first_var, first_count) = total, prefix
     n = count - first_count

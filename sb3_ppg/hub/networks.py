@@ -1,0 +1,108 @@
+"""Weights and optimizer states as arrays by name, compared with the described model before memory is taken."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch as th
+from torch.overrides import TorchFunctionMode
+
+from sb3_ppg.buffers.memory import total_memory
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.hub.files import Arrays
+from sb3_ppg.ppg import PPG
+
+NETWORKS = ("policy", "objective")  # attributes whose weights are shared
+META = th.device("meta")
+MAX_CALLS = 2**14  # of torch's functions when networks are made: about a thousand tensors
+MAX_MASK_BYTES = 2**28  # of a rollout's action masks, which are filled when the model is made
+
+
+def weights(model: PPG) -> dict[str, th.Tensor]:
+    """Return the parameters and buffers of all networks by name."""
+    networks = {name: getattr(model, name) for name in NETWORKS}
+    return {f"{name}.{key}": tensor for name, network in networks.items() for key, tensor in network.state_dict().items()}
+
+
+class _SizesOnly(TorchFunctionMode):
+    """Tensors that are made in this context are on torch's device "meta", with shapes and types, but without numbers."""
+
+    n_calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is th.Tensor.__bool__:  # gSDE's distribution checks its parameters
+            return True
+        if func is th.Tensor.to:  # SB3 moves some layers to its default device
+            args = [META if isinstance(argument, (str, th.device)) else argument for argument in args]
+        result = func(*args, **(kwargs or {}))
+        self.n_calls += 1
+        if self.n_calls > MAX_CALLS:  # after the call, which may be the end of `no_grad`
+            raise ModelFormatError("it describes networks of too many layers")
+        return result
+
+
+def check_sizes(model: PPG, arrays: Arrays) -> None:
+    """
+    Compare the networks that a description asks for with the arrays of its file, and its rollouts with this machine.
+
+    :param model: before its networks are made
+    :param arrays: arrays of the file
+    :raises ModelFormatError: if the networks differ from the arrays or have too many layers, or the rollouts are too large
+    """
+    made = copy.copy(model)
+    made.device, made.env, made.n_steps, made.n_envs = META, None, 1, 1
+    made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take the device for a GPU
+    with META, _SizesOnly(), th.no_grad():
+        made._setup_model()
+    for name, tensor in weights(made).items():
+        arrays.find(name, tensor)
+    n_samples, parts = model.n_steps * model.n_envs, vars(made.rollout_buffer)
+    observations = parts["observations"].values() if isinstance(parts["observations"], dict) else []
+    claimed = n_samples * sum(part.nbytes for part in [*parts.values(), *observations] if isinstance(part, np.ndarray))
+    of_masks = n_samples * parts["action_masks"].nbytes if "action_masks" in parts else 0
+    if claimed > total_memory() or of_masks > MAX_MASK_BYTES:
+        sizes = f"n_steps={model.n_steps} with n_envs={model.n_envs}"
+        raise ModelFormatError(f"{sizes} claims {claimed:.1e} bytes of memory for a rollout")
+
+
+# ---- optimizers ----
+
+
+def state_arrays(optimizer: th.optim.Optimizer, name: str) -> dict[str, th.Tensor]:
+    """
+    Return the state of an optimizer as arrays by name, "<optimizer>.<number of the parameter>.<part>". Its options are not
+    among them: the constructor makes them from the model's arguments, and each update sets the learning rate.
+    """
+    states = optimizer.state_dict()["state"]
+    return {
+        f"{name}.{index}.{key}": th.as_tensor(part)
+        for index in states
+        for key, part in states[index].items()
+        if part is not None
+    }
+
+
+def load_optimizer(optimizer: th.optim.Optimizer, arrays: Arrays, name: str) -> None:
+    """
+    Give an optimizer the state of a file. Torch does not check states, so a step makes one of the right shapes first.
+
+    :param optimizer: new optimizer of parameters whose numbers do not matter yet
+    :param arrays: arrays of the file
+    :param name: name of the optimizer
+    :raises ModelFormatError: if the state is not what this optimizer keeps
+    """
+    if not any(stored.startswith(f"{name}.") for stored in arrays.left):  # it never made a step
+        return
+    for parameter in [parameter for group in optimizer.param_groups for parameter in group["params"]]:
+        parameter.grad = th.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for index, (parameter, state) in enumerate(list(optimizer.state.items())):
+        parts = {key: f"{name}.{index}.{key}" for key, part in state.items() if part is not None}
+        if arrays.left.isdisjoint(parts.values()):  # it was never trained
+            del optimizer.state[parameter]
+            continue
+        for key, stored in parts.items():
+            array = arrays.take(stored, th.as_tensor(state[key]))
+            # Some optimizers keep numbers of Python's
+            state[key] = state[key].copy_(array) if isinstance(state[key], th.Tensor) else array.item()

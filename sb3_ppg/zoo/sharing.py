@@ -1,0 +1,294 @@
+"""
+``push_to_hub`` and ``load_from_hub`` with the options of the Zoo's scripts, for models as plain data (see ``sb3_ppg.hub``);
+``--pretrained``, for agents under ``pretrained`` in the repository.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import runpy
+import shutil
+import tempfile
+from collections.abc import Collection
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import yaml
+from huggingface_sb3 import EnvironmentName, ModelName
+from rl_zoo3 import ALGOS, get_latest_run_id, get_saved_hyperparams
+from rl_zoo3.load_from_hub import download_from_hub
+from stable_baselines3.common.vec_env import VecVideoRecorder
+
+import sb3_ppg
+from sb3_ppg import hub
+from sb3_ppg.distributed.collectives import rank
+from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, printable
+from sb3_ppg.family import FAMILY, zoo_name_of
+from sb3_ppg.hub.files import read_json
+from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
+from sb3_ppg.objectives import objective_name
+from sb3_ppg.ppg import PPG
+from sb3_ppg.zoo.environment_file import MAX_BYTES, ZOO, Environment, Settings, environment_of
+from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS
+from sb3_ppg.zoo.offline import OFFLINE
+from sb3_ppg.zoo.repairs import ffmpeg_on_path, our_commands_on_cards
+from sb3_ppg.zoo.report import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
+
+# Folders of trained agents: in the working directory, and in the repository from which the package is imported
+FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
+UNPACKED = Path("logs") / "pretrained"  # as runs, which the Zoo's scripts read
+
+# ---- push_to_hub ----
+
+
+def push_parser() -> argparse.ArgumentParser:
+    """Return the parser for the options of ``push_to_hub``."""
+    made = agent_parser("Share a trained agent on the Hugging Face Hub", n_episodes=10)
+    made.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
+    made.add_argument("-orga", "--organization", required=True, help="user or organization on the Hub")
+    made.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
+    made.add_argument("-m", "--commit-message", default="Initial commit", help="commit message")
+    made.add_argument("--private", action="store_true", help="create a private repository")
+    made.add_argument("-n", "--n-timesteps", default=1000, type=int, help="length of the video in steps")
+    made.add_argument("--no-render", action="store_true", help="no video")
+    made.add_argument("--verbose", default=1, type=int, help="for the Zoo's algorithms")
+    return made
+
+
+def push() -> None:
+    """Run ``push_to_hub``; for algorithms that are not ours, the Zoo's."""
+    args = push_parser().parse_args()
+    if args.algo not in FAMILY:
+        with ffmpeg_on_path(), our_commands_on_cards() if args.algo in OFFLINE else nullcontext():
+            runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
+        return
+
+    repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
+    with tempfile.TemporaryDirectory() as folder:
+        run = evaluated_run(args, Path(folder))
+        with suppress(FileNotFoundError):  # without logs there is nothing to draw
+            picture = Path(folder) / "learning_curve.png"
+            plot_learning_curve(run.log_path, f"{args.algo.upper()} on {args.env.gym_id}", picture)
+            run.files[picture.name] = picture
+        address = hub.push(
+            run.model,
+            repo_id,
+            env_id=args.env.gym_id,
+            evaluation=run.evaluation,
+            files=run.files,
+            usage=_usage(args, repo_id, run.environment),
+            private=args.private,
+            commit_message=args.commit_message,
+        )
+    print(f"Shared as {address}")
+
+
+class EvaluatedRun(NamedTuple):
+    """
+    A run that can be shared.
+
+    :param model: the agent, with its environments as in training
+    :param log_path: folder of the run
+    :param environment: description of its environment
+    :param evaluation: returns of the agent
+    :param files: files that go with it, by their names in the repository
+    """
+
+    model: PPG
+    log_path: Path
+    environment: Environment
+    evaluation: hub.Evaluation
+    files: dict[str, Path]
+
+
+def evaluated_run(args: argparse.Namespace, folder: Path) -> EvaluatedRun:
+    """Evaluate and record an agent by the options of ``push_to_hub``, with files in the folder."""
+    rendering = {} if args.no_render else {"render_mode": "rgb_array"}
+    model, _, log_path = load_agent(args, **rendering)
+    assert isinstance(model, PPG)
+    evaluation = evaluate(model, args)
+    stats_path = log_path / args.env
+    config, _ = get_saved_hyperparams(str(stats_path), norm_reward=True)
+    environment = environment_of(args.env.gym_id, config, {**saved_env_kwargs(stats_path), **args.env_kwargs})
+    environment.check(environment.to_allow)
+    files = {ZOO: folder / ZOO}
+    files[ZOO].write_bytes(msgspec.json.format(msgspec.json.encode(environment), indent=1))
+    if not args.no_render:
+        files["replay.mp4"] = _record(model, args.n_timesteps, evaluation.deterministic, str(folder))
+    # As in training: the evaluation has changed these
+    model.n_envs = int(config.get("n_envs", 1))
+    if (vec_normalize := model.get_vec_normalize_env()) is not None:
+        vec_normalize.norm_reward = config["normalize_kwargs"].get("norm_reward", True)
+        vec_normalize.training = True
+    return EvaluatedRun(model, log_path, environment, evaluation, files)
+
+
+def _record(model: PPG, n_steps: int, deterministic: bool, folder: str) -> Path:
+    """Record an agent in its environment; return the video."""
+    env = model.get_env()
+    assert env is not None
+    recorder = VecVideoRecorder(env, folder, record_video_trigger=lambda step: step == 0, video_length=n_steps)
+    observations, states = recorder.reset(), None
+    episode_starts = np.ones(env.num_envs, dtype=bool)
+    for _ in range(n_steps):
+        actions, states = model.predict(observations, states, episode_starts, deterministic)  # type: ignore[arg-type]
+        observations, _, episode_starts, _ = recorder.step(actions)
+    return Path(recorder.video_path)
+
+
+def _usage(args: argparse.Namespace, repo_id: str, environment: Environment) -> str:
+    """Return the model card's text about loading the model."""
+    algo = "" if args.algo == "ppg" else f" --algo {args.algo}"
+    name = f" -name {args.repo_name}" if args.repo_name else ""
+    allow = f" --allow {' '.join(environment.to_allow)}" if environment.to_allow else ""
+    env_id = environment.env_id
+    commands = f"""With [RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo)'s commands:
+
+```bash
+pip install "sb3-ppg[zoo]"
+sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization}{name}{allow} -f logs
+sb3-ppg enjoy{algo} --env {env_id} -f logs
+```"""
+    # Where the model does not know the environment as Gymnasium makes it, or Gymnasium does not know it
+    if environment.wrappers or environment.config.frame_stack or env_id in {*PROCGEN_IDS, *MASKED}:
+        return commands
+    python = hub.python_usage(FAMILY[args.algo].algorithm, repo_id, env_id, environment.env_kwargs, [])
+    return f"{commands}\n\nIn Python:\n\n{python}"
+
+
+# ---- load_from_hub ----
+
+
+def fetch() -> None:
+    """Run ``load_from_hub``; for algorithms that are not ours, the Zoo's."""
+    parser = argparse.ArgumentParser(description="Fetch a trained agent from the Hugging Face Hub", allow_abbrev=False)
+    parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
+    parser.add_argument("--env", type=EnvironmentName, required=True, help="environment ID")
+    parser.add_argument("-f", "--folder", default="logs", help="log folder to put it in")
+    parser.add_argument("-orga", "--organization", default="sb3", help="user or organization on the Hub")
+    parser.add_argument("-name", "--repo-name", help="name of the repository, by default algo-env")
+    parser.add_argument("--revision", help="branch, tag or commit, by default the latest")
+    parser.add_argument("--exp-id", default=0, type=int, help="experiment ID to give it (0: the next, -1: no such folder)")
+    parser.add_argument("--force", action="store_true", help="overwrite the experiment if it exists")
+    parser.add_argument("--allow", nargs="+", default=[], help="further wrappers and arguments that its environment may have")
+    parser.add_argument("--verbose", default=1, type=int, help="not used")
+    parser.add_argument(
+        "--gym-packages", nargs="+", type=importlib.import_module, help="modules that register further environments"
+    )
+    args = parser.parse_args()
+    if args.algo not in FAMILY:
+        download_from_hub(args.algo, args.env, args.exp_id, args.folder, args.organization, args.repo_name, args.force)
+        return
+    runs = Path(args.folder) / args.algo
+    number = args.exp_id or get_latest_run_id(str(runs), args.env) + 1
+    log_path = runs if number < 0 else runs / f"{args.env}_{number}"
+    if log_path.exists() and not args.force:
+        raise ArgumentError(f"{log_path} already exists: --force overwrites it, --exp-id 0 makes a new one")
+    repo_id = f"{args.organization}/{args.repo_name or ModelName(args.algo, args.env)}"
+    print(f"Downloading {repo_id}")
+    source = hub.download(repo_id, [DESCRIPTION, ARRAYS, ZOO], args.revision)
+    unpack(source, args.algo, args.env, log_path, args.allow, is_emptied=number > 0)
+    print(f"Saved to {log_path}")
+
+
+def unpack(
+    source: Path,
+    algo: str,
+    env_name: EnvironmentName,
+    log_path: Path,
+    allowed: Collection[str] = (),
+    *,
+    is_emptied: bool = False,
+) -> None:
+    """
+    Write the files that a run would have written, so that the Zoo reads none of the stranger's.
+
+    :param source: folder with a repository's files
+    :param algo: name of one of our algorithms
+    :param env_name: environment
+    :param log_path: folder of the run; files that are there are overwritten when the new ones are complete
+    :param allowed: names that the environment may have in addition to the well-known wrappers and usual arguments
+    :param is_emptied: whether other files in the folder are removed
+    :raises ModelFormatError: if the files are damaged or cannot be trusted
+    """
+    model, vec_normalize = read_model(source)
+    objective = objective_name(model.objective_class)
+    if type(model) is not FAMILY[algo].algorithm or FAMILY[algo].preset.get("objective", objective) != objective:
+        raise ModelFormatError(
+            f"this is a model of {type(model).__name__} with objective={objective!r}: use --algo {zoo_name_of(model)}"
+        )
+    environment = _allowed_environment(source / ZOO, env_name, allowed)
+    config = {"n_timesteps": model.num_timesteps, **msgspec.to_builtins(environment.config), "normalize": False}
+    arguments = {"algo": algo, "env": env_name.gym_id, "env_kwargs": environment.env_kwargs, "eval_env_kwargs": None}
+    model._missing_rollouts = None  # no shared model has its rollouts: no warning
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=log_path.parent) as temporary:
+        made = Path(temporary) / "run"
+        stats_path = made / env_name
+        stats_path.mkdir(parents=True)
+        if vec_normalize is not None:
+            vec_normalize.save(str(stats_path / "vecnormalize.pkl"))
+            config["normalize"] = {"norm_obs": vec_normalize.norm_obs, "norm_reward": vec_normalize.norm_reward}
+        (stats_path / "config.yml").write_text(yaml.safe_dump(config))
+        (stats_path / "args.yml").write_text(yaml.safe_dump(arguments))
+        model.save(made / f"{env_name}.zip")
+        if is_emptied:
+            shutil.rmtree(log_path, ignore_errors=True)
+        # Each file takes its place in one step: others may be reading it
+        shutil.copytree(made, log_path, dirs_exist_ok=True, copy_function=os.replace)
+
+
+def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: Collection[str]) -> Environment:
+    """
+    Read the environment of a model, and show what it hands to constructors.
+
+    :raises ModelFormatError: if it is another environment, or has wrappers or arguments that are not allowed
+    """
+    if not os.path.lexists(file):
+        return Environment(env_name.gym_id, {}, Settings())
+    environment = read_json(file, Environment, MAX_BYTES)
+    if environment.env_id != env_name.gym_id:
+        raise ModelFormatError(f"this model was trained on {environment.env_id!r}, not on {env_name.gym_id!r}")
+    environment.check(allowed)
+    settings = {"env_kwargs": environment.env_kwargs, **msgspec.to_builtins(environment.config)}
+    for what in ("env_kwargs", "env_wrapper", "vec_env_wrapper"):
+        if settings.get(what):
+            print(printable(f"Its environment is made with {what} {json.dumps(settings[what])}", MAX_BYTES))
+    return environment
+
+
+# ---- --pretrained ----
+
+
+def with_pretrained(option: str, arguments: list[str]) -> list[str]:
+    """
+    Unpack a trained agent of the repository in the first process.
+
+    :param option: option that names an agent: -f for a folder of runs, -i for a file
+    :param arguments: command line of the script
+    :return: the command line with this option
+    :raises ArgumentError: if there is no such agent, or the command line names another one as well
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--algo", default="ppg")
+    parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1")
+    parser.add_argument(option, "--folder" if option == "-f" else "--trained-agent", dest="other")
+    args, _ = parser.parse_known_args(arguments)
+    if args.other is not None:
+        raise ArgumentError(f"{option} and --pretrained name an agent each: use one of them")
+    run = UNPACKED / args.algo / f"{args.env}_1"
+    if rank() == 0:
+        agents = [path for folder in FOLDERS for path in sorted(folder.glob("*/*"))]
+        name = f"{args.algo}/{args.env}"
+        there = {f"{path.parent.name}/{path.name}": path for path in reversed(agents)}  # those of the first folder count
+        if name not in there:
+            where = " or ".join(map(str, FOLDERS))
+            raise ArgumentError(f"there is no trained agent {name} in {where}{nearest(name, there)}")
+        unpack(there[name], args.algo, args.env, run)
+        if (there[name] / "logs").is_dir():  # the evaluations of its run
+            shutil.copytree(there[name] / "logs", run, dirs_exist_ok=True)
+    return [*arguments, option, str(run / f"{args.env}.zip" if option == "-i" else UNPACKED)]

@@ -1,0 +1,106 @@
+"""Exact KL divergences: torch's own, identities, and numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution, make_proba_distribution
+
+from sb3_ppg.actions import Actions, actions_class_of
+
+BOX = spaces.Box(-1, 1, (2,))
+ACTION_SPACES = {
+    "Discrete": spaces.Discrete(5),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 2, 4]),
+    "MultiBinary": spaces.MultiBinary(3),
+    **dict.fromkeys(["Box", "gSDE", "squashed gSDE"], BOX),
+}
+every_kind = pytest.mark.parametrize("kind", ACTION_SPACES)
+
+
+def make(kind: str, seed: int, n_samples: int = 7) -> tuple[Actions, Distribution, tuple[th.Tensor, ...]]:
+    """Return the kind of actions, SB3's distribution with random parameters, and those parameters, which have gradients."""
+    generator, space = th.Generator().manual_seed(seed), ACTION_SPACES[kind]
+
+    def random(*shape: int) -> th.Tensor:
+        return th.randn(shape, generator=generator)
+
+    gsde = dict(use_sde=True, dist_kwargs=dict(squash_output="squashed" in kind)) if "gSDE" in kind else {}
+    distribution, latent = make_proba_distribution(space, **gsde), []
+    if gsde:
+        distribution.proba_distribution_net(latent_dim=4, latent_sde_dim=4)
+        latent = [th.randn(n_samples, 4, generator=th.Generator().manual_seed(99))]
+        outputs = (random(n_samples, 2), random(4, 2) * 0.3 - 1)
+    elif kind == "Box":
+        outputs = (random(n_samples, 2), random(2) * 0.3)
+    else:
+        outputs = (random(n_samples, {"Discrete": 5, "MultiDiscrete": 9, "MultiBinary": 3}[kind]),)
+    outputs = tuple(output.requires_grad_() for output in outputs)
+    return actions_class_of(type(distribution))(space), distribution.proba_distribution(*outputs, *latent), outputs
+
+
+@every_kind
+def test_kl_is_torchs_summed_over_action_dimensions(kind):
+    (actions, old, _), (_, new, _) = make(kind, seed=0), make(kind, seed=1)
+    if kind == "MultiDiscrete":
+        expected = sum(th.distributions.kl_divergence(p, q) for p, q in zip(old.distribution, new.distribution, strict=True))
+    else:
+        expected = th.distributions.kl_divergence(old.distribution, new.distribution).reshape(7, -1).sum(dim=1)
+    kl = actions.kl_divergence(new, actions.parameters(old))
+    th.testing.assert_close(kl, expected, rtol=1e-4, atol=1e-5)
+    other_way_round = actions.kl_divergence(old, actions.parameters(new))
+    assert (kl - other_way_round).abs().min() > 1e-4
+    assert th.equal(actions.kl_divergence(new, actions.parameters(old), reverse=True), other_way_round)
+    with pytest.raises(ValueError, match="must have the same shape"):
+        actions.kl_divergence(new, actions.parameters(old)[:1])
+
+
+@every_kind
+def test_kl_of_a_policy_to_itself_is_zero_and_so_is_its_gradient(kind):
+    actions, distribution, outputs = make(kind, seed=2)
+    kl = actions.kl_divergence(distribution, actions.parameters(distribution).detach())
+    th.testing.assert_close(kl, th.zeros(7), rtol=0, atol=1e-6)
+    kl.sum().backward()
+    for output in outputs:
+        th.testing.assert_close(output.grad, th.zeros_like(output), rtol=0, atol=2e-6)
+
+
+@every_kind
+def test_kl_has_a_gradient_for_each_output_of_the_network(kind):
+    (actions, old, _), (_, new, outputs) = make(kind, seed=0), make(kind, seed=1)
+    actions.kl_divergence(new, actions.parameters(old).detach()).sum().backward()
+    assert all(output.grad.abs().sum() > 0.1 for output in outputs)
+
+
+def test_kl_by_hand():
+    def kl(space: spaces.Space, old: tuple, new: tuple) -> float:
+        first, second = (make_proba_distribution(space).proba_distribution(*outputs) for outputs in (old, new))
+        actions = actions_class_of(type(first))(space)
+        return actions.kl_divergence(second, actions.parameters(first)).item()
+
+    # Bernoulli 1/2 against 1/4, twice: 2 * (1/2 ln 2 + 1/2 ln 2/3)
+    bits = kl(spaces.MultiBinary(2), (th.zeros(1, 2),), (th.full((1, 2), math.log(1 / 3)),))
+    assert bits == pytest.approx(math.log(2) + math.log(2 / 3), rel=1e-5)
+    # N(0, 1) against N(1, 2), in each of two dimensions: ln 2 + (1 + 1) / 8 - 1/2
+    gaussians = kl(BOX, (th.zeros(1, 2), th.zeros(2)), (th.ones(1, 2), th.full((2,), math.log(2))))
+    assert gaussians == pytest.approx(2 * (math.log(2) + 0.25 - 0.5), rel=1e-5)
+
+
+def test_kl_of_squashed_actions_is_that_of_the_gaussians():
+    """Monte Carlo over squashed actions, with SB3's own log-probabilities."""
+    th.manual_seed(0)
+    (actions, old, _), (_, new, _) = (make("squashed gSDE", seed, n_samples=1) for seed in (0, 1))
+    parameters = actions.parameters(old)
+    taken = th.tanh(parameters[:, :2] + parameters[:, 2:] * th.randn(200_000, 2)).clamp(-0.999999, 0.999999)
+    estimate = (old.log_prob(taken) - new.log_prob(taken)).mean()
+    assert actions.kl_divergence(new, parameters).item() == pytest.approx(estimate.item(), rel=0.02)
+
+
+def test_parameters_outlive_the_distribution_object():
+    """SB3's distribution object is overwritten by the next forward pass."""
+    actions, distribution, _ = make("Discrete", seed=0)
+    parameters = actions.parameters(distribution)
+    before = parameters.clone()
+    assert distribution.proba_distribution(action_logits=th.randn(7, 5)) is distribution
+    assert th.equal(parameters, before)

@@ -1,0 +1,361 @@
+"""``train``: continued, resumed and interrupted runs, and all variants."""
+
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+import torch as th
+import yaml
+from gymnasium.envs.classic_control import CartPoleEnv
+from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import load_results
+
+from sb3_ppg import PPG, PhasicCheckpointCallback, latest_checkpoint
+from sb3_ppg.zoo import ALGOS
+from sb3_ppg.zoo.resuming import MARKER, forget_later_episodes, make_run_folder, mark_unfinished, unfinished_run
+from tests.helpers import ROOT, run, wait_for
+from tests.zoo.programs import SMALL, end_of, output_of, program
+from tests.zoo.test_commands import n_frames
+
+pytestmark = pytest.mark.slow
+
+
+def test_continue_training(trained, run_folder):
+    """From the weights and the optimizers that were saved."""
+    options = ("--env", "CartPole-v1", "-n", "1024", "--eval-freq", "-1", "-f", "more")
+    run("train", *options, "-i", str(run_folder / "CartPole-v1.zip"), "-params", "learning_rate:0.0", cwd=trained)
+    before = PPG.load(run_folder / "CartPole-v1.zip", device="cpu")
+    after = PPG.load(trained / "more" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
+    heads = ("value_net", "aux_value_net")  # whose units follow the returns, though the learning rate is 0
+    for name, parameter in after.policy.state_dict().items():
+        assert name.startswith(heads) or th.equal(parameter, before.policy.state_dict()[name]), name
+    latent = th.randn(8, 64)
+    for head in heads:
+        th.testing.assert_close(
+            getattr(after.policy, head)(latent), getattr(before.policy, head)(latent), rtol=1e-4, atol=1e-3
+        )
+    steps = [optimizer.state_dict()["state"][0]["step"] for optimizer in (before.policy.optimizer, after.policy.optimizer)]
+    assert steps[1] > steps[0] > 0
+
+
+def test_training_goes_on_exactly(tmp_path):
+    """Stopped after 3 of 6 rollouts (N_π = 2) and continued, each counter and schedule going on; and once more."""
+    options = ("train", "--env", "CartPole-v1", "--eval-freq", "-1", "--seed", "3", "--save-replay-buffer")
+    run(*options, "-n", "192", "--save-freq", "64", "-f", "first", *SMALL, cwd=tmp_path)
+    first = tmp_path / "first" / "ppg" / "CartPole-v1_1"
+    assert {f"rl_model_{n}_steps{suffix}" for n in (64, 128, 192) for suffix in (".zip", ".aux_buffer.npz")} | {
+        "CartPole-v1.aux_buffer.npz"
+    } <= {path.name for path in first.iterdir()}
+    resume = (*options, "--continue", "-i", str(first / "CartPole-v1.zip"))
+    outputs = [run(*resume, "-n", "384", "-f", folder, *SMALL, cwd=tmp_path) for folder in ("second", "third")]
+    assert all("Going on after 192 steps" in output and "CartPole-v1.aux_buffer.npz" in output for output in outputs)
+    models = [
+        PPG.load(tmp_path / folder / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
+        for folder in ("second", "third")
+    ]
+    for model in models:
+        assert model.num_timesteps == 384 and model.n_aux_phases == 3
+        assert model.policy.optimizer.param_groups[0]["lr"] == 0  # which the file's schedule decreases to the end
+    for a, b in zip(*(model.policy.parameters() for model in models), strict=True):
+        assert th.equal(a, b)
+    assert "trained for 192 steps already" in run(*resume, "-n", "192", *SMALL, cwd=tmp_path, fails=True)
+    assert "--continue needs the model" in run(*options, "--continue", cwd=tmp_path, fails=True)
+    joined = f"--trained-agent={first / 'CartPole-v1.zip'}"
+    assert "trained for 192 steps already" in run(
+        *options, "--continue", joined, "-n", "192", *SMALL, cwd=tmp_path, fails=True
+    )
+
+
+STRICT = f"""
+import sys
+
+import gymnasium
+import numpy
+
+sys.path.append({str(ROOT)!r})
+from sb3_ppg import VectorRewards
+from tests.helpers import NESTED, VECTOR, MaskedEnv, RandomEnv, VectorRewardEnv  # in which an invalid action is an error
+
+
+class Filmed(RandomEnv):
+    metadata = dict(render_modes=["rgb_array"], render_fps=50)
+
+    def __init__(self, render_mode=None):
+        super().__init__(VECTOR, NESTED)
+        self.render_mode = render_mode
+
+    def render(self):
+        return numpy.full((64, 64, 3), self.steps, numpy.uint8)
+
+
+gymnasium.register("Strict-v0", MaskedEnv, vector_entry_point=None)
+gymnasium.register("Nested-v0", Filmed)
+gymnasium.register("Goals-v0", lambda: VectorRewards(VectorRewardEnv(), weights=[1.0, 0.5]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id"),
+    [("ppg_lstm", "CartPoleNoVel-v1"), ("ppg_mask", "Strict-v0"), ("ppg", "Nested-v0"), ("ppg", "Goals-v0")],
+)
+def test_every_command_knows_the_variants(algo, env_id, tmp_path):
+    """
+    LSTM states, masks, nested actions and vector rewards work wherever an agent acts: training, evaluation, searches, enjoy,
+    report.
+    """
+    (tmp_path / "strict.py").write_text(STRICT)
+    which = ("--algo", algo, "--env", env_id, "--gym-packages", "strict")
+    small = (*SMALL, "reward_weights:[1.0,0.5]", "normalize:False") if env_id == "Goals-v0" else SMALL
+    training = ("-n", "192", "--eval-freq", "64", "--eval-episodes", "1", "--seed", "1", *small)
+    run("train", *which, *training, "--save-freq", "64", "--save-replay-buffer", cwd=tmp_path)
+    folder = tmp_path / "logs" / algo / f"{env_id}_1"
+    assert {"best_model.zip", "evaluations.npz", f"{env_id}.zip", f"{env_id}.aux_buffer.npz"} <= {
+        path.name for path in folder.iterdir()
+    }
+    model = ALGOS[algo].load(folder / f"{env_id}.zip")
+    assert model.num_timesteps == 192 and model.n_aux_phases == 1
+    assert model.n_reward_components == (2 if env_id == "Goals-v0" else None)
+    resume = ("-n", "256", "--eval-freq", "-1", "--continue", "-i", str(folder / f"{env_id}.zip"), *small)
+    output = run("train", *which, *resume, cwd=tmp_path)
+    assert "Going on after 192 steps" in output and "aux_buffer.npz" in output
+    assert ALGOS[algo].load(tmp_path / "logs" / algo / f"{env_id}_2" / f"{env_id}.zip").n_aux_phases == 2
+
+    for epsilon in ([], ["--epsilon", "0.5"]):
+        played = run("enjoy", *which, "--no-render", "-n", "150", "--exp-id", "1", *epsilon, cwd=tmp_path)
+        assert "Mean episode length" in played
+        assert "over 1 episodes" in run("report", *which, "--episodes", "1", *epsilon, cwd=tmp_path)
+    if env_id == "Nested-v0":
+        run("record_video", "--env", env_id, "--exp-id", "1", "-n", "30", cwd=tmp_path)  # it has no --gym-packages
+        assert n_frames(next((folder / "videos").glob("*.mp4"))) == 31
+    search = "-optimize --n-trials 1 --n-evaluations 1 --eval-episodes 1 --no-optim-plots -n 384 -params n_envs:2".split()
+    assert "Number of finished trials:  1" in run("train", *which, *search, "--seed", "1", cwd=tmp_path)
+
+
+class Broken(CartPoleEnv):
+    def reset(self, **options):
+        raise RuntimeError("the sensor is off")
+
+
+@pytest.mark.parametrize("algo", ["ppg", "ppo"])
+def test_an_error_before_the_first_step_is_what_is_shown(algo, tmp_path, monkeypatch):
+    """And not what the progress bar says to being ended before it was there."""
+    monkeypatch.setitem(gym.registry, "Broken-v0", gym.envs.registration.EnvSpec("Broken-v0", Broken))
+    line = f"train --algo {algo} --env Broken-v0 -n 100 --eval-freq -1 --progress"
+    assert run(*line.split(), cwd=tmp_path, fails=True).endswith("RuntimeError: the sensor is off\n")
+
+
+@pytest.mark.parametrize("cls", [PPG, PPO])
+def test_ctrl_c_saves_the_model_and_its_number_of_steps(cls, tmp_path, monkeypatch):
+    """``benchmark`` shows the number. Here the signal comes in the third rollout of 64 steps."""
+    train = cls.train
+
+    def interrupted(model):
+        if model.num_timesteps == 192:
+            raise KeyboardInterrupt
+        train(model)
+
+    monkeypatch.setattr(cls, "train", interrupted)
+    algo = cls.__name__.lower()
+    small = ("-params", "n_envs:2", "n_steps:32", "batch_size:32", "n_epochs:1", "learning_rate:0.001", "clip_range:0.2")
+    options = ("--env", "CartPole-v1", "-n", "20000", "--eval-freq", "-1", "--save-replay-buffer")
+    assert "Saving to logs" in run("train", "--algo", algo, *options, *small, cwd=tmp_path)
+    folder = tmp_path / "logs" / algo / "CartPole-v1_1"
+    assert cls.load(folder / "CartPole-v1.zip").num_timesteps == 192
+    assert (folder / "CartPole-v1.aux_buffer.npz").exists() == (cls is PPG)
+    assert yaml.unsafe_load((folder / "CartPole-v1" / "config.yml").read_text())["n_timesteps"] == 192
+
+
+def test_memory_tasks_of_minigrid(tmp_path):
+    """Their observation has a text in it."""
+    which = "--algo ppg_lstm --env MiniGrid-MemoryS7-v0"
+    small = "-params n_envs:1 n_steps:32 batch_size:32 aux_batch_size:32 compile_updates:False"
+    run(*f"train {which} -n 64 --eval-freq 32 --eval-episodes 1 --seed 1 {small}".split(), cwd=tmp_path)
+    assert "Loading logs/ppg_lstm/MiniGrid-MemoryS7-v0_1" in run(*f"enjoy {which} --no-render -n 20".split(), cwd=tmp_path)
+    assert "over 1 episodes" in run(*f"report {which} --episodes 1".split(), cwd=tmp_path)
+
+
+def test_an_error_ends_the_workers(tmp_path):
+    """The interpreter does not wait for them."""
+    options = ("--vec-env", "subproc", "--eval-freq", "-1", "-params", "n_envs:2", "batch_size:-1")
+    command = [sys.executable, "-m", "sb3_ppg", "train", "--env", "CartPole-v1", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "`batch_size`=-1" in done.stderr
+
+
+def test_a_users_own_checkpoint_callback_is_kept(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from stable_baselines3.common.callbacks import CheckpointCallback\n"
+        "class Mine(CheckpointCallback):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(save_freq=16, save_path='saved')\n"
+    )
+    options = ("--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1")
+    run("train", *options, *SMALL, "callback:'mine.Mine'", cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {f"rl_model_{n}_steps.zip" for n in (32, 64)}
+
+
+def test_runs_from_a_checkpoint_have_seeds_of_their_own(tmp_path):
+    """Its generators go on with ``--continue`` only."""
+    env = ("train", "--env", "FrozenLake-v1", "--env-kwargs", "is_slippery:False", "--eval-freq", "-1", "-n", "128")
+    run(*env, "--save-freq", "64", "--seed", "1", *SMALL, cwd=tmp_path)
+    begin = ("-i", "logs/ppg/FrozenLake-v1_1/rl_model_128_steps.zip", *SMALL)
+    for seed in ("5", "6"):
+        run(*env, "--seed", seed, "-f", seed, *begin, cwd=tmp_path)
+    other = run(*env, "-f", "other", *begin, "n_steps:64", cwd=tmp_path)  # whose rollouts those of the phase do not fit
+    assert re.search(r"does not belong to this model: its n steps is \d+, the model's 64\. The phase starts over", other)
+    models = [PPG.load(tmp_path / seed / "ppg" / "FrozenLake-v1_1" / "FrozenLake-v1.zip") for seed in ("5", "6")]
+    assert not any(th.equal(*pair) for pair in zip(*(model.policy.parameters() for model in models), strict=True))
+
+
+# ---- folders of runs, --resume ----
+
+
+def test_two_commands_at_once_have_folders_of_their_own(tmp_path):
+    """The Zoo looks for the next number when it starts; another command may have taken it before the folder is made."""
+    for number in (1, 2):
+        (tmp_path / f"Mine-v1_{number}").mkdir()
+    made = make_run_folder(str(tmp_path / "Mine-v1_1"))
+    assert made == str(tmp_path / "Mine-v1_3") and Path(made).is_dir()
+
+
+def test_a_log_folder_that_leads_nowhere_is_an_error(tmp_path):
+    """For instance a link to a disk that is not mounted."""
+    (tmp_path / "logs").symlink_to(tmp_path / "disk")
+    with pytest.raises(FileExistsError, match="logs"):
+        make_run_folder(str(tmp_path / "logs" / "Mine-v1_1"))
+
+
+def test_only_a_run_with_these_options_is_resumed_and_only_when_its_process_has_ended(tmp_path, monkeypatch):
+    """The newest one; and that with the seed of the command line, if it names one."""
+    options, folders = {"n_timesteps": "100"}, [tmp_path / f"CartPole-v1_{number}" for number in (2, 9, 10)]
+    for folder in folders:
+        folder.mkdir()
+
+    def found(options):
+        """Not for long: the marker is closed when this returns, as when its process ends."""
+        run = unfinished_run(tmp_path, options)
+        return run and (Path(run[0].name).parent, run[1])
+
+    assert found(options) is None
+    marker = mark_unfinished(folders[0], options, seed=5)
+    assert found(options) is None  # a process works on it
+    marker.close()
+    assert found(options) == (folders[0], 5)
+    mark_unfinished(folders[1], options, seed=6).close()
+    for bad in ("", "[]", "{", '{"options": ["x"]}', json.dumps({"options": options})):
+        (folders[2] / MARKER).write_text(bad)
+        assert found(options) == (folders[1], 6)
+    resumed = unfinished_run(tmp_path, options)
+    assert found(options) == (folders[0], 5)  # no run is resumed twice
+    assert found({"n_timesteps": "200"}) is None
+    resumed[0].close()
+    for seed, folder in ((5, folders[0]), (6, folders[1])):
+        monkeypatch.setattr(sys, "argv", ["sb3-ppg", "--seed", str(seed)])
+        assert found(options) == (folder, seed)
+    monkeypatch.setattr(sys, "argv", ["sb3-ppg", "--seed=7"])
+    assert found(options) is None
+
+
+class Kill(Exception):
+    pass
+
+
+def test_a_run_resumes_whatever_the_kill_has_left(tmp_path, monkeypatch):
+    """After all steps, but before the last model; with files that the Zoo was writing."""
+    options = "-n 64 --save-freq 32 --eval-freq 32 --eval-episodes 1 -params n_envs:2 n_steps:16 batch_size:16 normalize:True"
+    command = ["train", "--env", "CartPole-v1", *options.split(), "compile_updates:False"]
+
+    def kill(*_):
+        raise Kill
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExperimentManager, "save_trained_model", kill)
+        run(*command, "--seed", "3", "--resume", cwd=tmp_path, fails=True)  # starts a run where there is none
+    gc.collect()  # closes the marker, as the end of a process does
+    folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    for name in ("evaluations.npz", "CartPole-v1/vecnormalize.pkl"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+    for others in (("--seed", "3"), ("--seed", "4", "--resume")):  # unasked; another seed
+        assert "Resuming" not in run(*command, *others, cwd=tmp_path)
+    assert len(list(folder.parent.iterdir())) == 3
+    (tmp_path / "elsewhere").mkdir()
+    spelled_otherwise = ["--n-timesteps=64", f"--log-folder={tmp_path / 'logs'}", "--resume", *command[1:3], *command[5:]]
+    said = run("train", *spelled_otherwise, cwd=tmp_path / "elsewhere")
+    assert f"Resuming {folder}, seed 3, from rl_model_64_steps.zip" in said and "It has taken all its steps" in said
+    assert PPG.load(folder / "CartPole-v1.zip").num_timesteps == 64 and not (folder / MARKER).exists()
+    assert "Resuming" not in run(*command, "--resume", cwd=tmp_path)  # it is finished
+
+
+def test_each_unfinished_run_resumes_in_its_own_tensorboard_folder(tmp_path, monkeypatch):
+    options = "-n 96 --save-freq 32 --eval-freq -1 --tensorboard-log tb --log-interval 1 --resume"
+    small = (*SMALL, "n_steps:16", "batch_size:16")
+    commands = [["train", "--env", "CartPole-v1", *options.split(), "--seed", seed, *small] for seed in "12"]
+    train = PPG.train
+
+    def fail(model):
+        if model.num_timesteps == 64:
+            raise Kill
+        train(model)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PPG, "train", fail)
+        for command in commands:
+            assert "Kill" in run(*command, cwd=tmp_path, fails=True)
+    gc.collect()  # closes the markers
+    logs = tmp_path / "tb" / "CartPole-v1"
+    assert {path.name for path in logs.iterdir()} == {"PPG_1", "PPG_2"}
+    for number, command in enumerate(commands, 1):
+        before = {path: len(list(path.iterdir())) for path in logs.iterdir()}
+        assert "Going on after 32 steps" in run(*command, cwd=tmp_path)
+        assert [path.name for path in logs.iterdir() if len(list(path.iterdir())) > before[path]] == [f"PPG_{number}"]
+
+
+def test_episodes_after_the_checkpoint_are_forgotten(tmp_path):
+    """They are played once more: each step counts once in learning curves."""
+    env = make_vec_env("CartPole-v1", 2, monitor_dir=str(tmp_path))
+    model = PPG("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=1, n_policy_iterations=4, seed=0, device="cpu")
+    model.learn(128, callback=PhasicCheckpointCallback(1, tmp_path))
+    at_checkpoint = load_results(str(tmp_path))
+    model.learn(384, reset_num_timesteps=False)
+    assert load_results(str(tmp_path))["l"].sum() > 300
+    (tmp_path / "9.monitor.csv").write_text("")  # cut short
+    for path in tmp_path.glob("[01].monitor.csv"):
+        path.write_text(f"{path.read_text()}20.0,2")  # in the middle of a row
+    forget_later_episodes(tmp_path, latest_checkpoint(tmp_path))
+    (tmp_path / "9.monitor.csv").unlink()
+    kept = load_results(str(tmp_path))
+    assert list(kept["l"]) == list(at_checkpoint["l"]) and 0 < kept["l"].sum() <= 128
+    forget_later_episodes(tmp_path, None)  # the run has ended before its first checkpoint
+    assert load_results(str(tmp_path))["l"].sum() == 0
+
+
+def test_a_signal_to_the_workers_too_ends_between_two_iterations(tmp_path):
+    """``timeout`` sends it so, and schedulers of clusters. The run can be resumed."""
+    options = ("--env", "CartPole-v1", "-n", "1000000", "--save-freq", "640000", "--eval-freq", "-1", "--resume")
+    command = ["-m", "sb3_ppg", "train", *options, "--vec-env", "subproc", *SMALL]
+    started = program(command, tmp_path, start_new_session=True)
+    wait_for(lambda: "n_updates" in output_of(started))
+    os.killpg(started.pid, signal.SIGTERM)
+    code, said = end_of(started)
+    assert code == 128 + signal.SIGTERM and "Traceback" not in said and "A signal has ended the run" in said, said
+    folder = tmp_path / "logs" / "ppg" / "CartPole-v1_1"
+    (checkpoint,) = folder.glob("rl_model_*_steps.zip")
+    n_steps = int(checkpoint.name.split("_")[2])
+    assert n_steps % 64 == 0 and (folder / MARKER).exists() and (folder / f"rl_model_{n_steps}_steps.aux_buffer.npz").exists()
+    end = time.monotonic() + 10
+    with pytest.raises(ProcessLookupError):  # no worker is left
+        while time.monotonic() < end:
+            os.killpg(started.pid, 0)
+            time.sleep(0.1)
+    assert 0 < load_results(str(folder))["l"].sum() <= n_steps
