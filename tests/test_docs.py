@@ -72,7 +72,7 @@ def test_code_of_a_page_or_a_docstring_runs(code, request, tmp_path, monkeypatch
         if package in code:
             pytest.importorskip(package)
     names = run(code, 1100 if "Checkpoint" in code else 1)
-    assert "learn(" not in code or names["model"].num_timesteps >= 1
+    assert "model" not in names or names["model"].num_timesteps >= ("learn(" in code)
 
 
 @pytest.mark.slow
