@@ -1,4 +1,4 @@
-"""What minibatches have in addition to the fields of SB3's rollout buffers."""
+"""Data of samples in addition to the fields of SB3's rollout buffers."""
 
 from dataclasses import dataclass
 from typing import Any, Self
