@@ -280,7 +280,7 @@ def test_set_ups_that_are_not_compiled_are_named():
     idaac = make(True, **dict(with_preset("idaac", {}), n_aux_epochs=0))
     for model, reason in ((lstm, "LSTMs"), (idaac, "adversary")):
         with pytest.warns(UserWarning, match=f"`compile_updates`=True has no effect: .*{reason}"):
-            model.compiled_training.begin(1e6)
+            model.compiled_training.begin(1e6, continues=False)
         assert not model.compiled_training.is_enabled
     with pytest.warns(UserWarning, match="policy updates are not compiled: minibatches run in micro-batches of 4"):
         make(True, micro_batch_size=4).learn(ROLLOUT)
@@ -298,7 +298,7 @@ def test_auto_compiles_long_trainings():
     model = make("auto", n_steps=256, batch_size=64, n_epochs=10, n_aux_epochs=6, n_policy_iterations=4, aux_batch_size=64)
     assert n_optimizer_steps(model, 64_000) == 10_000 + 6_000
     for budget, is_long in ((64_000, False), (1_000_000, shutil.which("g++") is not None), (float("inf"), False)):
-        model.compiled_training.begin(budget)  # of the infinite one, a callback decides the length
+        model.compiled_training.begin(budget, continues=False)  # of the infinite one, a callback decides the length
         assert model.compiled_training.is_enabled == is_long
 
 
