@@ -255,6 +255,8 @@ class PPG(PhasicAlgorithm):
             warn_of_unlikely_arguments(self)
         if _init_setup_model:
             self._setup_model()
+            if self.env is not None:
+                self.check_arguments()  # now of the complete model
 
     @property
     def n_aux_phases(self) -> int:

@@ -82,6 +82,7 @@ class VectorRewardBuffer(RolloutBuffer):
         :param last_values: V of the observations after the last step, (n_envs, K)
         :param dones: whether these begin an episode, (n_envs,)
         """
+        values = values.reshape(self.vector_rewards.shape)
         arrays = (self.vector_rewards, values, self.episode_starts)
         rewards, by_step, starts = (by_environment(self, array).swapaxes(0, 1) for array in arrays)
         end = (last_values.reshape(self.n_envs, -1), dones[:, None])

@@ -151,7 +151,10 @@ def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float,
     """
 
     def mean(array: np.ndarray) -> float:
-        average = th.tensor([array.mean(dtype=np.float64)], dtype=th.float64, device=device if has_group() else "cpu")
+        own = float(array.mean(dtype=np.float64))
+        if not has_group():
+            return own
+        average = th.tensor([own], dtype=th.float64, device=device)
         average_over_processes([average])
         return average.item()
 

@@ -73,9 +73,20 @@ def _load_player(algorithm: type[BaseAlgorithm], epsilon: float, *args: Any, **k
 
 
 def record_training() -> None:
-    """Run the script, which needs ffmpeg."""
-    with ffmpeg_on_path():
+    """Run the script in a temporary folder, because it removes all files in its own, and copy the videos from there."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1")
+    parser.add_argument("--algo")
+    parser.add_argument("-f", "--folder")
+    parser.add_argument("-o", "--output-folder", type=Path)
+    parser.add_argument("--exp-id", type=int, default=0)
+    args, _ = parser.parse_known_args()
+    is_asked_for_help = {"-h", "--help"} & {*sys.argv}
+    run = "" if is_asked_for_help else rl_zoo3.utils.get_model_path(args.exp_id, args.folder, args.algo, args.env)[2]
+    with ffmpeg_on_path(), TemporaryDirectory() as made:
+        sys.argv += ["-o", made]
         runpy.run_module("rl_zoo3.record_training", run_name="__main__", alter_sys=True)
+        shutil.copytree(made, args.output_folder or Path(run) / "videos", dirs_exist_ok=True)
 
 
 def plot_train() -> None:
