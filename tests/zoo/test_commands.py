@@ -269,7 +269,6 @@ def broken(trained, tmp_path_factory) -> Path:
         ("train -params clip_range:-1.0", "`clip_range`"),
         ("train --env MountainCar-v0 -params aux_learning_rate:[1]", "`aux_learning_rate`=[1] cannot work"),
         ("train -params learning_rate:'3e-4'", "use a number, which in YAML has a dot (3.0e-4), or a linear schedule"),
-        ("train -params policy_kwargs:dict(net_arhc=[8])", "ActorCriticPolicy has no argument 'net_arhc'; nearest: net_arch"),
         ("train --gym-packages no_such_module", "No module named 'no_such_module' (--gym-packages): install it, or add"),
         ("enjoy --gym-packages no_such_module", "sb3-ppg enjoy: No module named 'no_such_module' (--gym-packages)"),
         ("train --continue", "--continue needs the model"),
