@@ -1,4 +1,4 @@
-"""What any algorithm with phases needs of Stable-Baselines3, below Algorithm 1: set-up, training loop, hooks, files."""
+"""The base class of PPG: set-up, training loop, hooks and files, as Stable-Baselines3 has them."""
 
 import copy
 import io

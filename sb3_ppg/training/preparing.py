@@ -1,4 +1,4 @@
-"""What the epochs of both phases need of rollouts: value targets, advantages, value units, the objective's data, π_old."""
+"""Prepare rollouts for the epochs of both phases: value targets, advantages, value units, the objective's data, π_old."""
 
 import math
 from collections.abc import Sequence
