@@ -1,4 +1,4 @@
-"""What any algorithm with phases needs of Stable-Baselines3, below Algorithm 1: set-up, training loop, hooks, files."""
+"""The parts of an algorithm with phases that Stable-Baselines3 asks for: set-up, training loop, hooks, files."""
 
 import copy
 import io
@@ -49,7 +49,7 @@ from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
 from sb3_ppg.training.checks import check_arguments, check_samples
-from sb3_ppg.training.collecting import check_log_probs, finish_rollout, take_steps
+from sb3_ppg.training.collecting import as_stored, check_log_probs, take_steps
 from sb3_ppg.training.session import Session, training
 
 WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all outputs of a log
@@ -342,7 +342,10 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             exchange.continues = end is not None
         if not exchange.continues or end is None:
             return False
-        self.rollout_end = finish_rollout(self, rollout_buffer, *end)
+        new_obs, values, dones = end
+        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
+        last = as_stored(rollout_buffer, new_obs), values.squeeze(1).cpu().numpy(), dones.astype(bool)
+        self.rollout_end = RolloutEnd(*last, self.memory())
         if not session.has_checked_log_probs:
             check_log_probs(self, rollout_buffer)
             session.has_checked_log_probs = True

@@ -163,12 +163,8 @@ def full_like(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
 
 def mixed_minibatches(rollouts: Sequence[Rollout], batch_size: int) -> Iterator[Any]:
     """
-    Draw one epoch: all samples of the rollouts, shuffled, in minibatches with equally many samples of each rollout.
-
-    :param rollouts: rollouts of the same size
-    :param batch_size: approximate number of samples in a minibatch, at least one for each rollout; it is rounded up to parts
-        of equal size
-    :return: see ``minibatches``
+    Draw one epoch: all samples of rollouts of the same size, shuffled, in minibatches with equally many samples of each, at
+    least one. ``batch_size`` is rounded up to parts of equal size.
     """
     n_samples = rollouts[0].buffer.buffer_size * rollouts[0].buffer.n_envs
     n_minibatches = math.ceil(len(rollouts) * n_samples / batch_size)

@@ -76,11 +76,8 @@ class VectorRewardBuffer(RolloutBuffer):
 
     def recompute(self, values: np.ndarray, last_values: np.ndarray, dones: np.ndarray) -> None:
         """
-        Compute advantages and value targets again.
-
-        :param values: V(s) of each component, (n_envs * n_steps, K), environment by environment, as all arrays now
-        :param last_values: V of the observations after the last step, (n_envs, K)
-        :param dones: whether these begin an episode, (n_envs,)
+        Compute advantages and value targets again with V(s) of each component, (n_envs * n_steps, K), ordered by environment,
+        and V after the last step, (n_envs, K).
         """
         arrays = (self.vector_rewards, values, self.episode_starts)
         rewards, by_step, starts = (by_environment(self, array).swapaxes(0, 1) for array in arrays)
@@ -97,9 +94,8 @@ class VectorRewardBuffer(RolloutBuffer):
 
 def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """
-    :param model: algorithm, before its buffer and policy are made
-    :return: class and keyword arguments of its rollout buffer, and keyword arguments of its policy, for vector rewards if the
-        model has ``reward_weights``
+    Return class and keyword arguments of a model's rollout buffer, and keyword arguments of its policy, for vector rewards if
+    the model has ``reward_weights``.
     """
     cls: Any = model.rollout_buffer_class
     n_components = model.n_reward_components

@@ -33,9 +33,6 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
     """
     Record an update by PPO's names: means over samples and epochs; ``approx_kl``, in nats, of the last epoch; ``loss`` of the
     last step.
-
-    :param model: algorithm after the update on its rollout
-    :param updates: its updates, that of the policy among them, with their epochs
     """
     (of_policy,), of_values = ([one for one in updates if one.kind == kind] for kind in ("policy", "value"))
     record_all(model, "train", {"learning_rate": of_policy.learning_rate})
@@ -70,11 +67,8 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
 @unvalidated_distributions()
 def leaf_summary(model: PhasicModel) -> dict[str, float]:
     """
-    Evaluate each leaf of a nested action space on an evenly spread part of the rollout.
-
-    :param model: algorithm after an update on its rollout
-    :return: for each leaf, under "log_prob/path" and "entropy/path", the mean of log π of its part of the actions and the mean
-        of its entropy, or of an estimate, in nats
+    Evaluate each leaf of a nested action space on an evenly spread part of the rollout: under "log_prob/path" and
+    "entropy/path", the mean of log π of its part of the actions and the mean of its entropy, or of an estimate, in nats.
     """
     stride = math.ceil(model.n_steps * model.n_envs / EVALUATED_SAMPLES)
     some = samples(model.rollout_buffer, model.batch_size, lambda n: np.arange(0, n, stride))
@@ -94,12 +88,8 @@ def leaf_summary(model: PhasicModel) -> dict[str, float]:
 @unvalidated_distributions()
 def auxiliary_outcome(model: PhasicModel, n_sequences: int) -> dict[str, float]:
     """
-    Evaluate the result of an auxiliary phase on an evenly spread part of its samples.
-
-    :param model: algorithm after the epochs of the phase
-    :param n_sequences: largest number of sequences in a batch
-    :return: KL(π_old, π), in nats, and the explained variance of both value heads (NaN if all targets are equal), for vector
-        rewards the mean over the components
+    Evaluate the result of an auxiliary phase on an evenly spread part of its samples: KL(π_old, π), in nats, and the explained
+    variance of both value heads (NaN if all targets are equal), for vector rewards the mean over the components.
     """
     policy, buffer = model.policy, model.aux_buffer
     some = buffer.evenly_spread(max(1, EVALUATED_SAMPLES // buffer.sequence_length))

@@ -24,11 +24,7 @@ from sb3_ppg.training.preparing import has_single_samples
 
 
 def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
-    """
-    :param policy: argument of the constructor
-    :param algorithm: class of the model
-    :raises ArgumentError: for a policy that is neither a known name nor a class for this algorithm
-    """
+    """Refuse a policy that is neither a known name nor a class for this algorithm."""
     names = ", ".join(map(repr, algorithm.policy_aliases))
     base = next(iter(algorithm.policy_aliases.values()))
     if isinstance(policy, str):
@@ -43,12 +39,7 @@ def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
 
 
 def check_arguments(model: PhasicModel) -> None:
-    """
-    Check all arguments, alone and together.
-
-    :param model: with its environment
-    :raises ArgumentError: if arguments cannot work
-    """
+    """Refuse arguments that cannot work, alone or together; the model has its environment."""
     check_each(model)
     remedy = "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range"
     require(model, model.clip_range is not None or model.kl_coef > 0, "clip_range", remedy)
@@ -69,10 +60,7 @@ def check_arguments(model: PhasicModel) -> None:
 
 
 def check_networks(model: PhasicModel) -> None:
-    """
-    :param model: with its networks
-    :raises ArgumentError: for arguments that the networks cannot work with
-    """
+    """Refuse arguments that the networks cannot work with."""
     splits = isinstance(model.micro_batch_size, int)
     remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
     require(model, not splits or not looks_at_the_batch(model.policy), "micro_batch_size", remedy)
@@ -93,10 +81,7 @@ def check_networks(model: PhasicModel) -> None:
 
 
 def check_objective(model: PhasicModel) -> None:
-    """
-    :param model: complete
-    :raises ArgumentError: for arguments that the objective cannot work with
-    """
+    """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
     if cls is not model.objective_class:
         is_made = isinstance(model.objective, Objective)
@@ -139,10 +124,7 @@ def warn_of_unlikely_arguments(model: PhasicModel) -> None:
 
 
 def check_rollout_buffer_class(model: PhasicModel) -> None:
-    """
-    :param model: with its environment
-    :raises ArgumentError: if the class cannot hold rollouts of this algorithm and these observations
-    """
+    """Refuse a class that cannot hold rollouts of this algorithm and these observations."""
     cls = model.rollout_buffer_class
     for_dict = isinstance(model.observation_space, spaces.Dict)
     base = model.rollout_buffer_classes[for_dict]
@@ -153,10 +135,7 @@ def check_rollout_buffer_class(model: PhasicModel) -> None:
 
 
 def check_vector_rewards(model: PhasicModel) -> None:
-    """
-    :param model: with its arguments
-    :raises ArgumentError: if arguments for vector rewards do not fit each other or the environments
-    """
+    """Refuse arguments for vector rewards that do not fit each other or the environments."""
     weights, space = model.reward_weights, model.observation_space
     entry = space.spaces.get("weights") if isinstance(space, spaces.Dict) else None
     has_weights = isinstance(entry, spaces.Box) and len(entry.shape) == 1
@@ -188,11 +167,7 @@ def check_vector_rewards(model: PhasicModel) -> None:
 
 
 def check_samples(model: PhasicModel) -> None:
-    """
-    :param model: with its rollout buffer
-    :raises ArgumentError: if a custom rollout buffer does not keep arrays of numbers, or its samples are not named tuples that
-        begin with observations
-    """
+    """Refuse a custom buffer without arrays of numbers, or whose samples are not named tuples that begin with observations."""
     buffer = model.rollout_buffer
     arrays = buffer.observations.values() if isinstance(buffer.observations, dict) else [buffer.observations]
     is_numeric = all(isinstance(one, np.ndarray) and one.dtype != object for one in arrays)
@@ -207,10 +182,7 @@ def check_samples(model: PhasicModel) -> None:
 
 
 def check_replay(model: PhasicModel) -> None:
-    """
-    :param model: complete
-    :raises ArgumentError: if epochs cannot use the rollouts of ``replay_kwargs``, or cannot recompute their advantages
-    """
+    """Refuse ``replay_kwargs`` whose rollouts the epochs cannot use, or whose advantages cannot be recomputed."""
     replay, buffer = model.replay, model.rollout_buffer
     remedy = (
         f"{type(buffer).__name__} has its own way to compute advantages, or to draw minibatches, and does not set "
@@ -257,11 +229,7 @@ def warn_of_stale_data(model: PhasicModel) -> None:
 
 
 def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
-    """
-    :param model: model with its buffers
-    :param n_envs: number of environments in training
-    :raises ArgumentError: if the auxiliary phase cannot have minibatches of ``aux_batch_size``
-    """
+    """Refuse an ``aux_batch_size`` that the auxiliary phase cannot have with so many environments."""
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
     stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)

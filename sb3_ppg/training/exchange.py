@@ -24,13 +24,7 @@ Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
 
 
 def start_together(model: PhasicModel, settings: dict[str, Any]) -> None:
-    """
-    Compare the settings of all processes, give them the state of process 0, and separate their random generators.
-
-    :param model: model that is about to learn
-    :param settings: further settings that must be equal, by name
-    :raises ArgumentError: in every process, if settings differ
-    """
+    """Compare the settings of all processes, give them the state of process 0, and separate their random generators."""
     if n_processes() > 1:
         require_equal({**_settings(model), **settings})
         if model.device.type == "cuda":
@@ -88,11 +82,7 @@ class _Report(NamedTuple):
 
 
 class RolloutExchange:
-    """
-    Merges the processes' counters, recent episodes and ``VecNormalize`` statistics after each rollout.
-
-    :param model: model before its environments are reset, with the same statistics in all processes
-    """
+    """Merges the processes' counters, recent episodes and ``VecNormalize`` statistics after each rollout."""
 
     continues: bool  # in `rollout`'s block, whether this process wants to continue; after it, whether all processes want to
 
@@ -103,11 +93,7 @@ class RolloutExchange:
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """
-        Collect a rollout in each process. After an error in any of them, everything merged is as it was before the block.
-
-        :raises ProcessGroupError: if another process has failed
-        """
+        """Collect a rollout in each process. After an error in any of them, everything merged is as it was before."""
         self.continues, model = False, self.model
         if n_processes() == 1:
             yield
@@ -144,12 +130,7 @@ def _moments(rms: RunningMeanStd) -> Moments:
 
 
 def subtract_moments(total: Moments, prefix: Moments) -> Moments:
-    """
-    Return the moments of the samples that came after the first ones, inverting ``RunningMeanStd.update_from_moments``.
-
-    :param total: moments of all samples
-    :param prefix: moments of the first samples
-    """
+    """Return the moments of the samples after the first ones, inverting ``RunningMeanStd.update_from_moments``."""
     (mean, var, count), (first_mean, first_var, first_count) = total, prefix
     n = count - first_count
     if n <= 0:
