@@ -24,19 +24,12 @@ COMPUTED = ("advantages", "returns")  # arrays that are recomputed before an old
 
 @dataclass(eq=False)
 class Rollout:
-    """
-    A rollout with its data.
-
-    :param buffer: full buffer
-    :param end: state after the rollout. None if ``collect_rollouts`` of a subclass has not stored it, and nothing needs it
-    :param extras: further data of each sample for the objective's losses, see ``Objective.extras``
-    :param uses: number of epochs of each kind that have used the rollout
-    """
+    """A rollout with its data."""
 
     buffer: RolloutBuffer
-    end: Any
-    extras: dict[str, np.ndarray] = field(default_factory=dict)
-    uses: Counter[Kind] = field(default_factory=Counter)
+    end: Any  # a `RolloutEnd`; None if `collect_rollouts` of a subclass has not stored it, and nothing needs it
+    extras: dict[str, np.ndarray] = field(default_factory=dict)  # see `Objective.extras`
+    uses: Counter[Kind] = field(default_factory=Counter)  # number of epochs of each kind that have used the rollout
 
     def arrays(self) -> dict[str, Any]:
         """

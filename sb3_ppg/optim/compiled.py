@@ -50,22 +50,13 @@ HOOKS = (
 
 
 class Gradient(NamedTuple):
-    """
-    Losses of a minibatch, and their gradient.
+    """Losses of a minibatch, and their gradient."""
 
-    :param names: names of the losses
-    :param values: values of the losses, (n_losses,)
-    :param log_ratio: see ``Losses``, (B,)
-    :param norm: L2 norm of the gradient before it was clipped, (); None if it is not known yet
-    :param gradients: gradients of the parameters that the losses reach, if these do not have them already
-    :param step_is_taken: whether the optimizer's step has been taken already
-    """
-
-    names: list[str]
-    values: th.Tensor
-    log_ratio: th.Tensor
-    norm: Any = None
-    gradients: tuple[th.Tensor, ...] = ()
+    names: list[str]  # of the losses
+    values: th.Tensor  # of the losses, (n_losses,)
+    log_ratio: th.Tensor  # see `Losses`, (B,)
+    norm: Any = None  # L2 norm of the gradient before it was clipped, (); None if it is not known yet
+    gradients: tuple[th.Tensor, ...] = ()  # of the parameters that the losses reach, if these do not have them already
     step_is_taken: bool = False
 
 
@@ -123,16 +114,11 @@ def take_step(
 
 class CompiledStep:
     """
-    Compiled optimizer steps on one kind of losses, or, if something has to happen between gradient and step, compiled
-    gradients. They are compiled once for each minibatch size.
+    Compiled optimizer steps on one kind of losses, or, without ``takes_step``, compiled gradients, because something must
+    happen between gradient and step. They are compiled once for each minibatch size.
 
     The caller runs the first minibatch of each update, which shows which parameters the losses reach and creates the
     optimizer's state, and minibatches of a size that does not occur twice in a row, like a truncated minibatch.
-
-    :param model: algorithm with its environments, complete
-    :param name: "policy", "value" or "auxiliary"
-    :param losses: method of the objective
-    :param takes_step: False: compute the gradient alone
     """
 
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
@@ -267,12 +253,7 @@ class CompiledStep:
 
 
 class CompiledPolicy:
-    """
-    A policy that acts for a fixed number of environments, compiled. Actions are drawn from torch's generators, as in eager
-    mode.
-
-    :param model: algorithm with its environments, complete
-    """
+    """A compiled policy for a fixed number of environments. Actions are drawn from torch's generators, as in eager mode."""
 
     def __init__(self, model: PhasicModel):
         self.model = model
@@ -302,11 +283,7 @@ class CompiledPolicy:
 
 
 class CompiledTraining:
-    """
-    Compiled optimizer steps and compiled policy of a model, which its next call of ``learn`` reuses.
-
-    :param model: algorithm with its environments, complete
-    """
+    """Compiled optimizer steps and compiled policy of a model, which its next call of ``learn`` reuses."""
 
     def __init__(self, model: PhasicModel):
         self.model = model

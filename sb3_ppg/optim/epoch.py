@@ -27,22 +27,13 @@ Minibatch = TypeVar("Minibatch", bound=tuple)
 
 
 class Epoch(NamedTuple):
-    """
-    Record of one epoch.
+    """Record of one epoch."""
 
-    :param losses: values for each minibatch, (n_minibatches,), by name
-    :param grad_norm: L2 norm of each minibatch's gradient before it was clipped, (n_minibatches,)
-    :param sizes: number of samples in each minibatch, (n_minibatches,)
-    :param log_ratio: log π(a|s) - log π_old(a|s) of all samples, in the order of the minibatches, (n_samples,); empty if the
-        losses have none
-    :param stopped: whether ``target_kl`` was exceeded
-    """
-
-    losses: dict[str, np.ndarray]
-    grad_norm: np.ndarray
-    sizes: np.ndarray
-    log_ratio: th.Tensor
-    stopped: bool
+    losses: dict[str, np.ndarray]  # values for each minibatch, (n_minibatches,), by name
+    grad_norm: np.ndarray  # L2 norm of each minibatch's gradient before it was clipped, (n_minibatches,)
+    sizes: np.ndarray  # number of samples in each minibatch, (n_minibatches,)
+    log_ratio: th.Tensor  # see `Losses`, of all samples in the order of the minibatches, (n_samples,)
+    stopped: bool  # whether `target_kl` was exceeded
 
 
 def mean_losses(epochs: list[Epoch]) -> dict[str, float]:

@@ -1,9 +1,8 @@
 """Everything that processes exchange about their models: settings and state before the first rollout, results after each."""
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
@@ -20,6 +19,7 @@ from sb3_ppg.protocols import COUNTERS, PhasicModel
 
 # Arguments that may differ between processes
 OWN = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
+End = TypeVar("End")
 Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
 
 
@@ -53,7 +53,6 @@ def _settings(model: PhasicModel) -> dict[str, Any]:
         "policy": type(policy),
         "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
         "VecNormalize": list(all_statistics(env)),
-        "stored_rollouts": [len(model.aux_buffer), len(model.replay.rollouts)],
     }
 
 
@@ -84,20 +83,20 @@ class _Report(NamedTuple):
 class RolloutExchange:
     """Merges the processes' counters, recent episodes and ``VecNormalize`` statistics after each rollout."""
 
-    continues: bool  # in `rollout`'s block, whether this process wants to continue; after it, whether all processes want to
-
     def __init__(self, model: PhasicModel):
         self.model = model
         self._running = list(all_statistics(model.env).values()) if n_processes() > 1 else []
         self._merged = [_moments(rms) for rms in self._running]
 
-    @contextmanager
-    def rollout(self) -> Iterator[None]:
-        """Collect a rollout in each process. After an error in any of them, everything merged is as it was before."""
-        self.continues, model = False, self.model
+    def rollout(self, collect: Callable[[], End | None]) -> End | None:
+        """
+        Collect a rollout in each process. After an error in any of them, everything merged is as it was before.
+
+        :param collect: function that returns the end of the rollout; None to stop, and then all processes stop
+        """
+        model = self.model
         if n_processes() == 1:
-            yield
-            return
+            return collect()
         assert model.ep_info_buffer is not None and model.ep_success_buffer is not None
         n_steps, window = model.num_timesteps, model.ep_info_buffer.maxlen
         episodes, successes = list(model.ep_info_buffer), list(model.ep_success_buffer)
@@ -106,11 +105,10 @@ class RolloutExchange:
         model.ep_info_buffer, model.ep_success_buffer = deque(episodes), deque(successes)
         try:
             with agreed():
-                yield
+                end = collect()
             moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]
             new_episodes = list(model.ep_info_buffer)[len(episodes) :], list(model.ep_success_buffer)[len(successes) :]
-            reports = gather(_Report(self.continues, model.num_timesteps, *new_episodes, moments))
-            self.continues = all(report.continues for report in reports)
+            reports = gather(_Report(end is not None, model.num_timesteps, *new_episodes, moments))
         finally:  # after an error there are no reports
             # A process that stops has taken fewer steps
             model.num_timesteps = max((report.num_timesteps for report in reports), default=n_steps)
@@ -123,6 +121,7 @@ class RolloutExchange:
                     if count > 0:
                         rms.update_from_moments(mean, var, count)
             self._merged = [_moments(rms) for rms in self._running]
+        return end if all(report.continues for report in reports) else None
 
 
 def _moments(rms: RunningMeanStd) -> Moments:

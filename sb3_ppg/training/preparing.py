@@ -1,4 +1,4 @@
-"""Preparation of rollouts for the epochs of both phases: value targets, advantages, value units, the objective's data, π_old."""
+"""Preparation of rollouts for the epochs of both phases: targets, advantages, value units, the objective's data, π_old."""
 
 import math
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def prepare_rollouts(model: PhasicModel, kinds: Sequence[Kind]) -> None:
     objective.before_policy_phase(model.policy)
     for rollout in [*older, latest]:
         extras = objective.extras(model.policy, rollout.buffer, rollout.end)
-        rollout.extras = {**component_samples(rollout.buffer).by_name(), **extras.by_name()}
+        rollout.extras = {**component_samples(rollout.buffer), **extras.by_name()}
 
 
 def _update_value_units(model: PhasicModel, latest: Rollout) -> None:
@@ -52,8 +52,7 @@ def _update_value_units(model: PhasicModel, latest: Rollout) -> None:
     if model.normalize_value_targets and model.n_aux_epochs > 0:
         n_averaged = model._n_rollouts if model.normalize_value_targets == "running" else model.n_policy_iterations
         weight = 1 / min(model._n_rollouts, n_averaged)  # at first all rollouts weigh the same
-        of_components = component_samples(latest.buffer).component_targets
-        targets = latest.buffer.returns if of_components is None else of_components
+        targets = component_samples(latest.buffer).get("component_targets", latest.buffer.returns)
         change_value_units(model.policy, optimizers, targets, weight)
     elif model.policy.value_unit != 1.0:
         set_value_units(model.policy, optimizers, 0.0, 1.0)
