@@ -78,6 +78,7 @@ class VectorRewardBuffer(RolloutBuffer):
         Compute advantages and value targets again with V(s) of each component, (n_envs * n_steps, K), ordered by environment,
         and V after the last step, (n_envs, K).
         """
+        values = values.reshape(-1, self.n_components)  # heads drop the dimension of a single component
         arrays = (self.vector_rewards, values, self.episode_starts)
         rewards, by_step, starts = (by_environment(self, array).swapaxes(0, 1) for array in arrays)
         end = (last_values.reshape(self.n_envs, -1), dones[:, None])
