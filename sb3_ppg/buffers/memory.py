@@ -64,7 +64,5 @@ def check_room_for_replay(model: PhasicModel) -> None:
     """Refuse to begin if the memory cannot hold the observations of the replayed rollouts."""
     capacity, available = model.replay.capacity, available_memory()
     needed = (capacity - len(model.replay.rollouts)) * n_bytes(model.rollout_buffer.observations) * n_local_processes()
-    remedy = (
-        f"the observations of {capacity} rollouts take {needed:,} more bytes, but only {available:,} are available in memory"
-    )
-    require(model, capacity == 1 or needed <= available, "replay_kwargs", f"{remedy}; use fewer, or smaller ones")
+    shortage = f"the observations of {capacity} rollouts take {needed:,} more bytes, but only {available:,} are available"
+    require(model, capacity == 1 or needed <= available, "replay_kwargs", f"{shortage} in memory; use fewer, or smaller ones")

@@ -42,11 +42,8 @@ class RolloutEnd(NamedTuple):
 
 def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str, np.ndarray] | None = None) -> Iterator[Any]:
     """
-    Draw the minibatches of one epoch: all samples, shuffled.
-
-    :param rollout_buffer: buffer whose samples are ordered by environment
-    :param batch_size: in samples
-    :param extras: further arrays by name, (n_envs * n_steps, ...), in this order; minibatches have them as ``extras``
+    Draw the minibatches of one epoch: all samples of a buffer that is ordered by environment, shuffled. ``extras`` are further
+    arrays by name, (n_envs * n_steps, ...), in this order, which minibatches have in a field of this name.
     """
     cls, at_once = type(rollout_buffer), batch_size
     if any(cls.get is theirs.get and cls._get_samples is theirs._get_samples for theirs in SB3_CLASSES):

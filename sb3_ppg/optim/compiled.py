@@ -38,15 +38,8 @@ MAX_SIZES = 2
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 ADAM_OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
 # Attributes in which torch stores registered hooks
-HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_post_accumulate_grad_hooks",
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-)
+KINDS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
+HOOKS = [f"_{kind}_hooks" for kind in KINDS.split()]
 
 
 class Gradient(NamedTuple):

@@ -61,20 +61,15 @@ def optimize_epoch(
     """
     Take one optimizer step per minibatch. The losses stay on the device until the epoch ends, then one transfer reads them.
 
-    :param phase: name of the phase for error messages
     :param networks: networks whose weights are restored if a loss or a gradient is not finite
-    :param optimizer: optimizer of some of their parameters
     :param minibatches: named tuples of tensors, or of dictionaries of tensors, of shape (B, ...)
-    :param loss_fn: returns the losses of a minibatch
     :param micro_batch_size: the most samples in one forward pass. None: whole minibatches
     :param max_grad_norm: the largest L2 norm; a larger gradient is scaled down to it. None: no clipping
     :param target_kl: in nats. Stop before the step on a minibatch whose approximate KL exceeds 1.5 times this, as in SB3;
         this costs a transfer per minibatch. None: never stop
-    :param after_step: called after each step
     :param adversary: optimizer and losses of networks that learn against the policy; they take a step before each of its
         steps
     :param compiled: compiled steps or gradients, for the minibatches that it takes
-    :return: record of the epoch
     :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
     optimizers = [optimizer] if adversary is None else [optimizer, adversary[0]]
@@ -198,8 +193,6 @@ def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Param
     """
     Rescale an optimizer's moments when a change of units rescales all gradients.
 
-    :param optimizer: optimizer of these parameters, among others
-    :param parameters: parameters whose gradients change
     :param factor: factor of the change, (1,), or one for each row of a parameter, (n,)
     """
     powers = {**MOMENTS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENTS
