@@ -1,6 +1,7 @@
 """Arrays in nested dictionaries and tuples, such as the observations of a Dict space."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch as th
@@ -10,8 +11,10 @@ Minibatch = TypeVar("Minibatch", bound=tuple)
 
 def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
     """
-    :param function: of as many arrays as there are trees
-    :param trees: arrays or tensors, or dictionaries and tuples of such, nested to any depth, of the same structure
+    Apply a function to the leaves of trees of the same structure.
+
+    :param function: function of as many arrays as there are trees
+    :param trees: arrays or tensors, or dictionaries and tuples of such, nested to any depth
     :return: the function's values, in the same structure
     """
     first = trees[0]
@@ -58,18 +61,17 @@ def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
     :param sizes: number of samples in each part, a multiple of the sequence length
     :return: the parts, each with the structure of ``tree``
     """
-    if isinstance(tree, dict) and tree:
-        return [dict(zip(tree, some, strict=True)) for some in zip(*_split_all(tree.values(), sizes), strict=True)]
-    if isinstance(tree, tuple) and tree:
-        make = type(tree)._make if hasattr(tree, "_make") else tuple
-        return [make(some) for some in zip(*_split_all(tree, sizes), strict=True)]
-    return tree.split([size * len(tree) // sum(sizes) for size in sizes]) if has_samples(tree) else [tree] * len(sizes)
+    total = sum(sizes)
+
+    def pieces(leaf: Any) -> list[Any]:
+        if not has_samples(leaf):
+            return [leaf] * len(sizes)
+        return list(leaf.split([size * len(leaf) // total for size in sizes]))
+
+    of_leaves = map_arrays(pieces, tree)
+    return [map_arrays(itemgetter(number), of_leaves) for number in range(len(sizes))]
 
 
 def has_samples(value: Any) -> bool:
     """Return whether a value is a tensor with at least one dimension; the first one is that of the samples."""
     return isinstance(value, th.Tensor) and value.dim() > 0
-
-
-def _split_all(trees: Iterable[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
-    return [split_arrays(tree, sizes) for tree in trees]

@@ -53,13 +53,7 @@ class PhasicCallback(BaseCallback):
 
 
 def tell(callback: MaybeCallback, event: str, **state: Any) -> None:
-    """
-    Call an event of each ``PhasicCallback``, and show the epoch of the auxiliary phase in SB3's progress bar.
-
-    :param callback: callback of ``learn``, which may contain others
-    :param event: name of the event's method
-    :param state: ``locals`` of the event
-    """
+    """Call an event of each ``PhasicCallback``, with its ``locals``, and show the epoch in SB3's progress bar."""
     for one in every(callback):
         if isinstance(one, PhasicCallback):
             one.update_locals(state)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -49,7 +49,7 @@ from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
 from sb3_ppg.training.checks import check_arguments, check_networks, check_objective, check_samples
-from sb3_ppg.training.collecting import check_log_probs, finish_rollout, take_steps
+from sb3_ppg.training.collecting import as_stored, check_log_probs, take_steps
 from sb3_ppg.training.session import Session, training
 
 WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all outputs of a log
@@ -305,13 +305,11 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         :return: ``context``, and the arrays of a rollout that the objective keeps
         """
         end = self.rollout_end or self._rollout_end_template()
-        of_components, of_objective = component_context(self.rollout_buffer), self.objective.aux_data(self.rollout_buffer, end)
-        return {**self.context(), **of_components.by_name(), **of_objective.by_name()}
+        of_objective = self.objective.aux_data(self.rollout_buffer, end).by_name()
+        return {**self.context(), **component_context(self.rollout_buffer), **of_objective}
 
     def rollout_template(self) -> Rollout:
-        """
-        :return: a rollout of zeros with the shapes and types of collected rollouts
-        """
+        """Return a rollout of zeros with the shapes and types of collected rollouts."""
         return Rollout(full_like(self.rollout_buffer), self._rollout_end_template())
 
     def _rollout_end_template(self) -> RolloutEnd:
@@ -337,13 +335,13 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         start = time.perf_counter()
         session.callback = callback
         session.acting_policy = self.compiled_training.acting_policy()
-        exchange = session.exchange
-        with exchange.rollout():
-            end = take_steps(self, env, callback, rollout_buffer, n_rollout_steps)
-            exchange.continues = end is not None
-        if not exchange.continues or end is None:
+        end = session.exchange.rollout(partial(take_steps, self, env, callback, rollout_buffer, n_rollout_steps))
+        if end is None:
             return False
-        self.rollout_end = finish_rollout(self, rollout_buffer, *end)
+        new_obs, values, dones = end
+        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
+        last = as_stored(rollout_buffer, new_obs), values.squeeze(1).cpu().numpy(), dones.astype(bool)
+        self.rollout_end = RolloutEnd(*last, self.memory())
         if not session.has_checked_log_probs:
             check_log_probs(self, rollout_buffer)
             session.has_checked_log_probs = True
@@ -490,17 +488,13 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     # ---- arguments ----
 
     def check_arguments(self) -> None:
-        """
-        Check all arguments, before the model is made, when it is complete, and before it learns.
-
-        :raises ArgumentError: if arguments cannot work, alone or together
-        """
+        """Refuse arguments that cannot work: before the model is made, when it is complete, and before it learns."""
         check_arguments(self)
 
     def n_kept_rollouts(self) -> tuple[int, int]:
         """
-        :return: numbers of rollouts in the auxiliary buffer, and in the replay for later updates; of a model that was loaded
-            without them, of the rollouts that it had
+        Return the numbers of rollouts in the auxiliary buffer, and in the replay for later updates; of a model that was loaded
+        without them, of the rollouts that it had.
         """
         return self._missing_rollouts or (len(self.aux_buffer), self.replay.n_stored)
 

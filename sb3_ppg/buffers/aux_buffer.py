@@ -42,17 +42,11 @@ class AuxiliaryBatch(NamedTuple):
 
 
 class StoredRollout(NamedTuple):
-    """
-    Arrays of a rollout that the auxiliary phase keeps.
+    """Arrays of a rollout that the auxiliary phase keeps."""
 
-    :param observations: ``(n_envs, n_steps, *observation shape)``, or a dictionary of such
-    :param context: further inputs of the policy and data of the objective by name, (n_envs, n_steps or 1, ...)
-    :param value_targets: V_targ, (n_envs, n_steps)
-    """
-
-    observations: Observations
-    context: dict[str, np.ndarray]
-    value_targets: np.ndarray
+    observations: Observations  # (n_envs, n_steps, *observation shape)
+    context: dict[str, np.ndarray]  # inputs of the policy and data of the objective by name, (n_envs, n_steps or 1, ...)
+    value_targets: np.ndarray  # V_targ, (n_envs, n_steps)
 
 
 class AuxBuffer:

@@ -44,11 +44,7 @@ def _cgroups() -> Iterator[tuple[int, int]]:
 
 
 def check_room(model: PhasicModel, n_rollouts: int) -> None:
-    """
-    :param model: before a rollout
-    :param n_rollouts: number of further rollouts that the auxiliary buffer has to hold
-    :raises ArgumentError: if the memory, or the disk, cannot hold their observations
-    """
+    """Refuse to begin if the memory, or the disk, cannot hold the observations of so many further rollouts of a phase."""
     if model.n_aux_epochs == 0:
         return
     needed = n_rollouts * (n_bytes(model.rollout_buffer.observations) + n_bytes(model.aux_data())) * n_local_processes()
@@ -65,13 +61,8 @@ def check_room(model: PhasicModel, n_rollouts: int) -> None:
 
 
 def check_room_for_replay(model: PhasicModel) -> None:
-    """
-    :param model: before a rollout
-    :raises ArgumentError: if the memory cannot hold the observations of the replayed rollouts
-    """
+    """Refuse to begin if the memory cannot hold the observations of the replayed rollouts."""
     capacity, available = model.replay.capacity, available_memory()
     needed = (capacity - len(model.replay.rollouts)) * n_bytes(model.rollout_buffer.observations) * n_local_processes()
-    remedy = (
-        f"the observations of {capacity} rollouts take {needed:,} more bytes, but only {available:,} are available in memory"
-    )
-    require(model, capacity == 1 or needed <= available, "replay_kwargs", f"{remedy}; use fewer, or smaller ones")
+    shortage = f"the observations of {capacity} rollouts take {needed:,} more bytes, but only {available:,} are available"
+    require(model, capacity == 1 or needed <= available, "replay_kwargs", f"{shortage} in memory; use fewer, or smaller ones")

@@ -24,19 +24,12 @@ COMPUTED = ("advantages", "returns")  # arrays that are recomputed before an old
 
 @dataclass(eq=False)
 class Rollout:
-    """
-    A rollout with its data.
-
-    :param buffer: full buffer
-    :param end: state after the rollout. None if ``collect_rollouts`` of a subclass has not stored it, and nothing needs it
-    :param extras: further data of each sample for the objective's losses, see ``Objective.extras``
-    :param uses: number of epochs of each kind that have used the rollout
-    """
+    """A rollout with its data."""
 
     buffer: RolloutBuffer
-    end: Any
-    extras: dict[str, np.ndarray] = field(default_factory=dict)
-    uses: Counter[Kind] = field(default_factory=Counter)
+    end: Any  # a `RolloutEnd`; None if `collect_rollouts` of a subclass has not stored it, and nothing needs it
+    extras: dict[str, np.ndarray] = field(default_factory=dict)  # see `Objective.extras`
+    uses: Counter[Kind] = field(default_factory=Counter)  # number of epochs of each kind that have used the rollout
 
     def arrays(self) -> dict[str, Any]:
         """
@@ -163,12 +156,8 @@ def full_like(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
 
 def mixed_minibatches(rollouts: Sequence[Rollout], batch_size: int) -> Iterator[Any]:
     """
-    Draw one epoch: all samples of the rollouts, shuffled, in minibatches with equally many samples of each rollout.
-
-    :param rollouts: rollouts of the same size
-    :param batch_size: approximate number of samples in a minibatch, at least one for each rollout; it is rounded up to parts
-        of equal size
-    :return: see ``minibatches``
+    Draw one epoch: all samples of rollouts of the same size, shuffled, in minibatches with equally many samples of each, at
+    least one. ``batch_size`` is rounded up to parts of equal size.
     """
     n_samples = rollouts[0].buffer.buffer_size * rollouts[0].buffer.n_envs
     n_minibatches = math.ceil(len(rollouts) * n_samples / batch_size)

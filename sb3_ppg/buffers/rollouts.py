@@ -42,12 +42,8 @@ class RolloutEnd(NamedTuple):
 
 def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str, np.ndarray] | None = None) -> Iterator[Any]:
     """
-    Draw the minibatches of one epoch: all samples, shuffled.
-
-    :param rollout_buffer: buffer whose samples are ordered by environment
-    :param batch_size: in samples
-    :param extras: further arrays by name, (n_envs * n_steps, ...), environment by environment
-    :return: the buffer's minibatches; with extras, these have the additional field ``extras``
+    Draw the minibatches of one epoch: all samples of a buffer that is ordered by environment, shuffled. ``extras`` are further
+    arrays by name, (n_envs * n_steps, ...), in this order, which minibatches have in a field of this name.
     """
     cls, at_once = type(rollout_buffer), batch_size
     if any(cls.get is theirs.get and cls._get_samples is theirs._get_samples for theirs in SB3_CLASSES):
@@ -72,14 +68,7 @@ def _extended(name: str, fields: tuple[str, ...]) -> Any:
 def samples(
     rollout_buffer: RolloutBuffer, batch_size: int, order: Callable[[int], np.ndarray]
 ) -> Iterator[tuple[np.ndarray, Any]]:
-    """
-    Read all samples.
-
-    :param rollout_buffer: buffer whose samples are ordered by environment
-    :param batch_size: largest number of samples in a minibatch
-    :param order: ``np.arange`` or ``np.random.permutation``
-    :return: for each minibatch, the indices of its samples (environment by environment), and the samples
-    """
+    """Read all samples of a buffer that is ordered by environment; see ``GivesSequences.samples``."""
     if isinstance(rollout_buffer, GivesSequences):
         yield from rollout_buffer.samples(batch_size, order)
         return
@@ -113,11 +102,7 @@ def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
 
 
 def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarray:
-    """
-    :param rollout_buffer: buffer with the array
-    :param array: (n_envs * n_steps, ...), environment by environment
-    :return: (n_envs, n_steps, numbers of a sample)
-    """
+    """Reshape a buffer's array from (n_envs * n_steps, ...), environment by environment, to (n_envs, n_steps, numbers)."""
     return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, -1)
 
 
@@ -130,13 +115,8 @@ def ordered_gae(
     gae_lambda: float,
 ) -> np.ndarray:
     """
-    Compute ``advantages.gae`` of a buffer's rewards with other values.
-
-    :param rollout_buffer: buffer whose samples are ordered by environment
-    :param values: V(s), (n_envs * n_steps,), in this order
-    :param last_values: V of the observations after the last step, (n_envs,)
-    :param last_dones: whether these begin an episode, (n_envs,)
-    :return: A, (n_envs * n_steps, 1), in this order
+    Compute ``advantages.gae``, (n_envs * n_steps, 1), of a buffer that is ordered by environment, with other values: V(s),
+    (n_envs * n_steps,), and V after the last step, (n_envs,).
     """
     arrays = (rollout_buffer.rewards, values, rollout_buffer.episode_starts)
     rewards, values, starts = (by_environment(rollout_buffer, array)[:, :, 0].T for array in arrays)
@@ -159,11 +139,8 @@ def n_bytes(observations: Observations | PyTorchObs) -> int:
 
 def store_floats(rollout_buffer: RolloutBuffer, env: VecEnv | None) -> None:
     """
-    Make a rollout buffer keep floats where SB3's would truncate them to integers: sampled actions in a Box of integers, and
-    integer observations that ``VecNormalize`` normalizes.
-
-    :param rollout_buffer: empty buffer
-    :param env: environments, with any wrappers
+    Make an empty rollout buffer keep floats where SB3's would truncate them to integers: sampled actions in a Box of integers,
+    and integer observations that ``VecNormalize`` normalizes.
     """
     spaces_before = rollout_buffer.observation_space, rollout_buffer.action_space
     rollout_buffer.action_space = in_floats(rollout_buffer.action_space)

@@ -9,7 +9,6 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import by_environment
-from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.distributed.collectives import explained_variance
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.protocols import PhasicModel
@@ -76,13 +75,10 @@ class VectorRewardBuffer(RolloutBuffer):
 
     def recompute(self, values: np.ndarray, last_values: np.ndarray, dones: np.ndarray) -> None:
         """
-        Compute advantages and value targets again.
-
-        :param values: V(s) of each component, (n_envs * n_steps, K), environment by environment, as all arrays now
-        :param last_values: V of the observations after the last step, (n_envs, K)
-        :param dones: whether these begin an episode, (n_envs,)
+        Compute advantages and value targets again with V(s) of each component, (n_envs * n_steps, K), ordered by environment,
+        and V after the last step, (n_envs, K).
         """
-        values = values.reshape(self.vector_rewards.shape)
+        values = values.reshape(-1, self.n_components)  # heads drop the dimension of a single component
         arrays = (self.vector_rewards, values, self.episode_starts)
         rewards, by_step, starts = (by_environment(self, array).swapaxes(0, 1) for array in arrays)
         end = (last_values.reshape(self.n_envs, -1), dones[:, None])
@@ -98,9 +94,8 @@ class VectorRewardBuffer(RolloutBuffer):
 
 def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """
-    :param model: algorithm, before its buffer and policy are made
-    :return: class and keyword arguments of its rollout buffer, and keyword arguments of its policy, for vector rewards if the
-        model has ``reward_weights``
+    Return class and keyword arguments of a model's rollout buffer, and keyword arguments of its policy, for vector rewards if
+    the model has ``reward_weights``.
     """
     cls: Any = model.rollout_buffer_class
     n_components = model.n_reward_components
@@ -112,29 +107,28 @@ def with_vector_rewards(model: PhasicModel) -> tuple[Any, dict[str, Any], dict[s
     return vector_class, model.rollout_buffer_kwargs | of_buffer, model.policy_kwargs | of_policy
 
 
-def component_samples(rollout_buffer: RolloutBuffer) -> SampleData:
+def component_samples(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
     """
-    Return value targets and old values of each sample's components, (n_envs * n_steps, K), environment by environment, of a
-    full buffer; nothing for scalar rewards.
+    Return the fields of ``SampleData`` about each sample's components, (n_envs * n_steps, K), environment by environment, of a
+    full buffer; none for scalar rewards.
     """
     if not isinstance(rollout_buffer, VectorRewardBuffer):
-        return SampleData()
-    return SampleData(component_targets=rollout_buffer.vector_returns, component_values=rollout_buffer.vector_values)
+        return {}
+    return dict(component_targets=rollout_buffer.vector_returns, component_values=rollout_buffer.vector_values)
 
 
-def component_context(rollout_buffer: RolloutBuffer) -> SampleData:
-    """Return the component data that the auxiliary phase keeps, (n_envs, n_steps, K); none for scalar rewards."""
+def component_context(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
+    """Return those that the auxiliary phase keeps, (n_envs, n_steps, K); none for scalar rewards."""
     if not isinstance(rollout_buffer, VectorRewardBuffer):
-        return SampleData()
+        return {}
     # A copy, because `recompute` overwrites the array when an older rollout is used again
-    return SampleData(component_targets=by_environment(rollout_buffer, rollout_buffer.vector_returns).copy())
+    return dict(component_targets=by_environment(rollout_buffer, rollout_buffer.vector_returns).copy())
 
 
 def component_summary(rollout_buffer: RolloutBuffer, policy: PhasicActorCriticPolicy) -> dict[str, float]:
     """Return explained variance and value unit by component, after an update on this rollout; nothing for scalar rewards."""
-    samples = component_samples(rollout_buffer)
-    if samples.component_targets is None:
+    if not isinstance(rollout_buffer, VectorRewardBuffer):
         return {}
-    columns = enumerate(zip(samples.component_values.T, samples.component_targets.T, strict=True))
+    columns = enumerate(zip(rollout_buffer.vector_values.T, rollout_buffer.vector_returns.T, strict=True))
     explained = {f"explained_variance/{k}": explained_variance(*both, policy.device) for k, both in columns}
     return explained | {f"value_unit/{k}": unit for k, unit in enumerate(policy.value_net.std.tolist())}

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -38,79 +38,40 @@ MAX_SIZES = 2
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 ADAM_OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
 # Attributes in which torch stores registered hooks
-HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_post_accumulate_grad_hooks",
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-)
+KINDS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
+HOOKS = [f"_{kind}_hooks" for kind in KINDS.split()]
 
 
 class Gradient(NamedTuple):
-    """
-    Losses of a minibatch, and their gradient.
+    """Losses of a minibatch, and their gradient."""
 
-    :param names: names of the losses
-    :param values: values of the losses, (n_losses,)
-    :param log_ratio: see ``Losses``, (B,)
-    :param norm: L2 norm of the gradient before it was clipped, (); None if it is not known yet
-    :param gradients: gradients of the parameters that the losses reach, if these do not have them already
-    :param step_is_taken: whether the optimizer's step has been taken already
-    """
-
-    names: list[str]
-    values: th.Tensor
-    log_ratio: th.Tensor
-    norm: Any = None
-    gradients: tuple[th.Tensor, ...] = ()
+    names: list[str]  # of the losses
+    values: th.Tensor  # of the losses, (n_losses,)
+    log_ratio: th.Tensor  # see `Losses`, (B,)
+    norm: Any = None  # L2 norm of the gradient before it was clipped, (); None if it is not known yet
+    gradients: tuple[th.Tensor, ...] = ()  # of the parameters that the losses reach, if these do not have them already
     step_is_taken: bool = False
 
 
 class AdamGroup(NamedTuple):
-    """
-    A parameter group of Adam.
+    """A parameter group of Adam, with the arguments of ``torch.optim.adam.adam``."""
 
-    :param parameters: parameters that the losses reach
-    :param moments: lists of the optimizer's state, in the order of the parameters: means of their gradients, means of the
-        squares, and the largest of these, an empty list without ``amsgrad``
-    :param steps: numbers of steps so far, in the same order, () each
-    :param learning_rate: learning rate, ()
-    :param options: further arguments of ``torch.optim.adam.adam``
-    """
-
-    parameters: list[nn.Parameter]
-    moments: tuple[list[th.Tensor], ...]
-    steps: list[th.Tensor]
-    learning_rate: th.Tensor
+    parameters: list[nn.Parameter]  # that the losses reach
+    moments: tuple[list[th.Tensor], ...]  # means of their gradients, of the squares, and the largest of these with `amsgrad`
+    steps: list[th.Tensor]  # numbers of steps so far, () each
+    learning_rate: th.Tensor  # ()
     options: dict[str, Any]
 
 
 def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coefficients: Any, minibatch: Any) -> Losses:
-    """
-    Evaluate an objective on a minibatch of either phase.
-
-    :param model: algorithm with its networks
-    :param losses: method of the objective
-    :param coefficients: weights of the losses' terms
-    :param minibatch: B samples
-    """
+    """Evaluate a method of the objective on a minibatch of either phase."""
     return losses(model.policy, model.network_inputs(minibatch), minibatch, coefficients)
 
 
 def loss_gradient(
     losses_of: Callable[[Any, Any], Losses], coefficients: Any, minibatch: Any, parameters: list[nn.Parameter]
 ) -> Gradient:
-    """
-    Compute the gradient of a minibatch's loss.
-
-    :param losses_of: returns the losses for coefficients and a minibatch
-    :param coefficients: weights of the losses' terms, () each
-    :param minibatch: B samples
-    :param parameters: parameters that the losses reach
-    """
+    """Compute the gradient of a minibatch's loss in the parameters that it reaches."""
     losses = losses_of(coefficients, minibatch)
     gradients = th.autograd.grad(losses.total, parameters)
     return Gradient(losses.names, losses.values, losses.log_ratio.detach(), gradients=gradients)
@@ -123,12 +84,7 @@ def take_step(
     groups: list[AdamGroup],
     max_grad_norm: th.Tensor | None,
 ) -> Gradient:
-    """
-    Compute the gradient of a minibatch's loss as ``loss_gradient`` does, clip it, and take a step of Adam.
-
-    :param groups: parameter groups, whose parameters and state are changed in place
-    :param max_grad_norm: the largest L2 norm, (); a larger gradient is scaled down to it. None: no clipping
-    """
+    """Compute the gradient of a minibatch's loss, clip it, and take a step of Adam, which changes the groups in place."""
     parameters = [parameter for group in groups for parameter in group.parameters]
     result = loss_gradient(losses_of, coefficients, minibatch, parameters)
     gradients = result.gradients
@@ -151,16 +107,11 @@ def take_step(
 
 class CompiledStep:
     """
-    Compiled optimizer steps on one kind of losses, or, if something has to happen between gradient and step, compiled
-    gradients. They are compiled once for each minibatch size.
+    Compiled optimizer steps on one kind of losses, or, without ``takes_step``, compiled gradients, because something must
+    happen between gradient and step. They are compiled once for each minibatch size.
 
     The caller runs the first minibatch of each update, which shows which parameters the losses reach and creates the
     optimizer's state, and minibatches of a size that does not occur twice in a row, like a truncated minibatch.
-
-    :param model: algorithm with its environments, complete
-    :param name: "policy", "value" or "auxiliary"
-    :param losses: method of the objective
-    :param takes_step: False: compute the gradient alone
     """
 
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
@@ -168,24 +119,22 @@ class CompiledStep:
         self.name = name
         self.losses_of = partial(minibatch_losses, model, losses)
         self.takes_step = takes_step
-        self.device = model.device
         self.has_failed = False
-        mode = "reduce-overhead" if self.device.type == "cuda" else None  # with CUDA graphs
+        self.has_graphs = model.device.type == "cuda"
+        mode = "reduce-overhead" if self.has_graphs else None
         self._function = _compiled(take_step if takes_step else loss_gradient, mode=mode)
         self._compiled_sizes: set[int] = set()
 
     def begin_update(self, optimizer: th.optim.Optimizer, coefficients: Any) -> None:
-        """
-        Begin an update, in which these arguments and the model's settings stay the same.
-
-        :param optimizer: optimizer of some of the networks' parameters
-        :param coefficients: weights of the losses' terms, a named tuple of numbers and None
-        """
+        """Begin an update, in which these arguments and the model's settings stay the same."""
         model = self.model
         self._optimizer = optimizer
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._coefficients = as_tensors(coefficients, self._parameters[0])
-        self._max_grad_norm = None if model.max_grad_norm is None else self._parameters[0].new_tensor(model.max_grad_norm)
+        # Tensors, as torch would compile again for another number
+        numbers = (coefficients, model.max_grad_norm)
+        self._coefficients, self._max_grad_norm = map_arrays(
+            lambda value: None if value is None else self._parameters[0].new_tensor(value), numbers
+        )
         self._micro_batch_size = model.resolved_micro_batch_size()
         self._restart()
         if has_hooks([model.policy, model.objective], optimizer):
@@ -215,12 +164,7 @@ class CompiledStep:
                 vars(tensor).pop("_dynamo_static_input_type", None)  # torch.save would store it
 
     def __call__(self, minibatch: Any) -> Gradient | None:
-        """
-        Compute the gradient of a minibatch, and take the step if ``takes_step``.
-
-        :param minibatch: named tuple of tensors, or of dictionaries of tensors, of shape (B, ...)
-        :return: losses and gradient; None if the minibatch is left to the caller
-        """
+        """Compute a minibatch's gradient, and take the step if ``takes_step``; return None to leave both to the caller."""
         self._latest = None
         size = n_samples(minibatch[0])
         if self.has_failed or not self._is_compiled(size):
@@ -238,7 +182,7 @@ class CompiledStep:
             self._give_up(f"torch cannot compile these losses ({cause(error)})")
             return None
         self._compiled_sizes.add(size)
-        if self.device.type == "cuda":  # CUDA graphs write each result to the same place
+        if self.has_graphs:  # which write each result to the same place
             result = map_arrays(lambda value: value.clone() if isinstance(value, th.Tensor) else value, result)
         self._latest = result
         if not self.takes_step:
@@ -271,17 +215,24 @@ class CompiledStep:
         """Collect the state of the optimizer at the first step of an epoch, and its learning rates at each step."""
         if not self._groups:
             groups = zip(self._optimizer.param_groups, self._reached, strict=True)
-            self._groups = [_adam_group(self._optimizer, self.device, *group) for group in groups]
-            if self.device.type == "cuda":  # CUDA graphs only update tensors in place whose address is static
+            self._groups = [self._adam_group(*group) for group in groups]
+            if self.has_graphs:  # which only update tensors in place whose address is static
                 self._static = [tensor for group in self._groups for tensor in chain(group.steps, *group.moments)]
                 for tensor in self._static:
                     th._dynamo.mark_static_address(tensor)
         for group, of_optimizer in zip(self._groups, self._optimizer.param_groups, strict=True):
             group.learning_rate.fill_(of_optimizer["lr"])
 
+    def _adam_group(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> AdamGroup:
+        states = [self._optimizer.state[parameter] for parameter in parameters]
+        steps, *moments = ([state[name] for state in states if name in state] for name in ADAM_STATE)
+        learning_rate = th.empty((), dtype=th.float64, device=self.model.device)
+        beta1, beta2 = group["betas"]
+        options = {name: group[name] for name in ADAM_OPTIONS} | dict(beta1=beta1, beta2=beta2, foreach=False, fused=False)
+        return AdamGroup(parameters, tuple(moments), steps, learning_rate, options)
+
     def _get_generator_states(self) -> list[th.Tensor]:
-        on_gpu = [th.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
-        return [th.get_rng_state(), *on_gpu]
+        return [th.get_rng_state(), *([th.cuda.get_rng_state(self.model.device)] if self.has_graphs else [])]
 
     def _set_gradients(self) -> None:
         if self._latest is not None:
@@ -294,25 +245,8 @@ class CompiledStep:
         self.has_failed = True
 
 
-def _adam_group(
-    optimizer: th.optim.Optimizer, device: th.device, group: dict[str, Any], parameters: list[nn.Parameter]
-) -> AdamGroup:
-    """Return the data for a step of Adam on these parameters of a parameter group."""
-    states = [optimizer.state[parameter] for parameter in parameters]
-    steps, *moments = ([state[name] for state in states if name in state] for name in ADAM_STATE)
-    learning_rate = th.empty((), dtype=th.float64, device=device)
-    beta1, beta2 = group["betas"]
-    options = {name: group[name] for name in ADAM_OPTIONS} | dict(beta1=beta1, beta2=beta2, foreach=False, fused=False)
-    return AdamGroup(parameters, tuple(moments), steps, learning_rate, options)
-
-
 class CompiledPolicy:
-    """
-    A policy that acts for a fixed number of environments, compiled. Actions are drawn from torch's generators, as in eager
-    mode.
-
-    :param model: algorithm with its environments, complete
-    """
+    """A compiled policy for a fixed number of environments. Actions are drawn from torch's generators, as in eager mode."""
 
     def __init__(self, model: PhasicModel):
         self.model = model
@@ -321,19 +255,12 @@ class CompiledPolicy:
         self._function: Any = _compiled(self.policy.forward, options=dict(fallback_random=True))
 
     def __call__(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """
-        Act, and predict values.
-
-        :param observations: (n_envs, ...)
-        :return: actions, (n_envs, ...); V(s), (n_envs, 1); log π(a|s), (n_envs,)
-        """
+        """Act like ``PPG.act``."""
         if th.distributions.Distribution._validate_args:  # validation is on only after an error, to find its cause
             return self.policy(observations)
         try:
-            if self._is_new:
-                with _announced("acting policy", self.model.verbose >= 1), tracing():
-                    result = self._function(observations)
-            else:
+            announced = _announced("acting policy", self.model.verbose >= 1)
+            with announced if self._is_new else nullcontext(), tracing() if self._is_new else nullcontext():
                 result = self._function(observations)
         except compiler_errors() as error:
             if self.model.compile_updates is True:
@@ -349,11 +276,7 @@ class CompiledPolicy:
 
 
 class CompiledTraining:
-    """
-    Compiled optimizer steps and compiled policy of a model, which its next call of ``learn`` reuses.
-
-    :param model: algorithm with its environments, complete
-    """
+    """Compiled optimizer steps and compiled policy of a model, which its next call of ``learn`` reuses."""
 
     def __init__(self, model: PhasicModel):
         self.model = model
@@ -361,13 +284,10 @@ class CompiledTraining:
         self._steps: dict[tuple[Callable[..., Losses], bool], CompiledStep] = {}
         self._policy: CompiledPolicy | None = None
 
-    def begin(self, total_timesteps: float, continues: bool) -> None:
+    def begin(self, total_timesteps: float, continues: bool = False) -> None:
         """
-        Begin a run: decide whether to compile.
-
-        :param total_timesteps: budget
-        :param continues: whether the run continues an earlier one. "auto" then keeps its choice, as compiled updates round
-            differently
+        Decide whether a run is compiled. If it ``continues`` an earlier one, "auto" keeps its choice, because compiled updates
+        round differently.
         """
         model, choice = self.model, self.model.compile_updates
         reason = None if choice is False else reason_against(model)
@@ -393,15 +313,7 @@ class CompiledTraining:
     def begin_update(
         self, name: str, losses: Callable[..., Losses], optimizer: th.optim.Optimizer, coefficients: Any
     ) -> CompiledStep | None:
-        """
-        Begin an update.
-
-        :param name: "policy", "value" or "auxiliary"
-        :param losses: method of the objective
-        :param optimizer: optimizer of the epochs
-        :param coefficients: weights of the losses' terms
-        :return: steps of this update's epochs, or None if they are not compiled
-        """
+        """Begin an update, and return the steps of its epochs, or None if they are not compiled; see ``CompiledStep``."""
         if not self.is_enabled:
             return None
         looks_at_kl = name == "policy" and self.model.target_kl is not None
@@ -419,7 +331,8 @@ def reason_against(model: PhasicModel) -> str | None:
         return f"this needs torch 2.13, and {th.__version__} is installed"
     if model.device.type not in ("cpu", "cuda"):
         return f"this is for CPUs and NVIDIA GPUs, not for {model.device}"
-    if model.device.type == "cpu" and not has_cpp_compiler():
+    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    if model.device.type == "cpu" and shutil.which(os.environ.get("CXX", default)) is None:
         return "torch needs a C++ compiler for this, and there is none"
     if model.has_memory:
         return "torch does not compile LSTMs"
@@ -484,25 +397,8 @@ def cause(error: Exception) -> str:
     return next((line for line in lines if line and not line.endswith(":")), type(error).__name__)
 
 
-def has_cpp_compiler() -> bool:
-    """Return whether there is the C++ compiler that torch would use."""
-    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    return shutil.which(os.environ.get("CXX", default)) is not None
-
-
 def has_hooks(networks: Iterable[nn.Module], optimizer: th.optim.Optimizer | None = None) -> bool:
     """Return whether hooks are registered with networks, their parameters or an optimizer."""
     modules = [module for network in networks for module in network.modules()]
     parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
     return any(getattr(owner, name, None) for owner in (optimizer, *modules, *parameters) for name in HOOKS)
-
-
-def as_tensors(coefficients: Any, like: th.Tensor) -> Any:
-    """
-    Convert numbers to tensors: torch would compile again for another number.
-
-    :param coefficients: named tuple of numbers and None
-    :param like: tensor of the same type and device
-    :return: the same named tuple of scalar tensors and None
-    """
-    return type(coefficients)(*(None if value is None else like.new_tensor(value) for value in coefficients))

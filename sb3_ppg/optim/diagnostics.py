@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,6 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
     """
     Record an update by PPO's names: means over samples and epochs; ``approx_kl``, in nats, of the last epoch; ``loss`` of the
     last step.
-
-    :param model: algorithm after the update on its rollout
-    :param updates: its updates, that of the policy among them, with their epochs
     """
     (of_policy,), of_values = ([one for one in updates if one.kind == kind] for kind in ("policy", "value"))
     record_all(model, "train", {"learning_rate": of_policy.learning_rate})
@@ -70,11 +68,8 @@ def log_policy_phase(model: PhasicModel, updates: list[Update]) -> None:
 @unvalidated_distributions()
 def leaf_summary(model: PhasicModel) -> dict[str, float]:
     """
-    Evaluate each leaf of a nested action space on an evenly spread part of the rollout.
-
-    :param model: algorithm after an update on its rollout
-    :return: for each leaf, under "log_prob/path" and "entropy/path", the mean of log π of its part of the actions and the mean
-        of its entropy, or of an estimate, in nats
+    Evaluate each leaf of a nested action space on an evenly spread part of the rollout: under "log_prob/path" and
+    "entropy/path", the mean of log π of its part of the actions and the mean of its entropy, or of an estimate, in nats.
     """
     stride = math.ceil(model.n_steps * model.n_envs / EVALUATED_SAMPLES)
     some = samples(model.rollout_buffer, model.batch_size, lambda n: np.arange(0, n, stride))
@@ -94,33 +89,25 @@ def leaf_summary(model: PhasicModel) -> dict[str, float]:
 @unvalidated_distributions()
 def auxiliary_outcome(model: PhasicModel, n_sequences: int) -> dict[str, float]:
     """
-    Evaluate the result of an auxiliary phase on an evenly spread part of its samples.
-
-    :param model: algorithm after the epochs of the phase
-    :param n_sequences: largest number of sequences in a batch
-    :return: KL(π_old, π), in nats, and the explained variance of both value heads (NaN if all targets are equal), for vector
-        rewards the mean over the components
+    Evaluate the result of an auxiliary phase on an evenly spread part of its samples: KL(π_old, π), in nats, and the explained
+    variance of both value heads (NaN if all targets are equal), for vector rewards the mean over the components.
     """
     policy, buffer = model.policy, model.aux_buffer
     some = buffer.evenly_spread(max(1, EVALUATED_SAMPLES // buffer.sequence_length))
-    kls, errors, targets = [], [], []
+    kls, columns = [], []
     policy.set_training_mode(False)
     for part in _micro_batches(model, (batch for _, batch in buffer.batches(some, n_sequences))):
         evaluation, value_targets = policy.evaluate_auxiliary(*model.network_inputs(part)), targets_of(part)
         kls.append(model.objective.kl_to_recorded(policy, evaluation.distribution, part.recorded))
-        values = th.stack([evaluation.values, evaluation.aux_values])
-        errors.append((value_targets - values.reshape(2, *value_targets.shape)).reshape(2, len(value_targets), -1))
-        targets.append(value_targets.reshape(1, len(value_targets), -1))
+        values = (value_targets, evaluation.values, evaluation.aux_values)
+        columns.append(th.stack([one.reshape(len(one), -1) for one in values]))
     policy.set_training_mode(True)
-    columns = th.cat([th.cat(errors, dim=1), th.cat(targets, dim=1)])  # (3, number of samples, number of components)
-    centers = columns.mean(dim=1, keepdim=True)
-    average_over_processes([centers])
-    kl, variances = th.cat(kls).mean(), (columns - centers).square().mean(dim=1)
-    average_over_processes([kl, variances])
-    of_errors, of_targets = variances[:2], variances[2]
-    explained = th.where(of_targets > 0, 1 - of_errors / of_targets, th.nan).mean(dim=1)
-    numbers = th.stack([kl, *explained])
-    return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers.tolist(), strict=True))
+    kl = th.cat(kls).mean()
+    average_over_processes([kl])
+    targets, *heads = th.cat(columns, dim=1).transpose(1, 2).cpu().numpy()  # (number of components, number of samples) each
+    of_components = [list(map(explained_variance, head, targets, repeat(policy.device))) for head in heads]
+    numbers = (kl.item(), *(float(np.mean(one)) for one in of_components))
+    return dict(zip(("final_kl", "explained_variance", "aux_explained_variance"), numbers, strict=True))
 
 
 def _micro_batches(model: PhasicModel, batches: Iterable[Any]) -> Iterable[Any]:

@@ -6,7 +6,7 @@ that losses and gradients are finite.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
@@ -27,22 +27,13 @@ Minibatch = TypeVar("Minibatch", bound=tuple)
 
 
 class Epoch(NamedTuple):
-    """
-    Record of one epoch.
+    """Record of one epoch."""
 
-    :param losses: values for each minibatch, (n_minibatches,), by name
-    :param grad_norm: L2 norm of each minibatch's gradient before it was clipped, (n_minibatches,)
-    :param sizes: number of samples in each minibatch, (n_minibatches,)
-    :param log_ratio: log π(a|s) - log π_old(a|s) of all samples, in the order of the minibatches, (n_samples,); empty if the
-        losses have none
-    :param stopped: whether ``target_kl`` was exceeded
-    """
-
-    losses: dict[str, np.ndarray]
-    grad_norm: np.ndarray
-    sizes: np.ndarray
-    log_ratio: th.Tensor
-    stopped: bool
+    losses: dict[str, np.ndarray]  # values for each minibatch, (n_minibatches,), by name
+    grad_norm: np.ndarray  # L2 norm of each minibatch's gradient before it was clipped, (n_minibatches,)
+    sizes: np.ndarray  # number of samples in each minibatch, (n_minibatches,)
+    log_ratio: th.Tensor  # see `Losses`, of all samples in the order of the minibatches, (n_samples,)
+    stopped: bool  # whether `target_kl` was exceeded
 
 
 def mean_losses(epochs: list[Epoch]) -> dict[str, float]:
@@ -70,20 +61,15 @@ def optimize_epoch(
     """
     Take one optimizer step per minibatch. The losses stay on the device until the epoch ends, then one transfer reads them.
 
-    :param phase: name of the phase for error messages
     :param networks: networks whose weights are restored if a loss or a gradient is not finite
-    :param optimizer: optimizer of some of their parameters
     :param minibatches: named tuples of tensors, or of dictionaries of tensors, of shape (B, ...)
-    :param loss_fn: returns the losses of a minibatch
-    :param micro_batch_size: the most samples in one forward pass, see ``compute_gradient``
-    :param max_grad_norm: see ``compute_gradient``
-    :param target_kl: in nats. Stop before the step on a minibatch whose approximate KL is too large, see
-        ``exceeds_target_kl``; this costs a transfer per minibatch. None: never stop
-    :param after_step: called after each step
+    :param micro_batch_size: the most samples in one forward pass. None: whole minibatches
+    :param max_grad_norm: the largest L2 norm; a larger gradient is scaled down to it. None: no clipping
+    :param target_kl: in nats. Stop before the step on a minibatch whose approximate KL exceeds 1.5 times this, as in SB3;
+        this costs a transfer per minibatch. None: never stop
     :param adversary: optimizer and losses of networks that learn against the policy; they take a step before each of its
         steps
     :param compiled: compiled steps or gradients, for the minibatches that it takes
-    :return: record of the epoch
     :raises NonFiniteLossError: if a loss or a gradient is NaN or infinite
     """
     optimizers = [optimizer] if adversary is None else [optimizer, adversary[0]]
@@ -131,18 +117,10 @@ def compute_gradient(
     compiled: CompiledStep | None = None,
 ) -> Gradient:
     """
-    Compute the gradient of a minibatch's loss in the optimizer's parameters, over all processes, and clip it.
+    Compute the gradient of a minibatch's loss in the ``grad`` of the optimizer's parameters, over all processes, and clip it.
 
     The losses are means over samples, so the mean of the micro-batches' gradients, weighted by their sizes, is the gradient
     of the whole minibatch. (This does not hold for layers that mix the samples of a batch, like batch normalization.)
-
-    :param optimizer: optimizer of the parameters whose gradients are replaced
-    :param loss_fn: returns the losses of a minibatch
-    :param minibatch: named tuple of tensors, or of dictionaries of tensors, of shape (B, ...)
-    :param micro_batch_size: the most samples in one forward pass. None: all at once
-    :param max_grad_norm: the largest L2 norm; a larger gradient is scaled down to it. None: no clipping
-    :param compiled: compiled steps or gradients, for the minibatches that it takes
-    :return: losses and norm of the gradient, which is stored in the parameters' ``grad``
     """
     gradient = None if compiled is None else compiled(minibatch)
     if gradient is not None and gradient.step_is_taken:
@@ -184,12 +162,7 @@ def _accumulated_gradient(
 
 
 def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:
-    """
-    Return whether the approximate KL exceeds 1.5 times the target, as in SB3's PPO.
-
-    :param log_ratio: log π(a|s) - log π_old(a|s), (B,)
-    :param target_kl: target of E[KL(π_old, π)] over the samples of all processes, in nats
-    """
+    """Return whether the approximate KL of a minibatch, over all processes, exceeds 1.5 times the target, as in SB3's PPO."""
     approx_kl = approximate_kl(log_ratio)
     average_over_processes([approx_kl])
     return bool(approx_kl > 1.5 * target_kl)
@@ -197,12 +170,8 @@ def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:
 
 def _culprit(table: np.ndarray, losses: list[str], weights: np.ndarray, parameters: list[str]) -> str:
     """
-    Describe the first loss or gradient that is not finite.
-
-    :param table: values of the losses, (n_minibatches, n_losses)
-    :param losses: names of the losses
-    :param weights: sum of each parameter after the epoch, (n_parameters,)
-    :param parameters: names of the parameters
+    Describe the first loss or gradient that is not finite, from the values of the losses, (n_minibatches, n_losses), and the
+    sums of the parameters after the epoch, (n_parameters,).
     """
     finite = np.isfinite(table)
     if finite.all():
@@ -224,8 +193,6 @@ def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Param
     """
     Rescale an optimizer's moments when a change of units rescales all gradients.
 
-    :param optimizer: optimizer of these parameters, among others
-    :param parameters: parameters whose gradients change
     :param factor: factor of the change, (1,), or one for each row of a parameter, (n,)
     """
     powers = {**MOMENTS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENTS
@@ -245,7 +212,10 @@ def _backed_up(networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Opti
     """
     tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
     saved = [tensor.detach().clone() for tensor in tensors]
-    states = [map_arrays(_copied, optimizer.state) for optimizer in optimizers]
+    states = [
+        map_arrays(lambda leaf: leaf.clone() if isinstance(leaf, th.Tensor) else copy.deepcopy(leaf), optimizer.state)
+        for optimizer in optimizers
+    ]
 
     @th.no_grad()
     def restore() -> None:
@@ -256,7 +226,3 @@ def _backed_up(networks: Sequence[nn.Module], optimizers: Sequence[th.optim.Opti
             optimizer.state.update(state)
 
     return restore
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, th.Tensor) else copy.deepcopy(value)

@@ -23,7 +23,6 @@ def fitting_micro_batch_size(policy: PhasicActorCriticPolicy, observation: PyTor
 
     It depends only on the network, not on the machine or on measured times, so that a seed gives the same training anywhere.
 
-    :param policy: policy with its networks
     :param observation: one observation, (1, ...)
     :return: number of samples; None (whole minibatches) on other devices, without convolutions, and with batch normalization,
         whose result differs between micro-batches and their minibatch

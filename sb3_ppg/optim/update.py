@@ -16,7 +16,6 @@ class Update:
     """
     Epochs with one method of the objective, which have the same optimizer, learning rate and coefficients.
 
-    :param model: algorithm that learns
     :param kind: "policy" (alone, or with the value function), "value" or "auxiliary"
     :param losses: method of the objective
     """

@@ -19,8 +19,6 @@ def change_value_units(
 
     The unit is at least one, so that targets that are small or constant, as before the first reward, are not scaled up.
 
-    :param policy: policy with both heads
-    :param optimizers: optimizers of its parameters
     :param value_targets: V_targ of the latest rollout, in the units of the (normalized) return, of any shape; for vector
         rewards (..., K), and each component has its own unit
     :param weight: weight of this rollout in the average, from 0 to 1
@@ -45,11 +43,9 @@ def set_value_units(
     """
     Change the units of both heads; the values that they predict stay the same.
 
-    :param policy: policy with both heads
-    :param optimizers: optimizers of its parameters
     :param mean: the value that is zero in the new unit, in the units of the (normalized) return; one number, or one for each
         component
-    :param std: the new unit, in the units of the (normalized) return; one number, or one for each component
+    :param std: the new unit, in the same units and shape
     """
     for head in (policy.value_net, policy.aux_value_net):
         factor = head.change_units(mean, std)

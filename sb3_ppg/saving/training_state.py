@@ -24,19 +24,13 @@ FORMAT_VERSION = 1
 
 
 def file_of_process(path: Path) -> Path:
-    """
-    :param path: the file that a single process would have
-    :return: this process's own: "model.aux_buffer.npz" is "model.aux_buffer.0_of_2.npz" for the first one of two
-    """
+    """Return this process's own file: "model.aux_buffer.npz" is "model.aux_buffer.0_of_2.npz" for the first one of two."""
     number, size = rank_and_size()
     return path if size == 1 else path.with_name(f"{path.stem}.{number}_of_{size}{path.suffix}")
 
 
 def files_of_processes(path: Path) -> list[Path]:
-    """
-    :param path: the file that a single process would have
-    :return: the existing files of all processes, of any number of processes
-    """
+    """Return the existing files of all processes, of any number of processes."""
     several = path.parent.glob(f"{glob.escape(path.stem)}.*_of_*{path.suffix}")
     return sorted(one for one in (path, *several) if one.exists())
 
@@ -77,11 +71,7 @@ def _write(path: Path, description: dict[str, Any], arrays: dict[str, np.ndarray
 
 
 def remove_rollouts(path: Path) -> None:
-    """
-    Leave the statistics of ``VecNormalize`` alone in a file, and remove it if it has none.
-
-    :param path: as ``write_training_state`` has written it
-    """
+    """Leave the statistics of ``VecNormalize`` alone in a file, and remove it if it has none."""
     with np.load(path, allow_pickle=False) as archive:
         description = json.loads(archive["description"].tobytes())
         arrays = {name: archive[name] for name in archive.files if name.startswith("normalize/")}
@@ -93,10 +83,7 @@ def remove_rollouts(path: Path) -> None:
 
 
 def first_non_finite(model: PhasicModel) -> str | None:
-    """
-    :param model: between two iterations
-    :return: a message if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite
-    """
+    """Return a message if a number in weights, optimizers, statistics or stored rollouts is NaN or infinite."""
     numbers = {**_flat(model.get_parameters()), **_arrays(model)}
     if model.allow_nonfinite_observations:
         numbers = {name: value for name, value in numbers.items() if "observations" not in name}
@@ -220,26 +207,15 @@ def _replayed(model: PhasicModel, archive: Any, uses: list[list[int]]) -> list[R
         )
     some = model.rollout_template()
     likes = some.arrays()
-    return [
-        some.with_arrays(
-            {
-                name: _read(archive, f"replay/{index}/{name}", like, model.allow_nonfinite_observations)
-                for name, like in likes.items()
-            },
-            dict(zip(KINDS, numbers, strict=True)),
-        )
-        for index, numbers in enumerate(uses)
-    ]
+    rollouts = (_read(archive, f"replay/{index}", likes, model.allow_nonfinite_observations) for index in range(len(uses)))
+    of_kinds = (dict(zip(KINDS, numbers, strict=True)) for numbers in uses)
+    return list(map(some.with_arrays, rollouts, of_kinds))
 
 
 def _read(archive: Any, name: str, like: Any, allow_observations: bool = False) -> Any:
     """
-    :param archive: the open file
-    :param name: of an array, or of several that are in a dictionary
-    :param like: array of the shape and type that it has to have, or a dictionary of such
-    :param allow_observations: whether observations may be NaN or infinite
-    :return: the array, or a dictionary of arrays
-    :raises Exception: if an array is missing, damaged, of another shape or type, or has a number that is NaN or infinite
+    Read an array, or a dictionary of arrays, of the same shapes and types as ``like``. Only observations may be NaN or
+    infinite, if ``allow_observations``.
     """
     if isinstance(like, dict):
         return {key: _read(archive, f"{name}/{key}", part, allow_observations) for key, part in like.items()}

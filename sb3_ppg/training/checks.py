@@ -8,10 +8,10 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.actions import by_leaf
-from sb3_ppg.arguments import FINITE, argument_value, check_value, made_from, require
+from sb3_ppg.arguments import FINITE, argument_value, check_value, require
 from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.protocol import has_usual_samples, is_recomputable
-from sb3_ppg.buffers.replay import RolloutReplay, full_like
+from sb3_ppg.buffers.replay import full_like
 from sb3_ppg.buffers.reward_normalizer import RewardNormalizer
 from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, warn
@@ -24,11 +24,7 @@ from sb3_ppg.training.preparing import has_single_samples
 
 
 def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
-    """
-    :param policy: argument of the constructor
-    :param algorithm: class of the model
-    :raises ArgumentError: for a policy that is neither a known name nor a class for this algorithm
-    """
+    """Refuse a policy that is neither a known name nor a class for this algorithm."""
     names = ", ".join(map(repr, algorithm.policy_aliases))
     base = next(iter(algorithm.policy_aliases.values()))
     if isinstance(policy, str):
@@ -43,12 +39,7 @@ def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
 
 
 def check_arguments(model: PhasicModel) -> None:
-    """
-    Check all arguments, alone and together.
-
-    :param model: with its environment
-    :raises ArgumentError: if arguments cannot work
-    """
+    """Refuse arguments that cannot work, alone or together; the model has its environment."""
     check_each(model)
     remedy = "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range"
     require(model, model.clip_range is not None or model.kl_coef > 0, "clip_range", remedy)
@@ -69,10 +60,7 @@ def check_arguments(model: PhasicModel) -> None:
 
 
 def check_networks(model: PhasicModel) -> None:
-    """
-    :param model: with its networks
-    :raises ArgumentError: for arguments that the networks cannot work with
-    """
+    """Refuse arguments that the networks cannot work with."""
     splits = isinstance(model.micro_batch_size, int)
     remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
     require(model, not splits or not looks_at_the_batch(model.policy), "micro_batch_size", remedy)
@@ -93,16 +81,8 @@ def check_networks(model: PhasicModel) -> None:
 
 
 def check_objective(model: PhasicModel) -> None:
-    """
-    :param model: complete
-    :raises ArgumentError: for arguments that the objective cannot work with
-    """
+    """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
-    if cls is not model.objective_class:
-        is_made = isinstance(model.objective, Objective)
-        given, made_with = (model.objective_class, cls) if is_made else (model.objective, model.objective_class)
-        remedy = f"this model was made with {made_with.__name__}: give another one to the constructor"
-        raise ArgumentError(f"`objective`={given!r} cannot work: {remedy}")
     remedy = (
         f"{cls.__name__} adds data to minibatches, and this class draws them in its own way; use one without `get`, or "
         "with `recomputable = True`, see docs/extending.md"
@@ -139,10 +119,7 @@ def warn_of_unlikely_arguments(model: PhasicModel) -> None:
 
 
 def check_rollout_buffer_class(model: PhasicModel) -> None:
-    """
-    :param model: with its environment
-    :raises ArgumentError: if the class cannot hold rollouts of this algorithm and these observations
-    """
+    """Refuse a class that cannot hold rollouts of this algorithm and these observations."""
     cls = model.rollout_buffer_class
     for_dict = isinstance(model.observation_space, spaces.Dict)
     base = model.rollout_buffer_classes[for_dict]
@@ -153,10 +130,7 @@ def check_rollout_buffer_class(model: PhasicModel) -> None:
 
 
 def check_vector_rewards(model: PhasicModel) -> None:
-    """
-    :param model: with its arguments
-    :raises ArgumentError: if arguments for vector rewards do not fit each other or the environments
-    """
+    """Refuse arguments for vector rewards that do not fit each other or the environments."""
     weights, space = model.reward_weights, model.observation_space
     entry = space.spaces.get("weights") if isinstance(space, spaces.Dict) else None
     has_weights = isinstance(entry, spaces.Box) and len(entry.shape) == 1
@@ -188,11 +162,7 @@ def check_vector_rewards(model: PhasicModel) -> None:
 
 
 def check_samples(model: PhasicModel) -> None:
-    """
-    :param model: with its rollout buffer
-    :raises ArgumentError: if a custom rollout buffer does not keep arrays of numbers, or its samples are not named tuples that
-        begin with observations
-    """
+    """Refuse a custom buffer without arrays of numbers, or whose samples are not named tuples that begin with observations."""
     buffer = model.rollout_buffer
     arrays = buffer.observations.values() if isinstance(buffer.observations, dict) else [buffer.observations]
     is_numeric = all(isinstance(one, np.ndarray) and one.dtype != object for one in arrays)
@@ -207,10 +177,7 @@ def check_samples(model: PhasicModel) -> None:
 
 
 def check_replay(model: PhasicModel) -> None:
-    """
-    :param model: complete
-    :raises ArgumentError: if epochs cannot use the rollouts of ``replay_kwargs``, or cannot recompute their advantages
-    """
+    """Refuse ``replay_kwargs`` whose rollouts the epochs cannot use, or whose advantages cannot be recomputed."""
     replay, buffer = model.replay, model.rollout_buffer
     remedy = (
         f"{type(buffer).__name__} has its own way to compute advantages, or to draw minibatches, and does not set "
@@ -220,10 +187,6 @@ def check_replay(model: PhasicModel) -> None:
     require(model, not model.recompute_advantages or is_possible, "recompute_advantages", f"{remedy}False")
     require(model, replay.capacity == 1 or is_possible, "replay_kwargs", f"{remedy}None")
     require(model, model.reward_weights is None or is_possible, "reward_weights", f"{remedy}None")
-    asked = made_from("replay_kwargs", model.replay_kwargs, RolloutReplay)
-    is_same = all(vars(asked)[name] == vars(replay)[name] for name in ("n_rollouts", "max_uses", "staleness"))
-    remedy = "this model was made with others: give these to the constructor, or to `load`"
-    require(model, is_same, "replay_kwargs", remedy)
     given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
     has_value_epochs = model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"}
     remedy = "without `n_value_epochs` there are no epochs on values alone; leave out `value_rollouts` and `value_uses`"
@@ -257,11 +220,7 @@ def warn_of_stale_data(model: PhasicModel) -> None:
 
 
 def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
-    """
-    :param model: model with its buffers
-    :param n_envs: number of environments in training
-    :raises ArgumentError: if the auxiliary phase cannot have minibatches of ``aux_batch_size``
-    """
+    """Refuse an ``aux_batch_size`` that the auxiliary phase cannot have with so many environments."""
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
     stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg.arguments import require
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
-from sb3_ppg.buffers.rollouts import Observations, RolloutEnd, arrays_by_step, order_by_environment, samples
+from sb3_ppg.buffers.rollouts import Observations, arrays_by_step, order_by_environment, samples
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
@@ -29,11 +29,6 @@ def take_steps(
     """
     Fill a rollout buffer. Local variables have the names that SB3's callbacks use.
 
-    :param model: algorithm that acts
-    :param env: environments
-    :param callback: callback to call after each step
-    :param rollout_buffer: buffer to fill
-    :param n_rollout_steps: number of steps in each environment
     :return: the observations after the last step, (n_envs, ...); their values, (n_envs, 1), or (n_envs, K) for vector
         rewards; whether they begin an episode, (n_envs,). None if a callback stopped the training
     :raises NonFiniteError: if an action, a value, an observation or a reward is NaN or infinite
@@ -86,11 +81,7 @@ def take_steps(
 def _finite_act(
     model: PhasicModel, observations: PyTorchObs, inputs: dict[str, Any]
 ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-    """
-    Act, and check the result once instead of the arguments of each distribution.
-
-    :raises NonFiniteActionError: if an action's log-probability or a value is NaN or infinite
-    """
+    """Act, and check the result once instead of the arguments of each distribution."""
     message = "The policy gives actions or values that are NaN or infinite, from observations that are finite"
     try:
         result = model.act(observations, **inputs)
@@ -112,8 +103,6 @@ def _bootstrap_at_time_limits(
     """
     Add γ V(last observation) to the last reward of an episode that a time limit ended, or, with ``ignore_terminations``, of
     every episode. A buffer that normalizes rewards has a separate array for these values.
-
-    :raises ArgumentError: with ``ignore_terminations``, if the environments do not give the last observation
     """
     for index in dones.nonzero()[0].tolist():
         last_observation = infos[index].get("terminal_observation")
@@ -131,25 +120,7 @@ def _bootstrap_at_time_limits(
             place[index] += np.asarray(model.gamma, bootstrap.dtype) * bootstrap
 
 
-def finish_rollout(
-    model: PhasicModel, rollout_buffer: RolloutBuffer, last_observations: Any, last_values: th.Tensor, dones: np.ndarray
-) -> RolloutEnd:
-    """
-    Compute advantages and value targets.
-
-    :param model: algorithm that collected the rollout
-    :param rollout_buffer: full buffer
-    :param last_observations: observations after the last step, (n_envs, ...)
-    :param last_values: their values, (n_envs, 1), or (n_envs, K) for vector rewards
-    :param dones: whether they begin an episode, (n_envs,)
-    :return: end of the rollout
-    """
-    rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
-    values = last_values.squeeze(1).cpu().numpy()
-    return RolloutEnd(_as_stored(rollout_buffer, last_observations), values, dones.astype(bool), model.memory())
-
-
-def _as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
+def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
     """Copy observations of all environments with the shapes and types of a buffer's; of any mapping, those of its keys."""
     there: Any = rollout_buffer.observations
     observations = {key: observations[key] for key in there} if isinstance(there, dict) else observations
@@ -162,13 +133,7 @@ LARGEST_DIFFERENCE = 0.1
 
 @th.no_grad()
 def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
-    """
-    Compare log π of the last actions as the policy acted with log π as the losses evaluate it.
-
-    :param model: algorithm that collected the rollout
-    :param rollout_buffer: full buffer, as collected
-    :raises ArgumentError: if they differ, with the methods that disagree
-    """
+    """Refuse a policy whose log π of the last actions, as it acted, is not the one that the losses evaluate."""
     if not is_recomputable(rollout_buffer) or (model.use_sde and model.policy.squash_output):  # tanh is inverted inexactly
         return
     last_step = copy.copy(rollout_buffer)

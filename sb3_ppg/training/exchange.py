@@ -1,9 +1,8 @@
 """Everything that processes exchange about their models: settings and state before the first rollout, results after each."""
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
@@ -20,17 +19,12 @@ from sb3_ppg.protocols import COUNTERS, PhasicModel
 
 # Arguments that may differ between processes
 OWN = ("policy", "env", "tensorboard_log", "verbose", "device", "aux_buffer_kwargs", "_init_setup_model")
+End = TypeVar("End")
 Moments = tuple[np.ndarray, np.ndarray, float]  # mean, variance and count
 
 
 def start_together(model: PhasicModel, settings: dict[str, Any]) -> None:
-    """
-    Compare the settings of all processes, give them the state of process 0, and separate their random generators.
-
-    :param model: model that is about to learn
-    :param settings: further settings that must be equal, by name
-    :raises ArgumentError: in every process, if settings differ
-    """
+    """Compare the settings of all processes, give them the state of process 0, and separate their random generators."""
     if n_processes() > 1:
         require_equal({**_settings(model), **settings})
         if model.device.type == "cuda":
@@ -59,7 +53,6 @@ def _settings(model: PhasicModel) -> dict[str, Any]:
         "policy": type(policy),
         "networks": {name: tuple(weight.shape) for name, weight in policy.state_dict().items()},
         "VecNormalize": list(all_statistics(env)),
-        "stored_rollouts": [len(model.aux_buffer), len(model.replay.rollouts)],
     }
 
 
@@ -88,30 +81,22 @@ class _Report(NamedTuple):
 
 
 class RolloutExchange:
-    """
-    Merges the processes' counters, recent episodes and ``VecNormalize`` statistics after each rollout.
-
-    :param model: model before its environments are reset, with the same statistics in all processes
-    """
-
-    continues: bool  # in `rollout`'s block, whether this process wants to continue; after it, whether all processes want to
+    """Merges the processes' counters, recent episodes and ``VecNormalize`` statistics after each rollout."""
 
     def __init__(self, model: PhasicModel):
         self.model = model
         self._running = list(all_statistics(model.env).values()) if n_processes() > 1 else []
         self._merged = [_moments(rms) for rms in self._running]
 
-    @contextmanager
-    def rollout(self) -> Iterator[None]:
+    def rollout(self, collect: Callable[[], End | None]) -> End | None:
         """
-        Collect a rollout in each process. After an error in any of them, everything merged is as it was before the block.
+        Collect a rollout in each process. After an error in any of them, everything merged is as it was before.
 
-        :raises ProcessGroupError: if another process has failed
+        :param collect: function that returns the end of the rollout; None to stop, and then all processes stop
         """
-        self.continues, model = False, self.model
+        model = self.model
         if n_processes() == 1:
-            yield
-            return
+            return collect()
         assert model.ep_info_buffer is not None and model.ep_success_buffer is not None
         n_steps, window = model.num_timesteps, model.ep_info_buffer.maxlen
         episodes, successes = list(model.ep_info_buffer), list(model.ep_success_buffer)
@@ -120,11 +105,10 @@ class RolloutExchange:
         model.ep_info_buffer, model.ep_success_buffer = deque(episodes), deque(successes)
         try:
             with agreed():
-                yield
+                end = collect()
             moments = [subtract_moments(_moments(rms), old) for rms, old in zip(self._running, self._merged, strict=True)]
             new_episodes = list(model.ep_info_buffer)[len(episodes) :], list(model.ep_success_buffer)[len(successes) :]
-            reports = gather(_Report(self.continues, model.num_timesteps, *new_episodes, moments))
-            self.continues = all(report.continues for report in reports)
+            reports = gather(_Report(end is not None, model.num_timesteps, *new_episodes, moments))
         finally:  # after an error there are no reports
             # A process that stops has taken fewer steps
             model.num_timesteps = max((report.num_timesteps for report in reports), default=n_steps)
@@ -137,6 +121,7 @@ class RolloutExchange:
                     if count > 0:
                         rms.update_from_moments(mean, var, count)
             self._merged = [_moments(rms) for rms in self._running]
+        return end if all(report.continues for report in reports) else None
 
 
 def _moments(rms: RunningMeanStd) -> Moments:
@@ -144,12 +129,7 @@ def _moments(rms: RunningMeanStd) -> Moments:
 
 
 def subtract_moments(total: Moments, prefix: Moments) -> Moments:
-    """
-    Return the moments of the samples that came after the first ones, inverting ``RunningMeanStd.update_from_moments``.
-
-    :param total: moments of all samples
-    :param prefix: moments of the first samples
-    """
+    """Return the moments of the samples after the first ones, inverting ``RunningMeanStd.update_from_moments``."""
     (mean, var, count), (first_mean, first_var, first_count) = total, prefix
     n = count - first_count
     if n <= 0:

@@ -21,13 +21,7 @@ from sb3_ppg.protocols import PhasicModel
 
 
 def prepare_rollouts(model: PhasicModel, kinds: Sequence[Kind]) -> None:
-    """
-    Compute what the epochs of an update need of the latest rollout, and of older ones that they use again.
-
-    :param model: algorithm that learns from the rollout
-    :param kinds: kinds of the epochs
-    :raises ArgumentError: if they need the end of the rollout, and ``collect_rollouts`` has not stored it
-    """
+    """Compute what the epochs of an update need of the latest rollout, and of older ones that they use again."""
     objective, replay, latest = model.objective, model.replay, model.replay.rollouts[-1]
     buffer, end = latest.buffer, latest.end  # the end is None for rollouts from elsewhere
     if end is None and (objective.needs_rollout_end or replay.capacity > 1 or model.recompute_advantages):
@@ -49,7 +43,7 @@ def prepare_rollouts(model: PhasicModel, kinds: Sequence[Kind]) -> None:
     objective.before_policy_phase(model.policy)
     for rollout in [*older, latest]:
         extras = objective.extras(model.policy, rollout.buffer, rollout.end)
-        rollout.extras = {**component_samples(rollout.buffer).by_name(), **extras.by_name()}
+        rollout.extras = {**component_samples(rollout.buffer), **extras.by_name()}
 
 
 def _update_value_units(model: PhasicModel, latest: Rollout) -> None:
@@ -58,8 +52,7 @@ def _update_value_units(model: PhasicModel, latest: Rollout) -> None:
     if model.normalize_value_targets and model.n_aux_epochs > 0:
         n_averaged = model._n_rollouts if model.normalize_value_targets == "running" else model.n_policy_iterations
         weight = 1 / min(model._n_rollouts, n_averaged)  # at first all rollouts weigh the same
-        of_components = component_samples(latest.buffer).component_targets
-        targets = latest.buffer.returns if of_components is None else of_components
+        targets = component_samples(latest.buffer).get("component_targets", latest.buffer.returns)
         change_value_units(model.policy, optimizers, targets, weight)
     elif model.policy.value_unit != 1.0:
         set_value_units(model.policy, optimizers, 0.0, 1.0)
@@ -70,10 +63,6 @@ def recompute_advantages(model: PhasicModel, buffer: RolloutBuffer, end: Rollout
     """
     Recompute a rollout's advantages and value targets with the current value function. The values that were predicted when
     the rollout was collected stay, and so do the rewards, including the bootstrapped values at time limits.
-
-    :param model: algorithm with the current value function
-    :param buffer: rollout, ordered by environment
-    :param end: end of the rollout
     """
     batch_size = model.resolved_micro_batch_size() or max(model.batch_size, 1024)
     model.policy.set_training_mode(False)
@@ -95,23 +84,14 @@ def recompute_advantages(model: PhasicModel, buffer: RolloutBuffer, end: Rollout
 
 
 def has_single_samples(model: PhasicModel, aux_batch_size: int) -> bool:
-    """
-    :param model: model with its objective
-    :param aux_batch_size: minibatch size of its auxiliary phase, in samples
-    :return: whether its auxiliary minibatches consist of single samples instead of whole sequences
-    """
+    """Return whether auxiliary minibatches of so many samples consist of single samples instead of whole sequences."""
     if model.has_memory or model.objective.needs_whole_sequences:
         return False
     return not model.objective.shuffles_sequences or aux_batch_size < model.n_steps
 
 
 def prepare_sequences(model: PhasicModel) -> int:
-    """
-    Choose the sequences of an auxiliary phase: whole ones, or single samples.
-
-    :param model: algorithm with the rollouts of the phase
-    :return: number of sequences in a minibatch
-    """
+    """Choose the sequences of an auxiliary phase, whole ones or single samples; return their number in a minibatch."""
     size = model.aux_samples_per_batch()
     model.aux_buffer.single_samples = has_single_samples(model, size)
     return math.ceil(size / model.aux_buffer.sequence_length)
@@ -123,9 +103,6 @@ def record(model: PhasicModel, n_sequences: int) -> None:
     """
     Record π_old, or other data that the auxiliary losses refer to, before the epochs. The micro-batches are the same as in the
     epochs, so that rounding is the same and KL(π_old, π) starts at zero.
-
-    :param model: algorithm with the rollouts of the phase
-    :param n_sequences: number of sequences in a minibatch
     """
 
     def recorded(batch: Any) -> th.Tensor:

@@ -35,11 +35,7 @@ from sb3_ppg.training.exchange import RolloutExchange, start_together
 
 
 class Session:
-    """
-    State of a model that exists only while it learns.
-
-    :param model: algorithm with its environments
-    """
+    """State of a model that exists only while it learns."""
 
     callback: BaseCallback | None = None  # set when a rollout begins
     received_signal: int | None = None  # signal that asks this process to end
@@ -50,27 +46,16 @@ class Session:
         self.exchange = RolloutExchange(model)
 
     def agreed_end(self) -> int | None:
-        """
-        Exchange received signals between all processes, between two iterations.
-
-        :return: signal that asks one of them to end, or None
-        """
+        """Return a signal that asks any process to end, or None; all call this between two iterations."""
         return next((number for number in gather(self.received_signal) if number is not None), None)
 
 
 @contextmanager
 def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float, reset_num_timesteps: bool) -> Iterator[None]:
     """
-    Guard a training. Callbacks are told of its end also after an error from the block, if it is one of those listed here.
+    Guard a run of ``learn``, in which the model has a ``session``. After a ``NonFiniteError``, ``WorkerError`` or
+    ``ProcessGroupError``, callbacks are told that the run has ended.
 
-    :param model: algorithm that learns in the block, where it has a ``session``
-    :param callback: callback of ``learn``
-    :param total_timesteps: budget
-    :param reset_num_timesteps: argument of ``learn``
-    :raises ArgumentError: for arguments that cannot work together
-    :raises NonFiniteError: if a number is NaN or infinite
-    :raises WorkerError: if the process of an environment has died
-    :raises ProcessGroupError: if another process has failed
     :raises SystemExit: after SIGTERM, once the iteration is over and saved by a ``PhasicCheckpointCallback``
     :raises KeyboardInterrupt: after Ctrl-C in one of several processes, once the iteration is over
     """
