@@ -142,7 +142,7 @@ def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
 
 
 def only_normalizer(env: VecEnv | None) -> VecNormalize | None:
-    """Return the ``VecNormalize`` among the wrappers of environments, or None; raise ``ArgumentError`` if there are several."""
+    """Return the ``VecNormalize`` among the wrappers, or None; raise ``ArgumentError`` if there are several."""
     found = list(normalizers(env))
     if len(found) > 1:
         raise ArgumentError(

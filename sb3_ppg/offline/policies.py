@@ -32,17 +32,11 @@ LOG_STD_RANGE, CODE_LIMIT = (-4.0, 15.0), 0.5
 
 
 class Network(nn.Module):
-    """
-    Layers on the features of observations. Subclasses take arguments of their own before these.
+    """Layers on the features of observations. Subclasses take arguments of their own before these."""
 
-    :param features_extractor: features extractor of this network alone
-    :param layers: units of each layer, and the activation after it
-    """
-
-    def __init__(self, features_extractor: BaseFeaturesExtractor, *layers: Any):
+    def __init__(self, features_extractor: BaseFeaturesExtractor, net_arch: list[int], activation_fn: type[nn.Module]):
         super().__init__()
-        self.features_extractor = features_extractor
-        self.net_arch, self.activation_fn = layers
+        self.features_extractor, self.net_arch, self.activation_fn = features_extractor, net_arch, activation_fn
 
     def mlp(self, n_numbers: int, n_outputs: int, squash_output: bool = False) -> nn.Sequential:
         """Make layers whose input is the features and further numbers."""

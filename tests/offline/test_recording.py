@@ -11,6 +11,7 @@ from sb3_ppg import PPG, ArgumentError, MaskablePPG
 from sb3_ppg.offline import load_dataset, record, save_as_minari
 from tests.helpers import BOX, DICT, SMALL, VECTOR, RandomEnv, image_space, masked_envs, random_envs
 from tests.offline.test_bcq import THREE, random_data
+from tests.offline.test_data import assert_same
 
 
 def test_a_recording_is_the_environments_before_normalization():
@@ -95,8 +96,7 @@ def test_a_recording_survives_minari(policy, space, actions, tmp_path, monkeypat
     places = agent.observation_space, agent.action_space
     save_as_minari(data, "test/recorded-v0", *places)
     loaded = load_dataset("test/recorded-v0").fitted_to(*places)
-    for (name, array), (_, same) in zip(data.fitted_to(*places)._arrays(), loaded._arrays(), strict=True):
-        np.testing.assert_array_equal(array, same, err_msg=name)
+    assert_same(loaded, data.fitted_to(*places))
     with pytest.raises(ArgumentError, match="cannot be saved as 'test/recorded-v0'"):
         save_as_minari(data, "test/recorded-v0", *places)
 
