@@ -188,9 +188,9 @@ def test_what_cannot_work_is_refused(name, kwargs, message):
 def test_a_temperature_that_is_not_known_is_refused():
     with pytest.raises(ArgumentError, match=r"`temperature`=2\.0 cannot work: PPO is no algorithm of sb3_ppg; leave it 1"):
         Player(chooser("PPO")[0], temperature=2.0)
-    distribution = chooser("PPG")[0].policy.action_dist
+    policy = chooser("PPG")[0].policy
     with pytest.raises(ArgumentError, match=r"`temperature`=2\.0 cannot work: CategoricalDistribution has none"):
-        Actions.tempered(distribution, 2.0)
+        Actions.tempered(policy.actions, policy.action_dist, 2.0)
 
 
 # ---- evaluations ----
