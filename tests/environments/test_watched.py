@@ -187,7 +187,7 @@ def test_bad_numbers_do_not_reach_statistics(place):
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_a_bad_number(tmp_path):
-    """In a new process, or by somebody who caught the error; the number is from a worker."""
+    """The number is from a worker. Both a new model and the one whose error was caught go on."""
 
     def make_env(at: int) -> VecNormalize:
         return VecNormalize(spoiled(at, "reward", np.nan, partial(SubprocVecEnv, start_method="fork")))

@@ -291,7 +291,7 @@ def test_callbacks_logs_and_progress_bar(tmp_path):
     assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [4, 8]
     assert (tmp_path / "rl_model_10_steps.zip").exists()
     log = pd.read_csv(tmp_path / "progress.csv")
-    for name in ("critic_loss", "actor_loss", "reconstruction_loss", "latent_kl"):
+    for name in ("critic_loss", "actor_loss", "reconstruction_loss", "latent_kl", "q_value"):
         assert log[f"train/{name}"].count() == 3  # after 4, 8 and 10 steps
     assert model.learn(100, callback=lambda local, _: local["self"].num_timesteps < 10).num_timesteps == 10
 
@@ -299,7 +299,7 @@ def test_callbacks_logs_and_progress_bar(tmp_path):
 def test_a_loss_that_is_not_finite_is_named():
     model = make()
     model.policy.critics.critics[0][0].weight.data.fill_(np.nan)
-    with pytest.raises(NonFiniteLossError, match="`critic_loss` is not finite after 2 gradient steps"):
+    with pytest.raises(NonFiniteLossError, match="`critic_loss` is not finite in gradient step 1"):
         model.learn(2)
 
 
