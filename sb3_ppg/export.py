@@ -88,7 +88,7 @@ class DeterministicPolicy(nn.Module):
                         f"`VecNormalize` normalizes observations of shape {one.mean.shape}, the model takes "
                         f"{self.parts[name].shape}: let it be the outermost wrapper"
                     )
-                self.normalizers[name] = Normalizer(one, vec_normalize.epsilon, vec_normalize.clip_obs)
+                self.normalizers[name] = Normalizer(vec_normalize, one)
         self.eval().requires_grad_(False)
 
     def forward(self, *inputs: th.Tensor) -> th.Tensor | tuple[th.Tensor, ...]:
@@ -129,12 +129,7 @@ class DeterministicPolicy(nn.Module):
 
 
 class ActionOutput(nn.Module):
-    """
-    The conversion of a distribution's actions to those that environments take.
-
-    :param space: action space, not nested
-    :param bounded: whether the distribution's actions lie in [-1, 1]
-    """
+    """The conversion of a distribution's actions, which lie in [-1, 1] if ``bounded``, to those that environments take."""
 
     low: th.Tensor  # of Box actions
     high: th.Tensor
@@ -162,22 +157,16 @@ class ActionOutput(nn.Module):
 
 
 class Normalizer(nn.Module):
-    """
-    ``VecNormalize``'s arithmetic, in its float64.
+    """``VecNormalize``'s arithmetic for observations with some statistics, in its float64."""
 
-    :param statistics: statistics of observations
-    :param epsilon: number added to the variance
-    :param clip: bound of the normalized observation
-    """
-
-    mean: th.Tensor  # of the observations
+    mean: th.Tensor
     std: th.Tensor
 
-    def __init__(self, statistics: RunningMeanStd, epsilon: float, clip: float):
+    def __init__(self, vec_normalize: VecNormalize, statistics: RunningMeanStd):
         super().__init__()
         self.register_buffer("mean", th.as_tensor(statistics.mean))
-        self.register_buffer("std", th.as_tensor(np.sqrt(statistics.var + epsilon)))
-        self.clip = clip
+        self.register_buffer("std", th.as_tensor(np.sqrt(statistics.var + vec_normalize.epsilon)))
+        self.clip = vec_normalize.clip_obs
 
     def forward(self, observation: th.Tensor) -> th.Tensor:
         return ((observation.double() - self.mean) / self.std).clamp(-self.clip, self.clip).float()

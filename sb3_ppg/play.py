@@ -73,7 +73,11 @@ class Player:
         :raises ArgumentError: for an ``epsilon`` if all actions are samples
         """
         _check_deterministic(self.epsilon, deterministic)
-        sample = partial(self._sampler().predict, observation, state, episode_start, deterministic=False, **context)
+        sampler = self.model
+        if self.temperature != 1:  # a copy with the same networks
+            sampler, policy = copy.copy(self.model), copy.copy(self.model.policy)
+            sampler.policy, policy.temperature = policy, self.temperature
+        sample = partial(sampler.predict, observation, state, episode_start, deterministic=False, **context)
         if not deterministic:
             return sample()
         actions, next_state = self.model.predict(observation, state, episode_start, deterministic=True, **context)
@@ -87,15 +91,6 @@ class Player:
         if isinstance(actions, list):  # nested actions
             return [one if takes else mode for takes, one, mode in zip(explores, samples, actions, strict=True)], next_state
         return np.where(explores.reshape(-1, *[1] * (actions.ndim - 1)), samples, actions), next_state
-
-    def _sampler(self) -> Any:
-        """Return the model, or a copy with the same networks whose policy has the temperature."""
-        if self.temperature == 1:
-            return self.model
-        sampler, policy = copy.copy(self.model), copy.copy(self.model.policy)
-        policy.temperature = self.temperature
-        sampler.policy = policy
-        return sampler
 
 
 def _check_deterministic(epsilon: float, deterministic: bool) -> None:

@@ -16,7 +16,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_ppg import PPG, ArgumentError, EpsilonEvalCallback, MaskablePPG, Player, RecurrentPPG
 from sb3_ppg.actions import Actions
-from tests.helpers import BOX, SMALL, THREE_ACTIONS, VECTOR, MaskedEnv, random_envs
+from tests.helpers import BOX, MASKED_ACTIONS, SMALL, THREE_ACTIONS, VECTOR, masked_envs, random_envs
 
 N_STEPS = 25
 PROBABILITIES = np.array([0.5, 0.3, 0.2])  # of the actions that the masks allow
@@ -47,7 +47,6 @@ ALGORITHMS = {
     "RecurrentPPO": (RecurrentPPO, "MlpLstmPolicy", dict(device="cpu", policy_kwargs=dict(lstm_hidden_size=4))),
     "MaskablePPO": (MaskablePPO, "MlpPolicy", dict(device="cpu")),
 }
-OURS = ("PPG", "RecurrentPPG", "MaskablePPG")
 
 
 def chooser(name: str, **kwargs):
@@ -67,31 +66,28 @@ def shares(actions: np.ndarray) -> np.ndarray:
     return np.bincount(actions, minlength=4)[:3] / len(actions)
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_epsilon_is_the_probability_of_a_sample(name):
-    """With 0.4: 0.6 + 0.4 * 0.5 = 0.8, 0.4 * 0.3 = 0.12 and 0.4 * 0.2 = 0.08."""
+@pytest.mark.parametrize("name", ["PPG", "RecurrentPPG", "MaskablePPG"])
+def test_epsilon_is_the_probability_of_a_sample_and_samples_have_a_temperature(name):
+    """
+    With ε = 0.4: 0.6 + 0.4 * 0.5 = 0.8, 0.4 * 0.3 = 0.12 and 0.4 * 0.2 = 0.08. With T = 1/2 probabilities are squared: 0.25,
+    0.09 and 0.04, over 0.38. The model keeps its own.
+    """
     model, observations, context = chooser(name)
-    actions, _ = model.predict(observations, deterministic=True, epsilon=0.4, **context)
-    np.testing.assert_allclose(shares(actions), [0.8, 0.12, 0.08], atol=0.01)
+    squared, mixed = PROBABILITIES**2 / (PROBABILITIES**2).sum(), [0.8, 0.12, 0.08]
+    epsilon = dict(deterministic=True, epsilon=0.4)
+    for options, expected in (
+        (epsilon, mixed),
+        (dict(deterministic=True, epsilon=1.0), PROBABILITIES),
+        (dict(temperature=0.5), squared),
+        (epsilon | dict(temperature=0.5), 0.6 * np.eye(3)[0] + 0.4 * squared),
+        ({}, PROBABILITIES),
+    ):
+        actions, _ = model.predict(observations, **options, **context)
+        np.testing.assert_allclose(shares(actions), expected, atol=0.01)
+    assert not model.predict(observations, deterministic=True, epsilon=0.0, **context)[0].any()
     of_ppo, *_ = chooser(name.replace("PPG", "PPO"))
     actions, _ = Player(of_ppo, epsilon=0.4).predict(observations, deterministic=True, **context)
-    np.testing.assert_allclose(shares(actions), [0.8, 0.12, 0.08], atol=0.01)
-    for epsilon, expected in ((0.0, [1, 0, 0]), (1.0, PROBABILITIES)):
-        actions, _ = model.predict(observations, deterministic=True, epsilon=epsilon, **context)
-        np.testing.assert_allclose(shares(actions), expected, atol=0.015 * epsilon)
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_samples_have_a_temperature(name):
-    """With T = 1/2 probabilities are squared: 0.25, 0.09 and 0.04, over 0.38. The model keeps its own."""
-    model, observations, context = chooser(name)
-    squared = PROBABILITIES**2 / (PROBABILITIES**2).sum()
-    actions, _ = model.predict(observations, temperature=0.5, **context)
-    np.testing.assert_allclose(shares(actions), squared, atol=0.015)
-    actions, _ = model.predict(observations, deterministic=True, epsilon=0.4, temperature=0.5, **context)
-    np.testing.assert_allclose(shares(actions), 0.6 * np.eye(3)[0] + 0.4 * squared, atol=0.01)
-    actions, _ = model.predict(observations, **context)
-    np.testing.assert_allclose(shares(actions), PROBABILITIES, atol=0.015)
+    np.testing.assert_allclose(shares(actions), mixed, atol=0.01)
 
 
 def test_an_environment_gets_a_whole_sample_or_the_whole_mode():
@@ -106,10 +102,7 @@ def test_an_environment_gets_a_whole_sample_or_the_whole_mode():
     assert is_mode.all(axis=1).mean() == pytest.approx(0.7, abs=0.02)
 
 
-SPACES = [THREE_ACTIONS, BOX, spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3), spaces.Box(-1, 1, (2, 2))]
-
-
-@pytest.mark.parametrize("actions", SPACES, ids=str)
+@pytest.mark.parametrize("actions", [THREE_ACTIONS, spaces.MultiBinary(3), spaces.Box(-1, 1, (2, 2))], ids=str)
 def test_actions_have_the_form_of_those_without_epsilon(actions):
     """For one observation and for several; the same seed gives the same actions."""
     model = PPG("MlpPolicy", random_envs(VECTOR, actions), **SMALL)
@@ -135,24 +128,16 @@ def test_memory_goes_on_as_without_epsilon():
     np.testing.assert_array_equal(states, plain)
 
 
-CONTINUOUS = {"Gaussian": {}, "gSDE": dict(use_sde=True)}
-KINDS = {
-    "Discrete": (PPG, lambda: random_envs(VECTOR, THREE_ACTIONS), {}),
-    "MultiDiscrete": (PPG, lambda: random_envs(VECTOR, spaces.MultiDiscrete([3, 4])), {}),
-    "MultiBinary": (PPG, lambda: random_envs(VECTOR, spaces.MultiBinary(4)), {}),
-    **{name: (PPG, lambda: random_envs(VECTOR, BOX), kwargs) for name, kwargs in CONTINUOUS.items()},
-    **{
-        f"masks, {name}": (MaskablePPG, lambda name=name: make_vec_env(lambda: MaskedEnv(VECTOR, name), 2), {})
-        for name in ("Discrete", "MultiDiscrete", "MultiBinary")
-    },
-}
+SPACES = {"MultiDiscrete": spaces.MultiDiscrete([3, 4]), "MultiBinary": spaces.MultiBinary(4), "Gaussian": BOX, "gSDE": BOX}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*SPACES, *(f"masks, {name}" for name in MASKED_ACTIONS)])
 def test_log_odds_are_divided_by_the_temperature(kind):
     """log π_T(a|s) - log π_T(b|s) = (log π(a|s) - log π(b|s)) / T for any two actions; π stays as it was."""
-    algorithm, make_envs, kwargs = KINDS[kind]
-    model = algorithm("MlpPolicy", make_envs(), **SMALL, **kwargs)
+    if kind in SPACES:
+        model = PPG("MlpPolicy", random_envs(VECTOR, SPACES[kind]), use_sde=kind == "gSDE", **SMALL)
+    else:
+        model = MaskablePPG("MlpPolicy", masked_envs(VECTOR, kind.removeprefix("masks, ")), **SMALL)
     with th.no_grad():
         model.policy.action_net.weight.mul_(100)  # SB3 begins with nearly equal probabilities
         distribution = model.policy.get_distribution(th.rand(64, 3))
@@ -169,28 +154,20 @@ def test_log_odds_are_divided_by_the_temperature(kind):
                 th.testing.assert_close(noise, temperature**0.5 * plain_noise)
 
 
-@pytest.mark.parametrize(
-    ("name", "kwargs", "message"),
-    [
-        ("PPG", dict(epsilon=1.5, deterministic=True), "`epsilon`=1.5 cannot work: use a number from 0 to 1"),
-        ("PPG", dict(epsilon=float("nan"), deterministic=True), "`epsilon`=nan"),
-        ("PPG", dict(temperature=0.0), "`temperature`=0.0 cannot work: use a finite number above 0"),
-        ("PPG", dict(epsilon=0.1), "`epsilon`=0.1 cannot work: all actions are samples already; use deterministic=True"),
-        ("MaskablePPG", dict(epsilon=0.1), "`epsilon`=0.1 cannot work: all actions are samples already"),
-    ],
-)
-def test_what_cannot_work_is_refused(name, kwargs, message):
-    model, observations, context = chooser(name)
-    with pytest.raises(ArgumentError, match=message):
-        model.predict(observations, **context, **kwargs)
-
-
-def test_a_temperature_that_is_not_known_is_refused():
+def test_what_cannot_work_is_refused():
+    model, observations, _ = chooser("PPG")
+    for kwargs, message in (
+        (dict(epsilon=1.5, deterministic=True), "`epsilon`=1.5 cannot work: use a number from 0 to 1"),
+        (dict(epsilon=float("nan"), deterministic=True), "`epsilon`=nan"),
+        (dict(temperature=0.0), "`temperature`=0.0 cannot work: use a finite number above 0"),
+        (dict(epsilon=0.1), "`epsilon`=0.1 cannot work: all actions are samples already; use deterministic=True"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            model.predict(observations, **kwargs)
     with pytest.raises(ArgumentError, match=r"`temperature`=2\.0 cannot work: PPO is no algorithm of sb3_ppg; leave it 1"):
         Player(chooser("PPO")[0], temperature=2.0)
-    distribution = chooser("PPG")[0].policy.action_dist
     with pytest.raises(ArgumentError, match=r"`temperature`=2\.0 cannot work: CategoricalDistribution has none"):
-        Actions.tempered(distribution, 2.0)
+        Actions.tempered(model.policy.actions, model.policy.action_dist, 2.0)
 
 
 # ---- evaluations ----

@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.arguments import check_value, count
 from sb3_ppg.distributed.collectives import rank
-from sb3_ppg.environments.episodes import Episodes, observation_at, replace
+from sb3_ppg.environments.episodes import EpisodicVecEnv, observation_at, replace
 from sb3_ppg.errors import ArgumentError, nearest
 
 # Libraries that Procgen links to on Python 3.11, in an order in which they can be loaded
 QT_LIBRARIES = ["libicudata.so.56", "libicuuc.so.56", "libicui18n.so.56", "libQt5Core.so.5", "libQt5Gui.so.5"]
 
 
-class EnvPoolVecEnv(VecEnv):
+class EnvPoolVecEnv(EpisodicVecEnv):
     """
     Any EnvPool environment with Box, Discrete or (flat) Dict observations and Box or Discrete actions, as a ``VecEnv``::
 
@@ -70,7 +69,6 @@ class EnvPoolVecEnv(VecEnv):
         self._seed = seed + rank() * num_envs
         self._was_reset = False
         self._pool = self._make_pool(num_envs)
-        self._episodes = Episodes(num_envs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # Gymnasium warns about float64
             self._pool_action_space = self._pool.action_space
@@ -98,27 +96,16 @@ class EnvPoolVecEnv(VecEnv):
 
     # ---- steps ----
 
-    def reset(self) -> VecEnvObs:
-        """
-        Start a new episode in each environment.
-
-        :return: observations, (num_envs, ...)
-        """
+    def _first_observations(self) -> tuple[VecEnvObs, list[dict[str, Any]]]:
         seed = self._seeds[0]
         if seed is not None and (seed != self._seed or self._was_reset):  # EnvPool only takes a seed when it is made
             self._seed = seed
             self._pool.close()
             self._pool = self._make_pool(self.num_envs)
-        self._reset_seeds()
-        self._reset_options()
-        self._episodes.start()
         self._was_reset = True
         observations, pool_infos = self._pool.reset()
-        self.reset_infos = [_info_of(pool_infos, index, self.num_envs) for index in range(self.num_envs)]
-        return _cast(observations, self.observation_space)
-
-    def step_async(self, actions: np.ndarray) -> None:
-        self.waiting_actions = actions
+        infos = [_info_of(pool_infos, index) for index in range(self.num_envs)]
+        return _cast(observations, self.observation_space), infos
 
     def step_wait(self) -> VecEnvStepReturn:
         actions = np.asarray(self.waiting_actions)
@@ -127,28 +114,22 @@ class EnvPoolVecEnv(VecEnv):
         observations, rewards, terminated, truncated, pool_infos = self._pool.step(actions)
         observations, rewards = _cast(observations, self.observation_space), np.array(rewards, dtype=np.float32)
         dones = terminated | truncated  # EnvPool never sets both
-        self._episodes.add(rewards)
-
+        self._add_step(rewards)
+        wanted = range(self.num_envs) if self.all_infos else dones.nonzero()[0].tolist()
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        finished = dones.nonzero()[0]
-        for index in range(self.num_envs) if self.all_infos else finished.tolist():
-            infos[index].update(_info_of(pool_infos, index, self.num_envs))
-        if len(finished) > 0:
-            for index in finished.tolist():
-                was_cut_off = bool(truncated[index]) and not self.treat_truncation_as_termination
-                infos[index] |= self._episodes.end(index, observation_at(observations, index), was_cut_off)
-            self._restart(finished.astype(np.int32), observations)
+        for index in wanted:
+            infos[index] = _info_of(pool_infos, index)
+        for index in dones.nonzero()[0].tolist():
+            was_cut_off = bool(truncated[index]) and not self.treat_truncation_as_termination
+            infos[index] |= self._end_episode(index, observation_at(observations, index), was_cut_off)
+        if dones.any():  # EnvPool resets an environment in its next step, whatever the action
+            finished = dones.nonzero()[0].astype(np.int32)
+            no_actions = np.zeros((len(finished), *self._pool_action_space.shape), dtype=self._pool_action_space.dtype)
+            first, *_, first_infos = self._pool.step(no_actions, finished)
+            for row, index in enumerate(first_infos["env_id"]):
+                self.reset_infos[index] = _info_of(first_infos, row)
+            replace(observations, _cast(first, self.observation_space), first_infos["env_id"])
         return observations, rewards, dones, infos
-
-    def _restart(self, finished: np.ndarray, observations: Any) -> None:
-        """Reset environments, which EnvPool does in their next step whatever the action, and replace their observations."""
-        actions = np.zeros((len(finished), *self._pool_action_space.shape), dtype=self._pool_action_space.dtype)
-        first, *_, pool_infos = self._pool.step(actions, finished)
-        first = _cast(first, self.observation_space)
-        indices = pool_infos["env_id"]
-        for row, index in enumerate(indices):
-            self.reset_infos[index] = _info_of(pool_infos, row, len(indices))
-        replace(observations, first, indices)
 
     # ---- the rest of a VecEnv ----
 
@@ -179,12 +160,7 @@ class EnvPoolVecEnv(VecEnv):
 
 
 def import_envpool() -> Any:
-    """
-    Import EnvPool, with the libraries of Procgen if they are installed.
-
-    :return: the module
-    :raises ImportError: if EnvPool is not installed, with the command that installs it
-    """
+    """Import EnvPool, with the libraries of Procgen if they are installed."""
     qt = importlib.util.find_spec("PyQt5")  # Procgen needs Qt on Python 3.11; PyQt5-Qt5 installs it without root
     for folder in (qt and qt.submodule_search_locations) or []:
         for path in (Path(folder) / "Qt5" / "lib" / library for library in QT_LIBRARIES):
@@ -216,10 +192,10 @@ def _cast(observations: Any, space: spaces.Space) -> Any:
     return np.array(observations, dtype=space.dtype)
 
 
-def _info_of(pool_infos: dict[str, Any], index: int, num_envs: int) -> dict[str, Any]:
+def _info_of(pool_infos: dict[str, Any], index: int) -> dict[str, Any]:
     """Return one environment's part of EnvPool's arrays."""
     return {
         name: values[index].item() if values[index].ndim == 0 else values[index].copy()
         for name, values in pool_infos.items()
-        if isinstance(values, np.ndarray) and len(values) == num_envs and name != "env_id"
+        if isinstance(values, np.ndarray) and len(values) == len(pool_infos["env_id"]) and name != "env_id"
     }

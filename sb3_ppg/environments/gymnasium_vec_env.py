@@ -1,6 +1,6 @@
 """Gymnasium's vector environments (``gymnasium.make_vec``) as a ``VecEnv`` of Stable-Baselines3."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,17 +9,16 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from gymnasium.wrappers.vector import DictInfoToList
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.environments.episodes import Episodes, observation_at, replace
+from sb3_ppg.environments.episodes import EpisodicVecEnv, observation_at, replace
 from sb3_ppg.errors import ArgumentError, warn
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
 
 
-class GymnasiumVecEnv(VecEnv):
+class GymnasiumVecEnv(EpisodicVecEnv):
     """
     A vector environment of Gymnasium as a ``VecEnv``. PPG wraps the result of ``gymnasium.make_vec`` in it; for evaluation,
     do so yourself::
@@ -49,31 +48,21 @@ class GymnasiumVecEnv(VecEnv):
                 "tells where episodes end"
             )
         self._is_of_single_ones = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        self._takes_masks = self.mode == DISABLED or self._is_of_single_ones
-        if self.mode == NEXT_STEP and not self._takes_masks:
+        self._resets_later = self.mode == NEXT_STEP and not self._is_of_single_ones
+        if self._resets_later:
             warn(
                 f"{type(env.unwrapped).__name__} resets in the step after an episode's end, which is lost for training: "
                 'gymnasium.make_vec(..., vectorization_mode="sync") loses none'
             )
         self._last: dict[int, Any] = {}  # last observations, by environment, of episodes that ended in the previous step
-        self._episodes = Episodes(env.num_envs)
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
-    def reset(self) -> VecEnvObs:
-        """
-        Start a new episode in each environment.
-
-        :return: observations, (num_envs, ...)
-        """
+    def _first_observations(self) -> tuple[VecEnvObs, Iterable[dict[str, Any]]]:
         options = self._options[0] or None  # SB3 has options for each environment, Gymnasium has one for all
         observations, infos = self.env.reset(seed=self._seeds[0], options=options)
-        self.reset_infos = list(infos)
-        self._reset_seeds()
-        self._reset_options()
         self._last = {}
-        self._episodes.start()
-        return map_arrays(np.array, observations)  # Gymnasium may reuse its arrays
+        return map_arrays(np.array, observations), infos  # Gymnasium may reuse its arrays
 
     def step_async(self, actions: Any) -> None:
         if isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):  # Gymnasium takes the batch of each leaf
@@ -85,7 +74,7 @@ class GymnasiumVecEnv(VecEnv):
         observations, given, terminated, truncated, infos = self.env.step(self.waiting_actions)
         rewards = self._combined(given)
         observations, infos, dones = map_arrays(np.array, observations), list(infos), np.asarray(terminated | truncated)
-        self._episodes.add(rewards)
+        self._add_step(rewards)
         finished = dones.nonzero()[0].tolist()
         for index in finished:
             last = observation_at(observations, index)
@@ -94,20 +83,19 @@ class GymnasiumVecEnv(VecEnv):
                     raise ArgumentError(f"{self.env} resets in the same step, but its infos have no 'final_obs'")
                 self.reset_infos[index] = infos[index]
                 last, infos[index] = infos[index].pop("final_obs"), infos[index].pop("final_info", {})
-            was_cut_off = bool(truncated[index] and not terminated[index])
-            infos[index] |= self._episodes.end(index, last, was_cut_off)
+            infos[index] |= self._end_episode(index, last, bool(truncated[index] and not terminated[index]))
         for index, last in self._last.items():  # environments that were reset in this step
-            self._episodes.start(index)
             self.reset_infos[index] = infos[index]
-            infos[index] = {"terminal_observation": last, "TimeLimit.truncated": True}
+            infos[index] = self._end_episode(index, last, True)
+            del infos[index]["episode"]  # of the one step that resets
             dones[index] = True
-        if finished and self.mode != SAME_STEP and self._takes_masks:
+        if self._resets_later:
+            self._last = {index: observation_at(observations, index) for index in finished}
+        elif finished and self.mode != SAME_STEP:
             first, first_infos = self.env.reset(options={"reset_mask": dones.copy()})
             for index in finished:
                 self.reset_infos[index] = first_infos[index]
             replace(observations, map_arrays(lambda array: array[dones], first), dones)
-        elif self.mode == NEXT_STEP and not self._takes_masks:
-            self._last = {index: observation_at(observations, index) for index in finished}
         if np.ndim(given) > 1:
             infos = [{**info, "vector_reward": vector} for info, vector in zip(infos, given, strict=True)]
         return observations, np.array(rewards, dtype=np.float32), dones, infos
@@ -117,10 +105,7 @@ class GymnasiumVecEnv(VecEnv):
         self.reward_weights = np.asarray(weights)
 
     def _combined(self, rewards: np.ndarray) -> np.ndarray:
-        """
-        :param rewards: (num_envs,), or (num_envs, K)
-        :return: (num_envs,)
-        """
+        """Return scalar rewards, (num_envs,), of such or of vectors, (num_envs, K)."""
         if np.ndim(rewards) == 1:
             return rewards
         if self.reward_weights is None or len(self.reward_weights) != rewards.shape[1]:
@@ -156,9 +141,7 @@ class GymnasiumVecEnv(VecEnv):
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         if indices is not None:
-            raise NotImplementedError(
-                f"Gymnasium's vector environments call {method_name!r} of all environments: no `indices`"
-            )
+            raise NotImplementedError("Gymnasium's vector environments call a method of all environments: no `indices`")
         env: Any = self.env.unwrapped
         if self._is_of_single_ones:
             return list(env.call(method_name, *args, **kwargs))

@@ -42,12 +42,7 @@ class VectorRewards(gym.Wrapper):
         self.set_reward_weights(weights)
 
     def set_reward_weights(self, weights: Sequence[float] | None) -> None:
-        """
-        Set the weights.
-
-        :param weights: a number for each component, or None
-        :raises ArgumentError: if there are not K weights
-        """
+        """Set the weights, a number for each component, or None; raise ``ArgumentError`` if there are not K."""
         if weights is not None and np.shape(weights) != (self.n_components,):
             raise ArgumentError(
                 f"`reward_weights`={weights!r} cannot work: {self.env} has {self.n_components} components of rewards; use a "
@@ -129,23 +124,16 @@ def with_scalar_reward(env: Any) -> Any:
 
 
 def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
-    """
-    Set the weights with which a model combines vector rewards in environments with any wrappers, a number for each component.
-    A ``GymnasiumVecEnv`` combines those of MO-Gymnasium itself, and its environments may be ``VectorRewards``.
-    """
+    """Set the weights with which environments with any wrappers combine vector rewards, a number for each component."""
     inside = innermost(env)
-    if hasattr(inside, "set_reward_weights"):
+    if hasattr(inside, "set_reward_weights"):  # a `GymnasiumVecEnv`, whose environments may be `VectorRewards`
         inside.set_reward_weights(weights)
     if env.has_attr("set_reward_weights"):
         env.env_method("set_reward_weights", weights)
 
 
 class RewardReader:
-    """
-    Reads vector rewards from the infos of steps, and adds their sums over an episode to the info of ``Monitor``.
-
-    :param n_components: K
-    """
+    """Reads vector rewards with K components from the infos of steps, and adds their sums to the info of ``Monitor``."""
 
     def __init__(self, n_components: int):
         self.n_components = n_components
@@ -158,12 +146,7 @@ class RewardReader:
         self.returns[episode_starts.astype(bool)] = 0
 
     def read(self, dones: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
-        """
-        :param dones: whether an episode has ended, (n_envs,)
-        :param infos: infos of the step
-        :return: vector rewards, (n_envs, K)
-        :raises ArgumentError: if an info has no vector reward
-        """
+        """Return the vector rewards of a step, (n_envs, K); raise ``ArgumentError`` if an info has none."""
         for index, info in enumerate(infos):
             vector: Any = info.get("vector_reward")
             if np.shape(vector) != (self.n_components,):
@@ -182,9 +165,6 @@ class RewardReader:
 
 
 def mean_vector_return(episodes: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """
-    Return the mean return of each component by name, over the episodes for which ``RewardReader`` has added it; none for
-    scalar rewards.
-    """
+    """Return the mean return of each component by name, over the episodes for which ``RewardReader`` has added it."""
     returns = [episode["vector_return"] for episode in episodes if "vector_return" in episode]
     return {f"ep_rew_mean/{k}": float(mean) for k, mean in enumerate(np.mean(returns, axis=0))} if returns else {}

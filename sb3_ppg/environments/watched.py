@@ -11,8 +11,6 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, WorkerError
 
-ALLOWING = "`allow_nonfinite_observations`=True"
-REWARD = "reward"
 Numbers = tuple[str, Any, int | None]  # see `check_finite`
 
 # ---- non-finite numbers ----
@@ -46,31 +44,25 @@ class CheckedSteps:
 
     def take(self, actions: np.ndarray, step: int) -> VecEnvStepReturn:
         """
-        Take a step.
-
-        :param actions: actions of all environments
-        :param step: number of the step in the rollout, for the error message
-        :return: the result of ``VecEnv.step``
-        :raises NonFiniteEnvironmentError: if a reward, an observation, or the last observation of an episode whose value is
-            needed is NaN or infinite; the statistics of ``VecNormalize`` are then restored
+        Take a step, whose number in the rollout error messages name. If a reward, an observation, or the last observation of
+        an episode whose value is needed is NaN or infinite, the statistics of ``VecNormalize`` are restored.
         """
         with statistics_protected(self.normalizers):
             observations, rewards, dones, infos = self.env.step(actions)
             numbers: list[Numbers] = []
             if self.read_vectors is not None:
                 vectors = self.read_vectors(dones, infos)
-                numbers += [(f"{REWARD} component {k}", component, None) for k, component in enumerate(vectors.T)]
+                numbers += [(f"reward component {k}", component, None) for k, component in enumerate(vectors.T)]
                 self.also_stored = {"vector_rewards": vectors}
             for one in reversed(self.normalizers):  # normalizing spreads NaN to all environments
-                numbers += [(REWARD, one.old_reward, None), ("observation", one.old_obs, None)]
-            numbers += [(REWARD, rewards, None), ("observation", observations, None)]
+                numbers += [("reward", one.old_reward, None), ("observation", one.old_obs, None)]
+            numbers += [("reward", rewards, None), ("observation", observations, None)]
             for index in dones.nonzero()[0].tolist():
-                last = infos[index].get("terminal_observation")
-                is_valued = self.values_every_end or infos[index].get("TimeLimit.truncated", False)
-                if last is not None and is_valued:
-                    numbers.append(("last observation of an episode", last, index))
+                info = infos[index]
+                if "terminal_observation" in info and (self.values_every_end or info.get("TimeLimit.truncated", False)):
+                    numbers.append(("last observation of an episode", info["terminal_observation"], index))
             if self.allow_observations:
-                numbers = [one for one in numbers if one[0].startswith(REWARD)]
+                numbers = [one for one in numbers if one[0].startswith("reward")]
             when = f"after step {step} of the rollout; the policy has not been trained with it"
             check_finite(self.normalizers, numbers, when)
         return observations, rewards, dones, infos
@@ -84,11 +76,7 @@ class CheckedSteps:
 
 
 def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
-    """
-    :param env: environments with any wrappers
-    :param observations: first observations of the run
-    :raises NonFiniteEnvironmentError: if one is NaN or infinite
-    """
+    """Raise ``NonFiniteEnvironmentError`` if one of the first observations of a run is NaN or infinite."""
     found = [*normalizers(env)]
     raw = [vars(normalizer).get("old_obs", []) for normalizer in reversed(found)]
     check_finite(found, [("first observation", one, None) for one in (*raw, observations)], "when the run starts")
@@ -96,20 +84,20 @@ def check_first_observations(env: VecEnv, observations: VecEnvObs) -> None:
 
 def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: str) -> None:
     """
-    :param normalizers: each ``VecNormalize`` among the wrappers
+    Raise ``NonFiniteEnvironmentError`` if a number, or a mean or variance of ``VecNormalize``, is NaN or infinite.
+
     :param numbers: name, array or dictionary of arrays, and index of the environment; None for all environments, (n_envs, ...)
     :param when: when they were collected, for the error message
-    :raises NonFiniteEnvironmentError: if one of them, or a mean or variance of ``VecNormalize``, is NaN or infinite
     """
     for name, values, index in numbers:
         for key, array in values.items() if isinstance(values, dict) else [(None, np.asarray(values))]:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 place = tuple(np.argwhere(~np.isfinite(array))[0])
                 of_key = "" if key is None else f" (key {key!r})"
-                environment = place[0] if index is None else index
-                remedy = "" if name.startswith(REWARD) else f". If the policy can handle such numbers, use {ALLOWING}"
+                remedy = ". If the policy can handle such numbers, use `allow_nonfinite_observations`=True"
                 raise NonFiniteEnvironmentError(
-                    f"The {name}{of_key} of environment {environment} is {array[place]} {when}{remedy}"
+                    f"The {name}{of_key} of environment {place[0] if index is None else index} is {array[place]} {when}"
+                    f"{'' if name.startswith('reward') else remedy}"
                 )
     for normalizer in normalizers:
         for name, rms in statistics(normalizer).items():
@@ -135,10 +123,8 @@ def statistics_protected(normalizers: Iterable[VecNormalize]) -> Iterator[None]:
 
 def layers(env: VecEnv | None) -> Iterator[Any]:
     """
-    Iterate over the wrappers of environments and the environments inside, the outermost first.
-
-    :param env: environments with any wrappers, or None. The innermost may be a simulator that has the methods of a ``VecEnv``
-        but is none. An unpickled ``VecNormalize`` has nothing inside
+    Iterate over the wrappers of environments and the environments inside, the outermost first. The innermost may be a
+    simulator that has the methods of a ``VecEnv`` but is none. An unpickled ``VecNormalize`` has nothing inside.
     """
     while env is not None:
         yield env
@@ -156,16 +142,11 @@ def normalizers(env: VecEnv | None) -> Iterator[VecNormalize]:
 
 
 def only_normalizer(env: VecEnv | None) -> VecNormalize | None:
-    """
-    :param env: environments with any wrappers, or None
-    :return: the ``VecNormalize`` among the wrappers, or None
-    :raises ArgumentError: if there are several
-    """
+    """Return the ``VecNormalize`` among the wrappers, or None; raise ``ArgumentError`` if there are several."""
     found = list(normalizers(env))
     if len(found) > 1:
         raise ArgumentError(
-            f"the environments are wrapped in {len(found)} VecNormalize, and this works with one: use one with `norm_obs` and "
-            "`norm_reward`"
+            f"the environments are wrapped in {len(found)} VecNormalize: use one with `norm_obs` and `norm_reward`"
         )
     return found[0] if found else None
 
@@ -191,11 +172,8 @@ def all_statistics(env: VecEnv | None) -> dict[str, RunningMeanStd]:
 @contextmanager
 def workers_watched(env: VecEnv | None) -> Iterator[None]:
     """
-    Detect dead workers of ``SubprocVecEnv`` within the context. (SB3 would wait forever if a sibling of the worker holds the
-    other end of its pipe.)
-
-    :param env: environments with any wrappers, or None
-    :raises WorkerError: if a worker dies; the others are killed, so that ``close`` does not wait for answers
+    Raise ``WorkerError`` within the context if a worker of ``SubprocVecEnv`` dies, and kill the others, so that ``close`` does
+    not wait for answers. (SB3 would wait forever if a sibling of the worker holds the other end of its pipe.)
     """
     workers = innermost(env)
     if not isinstance(workers, SubprocVecEnv):
@@ -223,19 +201,18 @@ class _WatchedRemote:
 
     def send(self, message: tuple[str, Any]) -> None:
         self.request = message[0]
-        try:
-            self.remote.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            self._raise_if_dead()
-            raise
+        self._exchange(self.remote.send, message)
 
     def recv(self) -> Any:
         while not self.remote.poll(timeout=1):
             if not self.process.is_alive():  # a sibling holds the other end of its pipe
                 self._raise_if_dead()
+        return self._exchange(self.remote.recv)
+
+    def _exchange(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
-            return self.remote.recv()
-        except (EOFError, ConnectionResetError):
+            return function(*args)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
             self._raise_if_dead()
             raise
 

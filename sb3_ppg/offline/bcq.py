@@ -148,7 +148,6 @@ class BCQ(OffPolicyAlgorithm):
         require(self, self.n_steps == 1 or not isinstance(self.observation_space, spaces.Dict), "n_steps", remedy)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        self._losses: list[dict[str, th.Tensor]] = []  # since the latest log
         policy: Any = self.policy_class
         kwargs = dict(self.policy_kwargs, phi=self.phi, threshold=self.threshold, n_play_samples=self.n_play_samples)
         self.policy = policy(self.observation_space, self.action_space, self.lr_schedule, **kwargs).to(self.device)
@@ -234,10 +233,9 @@ class BCQ(OffPolicyAlgorithm):
             self.train(1, self.batch_size)
             self.num_timesteps += 1
             self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-            if self.num_timesteps % (log_interval or 1000) == 0 or self.num_timesteps == total_timesteps:
-                self._record_losses()
-                if log_interval is not None:
-                    self.dump_logs()
+            if log_interval is not None and (self.num_timesteps % log_interval == 0 or self.num_timesteps == total_timesteps):
+                self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+                self.dump_logs()
             callback.update_locals(locals())
             if not callback.on_step():
                 break
@@ -250,14 +248,18 @@ class BCQ(OffPolicyAlgorithm):
 
         :param gradient_steps: number of gradient steps
         :param batch_size: number of samples in each
+        :raises NonFiniteLossError: if a loss is NaN or infinite
         """
         assert self.replay_buffer is not None
         self.policy.set_training_mode(True)
         self._update_learning_rate([getattr(self.policy, name) for name in self.policy.optimizer_names])
         for _ in range(gradient_steps):
             terms = self.update(self.replay_buffer.sample(batch_size, env=self._vec_normalize_env))
-            self._losses.append({name: loss.detach() for name, loss in terms.items()})
             self._n_updates += 1
+            for name, value in zip(terms, th.stack([*terms.values()]).tolist(), strict=True):  # waits for a GPU once
+                if not np.isfinite(value):
+                    raise NonFiniteLossError(f"`{name}` is not finite in gradient step {self._n_updates}: {value}")
+                self.logger.record_mean(f"train/{name}", value)
 
     def update(self, batch: Any) -> dict[str, th.Tensor]:
         """
@@ -317,20 +319,7 @@ class BCQ(OffPolicyAlgorithm):
         _step(policy.optimizer, total)
         return {**terms, "q_value": values.mean()}
 
-    def _record_losses(self) -> None:
-        """Record the means of the losses since the latest log."""
-        recent, self._losses = self._losses, []
-        for name in recent[0]:
-            mean = float(th.stack([terms[name] for terms in recent]).mean())
-            if not np.isfinite(mean):
-                raise NonFiniteLossError(f"`{name}` is not finite after {self.num_timesteps} gradient steps: {mean}")
-            self.logger.record(f"train/{name}", mean)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-
     # ---- files ----
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_losses"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", *(f"policy.{name}" for name in self.policy.optimizer_names)], []

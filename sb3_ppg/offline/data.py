@@ -1,6 +1,6 @@
 """Recorded data: one class for all sources, and checks that name the array, the transition and the source."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -57,27 +57,29 @@ class Dataset:
             setattr(self, name, map_arrays(np.atleast_1d, getattr(self, name)))
         shape, following = (map_arrays(np.shape, one) for one in (self.observations, self.next_observations))
         self._require(shape == following, "next_observations", f"have the shapes {following}, `observations` {shape}")
-        lengths = {name: len(array) for name, array in self._arrays()}
-        if 0 in lengths.values():
+        sizes: set[int] = set()
+        lengths = {name: map_arrays(len, getattr(self, name)) for name in ARRAYS}
+        map_arrays(sizes.add, lengths)
+        if 0 in sizes:
             raise ArgumentError(f"{self.source} is empty: there are no transitions to learn from")
-        if len(set(lengths.values())) > 1:
+        if len(sizes) > 1:
             raise ArgumentError(f"{self.source} has arrays of different lengths: {lengths}")
         for name in ("rewards", "terminations", "truncations"):
             self._require(getattr(self, name).ndim == 1, name, f"have shape {getattr(self, name).shape}; use (N,)")
-        self.terminations, self.truncations = self.terminations.astype(bool), self.truncations.astype(bool)
-        self.truncations |= ~(self._continues() | self.terminations)
+        for name in ("terminations", "truncations"):
+            array = getattr(self, name)
+            self._require_each(np.isin(array, (0, 1)), name, array, "are neither 0 nor 1")
+            setattr(self, name, array.astype(bool))
+        continues = np.arange(len(self)) < len(self) - 1  # whether the following transition begins where one ends
+
+        def compare(after: np.ndarray, before: np.ndarray) -> None:
+            continues[:-1] &= (after[:-1] == before[1:]).all(axis=tuple(range(1, after.ndim)))
+
+        map_arrays(compare, self.next_observations, self.observations)
+        self.truncations |= ~(continues | self.terminations)
 
     def __len__(self) -> int:
         return len(self.rewards)
-
-    def _arrays(self) -> Iterable[tuple[str, np.ndarray]]:
-        """Iterate over all arrays, with the names by which errors call them."""
-        for name in ARRAYS:
-            value = getattr(self, name)
-            if isinstance(value, dict):
-                yield from ((f"{name}[{key!r}]", array) for key, array in value.items())
-            else:
-                yield name, value
 
     def _require(self, condition: bool | np.bool, name: str, problem: str) -> None:
         if not condition:
@@ -88,17 +90,6 @@ class Dataset:
         place = bad.argmax()
         counted = f"at {place} ({bad.sum()} of {len(bad)} transitions): {array[place]}"
         self._require(not bad.any(), name, f"{problem} {counted}")
-
-    def _continues(self) -> np.ndarray:
-        """Return whether the following transition begins where a transition ends, (N,)."""
-
-        def equal(after: np.ndarray, before: np.ndarray) -> np.ndarray:
-            return (after[:-1] == before[1:]).all(axis=tuple(range(1, after.ndim)))
-
-        equal_rows: Any = map_arrays(equal, self.next_observations, self.observations)
-        continues = np.zeros(len(self), dtype=bool)
-        continues[:-1] = np.all([*equal_rows.values()], axis=0) if isinstance(equal_rows, dict) else equal_rows
-        return continues
 
     @property
     def ends(self) -> np.ndarray:
@@ -156,9 +147,9 @@ class Dataset:
         """Return an array in the type of its space, after checks of its shape, its numbers and, if asked, its bounds."""
         array = array[:, 0] if space.shape == () and array.shape[1:] == (1,) else array  # of Discrete spaces in SB3's buffers
         self._require(array.shape[1:] == space.shape, name, f"have shape {array.shape[1:]}, the environment's {space.shape}")
-        self._require(np.issubdtype(array.dtype, np.number) or array.dtype == bool, name, f"are {array.dtype}, no numbers")
+        self._require(array.dtype.kind in "biuf", name, f"are {array.dtype}, no numbers")
         is_good = np.isfinite(array)
-        is_rounded = np.issubdtype(space.dtype, np.integer) and not np.issubdtype(array.dtype, np.integer)
+        is_rounded = np.issubdtype(space.dtype, np.integer) and array.dtype.kind == "f"
         if is_bounded:
             low, high = bounds(space)
             width = high - low
@@ -173,24 +164,17 @@ class Dataset:
 
 def bounds(space: Any) -> tuple[Any, Any]:
     """Return the lowest and the highest value of a space of numbers, in a type that can hold their difference."""
-    match space:
-        case spaces.Box():
-            return space.low.astype(np.float64), space.high.astype(np.float64)
-        case spaces.Discrete():
-            return space.start, space.start + space.n - 1
-        case spaces.MultiDiscrete():
-            return space.start, space.start + space.nvec - 1
-    return 0, 1
+    if isinstance(space, spaces.Box):
+        return space.low.astype(np.float64), space.high.astype(np.float64)
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    return space.start, space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
 
 
 def fit_normalizers(env: VecEnv | None, data: Dataset, is_trained: bool) -> None:
     """
-    Replace the statistics of ``VecNormalize`` by those of the data, unless networks have been trained with them or
-    ``training=False`` freezes them.
-
-    :param env: environments with any wrappers, or None
-    :param data: data in the types of the spaces
-    :param is_trained: whether the networks have been trained
+    Replace the statistics of ``VecNormalize`` among the wrappers by those of the data, unless networks have been trained with
+    them or ``training=False`` freezes them.
     """
 
     def fit(statistics: RunningMeanStd, samples: Any) -> None:
@@ -291,25 +275,14 @@ def _from_minari(name: str) -> Dataset:
     path = Path(name).parent if name.endswith(".hdf5") else Path(name)
     path = path / "data" if (path / "data").is_dir() else path
     try:
-        dataset = minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(name)
-        episodes = list(dataset.iterate_episodes())
+        episodes = list((minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(name)).iterate_episodes())
     except Exception as error:  # h5py and Minari raise errors of many kinds
-        raise ArgumentError(
-            f"`dataset`={name!r} cannot work: Minari cannot read it ({type(error).__name__}: {error})"
-        ) from error
+        reason = f"Minari cannot read it ({type(error).__name__}: {error})"
+        raise ArgumentError(f"`dataset`={name!r} cannot work: {reason}") from error
     if not episodes:
         raise ArgumentError(f"{name} is empty: there are no episodes to learn from")
-    return joined(
-        [
-            Dataset(
-                map_arrays(itemgetter(slice(-1)), one.observations),
-                one.actions,
-                one.rewards,
-                map_arrays(itemgetter(slice(1, None)), one.observations),
-                one.terminations,
-                one.truncations,
-                name,
-            )
-            for one in episodes
-        ]
-    )
+    parts = []
+    for one in episodes:
+        now, following = (map_arrays(itemgetter(part), one.observations) for part in (slice(-1), slice(1, None)))
+        parts.append(Dataset(now, one.actions, one.rewards, following, one.terminations, one.truncations, name))
+    return joined(parts)

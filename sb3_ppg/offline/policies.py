@@ -27,22 +27,13 @@ from sb3_ppg.actions.kinds import SquashedGaussianActions
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.offline import losses
 
-# As in the authors' code: log σ of the VAE, and where the codes of sampled actions lie
-LOG_STD_RANGE, CODE_LIMIT = (-4.0, 15.0), 0.5
-
 
 class Network(nn.Module):
-    """
-    Layers on the features of observations. Subclasses take arguments of their own before these.
+    """Layers on the features of observations. Subclasses take arguments of their own before these."""
 
-    :param features_extractor: features extractor of this network alone
-    :param layers: units of each layer, and the activation after it
-    """
-
-    def __init__(self, features_extractor: BaseFeaturesExtractor, *layers: Any):
+    def __init__(self, features_extractor: BaseFeaturesExtractor, net_arch: list[int], activation_fn: type[nn.Module]):
         super().__init__()
-        self.features_extractor = features_extractor
-        self.net_arch, self.activation_fn = layers
+        self.features_extractor, self.net_arch, self.activation_fn = features_extractor, net_arch, activation_fn
 
     def mlp(self, n_numbers: int, n_outputs: int, squash_output: bool = False) -> nn.Sequential:
         """Make layers whose input is the features and further numbers."""
@@ -68,7 +59,7 @@ class ActionVAE(Network):
         """Return reconstructed actions, (B, A), and mean and standard deviation of their codes, (B, L)."""
         features = self.features_extractor(obs)
         mean, log_std = self.encoder(th.cat([features, actions], dim=-1)).chunk(2, dim=-1)
-        std = log_std.clamp(*LOG_STD_RANGE).exp()
+        std = log_std.clamp(-4, 15).exp()  # as in the authors' code
         codes = mean + std * th.randn_like(std)
         return self.decoder(th.cat([features, codes], dim=-1)), mean, std
 
@@ -77,10 +68,10 @@ class ActionVAE(Network):
         return self.decoder(self.inputs(obs, codes))
 
     def random_codes(self, *shape: int) -> th.Tensor:
-        """Return codes of a standard normal distribution, clipped to [-0.5, 0.5], (*shape, L)."""
+        """Return codes of a standard normal distribution, clipped to [-0.5, 0.5] as in the authors' code, (*shape, L)."""
         like = next(self.parameters())
         codes = th.randn(*shape, self.latent_dim, device=like.device, dtype=like.dtype)
-        return codes.clamp(-CODE_LIMIT, CODE_LIMIT)
+        return codes.clamp(-0.5, 0.5)
 
 
 class Perturbation(Network):

@@ -16,7 +16,7 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.environments.episodes import replace
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
-from sb3_ppg.offline.data import Dataset, bounds, joined
+from sb3_ppg.offline.data import ARRAYS, Dataset, bounds, joined
 
 
 def record(
@@ -64,8 +64,7 @@ def record(
     for _ in range(-(-n_steps // n_envs)):
         seen: Any = observations if normalizer is None else normalizer.normalize_obs(observations)  # type: ignore[arg-type]
         actions, state = agent.predict(seen, state, starts, deterministic=deterministic)
-        drawn = np.array([space.sample() for _ in range(n_envs)])
-        takes_drawn = is_random
+        drawn, takes_drawn = np.array([space.sample() for _ in range(n_envs)]), is_random
         if isinstance(space, spaces.Box):
             low, high = bounds(space)
             actions = np.clip(actions + noise * (high - low) / 2 * rng.normal(size=actions.shape), low, high)
@@ -86,12 +85,7 @@ def record(
 
 
 def check_new(name: str) -> None:
-    """
-    Check the name of a data set before it is recorded.
-
-    :param name: new name in Minari's local store
-    :raises ArgumentError: if Minari does not accept the name, or has such a data set
-    """
+    """Raise ``ArgumentError`` if Minari does not accept a name for a data set, or has such a data set."""
     with missing_extras_named():
         import h5py  # noqa: F401  Minari names its own extra
         from minari.dataset.minari_dataset import parse_dataset_id
@@ -133,13 +127,10 @@ def save_as_minari(
         spec = None
     episodes = []
     for rows in np.split(np.arange(len(data)), data.ends[:-1] + 1):
-        observations = map_arrays(
-            lambda now, following, rows=rows: np.concatenate([now[rows], following[rows[-1:]]]),
-            data.observations,
-            data.next_observations,
-        )
-        columns: Any = {name: getattr(data, name)[rows] for name in ("actions", "rewards", "terminations", "truncations")}
-        episodes.append(EpisodeBuffer(observations=observations, **columns))
+        columns = {name: map_arrays(itemgetter(rows), getattr(data, name)) for name in ARRAYS}
+        last = map_arrays(itemgetter(slice(-1, None)), columns.pop("next_observations"))
+        columns["observations"] = map_arrays(lambda *parts: np.concatenate(parts), columns["observations"], last)
+        episodes.append(EpisodeBuffer(**columns))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # Minari's, of authors and descriptions
         minari.create_dataset_from_buffers(

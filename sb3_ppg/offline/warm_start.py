@@ -28,24 +28,18 @@ AT_ONCE = 256  # observations in a forward pass that trains nothing: BCQ samples
 
 
 class Samples(NamedTuple):
-    """
-    Recorded samples, as arrays or tensors.
+    """Recorded samples, as arrays or tensors."""
 
-    :param observations: observations as the policy takes them, (N, ...)
-    :param actions: actions as rollout buffers store them, (N, action dimensions)
-    :param value_targets: discounted returns, in the units of the (normalized) reward, (N,)
-    :param recorded: parameters of the distribution to clone, (N, P); (N, 0) if there is none
-    """
-
-    observations: Any
-    actions: Any
-    value_targets: Any
-    recorded: Any
+    observations: Any  # as the policy takes them, (N, ...)
+    actions: Any  # as rollout buffers store them, (N, action dimensions)
+    value_targets: Any  # discounted returns, in the units of the (normalized) reward, (N,)
+    recorded: Any  # parameters of the distribution to clone, (N, P); (N, 0) if there is none
 
 
 def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, batch_size: int, fit_std: bool) -> None:
     """Fit a model to recorded data, with the arguments and errors of ``PPG.warm_start``."""
-    _check(model, n_epochs, batch_size)
+    check_values(n_epochs=n_epochs, batch_size=batch_size)
+    _check_model(model)
     data = load_dataset(dataset).fitted_to(model.observation_space, model.action_space)
     actions, recorded = data.actions, np.zeros((len(data), 0), np.float32)
     if agent is not None:
@@ -59,7 +53,6 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
     data = _normalized(model, data)
     if model.ignore_terminations:
         data = replace(data, terminations=np.zeros(len(data), dtype=bool), truncations=data.terminations | data.truncations)
-    samples = Samples(data.observations, actions, None, recorded)
     if not model._custom_logger:
         name = f"{type(model).__name__}_warm_start"
         model._logger = configure_logger(model.verbose, model.tensorboard_log, name, True)
@@ -70,7 +63,7 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
         log_std.requires_grad_(False)
     try:
         for epoch in range(1, n_epochs + 1):
-            samples = samples._replace(value_targets=_value_targets(model, data))
+            samples = Samples(data.observations, actions, _value_targets(model, data), recorded)
             model.policy.set_training_mode(True)
             outcome = optimize_epoch(
                 "warm start",
@@ -90,18 +83,19 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
             log_std.requires_grad_(True)
 
 
-def _check(model: PhasicModel, n_epochs: int, batch_size: int) -> None:
-    check_values(n_epochs=n_epochs, batch_size=batch_size)
-    if model.context():
-        raise ArgumentError(
-            f"`warm_start` is not for {type(model).__name__}: recorded data has no memory and no masks; use PPG"
-        )
-    if model.n_reward_components is not None:
-        raise ArgumentError("`warm_start` is not for vector rewards: recorded data has one reward for each step")
-    if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
-        raise ArgumentError("`warm_start` does not normalize rewards as NormalizedRewardRolloutBuffer does: use VecNormalize")
-    if n_processes() > 1:
-        raise ArgumentError("`warm_start` is for one process: save the model there, and let all load it")
+def _check_model(model: PhasicModel) -> None:
+    """Raise ``ArgumentError`` for a model that recorded data is not for."""
+    refused = {
+        f"is not for {type(model).__name__}: recorded data has no memory and no masks; use PPG": bool(model.context()),
+        "is not for vector rewards: recorded data has one reward for each step": model.n_reward_components is not None,
+        "does not normalize rewards as NormalizedRewardRolloutBuffer does: use VecNormalize": isinstance(
+            model.rollout_buffer, NormalizedRewardRolloutBuffer
+        ),
+        "is for one process: save the model there, and let all load it": n_processes() > 1,
+    }
+    for reason, applies in refused.items():
+        if applies:
+            raise ArgumentError(f"`warm_start` {reason}")
 
 
 def _normalized(model: Any, data: Dataset) -> Dataset:
@@ -115,10 +109,7 @@ def _normalized(model: Any, data: Dataset) -> Dataset:
 
 
 def _distributions(agent: Any, observations: Observations, model: PhasicModel) -> np.ndarray:
-    """
-    :return: the parameters of the agent's distribution after each observation, (N, P)
-    :raises ArgumentError: if the agent has memory, or the model's distribution is of another kind
-    """
+    """Return the parameters of the agent's distribution after each observation, (N, P)."""
     if hasattr(agent.policy, "lstm_actor"):
         raise ArgumentError(f"`agent` is a {type(agent).__name__}, which needs earlier observations: use one without memory")
     kinds = [f"{type(one.policy.action_dist).__name__} over {one.action_space}" for one in (agent, model)]

@@ -15,9 +15,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG, VectorRewards
 from sb3_ppg.environments import GymnasiumVecEnv
-from tests.helpers import DICT, MaskedEnv, RandomEnv, image_space
+from tests.helpers import DICT, MaskedEnv, RandomEnv, VectorRewardEnv, image_space
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 CART_POLE = partial(gym.make, "CartPole-v1", max_episode_steps=25)
@@ -90,20 +90,23 @@ def test_a_class_that_resets_in_the_next_step_trains_with_a_warning():
     assert returns == lengths and min(lengths) >= 8
 
 
-@pytest.mark.parametrize(("algorithm", "policy"), [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
-def test_what_make_vec_returns_is_taken(algorithm, policy):
+def test_what_make_vec_returns_is_taken_with_memory():
     env = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
-    model = algorithm(policy, env, **SMALL).learn(128)
+    model = RecurrentPPG("MlpLstmPolicy", env, **SMALL).learn(128)
     assert model.num_timesteps == 128 and len(model.ep_info_buffer) > 0
     model.set_env(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"))
     model.learn(64)
 
 
-def test_images_masks_and_sb3s_wrappers():
+def test_images_masks_vectors_and_sb3s_wrappers():
     images = SyncVectorEnv([partial(RandomEnv, image_space(36, 36, 3), spaces.Discrete(2))] * 2)
-    assert PPG("CnnPolicy", images, **SMALL).learn(64).observation_space.shape == (3, 36, 36)
+    assert PPG("CnnPolicy", images, **SMALL).observation_space.shape == (3, 36, 36)
     MaskablePPG("MlpPolicy", SyncVectorEnv([MaskedEnv] * 2), **SMALL).learn(64)
     PPG("MlpPolicy", VecNormalize(GymnasiumVecEnv(SyncVectorEnv([CART_POLE] * 2))), **SMALL).learn(64)
+    model = PPG("MlpPolicy", SyncVectorEnv([lambda: VectorRewards(VectorRewardEnv())] * 2), reward_weights=[0.5, 3.0], **SMALL)
+    model.env.reset()
+    _, rewards, _, infos = model.env.step(np.array([1, 2]))
+    np.testing.assert_allclose(rewards, [[0.5, 3] @ info["vector_reward"] for info in infos], rtol=1e-6)
 
 
 def test_attributes_are_those_of_the_environments():

@@ -108,7 +108,7 @@ class Foreign(VecEnv):
     step_async = close = set_attr = env_method = seed = others
 
 
-@pytest.mark.parametrize("wrap", [lambda venv: venv, VecMonitor, VecNormalize], ids=["plain", "VecMonitor", "VecNormalize"])
+@pytest.mark.parametrize("wrap", [lambda venv: venv, VecNormalize], ids=["plain", "VecNormalize"])
 def test_vectorised_environments_of_others(wrap):
     model = small(env=wrap(Foreign())).learn(64)
     assert model.num_timesteps == 64 and model.n_aux_phases == 1
@@ -145,24 +145,21 @@ class Remember(BaseCallback):
         return True
 
 
+OBSERVATION, REWARD = "observation of environment 2 is nan", "reward of environment 2 is nan"
 BAD_ENVIRONMENTS = {
     "plain": (lambda at: spoiled(at, "observation", np.inf), "observation of environment 2 is inf"),
-    "plain reward": (lambda at: spoiled(at, "reward", np.nan), "reward of environment 2 is nan"),
-    "observation": (lambda at: VecNormalize(spoiled(at, "observation", np.nan)), "observation of environment 2 is nan"),
+    "plain reward": (lambda at: spoiled(at, "reward", np.nan), REWARD),
+    "observation": (lambda at: VecNormalize(spoiled(at, "observation", np.nan)), OBSERVATION),
     "last observation": (lambda at: VecNormalize(spoiled(at, "observation", np.nan)), "episode of environment 2 is nan"),
     "clipped": (lambda at: VecNormalize(spoiled(at, "observation", np.inf), training=False), "environment 2 is inf"),
     "reward": (lambda at: VecNormalize(spoiled(at, "reward", -np.inf)), "reward of environment 2 is -inf"),
-    "in a worker": (
-        lambda at: VecNormalize(spoiled(at, "reward", np.nan, partial(SubprocVecEnv, start_method="fork"))),
-        "reward of environment 2 is nan",
-    ),
     "inside of other wrappers": (
         lambda at: VecMonitor(VecNormalize(VecFrameStack(spoiled(at, "observation", np.nan), 2))),
-        "observation of environment 2 is nan",
+        OBSERVATION,
     ),
     "normalised twice": (
         lambda at: VecNormalize(VecNormalize(spoiled(at, "observation", np.nan), norm_reward=False), norm_obs=False),
-        "observation of environment 2 is nan",
+        OBSERVATION,
     ),
     "too large for a variance": (
         lambda at: VecNormalize(spoiled(at, "observation", 1e30)),
@@ -172,43 +169,37 @@ BAD_ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize("place, at", [(place, 20 if place == "last observation" else 19) for place in BAD_ENVIRONMENTS])
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
-def test_bad_numbers_do_not_reach_statistics_nor_a_checkpoint(tmp_path, place, at):
-    make_env, message = BAD_ENVIRONMENTS[place]
-    model, remember = small(env=make_env(at)), Remember()
+def assert_is_named(model: PPG, at: int, message: str, *callbacks: BaseCallback) -> None:
+    """The error says where; the statistics are those of the step before."""
+    remember = Remember()
     with pytest.raises(NonFiniteEnvironmentError, match=f"{message}.* after step {(at - 1) % 8 + 1} of the rollout"):
-        model.learn(10_000, callback=[remember, PhasicCheckpointCallback(1, tmp_path, keep=1)])
+        model.learn(10_000, callback=[remember, *callbacks])
     now = numbers_of(model.get_vec_normalize_env())
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(now, remember.numbers, strict=True))
 
+
+@pytest.mark.parametrize("place", BAD_ENVIRONMENTS)
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_bad_numbers_do_not_reach_statistics(place):
+    make_env, message = BAD_ENVIRONMENTS[place]
+    at = 10 if place == "last observation" else 11  # episodes have five steps
+    assert_is_named(small(env=make_env(at)), at, message)
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_bad_number(tmp_path):
+    """The number is from a worker. Both a new model and the one whose error was caught go on."""
+
+    def make_env(at: int) -> VecNormalize:
+        return VecNormalize(spoiled(at, "reward", np.nan, partial(SubprocVecEnv, start_method="fork")))
+
+    model, remember = small(env=make_env(19)), Remember()
+    assert_is_named(model, 19, REWARD, PhasicCheckpointCallback(1, tmp_path, keep=1))
     other = resumed(tmp_path, make_env(0))
     assert not changed(weights(other), weights(model))
-    for continued in (other, model):  # in a new process, or by somebody who caught the error
+    for continued in (other, model):
         continued.learn(8 * 3, reset_num_timesteps=False, callback=remember)
         assert all(np.isfinite(numbers).all() for numbers in remember.numbers)
         continued.env.close()
-
-
-def test_a_wrapper_that_comes_between_two_rollouts_is_watched():
-    model = small(env=VecMonitor(spoiled(19, "observation", np.nan)))
-
-    class Wrapping(BaseCallback):
-        normalizer: VecNormalize | None = None
-
-        def _on_step(self) -> bool:
-            self.numbers = numbers_of(self.normalizer)
-            return True
-
-        def _on_rollout_end(self):
-            if self.normalizer is None:
-                self.normalizer = model.env.venv = VecNormalize(model.env.venv)
-
-    callback = Wrapping()
-    with pytest.raises(NonFiniteEnvironmentError, match="observation of environment 2 is nan after step 3 of the rollout"):
-        model.learn(10_000, callback=callback)
-    now = numbers_of(callback.normalizer)
-    assert len(now) == 6 and all(np.array_equal(ours, theirs) for ours, theirs in zip(now, callback.numbers, strict=True))
 
 
 @pytest.mark.parametrize(("policy", "key"), [("MlpPolicy", ""), ("MultiInputPolicy", r" \(key 'a'\)")])
@@ -241,41 +232,24 @@ def test_bad_rewards_do_not_reach_the_authors_normaliser(reward):
     assert vars(normalizer.return_rms) == vars(before["return_rms"])
 
 
-def test_a_gradient_that_is_not_finite_is_named_and_leaves_the_weights():
-    """The loss is finite, but d sqrt(x)/dx at 0 is infinite."""
-    network = nn.Linear(2, 1, bias=False)
-    before = network.weight.detach().clone()
-    optimizer = th.optim.Adam(network.parameters(), fused=True)
-
-    def losses(batch):
-        error = (network(batch[0]) * 0).abs().sqrt().mean()
-        return Losses(error, {"error": error})
-
-    with pytest.raises(NonFiniteLossError, match="auxiliary phase met a gradient that is not finite, that of weight"):
-        optimize_epoch("auxiliary", [network], optimizer, [(th.ones(3, 2),)], losses)
-    assert th.equal(network.weight, before) and not optimizer.state
-
-
-def test_a_gradient_whose_norm_overflows_is_named_and_leaves_the_weights():
-    """The gradient is finite, its norm is not, and the networks' parameters have the same name."""
+def test_a_gradient_that_is_not_finite_or_whose_norm_overflows_is_named_and_leaves_the_weights():
+    """d sqrt(x)/dx at 0 is infinite; in the other case, only the norm is. The parameters have the same name."""
     networks = [nn.Linear(2, 1, bias=False) for _ in range(2)]
-    before = [network.weight.detach().clone() for network in networks]
     parameters = [network.weight for network in networks]
+    before = [weight.detach().clone() for weight in parameters]
 
-    def losses(batch, scale):
-        error = scale * networks[0](batch[0]).mean() + networks[1](batch[0]).mean()
-        return Losses(error, {"error": error})
+    def fails(message: str, function, **options) -> None:
+        def losses(batch):
+            error = function(*(network(batch[0]) for network in networks))
+            return Losses(error, {"error": error})
 
-    def epoch(scale, **options):
-        optimizer = th.optim.SGD(parameters, lr=0.1)
-        optimize_epoch("policy", networks, optimizer, [(th.ones(3, 2),)], lambda batch: losses(batch, scale), **options)
+        optimizer = th.optim.Adam(parameters, fused=True)
+        with pytest.raises(NonFiniteLossError, match=message):
+            optimize_epoch("policy", networks, optimizer, [(th.ones(3, 2),)], losses, **options)
+        assert all(th.equal(weight, was) for weight, was in zip(parameters, before, strict=True)) and not optimizer.state
 
-    with pytest.raises(NonFiniteLossError, match=r"gradient whose norm is not finite\."):
-        epoch(1e30, max_grad_norm=0.5)
-    networks[0].weight.register_hook(lambda gradient: gradient * float("inf"))
-    with pytest.raises(NonFiniteLossError, match=r"gradient that is not finite, that of weight\."):
-        epoch(1.0)
-    assert all(th.equal(weight, was) for weight, was in zip(parameters, before, strict=True))
+    fails(r"policy phase met a gradient that is not finite, that of weight", lambda one, _: (one * 0).abs().sqrt().mean())
+    fails(r"gradient whose norm is not finite\.", lambda one, two: 1e30 * one.mean() + two.mean(), max_grad_norm=0.5)
 
 
 def test_a_bad_loss_leaves_a_checkpoint(tmp_path):

@@ -11,6 +11,15 @@ from sb3_ppg import PPG, ArgumentError, MaskablePPG
 from sb3_ppg.offline import load_dataset, record, save_as_minari
 from tests.helpers import BOX, DICT, SMALL, VECTOR, RandomEnv, image_space, masked_envs, random_envs
 from tests.offline.test_bcq import THREE, random_data
+from tests.offline.test_data import assert_same
+
+
+@pytest.fixture
+def minari(tmp_path, monkeypatch):
+    """Minari with an empty local store."""
+    pytest.importorskip("h5py")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return pytest.importorskip("minari")
 
 
 def test_a_recording_is_the_environments_before_normalization():
@@ -27,10 +36,11 @@ def test_a_recording_is_the_environments_before_normalization():
     assert set(data.ends[data.truncations[data.ends]]) <= {100, 201, 302}  # where the recording ends
 
 
-def test_time_limits_are_truncations():
-    env = random_envs(VECTOR, BOX, n_envs=1, episode_length=10)
-    data = record(PPG("MlpPolicy", env, **SMALL), env, 35)
+def test_time_limits_are_truncations_and_environments_do_not_run_into_each_other():
+    agent = PPG("MlpPolicy", random_envs(VECTOR, BOX), **SMALL)
+    data = record(agent, random_envs(VECTOR, BOX, n_envs=1, episode_length=10), 35)
     assert data.ends.tolist() == [9, 19, 29, 34] and not data.terminations.any()
+    assert record(agent, random_envs(VECTOR, BOX), n_steps=6).truncations.tolist() == [False, False, True] * 2
 
 
 def test_noise_and_random_episodes_are_as_asked():
@@ -62,12 +72,6 @@ def test_a_normalizer_that_is_not_outermost_is_refused():
         record(PPG("MlpPolicy", env, **SMALL), env, 10)
 
 
-def test_nested_actions_are_refused():
-    env = random_envs(VECTOR, spaces.Dict(a=THREE))
-    with pytest.raises(ArgumentError, match="recorded actions are arrays of numbers, these are Dict"):
-        record(PPG("MlpPolicy", env, **SMALL), env, 10)
-
-
 def test_a_normalizer_that_changes_nothing_may_be_anywhere():
     """RL Zoo evaluates so agents that were trained on images with normalized rewards."""
     env = VecNormalize(random_envs(image_space(36, 36, 1), THREE), norm_obs=False)
@@ -85,52 +89,33 @@ def test_a_normalizer_that_changes_nothing_may_be_anywhere():
     [("MlpPolicy", VECTOR, BOX), ("MultiInputPolicy", DICT, THREE), ("CnnPolicy", image_space(40, 36, 3), THREE)],
     ids=["vectors", "Dict", "images"],
 )
-def test_a_recording_survives_minari(policy, space, actions, tmp_path, monkeypatch):
-    pytest.importorskip("minari")
-    pytest.importorskip("h5py")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+def test_a_recording_survives_minari(policy, space, actions, minari):
     env = random_envs(space, actions)
     agent = PPG(policy, env, **SMALL)
     data = record(agent, agent.get_env(), 50, seed=0)
     places = agent.observation_space, agent.action_space
     save_as_minari(data, "test/recorded-v0", *places)
     loaded = load_dataset("test/recorded-v0").fitted_to(*places)
-    for (name, array), (_, same) in zip(data.fitted_to(*places)._arrays(), loaded._arrays(), strict=True):
-        np.testing.assert_array_equal(array, same, err_msg=name)
-    with pytest.raises(ArgumentError, match="cannot be saved as 'test/recorded-v0'"):
-        save_as_minari(data, "test/recorded-v0", *places)
+    assert_same(loaded, data.fitted_to(*places))
 
 
-@pytest.mark.parametrize("name", ["test/no_version", "not a name-v0", "test/there-v0"])
-def test_a_name_that_cannot_be_saved_under_is_refused_and_leaves_nothing(name, tmp_path, monkeypatch):
-    pytest.importorskip("h5py")
-    minari = pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+def test_a_name_that_cannot_be_saved_under_is_refused_and_leaves_nothing(minari):
+    """An environment that a function makes is saved without its description, in which Minari stores names of classes."""
     data = random_data(VECTOR, BOX, 10)
-    save_as_minari(data, "test/there-v0", VECTOR, BOX)
-    with pytest.raises(ArgumentError, match=f"cannot be saved as '{name}'"):
-        save_as_minari(data, name, VECTOR, BOX)
-    assert list(minari.list_local_datasets()) == ["test/there-v0"]
-
-
-def test_an_environment_that_a_function_makes_is_saved_without_its_description(tmp_path, monkeypatch):
-    """Minari stores the names of classes and functions only."""
-    pytest.importorskip("minari")
-    pytest.importorskip("h5py")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     gym.register("MadeByAFunction-v0", entry_point=lambda: RandomEnv(VECTOR, BOX))
     try:
-        save_as_minari(random_data(VECTOR, BOX, 10), "test/function-v0", VECTOR, BOX, env_id="MadeByAFunction-v0")
+        save_as_minari(data, "test/there-v0", VECTOR, BOX, env_id="MadeByAFunction-v0")
     finally:
         del gym.registry["MadeByAFunction-v0"]
-    assert len(load_dataset("test/function-v0")) == 10
+    for name in ("test/no_version", "not a name-v0", "test/there-v0"):
+        with pytest.raises(ArgumentError, match=f"cannot be saved as '{name}'"):
+            save_as_minari(data, name, VECTOR, BOX)
+    assert list(minari.list_local_datasets()) == ["test/there-v0"] and len(load_dataset("test/there-v0")) == 10
 
 
-def test_agents_that_need_masks_are_refused():
+def test_agents_that_need_masks_and_nested_actions_are_refused():
     with pytest.raises(ArgumentError, match="`agent` cannot be recorded: MaskablePPG needs action masks"):
         record(MaskablePPG("MlpPolicy", masked_envs(), **SMALL), masked_envs(), 10)
-
-
-def test_environments_do_not_run_into_each_other():
-    data = record(PPG("MlpPolicy", random_envs(), **SMALL), random_envs(), n_steps=6)
-    assert data.truncations.tolist() == [False, False, True] * 2
+    env = random_envs(VECTOR, spaces.Dict(a=THREE))
+    with pytest.raises(ArgumentError, match="recorded actions are arrays of numbers, these are Dict"):
+        record(PPG("MlpPolicy", env, **SMALL), env, 10)

@@ -1,6 +1,7 @@
 """PPG's start from recorded data: its losses, what it converges to, and that training goes on from it."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
-from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ppg import (
@@ -70,16 +71,9 @@ def test_its_losses_are_those_of_the_data_before_the_first_step():
 def warm_start_and_log(model: PPG, *args, **kwargs) -> dict[str, float]:
     """Start from data; the latest values in the log."""
     logged: dict[str, float] = {}
-
-    class Kept(KVWriter):
-        def write(self, values, excluded, step=0):
-            logged.update({name.removeprefix("warm_start/"): value for name, value in values.items()})
-
-        def close(self):
-            pass
-
-    model.set_logger(Logger(None, [Kept()]))
-    model.warm_start(*args, **kwargs)
+    model.set_logger(Logger(None, []))
+    with patch.object(model.logger, "record", lambda name, value: logged.update({name.removeprefix("warm_start/"): value})):
+        model.warm_start(*args, **kwargs)
     return logged
 
 
@@ -110,10 +104,13 @@ def test_an_agent_without_a_distribution_is_imitated_in_its_actions():
 
 
 @pytest.mark.parametrize("fit_std", [True, False])
-def test_the_standard_deviation_is_fitted_if_asked(fit_std):
+def test_the_standard_deviation_is_fitted_if_asked_unless_a_user_has_frozen_it(fit_std):
     model = PPG("MlpPolicy", RandomEnv(VECTOR, BOX), **SMALL, aux_learning_rate=1e-2)
-    model.warm_start(random_data(VECTOR, BOX), n_epochs=20, fit_std=fit_std)
+    model.warm_start(random_data(VECTOR, BOX), n_epochs=10, fit_std=fit_std)
     assert (model.policy.log_std.abs().max() > 0.05) == fit_std
+    before = model.policy.log_std.requires_grad_(False).clone()
+    model.warm_start(random_data(VECTOR, BOX), n_epochs=1)
+    assert not model.policy.log_std.requires_grad and th.equal(model.policy.log_std, before)
 
 
 def test_training_goes_on_and_a_saved_model_is_the_same(tmp_path):
@@ -128,7 +125,8 @@ def test_training_goes_on_and_a_saved_model_is_the_same(tmp_path):
     assert model.num_timesteps == 32 and model.n_aux_phases == 1 and np.isfinite(logged["aux/kl"])
 
 
-def test_data_is_normalized_as_the_environment_will_be():
+def test_data_is_normalized_as_the_environment_will_be_and_a_second_data_set_leaves_the_statistics():
+    """The networks have been trained with them."""
     env = VecNormalize(DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]))
     data = random_data(VECTOR, BOX)
     model = PPG("MlpPolicy", env, **SMALL, gamma=0.9)
@@ -141,17 +139,10 @@ def test_data_is_normalized_as_the_environment_will_be():
 
     model.policy.evaluate = evaluate
     model.warm_start(data, n_epochs=1, batch_size=64)
-    np.testing.assert_allclose(env.obs_rms.mean, data.observations.mean(axis=0), atol=1e-5)
     np.testing.assert_allclose(normalized[-1].mean(dim=0), 0, atol=1e-3)
     assert env.ret_rms.count > 64 - 1e-6 and env.ret_rms.var != 1
-
-
-def test_a_second_data_set_leaves_the_statistics_of_the_first():
-    """The networks have been trained with them."""
-    env = VecNormalize(DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]))
-    data = random_data(VECTOR, BOX)
     other = replace(data, observations=data.observations + 10, next_observations=data.next_observations + 10)
-    PPG("MlpPolicy", env, **SMALL).warm_start(data, n_epochs=1).warm_start(other, n_epochs=1)
+    model.warm_start(other, n_epochs=1)
     np.testing.assert_allclose(env.obs_rms.mean, data.observations.mean(axis=0), atol=1e-5)
     assert env.obs_rms.count == len(data)
 
@@ -193,14 +184,16 @@ def test_what_it_is_not_for_is_refused():
         with pytest.raises(ArgumentError, match=f"`warm_start` is not for {type(model).__name__}"):
             model.warm_start(data)
     model = PPG("MlpPolicy", random_envs(VECTOR, THREE), **SMALL)
-    with pytest.raises(ArgumentError, match=r"`actions` have shape"):
-        model.warm_start(random_data(VECTOR, BOX))
-    with pytest.raises(ArgumentError, match=r"`n_epochs`=0 cannot work"):
-        model.warm_start(data, n_epochs=0)
-    with pytest.raises(ArgumentError, match=r"`agent` has a DiagGaussianDistribution.*the model a Categorical"):
-        model.warm_start(data, agent=PPO("MlpPolicy", RandomEnv(VECTOR, BOX), device="cpu"))
-    with pytest.raises(ArgumentError, match=r"`agent` is a RecurrentPPO, which needs earlier observations"):
-        model.warm_start(data, agent=RecurrentPPO("MlpLstmPolicy", RandomEnv(VECTOR, THREE), device="cpu"))
+    other = PPO("MlpPolicy", RandomEnv(VECTOR, BOX), device="cpu")
+    recurrent = RecurrentPPO("MlpLstmPolicy", RandomEnv(VECTOR, THREE), device="cpu")
+    for dataset, options, message in (
+        (random_data(VECTOR, BOX), {}, "`actions` have shape"),
+        (data, dict(n_epochs=0), "`n_epochs`=0 cannot work"),
+        (data, dict(agent=other), "`agent` has a DiagGaussianDistribution.*the model a Categorical"),
+        (data, dict(agent=recurrent), "`agent` is a RecurrentPPO, which needs earlier observations"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            model.warm_start(dataset, **options)
     normalized = dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()))
     model = PPG("MlpPolicy", random_envs(), rollout_buffer_class=NormalizedRewardRolloutBuffer, **normalized, **SMALL)
     with pytest.raises(ArgumentError, match="use VecNormalize"):
@@ -213,13 +206,6 @@ def test_an_averaged_policy_starts_again_from_the_fitted_one():
     model.learn(16).warm_start(random_data(VECTOR, BOX), n_epochs=2)
     for averaged, parameter in zip(model.objective.proximal.module.parameters(), model.policy.parameters(), strict=True):
         assert th.equal(averaged, parameter)
-
-
-def test_what_a_user_has_frozen_stays_frozen():
-    model = PPG("MlpPolicy", random_envs(VECTOR, BOX), **SMALL)
-    model.policy.log_std.requires_grad_(False)
-    model.warm_start(random_data(VECTOR, BOX), n_epochs=1)
-    assert not model.policy.log_std.requires_grad and (model.policy.log_std == 0).all()
 
 
 def test_an_agent_is_cloned_into_layers_that_look_at_the_batch():
