@@ -38,7 +38,6 @@ from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.generators import generators_kept
-from sb3_ppg.training.checks import check_auxiliary_batches
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity
@@ -157,10 +156,8 @@ def read_model(
     custom_objects: Mapping[str, Any] | None = None,
 ) -> tuple[PPG, VecNormalize | None]:
     """
-    Read a model with its normalization; takes the arguments of ``from_pretrained``.
-
-    :return: the model; its normalization, around environments that cannot be stepped, or None if it was trained without
-    :raises ModelFormatError: see ``from_pretrained``
+    Read a model as ``from_pretrained`` does, and its normalization, around environments that cannot be stepped; None if it was
+    trained without.
     """
     if not os.path.lexists(folder / DESCRIPTION):
         raise ModelFormatError(
@@ -247,7 +244,6 @@ def _build(
         check_sizes(model, arrays)
     model._setup_model()
     model.seed = seed
-    check_auxiliary_batches(model, description.n_envs)
     for name in Counters.__struct_fields__:
         setattr(model, name, getattr(description.counters, name))
     return model
