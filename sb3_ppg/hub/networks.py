@@ -42,13 +42,7 @@ class _SizesOnly(TorchFunctionMode):
 
 
 def check_sizes(model: PPG, arrays: Arrays) -> None:
-    """
-    Compare the networks that a description asks for with the arrays of its file, and its rollouts with this machine.
-
-    :param model: before its networks are made
-    :param arrays: arrays of the file
-    :raises ModelFormatError: if the networks differ from the arrays or have too many layers, or the rollouts are too large
-    """
+    """Compare the networks that a model is going to have with the arrays of a file, and its rollouts with this machine."""
     made = copy.copy(model)
     made.device, made.env, made.n_steps, made.n_envs = META, None, 2, 1  # some objectives need two steps
     made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take the device for a GPU
@@ -84,12 +78,8 @@ def state_arrays(optimizer: th.optim.Optimizer, name: str) -> dict[str, th.Tenso
 
 def load_optimizer(optimizer: th.optim.Optimizer, arrays: Arrays, name: str) -> None:
     """
-    Give an optimizer the state of a file. Torch does not check states, so a step makes one of the right shapes first.
-
-    :param optimizer: new optimizer of parameters whose numbers do not matter yet
-    :param arrays: arrays of the file
-    :param name: name of the optimizer
-    :raises ModelFormatError: if the state is not what this optimizer keeps
+    Give a new optimizer the state of a file. Torch does not check states, so a step makes one of the right shapes first; it
+    changes the parameters.
     """
     if not any(stored.startswith(f"{name}.") for stored in arrays.left):  # it never made a step
         return
