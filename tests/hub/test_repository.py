@@ -20,7 +20,7 @@ from sb3_ppg import PPG, MaskablePPG, hub
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION
 from tests.helpers import MaskedEnv, RandomEnv, run_code
-from tests.hub.small_models import BOX, SMALL, small_model
+from tests.hub.small_models import BOX, SMALL, refused, small_model
 from tests.hub_server import HubServer
 from tests.saving.small_models import same
 
@@ -191,6 +191,22 @@ def test_names_that_lead_out_of_the_folder(hub_server, model, tmp_path, monkeypa
         hub.download("me/model", ["*"])
     found = [path for folder in (tmp_path.parent, Path(os.environ["HF_HOME"])) for path in folder.rglob("evil.zip")]
     assert found == [] and not Path("/tmp/evil.zip").exists()
+
+
+def test_links_of_the_hubs_client_are_followed_and_no_others(hub_server, model, tmp_path):
+    hub.push(model, "me/model")
+    snapshot = hub.download("me/model", [DESCRIPTION, ARRAYS])
+    assert (snapshot / DESCRIPTION).is_symlink() and snapshot.parent.name == "snapshots"
+    (tmp_path / "linked").symlink_to(snapshot)
+    assert same(model, hub.from_pretrained(tmp_path / "linked", device="cpu"))
+    outside, blob = tmp_path / "blobs" / "x", snapshot.parent.parent / "blobs" / "link"
+    outside.parent.mkdir()
+    outside.write_bytes((snapshot / DESCRIPTION).read_bytes())
+    blob.symlink_to(outside)
+    for target in (outside, snapshot / DESCRIPTION, blob):
+        (snapshot / DESCRIPTION).unlink()
+        (snapshot / DESCRIPTION).symlink_to(target)
+        refused(snapshot, f"{DESCRIPTION} is not a regular file")
 
 
 def test_without_the_extra():

@@ -1,6 +1,5 @@
 """Strangers' files, case by case: what is refused, with which words, and what is left as it was."""
 
-import hashlib
 import json
 import os
 import re
@@ -274,34 +273,6 @@ def test_links_pipes_and_devices_are_not_opened(copied, tmp_path_factory, name, 
     else:
         (copied / name).symlink_to({"link": outside, "loop": copied / name, "device": "/dev/zero"}[kind])
     refused(copied, f"{name} is not a regular file")
-
-
-def as_in_the_cache(folder: Path, files: Path) -> Path:
-    """A snapshot as the Hub's client keeps it."""
-    snapshot = folder / "models--a--b" / "snapshots" / "0123abcd"
-    snapshot.mkdir(parents=True)
-    (snapshot.parent.parent / "blobs").mkdir()
-    for name in (DESCRIPTION, ARRAYS):
-        content = (files / name).read_bytes()
-        blob = snapshot.parent.parent / "blobs" / hashlib.sha256(content).hexdigest()
-        blob.write_bytes(content)
-        (snapshot / name).symlink_to(Path("..") / ".." / "blobs" / blob.name)
-    return snapshot
-
-
-def test_links_of_the_hubs_client_are_followed_and_no_others(small, tmp_path):
-    snapshot = as_in_the_cache(tmp_path, small)
-    (tmp_path / "linked").symlink_to(snapshot)
-    for folder in (snapshot, tmp_path / "linked"):
-        assert same(from_pretrained(small, device="cpu"), from_pretrained(folder, device="cpu"))
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "blobs" / "x").write_bytes((small / DESCRIPTION).read_bytes())
-    blob = snapshot.parent.parent / "blobs" / "link"
-    blob.symlink_to(small / DESCRIPTION)
-    for target in (tmp_path / "blobs" / "x", small / DESCRIPTION, snapshot / DESCRIPTION, blob):
-        (snapshot / DESCRIPTION).unlink()
-        (snapshot / DESCRIPTION).symlink_to(target)
-        refused(snapshot, f"{DESCRIPTION} is not a regular file")
 
 
 # ---- pickle ----
