@@ -33,6 +33,7 @@ class Member(NamedTuple):
     An algorithm under its name in RL Zoo.
 
     :param algorithm: class
+    :param about: full name
     :param preset: arguments that define this member; those of a hyperparameter file override them
     :param searched: network sizes that a hyperparameter search tries in addition to those of PPG
     :param card_imports: line of Python that the example on a model card needs
@@ -40,6 +41,7 @@ class Member(NamedTuple):
     """
 
     algorithm: type[PPG]
+    about: str
     preset: Mapping[str, Any] = {}
     searched: Mapping[str, list[int]] = {}
     card_imports: str = ""
@@ -56,26 +58,31 @@ DECOUPLED: dict[str, Any] = {
     "max_grad_norm": 0.5,
 }
 FAMILY: dict[str, Member] = {
-    "ppg": Member(PPG),
+    "ppg": Member(PPG, "Phasic Policy Gradient"),
     "ppg_lstm": Member(
         RecurrentPPG,
+        "Phasic Policy Gradient with LSTMs",
         searched={"lstm_hidden_size": [16, 32, 64, 128, 256]},
         card_imports="import numpy as np",
         card_example=PLAY_RECURRENT,
     ),
     "ppg_mask": Member(
         MaskablePPG,
+        "Phasic Policy Gradient with invalid action masking",
         card_imports="from sb3_contrib.common.maskable.utils import get_action_masks",
         card_example=PLAY_MASKABLE,
     ),
-    "ppg_ewma": Member(PPG, {"objective": "ewma"}),
-    "ppg_replay": Member(PPG, {"objective": "decoupled", "replay_kwargs": {"policy_rollouts": 3}}),
-    "dcpg": Member(PPG, {"objective": "dcpg", **DELAYED}),
-    "ddcpg": Member(PPG, {"objective": "ddcpg", **DELAYED}),
-    "daac": Member(PPG, {"objective": "daac", **DECOUPLED}),
-    "idaac": Member(PPG, {"objective": "idaac", **DECOUPLED}),
+    "ppg_ewma": Member(PPG, "PPG with an averaged proximal policy (PPG-EWMA)", {"objective": "ewma"}),
+    "ppg_replay": Member(
+        PPG, "PPG with replay of recent rollouts", {"objective": "decoupled", "replay_kwargs": {"policy_rollouts": 3}}
+    ),
+    "dcpg": Member(PPG, "Delayed-Critic Policy Gradient", {"objective": "dcpg", **DELAYED}),
+    "ddcpg": Member(PPG, "Dynamics-aware Delayed-Critic Policy Gradient", {"objective": "ddcpg", **DELAYED}),
+    "daac": Member(PPG, "Decoupled Advantage Actor-Critic", {"objective": "daac", **DECOUPLED}),
+    "idaac": Member(PPG, "Invariant Decoupled Advantage Actor-Critic", {"objective": "idaac", **DECOUPLED}),
     "dna": Member(
         PPG,
+        "Dual Network Architecture",
         {
             "objective": "dna",
             "policy_kwargs": {"architecture": "dual"},
