@@ -106,17 +106,17 @@ class Bounded(Struct):
 
 # ---- arguments ----
 
-MODELS: tuple[type, ...] = (
+ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity)
+LISTED: tuple[type, ...] = (
     *ALGORITHMS.values(),
     *(policy for algorithm in ALGORITHMS.values() for policy in algorithm.policy_aliases.values()),
     *(buffer for algorithm in ALGORITHMS.values() for buffer in algorithm.rollout_buffer_classes),
     *(NormalizedRewardRolloutBuffer, NormalizedRewardDictRolloutBuffer),
+    *(ImpalaCNN, MinAtarCNN, FlattenExtractor, NatureCNN, CombinedExtractor),
+    *ACTIVATIONS,
+    *(th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike),
 )
-EXTRACTORS: tuple[type, ...] = (ImpalaCNN, MinAtarCNN, FlattenExtractor, NatureCNN, CombinedExtractor)
-ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity)
-OPTIMIZERS: tuple[type, ...] = (th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike)
-# The classes that a file may name
-CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*MODELS, *EXTRACTORS, *ACTIVATIONS, *OPTIMIZERS)}
+CLASSES = {cls.__name__: cls for cls in LISTED}  # that a file may name
 
 
 def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """
 Hostile files without number: each is refused with ``ModelFormatError``, or gives a model that predicts and trains.
 
-Neither may do anything but read, see ``tests.hub.watch``. ``make test`` tries a few hundred files, always the same;
+Neither may do anything but read, see ``tests.hub.watch``. ``make test`` tries more than a hundred files, always the same;
 ``make attack`` many thousand, others each time.
 """
 
