@@ -97,7 +97,6 @@ MALICE: list[tuple[str, Any, str]] = [
     ("action_space", {"space": "Box", "shape": [2], "dtype": "float32", "low": -1, "high": None}, "finite bounds"),
     ("action_space", {"space": "Tuple", "parts": []}, "has no actions"),
     ("action_space", reduce(lambda part, _: {"space": "Tuple", "parts": [part]}, range(300), COIN), "be read|has no array"),
-    ("action_space", {"space": "Tuple", "parts": [COIN] * 1000}, "too many layers"),
     ("observation_space", {"space": "Dict", "parts": {str(key): COIN for key in range(20_000)}}, "length <= 1000"),
     ("observation_space", {"space": "Dict", "parts": {"a": {"space": "Dict", "parts": {"b": COIN}}}}, "no model can be made"),
     ("observation_space", large(*[10**6] * 4), "more than 4194304 numbers"),
