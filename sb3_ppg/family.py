@@ -33,7 +33,7 @@ class Member(NamedTuple):
     An algorithm under its name in RL Zoo.
 
     :param algorithm: class
-    :param about: full name, for model cards
+    :param about: full name
     :param preset: arguments that define this member; those of a hyperparameter file override them
     :param searched: network sizes that a hyperparameter search tries in addition to those of PPG
     :param card_imports: line of Python that the example on a model card needs

@@ -37,13 +37,7 @@ class Repository:
 
 
 class HubServer:
-    """
-    Started and stopped as a context manager.
-
-    :param port: to listen on. 0: any that is free
-
-    ``break_off`` names a route during whose requests the server hangs up in the middle.
-    """
+    """Started and stopped as a context manager. It hangs up during requests for a route that ``break_off`` matches."""
 
     def __init__(self, port: int = 0) -> None:
         self.repositories: dict[str, Repository] = {}
@@ -72,10 +66,6 @@ class HubServer:
         """Files of a repository by name."""
         repository = self.repositories[repo_id]
         return repository.commits[repository.branches[branch]]
-
-
-class _Refused(Exception):
-    """Status, message, and the code by which the client knows the error."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -110,22 +100,21 @@ class _Handler(BaseHTTPRequestHandler):
                 found = re.fullmatch(pattern, path)
                 if found and self.command in method:
                     return answer(self, **found.groupdict())
-            raise _Refused(404, "no such route")
-        except _Refused as error:
-            status, message, code = (*error.args, "")[:3]
-            self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": message})
+            raise LookupError("no such route")
+        except LookupError as error:
+            self._answer(404, b"", {"X-Error-Code": str(error), "X-Error-Message": str(error)})
 
     def _repository(self, repo_id: str) -> Repository:
         repository = self.hub.repositories.get(repo_id)
         if repository is None or (repository.private and self.headers.get("Authorization") != f"Bearer {TOKEN}"):
-            raise _Refused(404, "Repository not found", "RepoNotFound")
+            raise LookupError("RepoNotFound")
         return repository
 
     def _tree(self, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]]:
         repository = self._repository(repo_id)
         sha = repository.branches.get(revision, revision)
         if sha not in repository.commits:
-            raise _Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+            raise LookupError("RevisionNotFound")
         return sha, repository.commits[sha]
 
     # ---- routes ----
@@ -134,12 +123,11 @@ class _Handler(BaseHTTPRequestHandler):
         request = json.loads(self.body)
         repo_id = f"{request.get('organization') or 'me'}/{request['name']}"
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            raise _Refused(401, "Invalid credentials")
-        if repo_id in self.hub.repositories:
-            self._json({"error": "exists", "url": f"{self.hub.url}/{repo_id}"}, 409)
-        else:
+            return self._json({"error": "Invalid credentials"}, 401)
+        exists = repo_id in self.hub.repositories
+        if not exists:
             self.hub.repositories[repo_id] = Repository(private=request.get("visibility") == "private")
-            self._json({"url": f"{self.hub.url}/{repo_id}", "name": repo_id})
+        self._json({"url": f"{self.hub.url}/{repo_id}", "name": repo_id}, 409 if exists else 200)
 
     def branch(self, repo_id: str, name: str) -> None:
         repository = self._repository(repo_id)
@@ -163,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
     def resolve(self, repo_id: str, revision: str, path: str) -> None:
         sha, files = self._tree(repo_id, revision)
         if path not in files:
-            raise _Refused(404, "Entry not found", "EntryNotFound")
+            raise LookupError("EntryNotFound")
         etag = hashlib.sha256(files[path]).hexdigest()
         self._answer(200, files[path], {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Content-Type": "application/octet-stream"})
 

@@ -18,13 +18,8 @@ Kind = TypeVar("Kind")
 
 def regular_file(path: Path) -> Path:
     """
-    Find a file without following links, pipes or devices.
-
-    Links in the cache of the Hugging Face Hub's client, from ``snapshots/<commit>/`` to ``blobs/``, are resolved.
-
-    :param path: path of the file
-    :return: path of its content
-    :raises ModelFormatError: if there is none, or it is not a regular file
+    Return the path of a file's content, or raise ``ModelFormatError`` for links, pipes and devices. Links in the cache of the
+    Hugging Face Hub's client, from ``snapshots/<commit>/`` to ``blobs/``, are followed.
     """
     place, snapshot = path, path.parent.resolve()
     if path.is_symlink() and snapshot.parent.name == "snapshots":
@@ -40,15 +35,7 @@ def regular_file(path: Path) -> Path:
 
 
 def read_json(path: Path, kind: type[Kind], limit: int = MAX_JSON_BYTES) -> Kind:
-    """
-    Read a JSON file that a schema describes.
-
-    :param path: path of the file
-    :param kind: the schema, for msgspec
-    :param limit: largest size of the file in bytes
-    :return: the content
-    :raises ModelFormatError: if it is missing, too large, not a regular file, or not as described
-    """
+    """Read a JSON file of at most ``limit`` bytes that a schema of msgspec describes."""
     with regular_file(path).open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -60,12 +47,7 @@ def read_json(path: Path, kind: type[Kind], limit: int = MAX_JSON_BYTES) -> Kind
 
 
 class Arrays:
-    """
-    Arrays of a safetensors file by name. Names, shapes and types are compared before a number is read.
-
-    :param path: path of the file
-    :raises ModelFormatError: if it is missing or not a regular file, or its header is too long
-    """
+    """Arrays of a safetensors file by name. Names, shapes and types are compared before a number is read."""
 
     def __init__(self, path: Path):
         place = regular_file(path)
@@ -78,14 +60,7 @@ class Arrays:
         self.left = set(self._file.keys())  # names of arrays that were not taken
 
     def find(self, name: str, like: th.Tensor) -> th.Tensor:
-        """
-        Find an array that was not taken, and leave its numbers on the disk.
-
-        :param name: name of the array
-        :param like: a tensor of the shape and type that the array must have
-        :return: a view of the file, which may change later
-        :raises ModelFormatError: if there is no such array, or its shape or type differs
-        """
+        """Return a view of the file, which may change later, on an array with the shape and type of a tensor."""
         if name not in self.left:
             raise ModelFormatError(f"{self._path} has no array {name!r}")
         shape = tuple(self._file.get_slice(name).get_shape())
@@ -97,12 +72,7 @@ class Arrays:
         return array
 
     def take(self, name: str, like: th.Tensor) -> th.Tensor:
-        """
-        Read an array, once; takes the arguments of ``find``.
-
-        :return: a copy in memory
-        :raises ModelFormatError: like ``find``, and for numbers that are not finite
-        """
+        """Read an array with the shape and type of a tensor, once, and check that its numbers are finite."""
         array = self.find(name, like)
         self.left.remove(name)
         if not array.isfinite().all():

@@ -27,9 +27,6 @@ def model_card(folder: Path, env_id: str | None, env_kwargs: dict[str, Any], eva
     Return a model card: Markdown, with the metadata that the Hub reads.
 
     :param folder: folder of the model's files; "replay.mp4" and "learning_curve.png" are shown if they are there
-    :param env_id: environment, if it is known
-    :param env_kwargs: arguments of the environment
-    :param evaluation: evaluation, if there was one
     :param usage: how to load the model, in Markdown
     """
     description = json.loads((folder / "model.json").read_text(encoding="utf-8"))

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.save_util import recursive_getattr
 from torch.overrides import TorchFunctionMode
 
 from sb3_ppg.buffers.memory import total_memory
+from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub.files import Arrays
 from sb3_ppg.ppg import PPG
@@ -42,13 +44,7 @@ class _SizesOnly(TorchFunctionMode):
 
 
 def check_sizes(model: PPG, arrays: Arrays) -> None:
-    """
-    Compare the networks that a description asks for with the arrays of its file, and its rollouts with this machine.
-
-    :param model: before its networks are made
-    :param arrays: arrays of the file
-    :raises ModelFormatError: if the networks differ from the arrays or have too many layers, or the rollouts are too large
-    """
+    """Compare the networks that a model is going to have with the arrays of a file, and its rollouts with this machine."""
     made = copy.copy(model)
     made.device, made.env, made.n_steps, made.n_envs = META, None, 2, 1  # some objectives need two steps
     made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take the device for a GPU
@@ -57,42 +53,44 @@ def check_sizes(model: PPG, arrays: Arrays) -> None:
     for name, tensor in weights(made).items():
         arrays.find(name, tensor)
     times, parts = model.n_steps * model.n_envs / 2, vars(made.rollout_buffer)
-    observations = parts["observations"].values() if isinstance(parts["observations"], dict) else []
-    claimed = times * sum(part.nbytes for part in [*parts.values(), *observations] if isinstance(part, np.ndarray))
-    of_masks = times * parts["action_masks"].nbytes if "action_masks" in parts else 0
+    arrays_of_rollout = {name: part for name, part in parts.items() if isinstance(part, np.ndarray) or name == "observations"}
+    claimed = times * n_bytes(arrays_of_rollout)
+    of_masks = times * n_bytes(arrays_of_rollout.get("action_masks", {}))
     if claimed > total_memory() or of_masks > MAX_MASK_BYTES:
         sizes = f"n_steps={model.n_steps} with n_envs={model.n_envs}"
         raise ModelFormatError(f"{sizes} claims {claimed:.1e} bytes of memory for a rollout")
 
 
-# ---- optimizers ----
-
-
-def state_arrays(optimizer: th.optim.Optimizer, name: str) -> dict[str, th.Tensor]:
+def all_arrays(model: PPG) -> dict[str, th.Tensor]:
     """
-    Return the state of an optimizer as arrays by name, "<optimizer>.<number of the parameter>.<part>". Its options are not
+    Return weights and optimizer states by name, "<optimizer>.<number of the parameter>.<part>". Options of optimizers are not
     among them: the constructor makes them from the model's arguments, and each update sets the learning rate.
     """
-    states = optimizer.state_dict()["state"]
-    return {
-        f"{name}.{index}.{key}": th.as_tensor(part)
-        for index in states
-        for key, part in states[index].items()
-        if part is not None
-    }
+    arrays = weights(model)
+    for name, optimizer in _optimizers(model).items():
+        for index, state in optimizer.state_dict()["state"].items():
+            arrays |= {f"{name}.{index}.{key}": th.as_tensor(part) for key, part in state.items() if part is not None}
+    return arrays
 
 
-def load_optimizer(optimizer: th.optim.Optimizer, arrays: Arrays, name: str) -> None:
-    """
-    Give an optimizer the state of a file. Torch does not check states, so a step makes one of the right shapes first.
+@th.no_grad()
+def load_arrays(model: PPG, arrays: Arrays) -> None:
+    """Read the weights and optimizer states of a new model, which are all arrays that are left."""
+    for name, optimizer in _optimizers(model).items():
+        if any(stored.startswith(f"{name}.") for stored in arrays.left):  # else it never made a step
+            _load_optimizer(optimizer, arrays, name)
+    for name, tensor in weights(model).items():
+        tensor.copy_(arrays.take(name, tensor))
+    if arrays.left:
+        raise ModelFormatError(f"the file has arrays that no part of the model is for: {sorted(arrays.left)}")
 
-    :param optimizer: new optimizer of parameters whose numbers do not matter yet
-    :param arrays: arrays of the file
-    :param name: name of the optimizer
-    :raises ModelFormatError: if the state is not what this optimizer keeps
-    """
-    if not any(stored.startswith(f"{name}.") for stored in arrays.left):  # it never made a step
-        return
+
+def _optimizers(model: PPG) -> dict[str, th.optim.Optimizer]:
+    return {name: recursive_getattr(model, name) for name in model.get_parameters() if name not in NETWORKS}
+
+
+def _load_optimizer(optimizer: th.optim.Optimizer, arrays: Arrays, name: str) -> None:
+    """Read the state of an optimizer. Torch does not check states, so a step makes one of the right shapes first."""
     for parameter in [parameter for group in optimizer.param_groups for parameter in group["params"]]:
         parameter.grad = th.zeros_like(parameter)
     optimizer.step()

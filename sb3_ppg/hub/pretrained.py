@@ -22,7 +22,6 @@ import torch as th
 from safetensors.torch import save
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces, get_device
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
@@ -31,14 +30,13 @@ from sb3_ppg.arguments import argument_names
 from sb3_ppg.environments.watched import only_normalizer, statistics
 from sb3_ppg.errors import ModelFormatError, warn
 from sb3_ppg.hub.files import Arrays, read_json
-from sb3_ppg.hub.networks import NETWORKS, check_sizes, load_optimizer, state_arrays, weights
+from sb3_ppg.hub.networks import all_arrays, check_sizes, load_arrays
 from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, decode, encode
 from sb3_ppg.hub.spaces import describe, make
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
 from sb3_ppg.saving.generators import generators_kept
-from sb3_ppg.training.checks import check_auxiliary_batches
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity
@@ -72,9 +70,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
     """
     custom = custom_objects or {}
     normalizer = only_normalizer(model.env)
-    arrays = {**weights(model), **_statistics(normalizer)}
-    for name, optimizer in _optimizers(model).items():
-        arrays |= state_arrays(optimizer, name)
+    arrays = {**all_arrays(model), **_statistics(normalizer)}
     with _as_format_error("A model that nobody could load"):
         description = Description(
             format="sb3_ppg",
@@ -157,10 +153,8 @@ def read_model(
     custom_objects: Mapping[str, Any] | None = None,
 ) -> tuple[PPG, VecNormalize | None]:
     """
-    Read a model with its normalization; takes the arguments of ``from_pretrained``.
-
-    :return: the model; its normalization, around environments that cannot be stepped, or None if it was trained without
-    :raises ModelFormatError: see ``from_pretrained``
+    Read a model as ``from_pretrained`` does, and its normalization, around environments that cannot be stepped; None if it was
+    trained without.
     """
     if not os.path.lexists(folder / DESCRIPTION):
         raise ModelFormatError(
@@ -179,7 +173,9 @@ def _read(
         description, arrays = read_json(text, Description), Arrays(tensors)
         normalizer = _make_vec_normalize(description, arrays)
         model = _build(description, arrays, venv, normalizer, device, custom)
-        _load_arrays(model, arrays)
+        load_arrays(model, arrays)
+        if model.use_sde:
+            model.policy.reset_noise()  # on the right device, as SB3 does
         _check_outputs(model)
         if venv is not None and model.seed is not None:
             venv.seed(model.seed)  # as SB3
@@ -210,10 +206,6 @@ def _argument(model: PPG, name: str) -> Any:
     if name == "aux_buffer_kwargs":
         return {key: value for key, value in (model.aux_buffer_kwargs or {}).items() if key == "capacity"} or None
     return getattr(model, name)
-
-
-def _optimizers(model: PPG) -> dict[str, th.optim.Optimizer]:
-    return {name: recursive_getattr(model, name) for name in model.get_parameters() if name not in NETWORKS}
 
 
 def _build(
@@ -247,23 +239,9 @@ def _build(
         check_sizes(model, arrays)
     model._setup_model()
     model.seed = seed
-    check_auxiliary_batches(model, description.n_envs)
     for name in Counters.__struct_fields__:
         setattr(model, name, getattr(description.counters, name))
     return model
-
-
-@th.no_grad()
-def _load_arrays(model: PPG, arrays: Arrays) -> None:
-    """Read all arrays into a new model."""
-    for name, optimizer in _optimizers(model).items():
-        load_optimizer(optimizer, arrays, name)
-    for name, tensor in weights(model).items():
-        tensor.copy_(arrays.take(name, tensor))
-    if arrays.left:
-        raise ModelFormatError(f"{ARRAYS} has arrays that no part of the model is for: {sorted(arrays.left)}")
-    if model.use_sde:
-        model.policy.reset_noise()  # on the right device, as SB3 does
 
 
 @th.no_grad()

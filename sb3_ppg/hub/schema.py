@@ -80,27 +80,19 @@ class RewardStatistics(Struct, forbid_unknown_fields=True):
 
 
 class Description(Struct, forbid_unknown_fields=True):
-    """
-    A model without its arrays.
-
-    :param versions: versions of the packages that wrote it
-    :param algorithm: class of the model, as ``encode`` returns it
-    :param policy: class of the policy, encoded in the same way
-    :param arguments: arguments of the algorithm's constructor, encoded in the same way
-    :param vec_normalize: None if its environments were not in ``VecNormalize``
-    """
+    """A model without its arrays."""
 
     format: Literal["sb3_ppg"]
     schema_version: Literal[1]
-    versions: dict[Name, Name]
-    algorithm: Plain
+    versions: dict[Name, Name]  # of the packages that wrote it
+    algorithm: Plain  # these three by `encode`
     policy: Plain
     arguments: dict[Name, Plain]
     observation_space: Space
     action_space: Space
     n_envs: Annotated[int, Meta(ge=1, le=2**16)]
     counters: Counters
-    vec_normalize: Normalization | None
+    vec_normalize: Normalization | None  # None: its environments were not in `VecNormalize`
 
 
 class Bounded(Struct):
@@ -114,29 +106,23 @@ class Bounded(Struct):
 
 # ---- arguments ----
 
-MODELS: tuple[type, ...] = (
+ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity)
+LISTED: tuple[type, ...] = (
     *ALGORITHMS.values(),
     *(policy for algorithm in ALGORITHMS.values() for policy in algorithm.policy_aliases.values()),
     *(buffer for algorithm in ALGORITHMS.values() for buffer in algorithm.rollout_buffer_classes),
     *(NormalizedRewardRolloutBuffer, NormalizedRewardDictRolloutBuffer),
+    *(ImpalaCNN, MinAtarCNN, FlattenExtractor, NatureCNN, CombinedExtractor),
+    *ACTIVATIONS,
+    *(th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike),
 )
-EXTRACTORS: tuple[type, ...] = (ImpalaCNN, MinAtarCNN, FlattenExtractor, NatureCNN, CombinedExtractor)
-ACTIVATIONS = (nn.Tanh, nn.ReLU, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Identity)
-OPTIMIZERS: tuple[type, ...] = (th.optim.Adam, th.optim.AdamW, th.optim.RMSprop, th.optim.SGD, RMSpropTFLike)
-# The classes that a file may name
-CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*MODELS, *EXTRACTORS, *ACTIVATIONS, *OPTIMIZERS)}
+CLASSES = {cls.__name__: cls for cls in LISTED}  # that a file may name
 
 
 def encode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
     """
     Encode a value for JSON. What JSON does not have is a dictionary with one key: "$class", "$custom", "$tuple", "$linear"
-    (a schedule) or "$reward_normalizer".
-
-    :param value: value
-    :param path: where it was found, for errors
-    :param custom_objects: objects that the reader must give, by name
-    :return: plain data
-    :raises ModelFormatError: if it is neither plain data, nor one of ``CLASSES``, nor one of the custom objects
+    (a schedule) or "$reward_normalizer". Errors name the path.
     """
     for name, custom in custom_objects.items():
         if value is custom:
@@ -176,15 +162,7 @@ def _encode_object(value: Any, path: str) -> dict[str, Any]:
 
 
 def decode(value: Any, path: str, custom_objects: Mapping[str, Any]) -> Any:
-    """
-    Decode a result of ``encode``, or what a stranger wrote. Nothing is imported or evaluated.
-
-    :param value: plain data
-    :param path: where it was found, for errors
-    :param custom_objects: the caller's objects, by the names that the author gave
-    :return: the value
-    :raises ModelFormatError: if ``encode`` does not return such data, or it names an object that was not given
-    """
+    """Decode a result of ``encode``, or what a stranger wrote. Nothing is imported or evaluated."""
     if isinstance(value, list):
         return [decode(item, f"{path}[{index}]", custom_objects) for index, item in enumerate(value)]
     if not isinstance(value, dict):

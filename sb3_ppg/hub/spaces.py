@@ -66,11 +66,7 @@ Space = Box | Discrete | MultiDiscrete | MultiBinary | Dict | Tuple
 
 
 def make(described: Space) -> Any:
-    """
-    Make the space that is described.
-
-    :raises ModelFormatError: if it is too large, or a key would not print as it is
-    """
+    """Make a described space, unless it is too large."""
     if (size := _size(described)) > MAX_NUMBERS:
         raise ModelFormatError(f"a space has more than {MAX_NUMBERS} numbers: {size}")
     match described:
@@ -112,13 +108,7 @@ def _size(described: Space) -> int:
 
 
 def describe(space: spaces.Space, path: str) -> Any:
-    """
-    Describe a space for ``make``.
-
-    :param space: space
-    :param path: where it was found, for errors
-    :raises ModelFormatError: if there is no description for it
-    """
+    """Describe a space for ``make``. Errors name the path."""
     dtype: Any = np.dtype(space.dtype).name
     match space:
         case spaces.Box():

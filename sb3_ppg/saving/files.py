@@ -19,14 +19,7 @@ QUIET = 60  # seconds; a temporary file to which nothing was written for so long
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """
-    Yield the path of a temporary file to write to. At the end of the block it is flushed to the disk and takes the place of
-    ``path`` in one step; after an error it is removed. Where the file system refuses that step, as for a file that is mounted
-    alone, the content is copied to the place.
-
-    :param path: path of the file; its folder is made if it is not there
-    :raises OSError: if the file cannot be written, for instance because the disk is full
-    """
+    """Do the same as ``atomic_writes`` for one file."""
     with atomic_writes([path]) as (temporary,):
         yield temporary
 
@@ -34,9 +27,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
     """
-    Do the same as ``atomic_write`` for files that belong together: none takes its place before all are on the disk.
+    Yield paths of temporary files to write to, for files that belong together in one folder, which is made if it is not there.
+    At the end of the block they are flushed to the disk and take their places in this order, each in one step; after an error
+    they are removed. Where the file system refuses that step, as for a file that is mounted alone, the content is copied.
 
-    :param paths: paths in one folder; the files take their places in this order
+    :raises OSError: if a file cannot be written, for instance because the disk is full
     """
     paths = [path.resolve() for path in paths]  # links stay links
     folder = paths[0].parent

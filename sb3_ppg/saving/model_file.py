@@ -32,12 +32,10 @@ def mark_class(model: PhasicModel) -> None:
 @contextmanager
 def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Iterator[io.BufferedIOBase]:
     """
-    Open a model's file and check all of it without unpickling anything.
+    Check all of a model's file (".zip" may be left out) or stream without unpickling anything, and yield it open: SB3's
+    ``load`` then reads what was checked, even if another file takes its place meanwhile.
 
-    :param path: zip file (".zip" may be left out), or a stream
     :param cls: class that is to load it
-    :return: the open file, so that SB3's ``load`` reads what was checked, even if another file takes its place meanwhile
-    :raises FileNotFoundError: if there is no such file
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
     """
     with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
@@ -65,10 +63,8 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Itera
 
 def checkpoint_of(path: Path) -> tuple[str | None, int]:
     """
-    :param path: a model's zip file
-    :return: the run of ``PhasicCheckpointCallback`` that wrote it, and the time of writing in nanoseconds. For any other file,
-        damaged ones included, which are refused when they are loaded: None, and the time of modification
-    :raises FileNotFoundError: if there is no such file
+    Return the run of ``PhasicCheckpointCallback`` that wrote a model's file, and the time of writing in nanoseconds; for any
+    other file, damaged ones included, which are refused when they are loaded: None, and the time of modification.
     """
     with suppress(ModelFormatError), path.open("rb") as file:
         if (checkpoint := _attributes(file, path).get("_checkpoint")) is not None:

@@ -55,7 +55,7 @@ def check_arguments(model: PhasicModel) -> None:
     check_vector_rewards(model)
     if hasattr(model, "aux_buffer"):  # the model is complete
         check_networks(model)
-        check_auxiliary_batches(model, model.n_envs)
+        check_auxiliary_batches(model)
         check_objective(model)
 
 
@@ -219,11 +219,11 @@ def warn_of_stale_data(model: PhasicModel) -> None:
         )
 
 
-def check_auxiliary_batches(model: PhasicModel, n_envs: int) -> None:
-    """Refuse an ``aux_batch_size`` that the auxiliary phase cannot have with so many environments."""
+def check_auxiliary_batches(model: PhasicModel) -> None:
+    """Refuse an ``aux_batch_size`` that the auxiliary phase cannot have."""
     if model.n_aux_epochs == 0 or model.aux_batch_size is None:
         return
-    stored = model.n_steps * n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
+    stored = model.n_steps * model.n_envs * max(model.n_policy_iterations, model.aux_buffer.capacity or 0)
     less = ", or less, for minibatches of single samples" if has_single_samples(model, 1) else ""
     is_possible = has_single_samples(model, model.aux_batch_size) or model.aux_batch_size % model.n_steps == 0
     remedy = f"auxiliary minibatches consist of whole sequences of `n_steps`={model.n_steps} samples; use a multiple of it"

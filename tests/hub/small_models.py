@@ -44,11 +44,16 @@ def random_envs(observations: spaces.Space, actions: spaces.Space) -> Callable[[
     return lambda: DummyVecEnv([lambda: RandomEnv(observations, actions)] * 2)
 
 
-def normalized_rewards() -> dict[str, Any]:
-    arguments = dict(reward_normalizer=RewardNormalizer())
-    return dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=arguments)
+def optimized(cls: type[th.optim.Optimizer], **kwargs: Any) -> dict[str, Any]:
+    return dict(optimizer_class=cls, optimizer_kwargs=kwargs)
 
 
+def normalized_rewards(**arguments: Any) -> dict[str, Any]:
+    kwargs = dict(reward_normalizer=RewardNormalizer(**arguments))
+    return dict(rollout_buffer_class=NormalizedRewardRolloutBuffer, rollout_buffer_kwargs=kwargs)
+
+
+# Together they have every kind of space, optimizer, buffer and network
 MODELS: dict[str, tuple[type[PPG], str, Callable[[], VecEnv], dict[str, Any]]] = {
     "settings": (
         PPG,
@@ -64,8 +69,7 @@ MODELS: dict[str, tuple[type[PPG], str, Callable[[], VecEnv], dict[str, Any]]] =
             policy_kwargs=dict(
                 net_arch=dict(pi=[8, 4], vf=[16]),
                 activation_fn=th.nn.ELU,
-                optimizer_class=th.optim.AdamW,
-                optimizer_kwargs=dict(eps=1e-7, betas=(0.8, 0.99)),
+                **optimized(th.optim.AdamW, eps=1e-7, betas=(0.8, 0.99)),
             ),
         ),
     ),
@@ -79,13 +83,7 @@ MODELS: dict[str, tuple[type[PPG], str, Callable[[], VecEnv], dict[str, Any]]] =
         RecurrentPPG,
         "MlpLstmPolicy",
         random_envs(BOX, spaces.Discrete(3)),
-        dict(policy_kwargs=dict(TINY, lstm_hidden_size=4, n_lstm_layers=2)),
-    ),
-    "shared LSTM": (
-        RecurrentPPG,
-        "MlpLstmPolicy",
-        random_envs(BOX, spaces.Box(-1, 1, (2,), np.float32)),
-        dict(use_sde=True, policy_kwargs=dict(TINY, lstm_hidden_size=4, shared_lstm=True)),
+        dict(aux_buffer_kwargs=dict(capacity=3), policy_kwargs=dict(TINY, lstm_hidden_size=4, n_lstm_layers=2)),
     ),
     "masks": (MaskablePPG, "MlpPolicy", lambda: DummyVecEnv([lambda: MaskedEnv(BOX, "MultiDiscrete")] * 2), {}),
     "dictionary": (
@@ -97,15 +95,14 @@ MODELS: dict[str, tuple[type[PPG], str, Callable[[], VecEnv], dict[str, Any]]] =
                 TINY,
                 features_extractor_kwargs=dict(cnn_output_dim=2),
                 share_features_extractor=False,
-                optimizer_class=th.optim.SGD,
-                optimizer_kwargs=dict(momentum=0.9),
+                **optimized(th.optim.SGD, momentum=0.9),
             )
         ),
     ),
     "images": (
         PPG,
         "CnnPolicy",
-        random_envs(image_space(12, 12, 3), spaces.Discrete(4)),
+        random_envs(image_space(12, 12, 3), spaces.MultiDiscrete([2, 5])),
         dict(
             mixed_precision="bf16",
             policy_kwargs=dict(
@@ -115,39 +112,27 @@ MODELS: dict[str, tuple[type[PPG], str, Callable[[], VecEnv], dict[str, Any]]] =
             ),
         ),
     ),
-    "normalized rewards": (
-        PPG,
-        "MlpPolicy",
-        random_envs(spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([2, 5])),
-        dict(
-            **normalized_rewards(),
-            policy_kwargs=dict(
-                TINY,
-                architecture="shared",
-                optimizer_class=th.optim.RMSprop,
-                optimizer_kwargs=dict(momentum=0.5, centered=True),
-            ),
-        ),
-    ),
     "vector rewards": (
         PPG,
         "MlpPolicy",
         lambda: DummyVecEnv([lambda: VectorRewards(VectorRewardEnv())] * 2),
-        dict(reward_weights=[1.0, 0.5], gamma=[0.9, 0.99], **normalized_rewards()),
+        dict(
+            reward_weights=[1.0, 0.5],
+            gamma=[0.9, 0.99],
+            **normalized_rewards(),
+            policy_kwargs=dict(TINY, architecture="shared", **optimized(th.optim.RMSprop, momentum=0.5, centered=True)),
+        ),
     ),
     "nested actions": (
         PPG,
         "MlpPolicy",
         random_envs(spaces.MultiBinary(5), NESTED),
-        dict(ent_coef=dict(kind=0.1, how=(0.1, 0.2), move=0.0), policy_kwargs=dict(TINY, squash_output=True)),
+        dict(
+            ent_coef=dict(kind=0.1, how=(0.1, 0.2), move=0.0),
+            policy_kwargs=dict(TINY, squash_output=True, optimizer_class=RMSpropTFLike),
+        ),
     ),
-    "a queue of rollouts": (
-        PPG,
-        "MlpPolicy",
-        random_envs(BOX, spaces.Box(-1, 1, (2,))),
-        dict(aux_buffer_kwargs=dict(capacity=3), policy_kwargs=dict(TINY, optimizer_class=RMSpropTFLike)),
-    ),
-    "ewma": (PPG, "MlpPolicy", random_envs(BOX, spaces.Discrete(3)), with_preset("ppg_ewma", {})),
+    "ewma": (PPG, "MlpPolicy", random_envs(spaces.MultiDiscrete([3, 4]), spaces.Discrete(3)), with_preset("ppg_ewma", {})),
     "idaac": (
         PPG,
         "MlpPolicy",

@@ -15,11 +15,10 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.save_util import load_from_zip_file
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 
-from sb3_ppg import PPG, ArgumentError, MlpPolicy, RewardNormalizer
+from sb3_ppg import PPG, ArgumentError, MlpPolicy
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.errors import ModelFormatError
 from sb3_ppg.hub import from_pretrained, load_vec_normalize, save_pretrained
@@ -82,7 +81,8 @@ def test_every_attribute_in_a_zip_is_shared_or_known_not_to_matter(name, tmp_pat
     arguments = in_a_zip & (set(argument_names(type(model))) - NOT_SHARED)
     made_again = {"objective_class", "lr_schedule", "policy_class", "observation_space", "action_space", "n_envs"}
     of_a_run = {"verbose", "start_time", "tensorboard_log", "_last_obs", "_last_episode_starts", "_last_original_obs"}
-    of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise", "_saved_by"}
+    of_a_run |= {"ep_info_buffer", "ep_success_buffer", "_stats_window_size", "action_noise", "_saved_by", "_compiles_updates"}
+    of_a_run |= {"_missing_rollouts"}
     assert {*COUNTERS} <= {*Counters.__struct_fields__}
     assert in_a_zip == arguments | {*Counters.__struct_fields__} | made_again | of_a_run
 
@@ -90,9 +90,7 @@ def test_every_attribute_in_a_zip_is_shared_or_known_not_to_matter(name, tmp_pat
 def test_others_can_read_the_files(small):
     description = json.loads((small / DESCRIPTION).read_text())
     assert description["schema_version"] == 1 and description["versions"]["torch"] == th.__version__
-    arrays = safetensors.torch.load_file(small / ARRAYS)
-    assert {"policy.action_net.weight", "policy.optimizer.0.exp_avg"} <= arrays.keys()
-    assert sorted(path.name for path in small.iterdir()) == [DESCRIPTION, ARRAYS]
+    assert {"policy.action_net.weight", "policy.optimizer.0.exp_avg"} <= safetensors.torch.load_file(small / ARRAYS).keys()
 
 
 def test_without_an_environment(small):
@@ -100,11 +98,6 @@ def test_without_an_environment(small):
     assert model.env is None and model.predict(np.zeros(3, np.float32))[0] in (0, 1)
     model.set_env(RandomEnv(BOX, spaces.Discrete(2)))
     model.learn(16)
-
-
-def test_another_environment_than_the_models(small):
-    with pytest.raises(ModelFormatError, match=r"^`env` is not what the model was trained in: Observation spaces"):
-        from_pretrained(small, RandomEnv(spaces.Box(-1, 1, (5,)), spaces.Discrete(2)))
 
 
 @pytest.mark.parametrize("n_stack", [0, 2])
@@ -131,7 +124,7 @@ def test_normalization_comes_with_the_model(n_stack, tmp_path):
     loaded.learn(16)
 
 
-@pytest.mark.parametrize(("norm_obs", "transpose_first"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("norm_obs", "transpose_first"), [(False, False), (True, True)])
 def test_normalization_of_images(norm_obs, transpose_first, tmp_path):
     """Where the images are transposed, before or after normalization, is found out."""
 
@@ -155,18 +148,13 @@ def test_malicious_normalization(tmp_path):
     before = (tmp_path / DESCRIPTION).read_bytes()
     for place, value, complaint in [
         ("gamma", "x", r"Expected `float`, got `str` - at `\$.vec_normalize.gamma`"),
-        ("epsilon", 0, r"\$.vec_normalize.epsilon"),
         ("venv", 3, "unknown field `venv`"),
         ("norm_obs", False, "no part of the model is for"),
-        ("observation_space", 3, "Expected `object`, got `int`"),
-        ("observation_space", {"space": "Discrete", "n": 3}, "no model can be made"),
         ("observation_space.shape", [4], "no model can be made"),
         ("norm_obs_keys", ["key"], "no model can be made"),
     ]:
         change(tmp_path, f"vec_normalize.{place}", value)
-        for load in (partial(from_pretrained, env="Pendulum-v1"), load_vec_normalize):
-            with pytest.raises(ModelFormatError, match=complaint):
-                load(tmp_path)
+        refused(tmp_path, complaint)
         (tmp_path / DESCRIPTION).write_bytes(before)
 
 
@@ -185,24 +173,20 @@ def test_a_fresh_normalization_in_place_of_the_saved_one_is_warned_of(tmp_path):
 # ---- what is not plain data ----
 
 
-class Features(FlattenExtractor):
-    """A user's own."""
-
-
 class Policy(MlpPolicy):
     """A user's own."""
 
 
 def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     schedule = lambda progress: 1e-3 * progress**2  # noqa: E731
-    arguments = dict(learning_rate=schedule, policy_kwargs=dict(features_extractor_class=Features))
+    policy_kwargs = dict(features_extractor_class=BatchNormExtractor)
     venv = VecNormalize(DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))]))
-    model = PPG(Policy, venv, **SMALL, **arguments).learn(16)
+    model = PPG(Policy, venv, schedule, **SMALL, micro_batch_size=None, policy_kwargs=policy_kwargs).learn(16)
     custom: dict[str, Any] = {}
     for complaint, name, value in [
         ("policy=<class .*Policy'>", "Policy", Policy),
         ("learning_rate=<function", "schedule", schedule),
-        (r"policy_kwargs.features_extractor_class=<class .*Features'>", "Features", Features),
+        (r"policy_kwargs.features_extractor_class=<class .*BatchNorm", "BatchNormExtractor", BatchNormExtractor),
     ]:
         with pytest.raises(ModelFormatError, match=complaint):
             save_pretrained(model, tmp_path, custom)
@@ -217,13 +201,6 @@ def test_what_is_not_plain_data_is_named_and_given_again(tmp_path):
     loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)), "cpu", custom_objects=custom)
     assert same(model, loaded)
     assert type(loaded.policy) is Policy and loaded.lr_schedule(0.5) == schedule(0.5)
-
-
-def test_networks_with_integers_in_them(tmp_path):
-    model = small_model(policy_kwargs=dict(features_extractor_class=BatchNormExtractor), micro_batch_size=None)
-    save_pretrained(model, tmp_path, {"Features": BatchNormExtractor})
-    loaded = from_pretrained(tmp_path, device="cpu", custom_objects={"Features": BatchNormExtractor})
-    assert same(model, loaded)
     assert any(buffer.dtype == th.int64 and buffer > 0 for buffer in loaded.policy.buffers())
 
 
@@ -246,10 +223,10 @@ def test_a_users_own_algorithm(tmp_path):
 
 
 def test_a_reward_normalizer_without_clipping(tmp_path):
-    kwargs = dict(reward_normalizer=RewardNormalizer(gamma=0.9, clip=np.inf))
-    save_pretrained(small_model(**{**normalized_rewards(), "rollout_buffer_kwargs": kwargs}), tmp_path)
+    model = small_model(**normalized_rewards(gamma=0.9, clip=np.inf))
+    save_pretrained(model, tmp_path)
     again = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2))).rollout_buffer.reward_normalizer
-    before = kwargs["reward_normalizer"]
+    before = model.rollout_buffer.reward_normalizer
     assert (again.clip, again.gamma, again.return_rms.count) == (np.inf, 0.9, before.return_rms.count)
     assert again.return_rms.var == before.return_rms.var != 1 and np.array_equal(again.last_returns, before.last_returns)
     change(tmp_path, "arguments.rollout_buffer_kwargs.reward_normalizer", None)
@@ -259,15 +236,20 @@ def test_a_reward_normalizer_without_clipping(tmp_path):
 def test_arguments_that_only_work_with_the_environments_of_the_training(tmp_path):
     """A model for eight environments can predict for one, as with SB3's zip files; ``learn()`` says what does not fit."""
     venv = DummyVecEnv([lambda: RandomEnv(BOX, spaces.Discrete(2))] * 8)
-    save_pretrained(PPG("MlpPolicy", venv, **SMALL, aux_batch_size=64), tmp_path)
-    loaded = from_pretrained(tmp_path, RandomEnv(BOX, spaces.Discrete(2)))
-    loaded.predict(np.zeros(3, np.float32))
-    with pytest.raises(ArgumentError, match="aux_batch_size"):
-        loaded.learn(16)
+    model = PPG("MlpPolicy", venv, **SMALL, aux_batch_size=64)
+    save_pretrained(model, tmp_path)
+    model.save(tmp_path / "model.zip")
+    one = RandomEnv(BOX, spaces.Discrete(2))
+    for loaded in (from_pretrained(tmp_path, one), PPG.load(tmp_path / "model.zip", one)):
+        loaded.predict(np.zeros(3, np.float32))
+        with pytest.raises(ArgumentError, match="aux_batch_size"):
+            loaded.learn(16)
     from_pretrained(tmp_path, venv).learn(64)
 
 
 def test_the_callers_own_mistakes_are_not_the_files(small):
+    with pytest.raises(ModelFormatError, match=r"^`env` is not what the model was trained in: Observation spaces"):
+        from_pretrained(small, RandomEnv(spaces.Box(-1, 1, (5,)), spaces.Discrete(2)))
     with pytest.raises(gym.error.NameNotFound, match="CartPole"):
         from_pretrained(small, "CartPol-v1")
     with pytest.raises(RuntimeError, match="cudaa"):
@@ -277,28 +259,12 @@ def test_the_callers_own_mistakes_are_not_the_files(small):
 def test_nothing_is_written_that_cannot_be_shared(tmp_path):
     with pytest.raises(ModelFormatError, match="learning_rate"):
         save_pretrained(small_model(learning_rate=lambda progress: 1e-3), tmp_path / "new")
-    with pytest.raises(ModelFormatError, match="too many layers"):
-        save_pretrained(PPG("MlpPolicy", "CartPole-v1", policy_kwargs=dict(net_arch=[1] * 500)), tmp_path / "new")
     for name, value in (("n_steps", 2 * 10**7), ("num_timesteps", 2**70)):  # more than readers accept
         model = small_model()
         setattr(model, name, value)
         with pytest.raises(ModelFormatError, match=f"A model that nobody could load.*{name}"):
             save_pretrained(model, tmp_path / "new")
     assert list(tmp_path.rglob("*.*")) == []
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.int32])
-def test_integers_keep_their_type(dtype, tmp_path):
-    """The model's spaces equal those of its environment, which is asked for where it is loaded."""
-    space = spaces.Discrete(3, start=2, dtype=dtype)
-    env = RandomEnv(spaces.Dict({"one": BOX, "two": spaces.MultiDiscrete([3, 2], dtype=dtype)}), space)
-    save_pretrained(PPG("MultiInputPolicy", env, **SMALL), tmp_path)
-    loaded = from_pretrained(tmp_path, env=env)
-    assert loaded.action_space == space and loaded.action_space.dtype == space.dtype
-    assert loaded.observation_space["two"].dtype == dtype
-    for strange in ("float32", "O", ["int32"]):
-        change(tmp_path, "action_space.dtype", strange)
-        refused(tmp_path, r"\$.action_space.dtype")
 
 
 @pytest.mark.parametrize(
@@ -308,8 +274,9 @@ def test_integers_keep_their_type(dtype, tmp_path):
         spaces.Box(-np.inf, np.inf, (2, 3), np.float64),
         spaces.Box(0, 1, (4, 4), np.bool_),
         spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64),
-        spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+        spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), dtype=np.int32),
         spaces.MultiBinary([2, 3]),
+        spaces.Discrete(3, start=2, dtype=np.int8),
         spaces.Dict({"b": BOX, "a": spaces.MultiBinary(4)}),
         spaces.Tuple([NESTED, spaces.Discrete(2)]),
     ],

@@ -1,10 +1,8 @@
 """Strangers' files, case by case: what is refused, with which words, and what is left as it was."""
 
-import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
@@ -40,13 +38,6 @@ def replace_array(folder: Path, name: str, change_array: Callable[[th.Tensor], t
     change_arrays(folder, lambda arrays: arrays.update({name: change_array(arrays[name])}))
 
 
-def sparse_arrays(folder: Path, header: dict[str, Any], size: int) -> None:
-    """Arrays of zeros that take no space on the disk."""
-    text = json.dumps(header).encode()
-    (folder / ARRAYS).write_bytes(len(text).to_bytes(8, "little") + text)
-    os.truncate(folder / ARRAYS, 8 + len(text) + size)
-
-
 # ---- damage ----
 
 
@@ -56,6 +47,9 @@ def test_truncated_and_missing_files(copied, name):
     for length in {0, 1, 7, len(original) // 2, len(original) - 1}:
         (copied / name).write_bytes(original[:length])
         refused(copied, "cannot be read|no model can be made")
+    os.truncate(copied / name, 200 * 2**30)  # it takes no space on the disk
+    with watched():
+        refused(copied, "is larger than|no model can be made")
     (copied / name).unlink()
     refused(copied, f"{name} is missing|holds no model: there is no {DESCRIPTION}")
 
@@ -76,16 +70,14 @@ MALICE: list[tuple[str, Any, str]] = [
     ("algorithm", {"$class": "os.system"}, "'os.system'} is not on the list"),
     ("algorithm", {"$class": "ReLU"}, "is not PPG"),
     ("policy", {"$class": "ReLU"}, "no auxiliary value head"),
-    ("arguments.policy_kwargs.activation_fn", {"$class": "x.y"}, "policy_kwargs.activation_fn: {'\\$class': 'x.y'} is not on"),
-    ("arguments.policy_kwargs.activation_fn", {"$class": "Adam"}, "no model can be made"),
-    ("arguments.policy_kwargs", "dict(net_arch=[1])", "no model can be made"),
-    ("arguments.policy_kwargs.optimizer_kwargs", {"eps": None}, "no model can be made"),
-    ("arguments.policy_kwargs.optimizer_kwargs", {"betas": [0.9]}, "no model can be made"),
-    ("arguments.policy_kwargs.optimizer_kwargs", {"amsgrad": True}, "no array 'policy.optimizer.0.max_exp_avg_sq'"),
-    ("arguments.policy_kwargs.optimizer_kwargs", {"params": [0]}, "params"),
-    ("arguments.policy_kwargs.net_arch", [10**7, 10**8], r"has the shape \(4, 3\), the model needs \(10000000, 3\)"),
-    ("arguments.policy_kwargs.net_arch", [1] * 20_000, "too many layers"),
-    ("arguments.policy_kwargs.net_arch", [3], r"has the shape \(4, 3\), the model needs \(3, 3\)"),
+    (f"{KWARGS}.activation_fn", {"$class": "x.y"}, "policy_kwargs.activation_fn: {'\\$class': 'x.y'} is not on"),
+    (f"{KWARGS}.activation_fn", {"$class": "Adam"}, "no model can be made"),
+    (KWARGS, "dict(net_arch=[1])", "no model can be made"),
+    (f"{KWARGS}.optimizer_kwargs", {"eps": None}, "no model can be made"),
+    (f"{KWARGS}.optimizer_kwargs", {"amsgrad": True}, "no array 'policy.optimizer.0.max_exp_avg_sq'"),
+    (f"{KWARGS}.net_arch", [10**7, 10**8], r"has the shape \(4, 3\), the model needs \(10000000, 3\)"),
+    (f"{KWARGS}.net_arch", [1] * 20_000, "too many layers"),
+    (f"{KWARGS}.net_arch", [3], r"has the shape \(4, 3\), the model needs \(3, 3\)"),
     ("arguments.gamma", {"$reduce": "x"}, "a newer sb3_ppg may know it"),
     ("arguments.gamma", {"$custom": "mine"}, "custom_objects={'mine': ...}"),
     ("arguments.gamma", 7, "gamma"),
@@ -96,28 +88,21 @@ MALICE: list[tuple[str, Any, str]] = [
     ("arguments.learning_rate", {"$linear": [1, "1", 0]}, "no model can be made"),
     ("arguments.n_steps", BIG, "n_steps"),
     ("n_envs", BIG, r"\$.n_envs"),
-    ("counters.num_timesteps", "many", r"got `str` - at `\$.counters.num_timesteps`"),
     ("counters._n_updates", -5, r"\$.counters._n_updates"),
     ("action_space", {"space": "Text"}, r"'Text' - at `\$.action_space.space`"),
     ("action_space.seed", 1, r"unknown field `seed` - at `\$.action_space`"),
+    ("action_space.dtype", "O", r"\$.action_space.dtype"),
     ("action_space.n", 2**31, "claims|the model needs"),
     ("action_space", {"space": "MultiDiscrete", "nvec": [2] * 5000, "start": [], "shape": [5000]}, "length <= 1000"),
     ("action_space", {"space": "Box", "shape": [2], "dtype": "float32", "low": -1, "high": None}, "finite bounds"),
+    ("action_space", {"space": "Tuple", "parts": []}, "has no actions"),
+    ("action_space", reduce(lambda part, _: {"space": "Tuple", "parts": [part]}, range(300), COIN), "be read|has no array"),
     ("observation_space", {"space": "Dict", "parts": {str(key): COIN for key in range(20_000)}}, "length <= 1000"),
     ("observation_space", {"space": "Dict", "parts": {"a": {"space": "Dict", "parts": {"b": COIN}}}}, "no model can be made"),
-    ("observation_space", {"space": "Tuple", "parts": [COIN]}, "no model can be made"),
-    ("action_space", {"space": "Tuple", "parts": []}, "has no actions"),
-    (
-        "action_space",
-        reduce(lambda part, _: {"space": "Tuple", "parts": [part]}, range(300), COIN),
-        "cannot be read|has no array",
-    ),
-    ("action_space", {"space": "Tuple", "parts": [COIN] * 1000}, "too many layers"),
     ("observation_space", large(*[10**6] * 4), "more than 4194304 numbers"),
     ("observation_space", {"space": "Dict", "parts": {str(key): large(2**22) for key in range(100)}}, "more than 4194304"),
     ("observation_space", {"space": "Dict", "parts": {"\x1b[2J": COIN}}, "keys that cannot be printed"),
     ("schema_version", 2, r"\$.schema_version"),
-    ("format", "keras", "'keras'"),
     ("unknown", [[]] * 100, "unknown field `unknown`"),
     ("unknown", "x" * 2**24, "is larger than"),
 ]
@@ -126,26 +111,28 @@ MALICE: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize("place, value, complaint", MALICE)
 def test_a_malicious_description(copied, place, value, complaint):
     change(copied, place, value)
-    start = time.process_time()
-    refused(copied, complaint)
-    assert time.process_time() - start < 5
+    with watched():
+        refused(copied, complaint)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", "[" * 10**6, '{"format": NaN}', '{"format": 1e999}', "1" * 10_000, '{"format": "\ud800"}']
-)
+@pytest.mark.parametrize("text", ["[]", "[" * 10**6, '{"format": NaN}', '{"format": "\ud800"}'])
 def test_text_that_is_no_json(copied, text):
     (copied / DESCRIPTION).write_bytes(text.encode("utf-8", "surrogatepass"))
     refused(copied, "cannot be read")
 
 
-def test_rollouts_that_no_machine_holds(tmp_path):
+def test_memories_and_rollouts_that_no_machine_holds(tmp_path):
     save_pretrained(RecurrentPPG("MlpLstmPolicy", RandomEnv(BOX, spaces.Discrete(2)), **SMALL), tmp_path / "lstm")
     save_pretrained(MaskablePPG("MlpPolicy", MaskedEnv(), **SMALL), tmp_path / "masks")
     for name, n_steps, n_envs in (("lstm", 10**7, 2**16), ("masks", 9_999_999, 8), ("masks", 1000, 2**16)):
         change(tmp_path / name, "arguments.n_steps", n_steps)
         change(tmp_path / name, "n_envs", n_envs)
-        refused(tmp_path / name, "claims .* bytes of memory for a rollout")
+        with watched():
+            refused(tmp_path / name, "claims .* bytes of memory for a rollout")
+    for name, complaint in (("lstm_hidden_size", "the model needs"), ("n_lstm_layers", "too many layers")):
+        change(tmp_path / "lstm", KWARGS, {name: 10**6})
+        with watched():
+            refused(tmp_path / "lstm", complaint)
 
 
 def test_a_file_may_name_only_classes_that_build_something():
@@ -177,9 +164,7 @@ MOMENT = "policy.optimizer.0.exp_avg"
 STEP = "policy.optimizer.0.step"
 CHANGED_ARRAYS: dict[str, tuple[str, Callable[[th.Tensor], th.Tensor], str]] = {
     "a moment without a shape": (MOMENT, lambda moment: th.zeros(()), r"has the shape \(\), the model needs \(4, 3\)"),
-    "a moment turned": (MOMENT, lambda moment: moment.T.contiguous(), r"has the shape \(3, 4\), the model needs \(4, 3\)"),
     "integers": (MOMENT, lambda moment: moment.long(), "is torch.int64, the model needs torch.float32"),
-    "numbers beyond float32": (f"{MOMENT}_sq", lambda moment: th.full((4, 3), 1e39, dtype=th.float64), "is torch.float64"),
     "a moment that is not finite": (MOMENT, lambda moment: moment * np.nan, "numbers that are not finite"),
     "steps of a shape": (STEP, lambda step: th.ones(4, 3), r"has the shape \(4, 3\), the model needs \(\)"),
     "weights that are not finite": ("policy.value_net.weight", lambda weight: weight * np.nan, "numbers that are not finite"),
@@ -223,47 +208,42 @@ def test_networks_that_overflow_are_refused_or_say_so_when_they_play(tmp_path, n
     refused(tmp_path, "not finite|NaN or infinite")
 
 
+def claim(n_bytes: int, kind: str = "U8", start: int = 0) -> dict[str, Any]:
+    """An entry of a header for numbers of four bytes, or of one."""
+    shape = [n_bytes] if kind == "U8" else [5000, n_bytes // 20_000]
+    return {"dtype": kind, "shape": shape, "data_offsets": [start, start + n_bytes]}
+
+
 @pytest.mark.parametrize(
     ("header", "complaint"),
     [
-        ({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}, "no model can be made"),
-        ({"a": {"dtype": "PICKLE", "shape": [2], "data_offsets": [0, 8]}}, "no model can be made"),
-        ({"policy.log_std": {"dtype": "F32", "shape": [3 * 2**29], "data_offsets": [0, 6 * 2**30]}}, "has no array"),
-        ({"policy.trojan": {"dtype": "U8", "shape": [6 * 2**30], "data_offsets": [0, 6 * 2**30]}}, "has no array"),
-        ({str(n): {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(20_000)}, "its header has"),
+        ({"a": claim(2**42)}, "no model can be made"),  # beyond the end of the file
+        ({"a": claim(20_000, "PICKLE")}, "no model can be made"),
+        ({"policy.trojan": claim(6 * 2**30)}, "has no array"),
+        ({str(n): claim(0) for n in range(20_000)}, "its header has"),
+        # They may not stand for weights while networks are made
+        ({f"policy.{k}": claim(10**8, "F32", k * 10**8) for k in (0, 1)}, "has no array 'policy.mlp_extractor.policy_net.0"),
     ],
-    ids=["beyond the end", "unknown type", "6 GiB", "6 GiB of bytes", "many"],
+    ids=["beyond the end", "unknown type", "6 GiB", "many", "right shapes"],
 )
 def test_claims_of_large_arrays(copied, header, complaint):
     """Names, shapes and types are compared before a byte is read."""
     change(copied, KWARGS, {"net_arch": [5000, 5000]})
-    sparse_arrays(copied, header, max(entry["data_offsets"][1] for entry in header.values()) % 2**40)
-    start = time.process_time()
-    refused(copied, complaint)
-    assert time.process_time() - start < 5
-
-
-def test_arrays_of_the_right_shapes_under_other_names(copied):
-    """They may not stand for weights while networks are made."""
-    change(copied, KWARGS, {"net_arch": [5000, 5000]})
-    entries = [{"dtype": "F32", "shape": [5000, 5000], "data_offsets": [10**8 * k, 10**8 * (k + 1)]} for k in (0, 1)]
-    sparse_arrays(copied, {f"policy.{k}": entry for k, entry in enumerate(entries)}, 2 * 10**8)
+    text = json.dumps(header).encode()
+    (copied / ARRAYS).write_bytes(len(text).to_bytes(8, "little") + text)
+    size = max(entry["data_offsets"][1] for entry in header.values())
+    os.truncate(copied / ARRAYS, 8 + len(text) + size % 2**40)  # zeros that take no space on the disk
     with watched():
-        refused(copied, "has no array 'policy.mlp_extractor.policy_net.0.weight'")
+        refused(copied, complaint)
 
 
-@pytest.mark.parametrize("extractor", ["FlattenExtractor", "NatureCNN", "ImpalaCNN"])
+@pytest.mark.parametrize("extractor", ["FlattenExtractor", "ImpalaCNN"])
 def test_networks_for_large_observations_take_no_memory_before_weights_are_compared(copied, extractor):
     """The space takes some: its bounds, and a sample."""
     change(copied, "observation_space", large(3, 1180, 1180))
     change(copied, KWARGS, {"features_extractor_class": {"$class": extractor}, "net_arch": []})
     with watched(megabytes=300):
         refused(copied, "has no array|has the shape")
-
-
-def test_files_without_end(copied):
-    os.truncate(copied / DESCRIPTION, 200 * 2**30)  # it takes no space on the disk
-    refused(copied, "is larger than")
 
 
 def test_later_changes_of_the_files_do_not_matter(copied):
@@ -294,34 +274,6 @@ def test_links_pipes_and_devices_are_not_opened(copied, tmp_path_factory, name, 
     refused(copied, f"{name} is not a regular file")
 
 
-def as_in_the_cache(folder: Path, files: Path) -> Path:
-    """A snapshot as the Hub's client keeps it."""
-    snapshot = folder / "models--a--b" / "snapshots" / "0123abcd"
-    snapshot.mkdir(parents=True)
-    (snapshot.parent.parent / "blobs").mkdir()
-    for name in (DESCRIPTION, ARRAYS):
-        content = (files / name).read_bytes()
-        blob = snapshot.parent.parent / "blobs" / hashlib.sha256(content).hexdigest()
-        blob.write_bytes(content)
-        (snapshot / name).symlink_to(Path("..") / ".." / "blobs" / blob.name)
-    return snapshot
-
-
-def test_links_of_the_hubs_client_are_followed_and_no_others(small, tmp_path):
-    snapshot = as_in_the_cache(tmp_path, small)
-    assert same(from_pretrained(small, device="cpu"), from_pretrained(snapshot, device="cpu"))
-    (tmp_path / "linked").symlink_to(snapshot)
-    assert same(from_pretrained(small, device="cpu"), from_pretrained(tmp_path / "linked", device="cpu"))
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "blobs" / "x").write_bytes((small / DESCRIPTION).read_bytes())
-    blob = snapshot.parent.parent / "blobs" / "link"
-    blob.symlink_to(small / DESCRIPTION)
-    for target in (tmp_path / "blobs" / "x", small / DESCRIPTION, snapshot / DESCRIPTION, blob):
-        (snapshot / DESCRIPTION).unlink()
-        (snapshot / DESCRIPTION).symlink_to(target)
-        refused(snapshot, f"{DESCRIPTION} is not a regular file")
-
-
 # ---- pickle ----
 
 
@@ -350,24 +302,15 @@ def test_a_file_does_not_start_a_compiler(copied, monkeypatch):
     assert compiled == [] and model.policy.compile_mode is None and "compile_mode" not in model.policy_kwargs
 
 
-@pytest.mark.parametrize("reader", ["from_pretrained", "refused", "load_vec_normalize"])
-def test_loading_leaves_the_global_generators_alone(copied, reader):
+def test_loading_leaves_the_global_generators_alone(copied):
     env = RandomEnv(BOX, spaces.Discrete(2))
     before = generator_states()
-    if reader == "from_pretrained":
-        from_pretrained(copied, env)
-    elif reader == "refused":
-        replace_array(copied, "policy.value_net.weight", lambda weight: weight * np.nan)
-        refused(copied, "finite")
-    else:
-        with pytest.raises(ModelFormatError, match="trained without"):
-            load_vec_normalize(copied)
-    assert generator_states() == before
-
-
-def test_loading_in_several_threads_leaves_the_generators_alone(small):
-    before = generator_states()
+    from_pretrained(copied, env)
     with ThreadPoolExecutor(4) as threads:
-        for loaded in threads.map(lambda _: from_pretrained(small, device="cpu"), range(12)):
+        for loaded in threads.map(lambda _: from_pretrained(copied, device="cpu"), range(8)):
             assert loaded.num_timesteps == 16
+    with pytest.raises(ModelFormatError, match="trained without"):
+        load_vec_normalize(copied)
+    replace_array(copied, "policy.value_net.weight", lambda weight: weight * np.nan)
+    refused(copied, "finite")
     assert generator_states() == before
