@@ -208,7 +208,7 @@ def test_what_several_cannot_do_is_said_once(tmp_path):
             "sb3-ppg enjoy: enjoy is for one process: start it without torchrun",
             "sb3-ppg train: `command` differs between the processes, ['train', ",
             "sb3-ppg train: `command` differs between the processes, ['train', ",
-            "sb3-ppg train: Environment `CartPol` doesn't exist.",
+            "sb3-ppg train: there is no environment CartPol-v1",
             "sb3-ppg train: process 1 of 2: NotADirectoryError: [Errno 20] Not a directory: ",
         ),
         strict=True,
