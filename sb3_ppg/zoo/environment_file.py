@@ -108,11 +108,7 @@ def _is_usual(value: Any) -> bool:
 
 
 def environment_of(env_id: str, hyperparams: dict[str, Any], env_kwargs: dict[str, Any]) -> Environment:
-    """
-    Describe an environment by its options and the hyperparameters that the Zoo saves.
-
-    :raises ModelFormatError: if part of it is not plain data
-    """
+    """Describe an environment by its options and the hyperparameters that the Zoo saves, which must be plain data."""
     config = {name: hyperparams[name] for name in Settings.__struct_fields__ if name in hyperparams}
     try:
         return msgspec.convert({"env_id": env_id, "env_kwargs": env_kwargs, "config": config}, Environment)

@@ -1,15 +1,13 @@
 """Environments that ``register()`` makes known: EnvPool's Procgen, MinAtar's games, sb3-contrib's with action masks."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from sb3_contrib.common import envs
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
-from sb3_ppg import ArgumentError
+from sb3_ppg.errors import ArgumentError, nearest
 
 PROCGEN_GAMES = """
     Bigfish Bossfight Caveflyer Chaser Climber Coinrun Dodgeball Fruitbot Heist Jumper Leaper Maze Miner Ninja Plunder
@@ -46,7 +44,14 @@ def register_environments() -> None:
             kwargs: dict[str, Any] = dict(game=game, use_minimal_action_set=minimal)
             gym.register(env_id, entry_point="sb3_ppg.zoo.environments:make_minatar", kwargs=kwargs, disable_env_checker=True)
     for env_id, (name, kwargs) in MASKED.items():
-        gym.register(env_id, entry_point=partial(_make_masked, name), kwargs=kwargs)
+        gym.register(env_id, entry_point=f"sb3_contrib.common.envs:{name}", kwargs=kwargs)
+
+
+def check_is_registered(env_id: str) -> None:
+    """Raise an ``ArgumentError`` that names similar environments if there is none of this name."""
+    if env_id not in gym.registry:
+        remedy = "If a module of yours registers it, use --gym-packages MODULE (and --env ENV, not MODULE:ENV)"
+        raise ArgumentError(f"there is no environment {env_id}{nearest(env_id, gym.registry)}. {remedy}")
 
 
 def make_procgen(
@@ -54,14 +59,7 @@ def make_procgen(
 ) -> VecEnv:
     """
     Make a game's environments in one EnvPool. With its first four arguments given by ``partial``, it can replace a ``VecEnv``
-    class.
-
-    :param env_id: game
-    :param seed: seed of the first environment
-    :param options: options of the game
-    :param monitor_file: file to log episodes to
-    :param env_fns: one for each environment; they are counted, not called
-    :return: the environments
+    class: ``env_fns``, one for each environment, are counted, not called.
     """
     from sb3_ppg.environments import EnvPoolVecEnv
 
@@ -83,13 +81,3 @@ class _Enlarged(gym.Wrapper):
         if self.render_mode != "rgb_array":
             return picture
         return np.kron(np.asarray(picture) * 255, np.ones((PIXELS_PER_CELL, PIXELS_PER_CELL, 1))).astype(np.uint8)
-
-
-class NoPicturesError(ArgumentError, TypeError):
-    """Raised if an environment without pictures is asked for some. After a ``TypeError``, SB3 makes it again without."""
-
-
-def _make_masked(name: str, render_mode: str | None = None, **kwargs: Any) -> gym.Env:
-    if render_mode is not None:
-        raise NoPicturesError(f"{name} of sb3-contrib has no pictures: use --no-render")
-    return getattr(envs, name)(**kwargs)

@@ -10,8 +10,6 @@ from contextlib import ExitStack, redirect_stdout
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from gymnasium.error import DeprecatedEnv, UnregisteredEnv
-
 from sb3_ppg import __version__
 from sb3_ppg.errors import ArgumentError, HubError, ModelFormatError, ProcessGroupError, missing_extras_named, nearest
 
@@ -20,19 +18,12 @@ PLAY = [*ALGO, "-f", "logs"]
 
 
 class Script(NamedTuple):
-    """
-    A script, and how to run it.
-
-    :param about: purpose
-    :param place: its function, "module:function", or the module if that is a program
-    :param agent: option that names an agent, which ``--pretrained`` replaces
-    :param defaults: our defaults for its options
-    """
+    """A script, and how to run it."""
 
     about: str
-    place: str
-    agent: str | None = None
-    defaults: list[str] = PLAY
+    place: str  # its function, "module:function", or the module if that is a program
+    agent: str | None = None  # option that names an agent, which `--pretrained` replaces
+    defaults: list[str] = PLAY  # our defaults for its options
 
 
 SCRIPTS = {
@@ -68,9 +59,7 @@ OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
 }
 # Errors that are shown without a traceback
-EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, UnregisteredEnv, DeprecatedEnv)
-REGISTER = " If a module of yours registers it, use --gym-packages MODULE (and --env ENV, not MODULE:ENV)"
-IMPORT = " (--gym-packages): install it, or add its folder to PYTHONPATH"
+EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, ModuleNotFoundError)
 # The disk is full or read-only, or a path is a file instead of a folder, or the reverse
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG)
 
@@ -101,15 +90,13 @@ def _main() -> None:
             is_explained = isinstance(error, EXPLAINED) or getattr(error, "errno", None) in DISK
             is_missing_package = isinstance(error, ImportError) and "pip install" in str(error)
             is_wrong_path = isinstance(error, FileNotFoundError) and name != "train"  # where it may be a fault
-            is_wrong_module = isinstance(error, ModuleNotFoundError) and any(
-                f"{argument}.".startswith(f"{error.name}.") for argument in arguments
-            )
-            if not (is_explained or is_missing_package or is_wrong_path or is_wrong_module):
+            if not (is_explained or is_missing_package or is_wrong_path):
                 raise
             from sb3_ppg.distributed.agreement import is_shared
 
             is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
-            remedy = REGISTER if isinstance(error, UnregisteredEnv) else IMPORT if is_wrong_module else ""
+            is_module = isinstance(error, ModuleNotFoundError)
+            remedy = ": install it, or add the folder of a module of yours to PYTHONPATH" if is_module else ""
             sys.exit(1 if is_said_by_another else f"sb3-ppg {name}: {error}{remedy}")
 
 

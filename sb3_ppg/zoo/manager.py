@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial, partialmethod
@@ -22,10 +21,9 @@ from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import SimpleLinearSchedule
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import configure
-from stable_baselines3.common.utils import LinearSchedule, get_latest_run_id
+from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
@@ -37,10 +35,9 @@ from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.optim.micro_batches import keep_freed_memory
 from sb3_ppg.saving.checkpoints import latest_checkpoint
 from sb3_ppg.saving.generators import generators_kept
-from sb3_ppg.saving.training_state import file_of_process, files_of_processes
+from sb3_ppg.saving.training_state import files_of_processes
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
 from sb3_ppg.zoo.hyperparameters import entry_of, evaluated, hyperparameter_file
-from sb3_ppg.zoo.offline import OFFLINE
 from sb3_ppg.zoo.resuming import (
     forget_later_episodes,
     make_run_folder,
@@ -51,14 +48,13 @@ from sb3_ppg.zoo.resuming import (
     sigterm_blocked_in_children,
     unfinished_run,
 )
-from sb3_ppg.zoo.search import BUDGET, report, warn_of_short_trials
+from sb3_ppg.zoo.search import BUDGET, OFFLINE, draw, print_best, warn_of_short_trials
 
 # Hyperparameters that RL Zoo consumes, and arguments that its options or itself give
 OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
 NOT_IN_FILES = "env seed device verbose tensorboard_log _init_setup_model".split()
-# Hyperparameters that may be schedules, and how those are written
+# Hyperparameters that may be schedules
 SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf")
-SCHEDULE = re.compile(r"[^_]+_[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 
 
 class Manager(ExperimentManager):
@@ -67,13 +63,6 @@ class Manager(ExperimentManager):
 
     Other algorithms keep the Zoo's own behavior, except in our environments, and where a bug of the Zoo is fixed here; those
     places name its version.
-
-    :param args: options of the Zoo's ``train``
-    :param algo: name of the algorithm
-    :param env_id: environment
-    :param others: see ``ExperimentManager``
-    :param options: see ``ExperimentManager``. ``config`` is our hyperparameter file by default
-    :raises ArgumentError: if several processes cannot do this, there is no model to continue, or nothing to resume from
     """
 
     asked_to_continue: ClassVar[bool] = False  # `train --continue`: counters and schedules go on where the model's are
@@ -168,10 +157,7 @@ class Manager(ExperimentManager):
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple:
         """
         Add presets, and replace the Zoo's schedules by SB3's: a model that holds the Zoo's could only be loaded where the Zoo
-        is installed. What the Zoo does not consume goes to the constructor or, where training continues (``-i``), becomes an
-        attribute of the model.
-
-        :raises ArgumentError: for a hyperparameter that the algorithm does not have
+        is installed.
         """
         if self.is_ours or self.algo in OFFLINE:
             self._check_hyperparameters(hyperparams)
@@ -192,22 +178,16 @@ class Manager(ExperimentManager):
         known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO} - {*NOT_IN_FILES}
         for name in hyperparams.keys() - known:
             raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
-        for name in {"n_timesteps", "policy"} - hyperparams.keys():
-            raise ArgumentError(f"the hyperparameter {name!r} is missing {place}")
         check_value("n_envs", hyperparams.get("n_envs", 1), count(1))
         for name in SCHEDULED:
-            if isinstance(value := hyperparams.get(name), str) and not SCHEDULE.fullmatch(value):
+            if isinstance(value := hyperparams.get(name), str) and "_" not in value:
                 remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
                 raise ArgumentError(f"`{name}`={value!r} cannot work {place}: {remedy}")
 
     # ---- what a run needs ----
 
     def create_log_folder(self) -> None:
-        """
-        Make a new folder, or resume an unfinished run.
-
-        :raises ProcessGroupError: if a process cannot write there, for instance because it does not see the same disk
-        """
+        """Make a new folder, or resume an unfinished run, if all processes can write there."""
         if not self.is_ours:
             super().create_log_folder()
             return
@@ -221,6 +201,8 @@ class Manager(ExperimentManager):
             (self.seed, self.save_path, checkpoint, self.first_monitor)
         )
         self.params_path = f"{self.save_path}/{self.env_name}"
+        if self.tensorboard_log is not None and self.has_checkpoints and not self.asked_to_continue:
+            self.tensorboard_log += f"/{Path(self.save_path).name}"  # where it resumes: SB3 takes the latest folder there
         if checkpoint is not None:
             self.trained_agent, self.continue_training = str(checkpoint), True
             self.n_steps_before = int(checkpoint.name.split("_")[-2])
@@ -261,7 +243,6 @@ class Manager(ExperimentManager):
         """Evaluate under action masks, and keep the evaluations of a run that resumes."""
         with self._masked("EvalCallback", MaskableEvalCallback):
             super().create_callbacks()
-        self.callbacks = [_ProgressBar() if isinstance(one, ProgressBarCallback) else one for one in self.callbacks]
         if self.n_steps_before > 0:
             for callback in self.callbacks:
                 if isinstance(callback, EvalCallback):
@@ -300,7 +281,7 @@ class Manager(ExperimentManager):
             env.seed(seed + rank() * env.num_envs)
         path = aux_buffer_path(self.trained_agent)
         if isinstance(model, PPG) and files_of_processes(path):
-            print(f"Loading {next(file for file in (file_of_process(path), *files_of_processes(path)) if file.exists())}")
+            print(f"Loading {path}")
             is_exact = is_same_run or self.asked_to_continue
             with nullcontext() if is_exact else generators_kept():  # a new run has a seed of its own
                 try:
@@ -314,11 +295,7 @@ class Manager(ExperimentManager):
     # ---- learning ----
 
     def learn(self, model: BaseAlgorithm) -> None:
-        """
-        Train with our checkpoints in place of SB3's. With ``--continue`` and in a run that resumes, the counters continue.
-
-        :raises ArgumentError: if no steps are left with ``--continue``
-        """
+        """Train with our checkpoints in place of SB3's. Counters go on with ``--continue`` and in a run that resumes."""
         if not isinstance(model, PPG):
             super().learn(model)
             return
@@ -331,9 +308,6 @@ class Manager(ExperimentManager):
                     keep_buffers=None if self.save_replay_buffer else 2,  # the latest may be damaged
                     verbose=2,
                 )
-        if self.tensorboard_log is not None and self.marker is not None and not self.asked_to_continue:
-            formats = ["stdout", "tensorboard"] if model.verbose >= 1 else ["tensorboard"]
-            model.set_logger(configure(self._tensorboard_folder(type(model).__name__), formats))
         if n_processes() > 1 and not self.show_progress:
             self.callbacks.insert(0, PhasicCallback())  # rl_zoo3 2.9.2 ends the first callback a second time
         continued: AbstractContextManager = nullcontext()
@@ -360,18 +334,6 @@ class Manager(ExperimentManager):
             print(f"A signal has ended the run after {model.num_timesteps} steps; {remedy}")
             raise
 
-    def _tensorboard_folder(self, name: str) -> str:
-        """
-        Return the folder in ``--tensorboard-log``, and note it for when this run resumes: SB3 would take the latest.
-        """
-        assert self.tensorboard_log is not None
-        note = Path(self.save_path) / "tensorboard.txt"
-        if note.exists() and Path(note.read_text()).parent == Path(self.tensorboard_log):
-            return note.read_text()
-        folder = make_run_folder(f"{self.tensorboard_log}/{name}_{get_latest_run_id(self.tensorboard_log, name) + 1}")
-        note.write_text(folder)
-        return folder
-
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         """
         Save the model and, with ``--save-replay-buffer``, its auxiliary buffer; save also the number of steps of a run that
@@ -396,9 +358,11 @@ class Manager(ExperimentManager):
         with self._masked("TrialEvalCallback", _MaskableTrialEvalCallback):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process
-            file = max(Path(self.log_path).glob("report_*.csv"), key=lambda path: path.stat().st_mtime)
             data = [] if self.dataset is None else ["--dataset", self.dataset]
-            report(self.study, [*sys.argv[1:], *data], file.with_suffix(""), is_drawn=not self.no_optim_plots)
+            print_best(self.study, [*sys.argv[1:], *data], self.storage)
+            if not self.no_optim_plots:
+                file = max(Path(self.log_path).glob("report_*.csv"), key=lambda path: path.stat().st_mtime)
+                draw(self.study, file.with_suffix(""))
 
     def objective(self, trial: optuna.Trial) -> float:
         """Tell our samplers the budget of a trial."""
@@ -406,14 +370,6 @@ class Manager(ExperimentManager):
         if self.is_ours:
             trial.set_user_attr(BUDGET, int(self.n_timesteps))
         return super().objective(trial)
-
-
-class _ProgressBar(ProgressBarCallback):
-    """Progress bar that may end before it begins, as in rl_zoo3 2.9.2 after an early error, which another would hide."""
-
-    def _on_training_end(self) -> None:
-        if hasattr(self, "pbar"):
-            super()._on_training_end()
 
 
 class _MaskableTrialEvalCallback(TrialEvalCallback, MaskableEvalCallback):

@@ -13,11 +13,10 @@ try:
     from rl_zoo3 import ALGOS as ZOO_ALGOS
     from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 
-    from sb3_ppg.zoo import offline
     from sb3_ppg.zoo.environments import register_environments
     from sb3_ppg.zoo.manager import Manager
     from sb3_ppg.zoo.repairs import REPAIRS
-    from sb3_ppg.zoo.search import CONVERTERS, SAMPLERS
+    from sb3_ppg.zoo.search import CONVERTERS, OFFLINE, SAMPLERS
 except ImportError as error:
     is_another_version = type(error) is ImportError and str(error.name).startswith("rl_zoo3")  # a name is not there
     remedy = "rl_zoo3==2.9.2" if is_another_version else "sb3-ppg[zoo]"
@@ -45,9 +44,9 @@ def register() -> None:
     """
     if rl_zoo3.exp_manager.ExperimentManager is Manager:
         return
-    ZOO_ALGOS.update({**ALGOS, **offline.OFFLINE})
-    HYPERPARAMS_SAMPLER.update(SAMPLERS | offline.SAMPLERS)
-    HYPERPARAMS_CONVERTER.update(CONVERTERS | offline.CONVERTERS)
+    ZOO_ALGOS.update({**ALGOS, **OFFLINE})
+    HYPERPARAMS_SAMPLER.update(SAMPLERS)
+    HYPERPARAMS_CONVERTER.update(CONVERTERS)
     register_environments()
     rl_zoo3.exp_manager.ExperimentManager = rl_zoo3.train.ExperimentManager = Manager  # type: ignore[misc]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import gymnasium
 import imageio_ffmpeg
 import matplotlib
 import numpy as np
@@ -31,14 +30,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import MaskablePPG
 from sb3_ppg.errors import ArgumentError, nearest
-
-FONTS = """<?xml version="1.0"?>
-<fontconfig>
-<include ignore_missing="yes">/etc/fonts/fonts.conf</include>
-<dir>{fonts}</dir>
-<cachedir>{cache}</cachedir>
-</fontconfig>
-"""
+from sb3_ppg.zoo.environments import check_is_registered
 
 
 def _patched_in_the_zoo(name: str, new: Any) -> AbstractContextManager:
@@ -109,7 +101,7 @@ def latest_model() -> Iterator[None]:
         return max((int(number) for name, _, number in runs if name == env_name and number.isdecimal()), default=0)
 
     def explained(exp_id: int, folder: str, algo: str, env_name: EnvironmentName, *which: Any) -> tuple[str, str, str]:
-        gymnasium.spec(env_name.gym_id)  # an error says that there is no such environment
+        check_is_registered(env_name.gym_id)
         try:
             return get_model_path(exp_id, folder, algo, env_name, *which)
         except (AssertionError, ValueError) as error:
@@ -212,9 +204,10 @@ def ffmpeg_on_path() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="sb3_ppg_ffmpeg_") as folder:
         program = imageio_ffmpeg.get_ffmpeg_exe()
         shutil.copy(program, Path(folder) / ("ffmpeg.exe" if program.endswith(".exe") else "ffmpeg"))
-        fonts = Path(folder) / "fonts.conf"
-        fonts.write_text(FONTS.format(fonts=Path(matplotlib.get_data_path()) / "fonts" / "ttf", cache=folder))
-        variables = {"FONTCONFIG_FILE": str(fonts), **os.environ}
+        fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+        config = Path(folder) / "fonts.conf"
+        config.write_text(f"<fontconfig><dir>{fonts}</dir><cachedir>{folder}</cachedir></fontconfig>")
+        variables = {"FONTCONFIG_FILE": str(config), **os.environ}
         variables["PATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PATH")]))
         with patch.dict(os.environ, variables):
             yield

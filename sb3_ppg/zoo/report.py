@@ -41,12 +41,7 @@ def main() -> None:
 
 
 def agent_parser(description: str | None, n_episodes: int = 100) -> argparse.ArgumentParser:
-    """
-    Return a parser for those of ``enjoy``'s options that select an agent, except ``--env``, and how it acts.
-
-    :param description: description of the command
-    :param n_episodes: how many episodes to evaluate by default
-    """
+    """Return a parser for those of ``enjoy``'s options that select an agent, except ``--env``, and how it acts."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
     parser.add_argument("-f", "--folder", default="logs", help="log folder of the run")
@@ -77,11 +72,8 @@ def is_deterministic(args: argparse.Namespace) -> bool:
 
 def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorithm, Path, Path]:
     """
-    Load a trained agent with the environment that it was trained in, whose rewards are not normalized.
-
-    :param args: options of ``agent_parser`` and the environment
-    :param env_kwargs: further options of the environment
-    :return: the agent, its file, and the folder of its run
+    Load a trained agent with the environment that it was trained in, whose rewards are not normalized; return it, its file,
+    and the folder of its run.
     """
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
@@ -130,9 +122,6 @@ def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
     Draw a run's episode returns against timesteps, with their moving average, and the evaluations. BCQ's timesteps are
     gradient steps.
 
-    :param log_path: folder with the Zoo's monitor files and, if there were evaluations, ``evaluations.npz``
-    :param title: title of the picture
-    :param picture: the PNG file to write
     :raises FileNotFoundError: if there is nothing to draw
     """
     figure = Figure(figsize=(8, 5))  # without pyplot, which would show it, or draw into a figure of the caller's

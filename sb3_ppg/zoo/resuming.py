@@ -37,14 +37,7 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def mark_unfinished(folder: Path, options: dict[str, str], seed: int) -> TextIO:
-    """
-    Mark a new run as unfinished.
-
-    :param folder: the run's folder
-    :param options: options of its command
-    :param seed: seed of the run
-    :return: the marker, which is locked while it is open
-    """
+    """Mark a new run as unfinished; return the marker, which is locked while it is open."""
     marker = (folder / MARKER).open("w")
     _lock(marker, waits=True)
     json.dump({"options": options, "seed": seed}, marker)
@@ -54,11 +47,8 @@ def mark_unfinished(folder: Path, options: dict[str, str], seed: int) -> TextIO:
 
 def unfinished_run(runs: Path, options: dict[str, str]) -> tuple[TextIO, int] | None:
     """
-    Find the newest unfinished run on which no process works.
-
-    :param runs: folder of an algorithm's runs
-    :param options: options of the run. If the command line names a seed, the run must also have that seed
-    :return: the run's marker, which is locked while it is open, and the run's seed; None if there is no such run
+    Find the newest unfinished run with these options on which no process works; return its marker, which is locked while it is
+    open, and its seed. If the command line names a seed, the run must have that seed.
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--seed", type=int)  # the Zoo's options have a random one if none is named
@@ -104,10 +94,8 @@ def make_run_folder(wanted: str) -> str:
 
 def forget_later_episodes(folder: Path, checkpoint: Path | None) -> None:
     """
-    Remove the episodes after the checkpoint from the monitor files: in learning curves their steps would count twice.
-
-    :param folder: folder of the run
-    :param checkpoint: where the run resumes. None: it starts over
+    Remove the episodes after the checkpoint (all, if there is none) from the monitor files in a run's folder: in learning
+    curves their steps would count twice.
     """
     written = 0 if checkpoint is None else checkpoint_of(checkpoint)[1]  # in nanoseconds
     for path in folder.glob("*.monitor.csv"):

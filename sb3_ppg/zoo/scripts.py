@@ -26,20 +26,16 @@ from rl_zoo3 import ALGOS
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_ppg.distributed.agreement import agreed
-from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.errors import ArgumentError
 from sb3_ppg.play import Player
+from sb3_ppg.zoo.environments import check_is_registered
 from sb3_ppg.zoo.repairs import ffmpeg_on_path
 
 CURVES = ("timesteps", "mean", "std_error", "last_evals")  # in the files of `all_plots`
 
 
 def train() -> None:
-    """
-    Run the script.
-
-    :raises ArgumentError: if the model to begin with does not exist, or the environment's ID has no version
-    :raises UnregisteredEnv: if the environment does not exist, which ``missing_extras_named`` explains
-    """
+    """Run the script, if its environment and the model to begin with exist."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("-i", "--trained-agent")
@@ -48,13 +44,9 @@ def train() -> None:
     with agreed():
         for package in args.gym_packages:
             importlib.import_module(package)
-        try:
-            entry_point = gymnasium.spec(args.env).entry_point
-        except gymnasium.error.Error as error:
-            if type(error) is not gymnasium.error.Error:  # which name what is nearest
-                raise
-            raise ArgumentError(f"{error}{nearest(args.env, gymnasium.registry)}") from error
-        if isinstance(entry_point, str):  # names an extra that is missing, which would end worker processes
+        check_is_registered(args.env)
+        entry_point = gymnasium.registry[args.env].entry_point
+        if isinstance(entry_point, str):  # an extra may be missing, which would end worker processes
             gymnasium.envs.registration.load_env_creator(entry_point)
         if args.trained_agent is not None and not Path(args.trained_agent).is_file():
             raise ArgumentError(f"-i {args.trained_agent} does not exist")
@@ -116,16 +108,16 @@ def all_plots() -> None:
             if not any(kinds):
                 what = f"{', '.join(args.algos)} on {', '.join(args.env)}"
                 raise ArgumentError(f"there are no evaluations of {what} in {folder}: `train --eval-freq` makes them")
-            if all(len(kind) <= 1 for kind in kinds):
-                folders.append(folder)
-                labels.append(label)
-                continue
-            print(f"Runs in {folder} that differ in length, settings, environment or first model are drawn apart:")
-            for number, runs in enumerate(itertools.zip_longest(*kinds, fillvalue=[]), 1):
+            curves = [[*itertools.chain(*runs)] for runs in itertools.zip_longest(*kinds, fillvalue=[])]
+            if len(curves) > 1:
+                print(f"Runs in {folder} that differ in length, settings, environment or first model are drawn apart:")
+            for number, runs in enumerate(curves, 1):
                 folders.append(f"{temporary}/{len(folders)}")
-                labels.append(f"{label} ({number})")
-                print(f"{labels[-1]}: {', '.join(map(str, itertools.chain(*runs)))}")
-                for run in itertools.chain(*runs):
+                labels.append(label)
+                if len(curves) > 1:
+                    labels[-1] += f" ({number})"
+                    print(f"{labels[-1]}: {', '.join(map(str, runs))}")
+                for run in runs:
                     copy = Path(folders[-1], *run.parts[-2:])
                     copy.mkdir(parents=True, exist_ok=True)
                     shutil.copy(run / "evaluations.npz", copy)

@@ -1,4 +1,4 @@
-"""Optuna's search space for ``train -optimize``: the hyperparameters of PPG and its variants."""
+"""Optuna's search space for ``train -optimize``: the hyperparameters of PPG and its variants, and of BCQ."""
 
 import argparse
 import shlex
@@ -12,10 +12,12 @@ import optuna
 from matplotlib import pyplot as plt
 from optuna.exceptions import ExperimentalWarning
 from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
+from rl_zoo3.hyperparams_opt import convert_offpolicy_params
 from torch import nn
 
 from sb3_ppg.errors import warn
 from sb3_ppg.family import FAMILY, with_preset
+from sb3_ppg.offline import BCQ
 
 NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
@@ -24,27 +26,16 @@ N_STEPS_POW, N_POLICY_ITERATIONS_POW = (5, 10), (1, 5)
 SHORTEST_PHASE_POW, LONGEST_PHASE_POW = (a + b for a, b in zip(N_STEPS_POW, N_POLICY_ITERATIONS_POW, strict=True))
 N_PHASES = 3  # minimum number of phases in a trial, unless it is shorter than this many of the shortest phases
 BUDGET = "n_timesteps"  # user attribute of a trial
-# Options of `train` that have a value and belong to a search, or to the length of its trials
-OPTIONS_OF_SEARCHES = (
-    *("-n --n-timesteps", "--n-trials", "--max-total-trials", "--n-jobs", "--sampler", "--pruner", "--n-startup-trials"),
-    *("--n-evaluations", "--optimization-log-path", "--trial-id"),
-)
+OFFLINE: dict[str, type[BCQ]] = {"bcq": BCQ}  # algorithms that learn from recorded data
 
 
 def sample_params(
     zoo_name: str, trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
     """
-    Choose hyperparameters for a trial. If the trial's budget is known, at least three phases fit into it: with fewer, the
-    auxiliary phase would hardly contribute to the score. As with every sampler of the Zoo, the sampled ``policy_kwargs``
-    replace those of the file. Arguments that define a member of the family are not searched.
-
-    :param zoo_name: name of the member in RL Zoo
-    :param trial: samples the values; its user attribute "n_timesteps" is the budget in steps
-    :param n_actions: not used; the Zoo's samplers have this signature
-    :param n_envs: number of environments
-    :param additional_args: not used; for HER
-    :return: arguments of the member's algorithm
+    Choose hyperparameters for a trial, as one of the Zoo's samplers. If the trial's budget is known, at least three phases fit
+    into it: with fewer, the auxiliary phase would hardly contribute to the score. As with every sampler of the Zoo, the
+    sampled ``policy_kwargs`` replace those of the file. Arguments that define a member of the family are not searched.
     """
     longest = LONGEST_PHASE_POW
     if (budget := trial.user_attrs.get(BUDGET)) is not None:
@@ -83,13 +74,7 @@ def sample_params(
 
 
 def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
-    """
-    Convert the values that Optuna stores of a trial to arguments.
-
-    :param zoo_name: name of the member in RL Zoo
-    :param sampled_params: values by the names that ``sample_params`` gives them
-    :return: arguments of the member's algorithm
-    """
+    """Convert the values that Optuna stores of a trial to arguments of the member's algorithm."""
     hyperparams = dict(sampled_params)
     for name in ("gamma", "gae_lambda"):
         hyperparams[name] = 1 - hyperparams.pop(f"one_minus_{name}")
@@ -125,40 +110,49 @@ def warn_of_short_trials(budget: int, n_envs: int) -> None:
         )
 
 
-def report(study: optuna.Study, arguments: list[str], file: Path, *, is_drawn: bool) -> None:
-    """
-    Say which trial is the best and how to train it, and draw the study.
-
-    :param study: a search that has ended
-    :param arguments: command line of the search
-    :param file: beginning of the pictures' names
-    :param is_drawn: whether to draw
-    """
+def print_best(study: optuna.Study, arguments: list[str], storage: str | None) -> None:
+    """Say which trial of a search with this command line is the best, and how to train it."""
     number = study.best_trial.number
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for options in OPTIONS_OF_SEARCHES:
-        parser.add_argument(*options.split())
-    parser.add_argument("-optimize", "--optimize-hyperparameters", "--no-optim-plots", action="store_true")
-    parser.add_argument("--storage")
-    parser.add_argument("--study-name")
-    args, others = parser.parse_known_args(arguments)
-    place = ["--storage", args.storage or "", "--study-name", study.study_name, "--trial-id", str(number)]
-    command = shlex.join(["sb3-ppg", "train", *others, *place])
-    remedy = f"train it with: {command}" if args.storage else "only a search with --storage keeps it for training"
+    parser.add_argument("-n", "--n-timesteps")
+    parser.add_argument("-optimize", "--optimize-hyperparameters", action="store_true")
+    _, others = parser.parse_known_args(arguments)
+    command = shlex.join(["sb3-ppg", "train", *others, "--study-name", study.study_name, "--trial-id", str(number)])
+    remedy = f"train it with: {command}" if storage else "only a search with --storage keeps it for training"
     print(f"The best trial is number {number}; {remedy}")
-    if is_drawn:
-        for plot in (plot_optimization_history, plot_param_importances):
-            picture = f"{file}_{plot.__name__.removeprefix('plot_')}.png"
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ExperimentalWarning)
-                    plot(study)
-                plt.savefig(picture, bbox_inches="tight")
-                plt.close()
-                print(f"Saved {picture}")
-            except (ValueError, ImportError, RuntimeError) as error:
-                print(f"There is no {picture}: {error}")
 
 
-SAMPLERS = {name: partial(sample_params, name) for name in FAMILY}
-CONVERTERS = {name: partial(convert_params, name) for name in FAMILY}
+def draw(study: optuna.Study, file: Path) -> None:
+    """Draw the study, as pictures whose names begin with that of the file."""
+    for plot in (plot_optimization_history, plot_param_importances):
+        picture = f"{file}_{plot.__name__.removeprefix('plot_')}.png"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                plot(study)
+            plt.savefig(picture, bbox_inches="tight")
+            plt.close()
+            print(f"Saved {picture}")
+        except (ValueError, ImportError, RuntimeError) as error:
+            print(f"There is no {picture}: {error}")
+
+
+def sample_params_of_bcq(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+    """Choose hyperparameters for a trial of BCQ, as one of the Zoo's samplers: ``n_actions`` is 0 if actions are discrete."""
+    trial.suggest_float("one_minus_gamma", 0.0001, 0.1, log=True)
+    trial.suggest_float("learning_rate", 1e-5, 3e-3, log=True)
+    trial.suggest_int("batch_size_pow", 5, 9)
+    trial.suggest_float("tau", 0.001, 0.05, log=True)
+    trial.suggest_categorical("net_arch", ["small", "medium", "big"])
+    trial.suggest_categorical("activation_fn", list(ACTIVATION_FNS))
+    if n_actions > 0:
+        trial.suggest_float("phi", 0.0, 0.3)
+        trial.suggest_float("lmbda", 0.5, 1.0)
+        trial.suggest_float("latent_kl_coef", 0.01, 1.0, log=True)
+    else:
+        trial.suggest_float("threshold", 0.0, 0.9)
+    return convert_offpolicy_params(trial.params)
+
+
+SAMPLERS = {name: partial(sample_params, name) for name in FAMILY} | {"bcq": sample_params_of_bcq}
+CONVERTERS = {name: partial(convert_params, name) for name in FAMILY} | {"bcq": convert_offpolicy_params}

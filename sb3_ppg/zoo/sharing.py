@@ -34,9 +34,9 @@ from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.zoo.environment_file import MAX_BYTES, ZOO, Environment, Settings, environment_of
 from sb3_ppg.zoo.environments import MASKED, PROCGEN_IDS
-from sb3_ppg.zoo.offline import OFFLINE
 from sb3_ppg.zoo.repairs import ffmpeg_on_path, our_commands_on_cards
 from sb3_ppg.zoo.report import agent_parser, evaluate, load_agent, plot_learning_curve, saved_env_kwargs
+from sb3_ppg.zoo.search import OFFLINE
 
 # Folders of trained agents: in the working directory, and in the repository from which the package is imported
 FOLDERS = [Path("pretrained"), Path(sb3_ppg.__file__).parent.parent / "pretrained"]
@@ -88,21 +88,13 @@ def push() -> None:
 
 
 class EvaluatedRun(NamedTuple):
-    """
-    A run that can be shared.
+    """A run that can be shared."""
 
-    :param model: the agent, with its environments as in training
-    :param log_path: folder of the run
-    :param environment: description of its environment
-    :param evaluation: returns of the agent
-    :param files: files that go with it, by their names in the repository
-    """
-
-    model: PPG
+    model: PPG  # with its environments as in training
     log_path: Path
     environment: Environment
     evaluation: hub.Evaluation
-    files: dict[str, Path]
+    files: dict[str, Path]  # by their names in the repository
 
 
 def evaluated_run(args: argparse.Namespace, folder: Path) -> EvaluatedRun:
@@ -208,8 +200,6 @@ def unpack(
     Write the files that a run would have written, so that the Zoo reads none of the stranger's.
 
     :param source: folder with a repository's files
-    :param algo: name of one of our algorithms
-    :param env_name: environment
     :param log_path: folder of the run; files that are there are overwritten when the new ones are complete
     :param allowed: names that the environment may have in addition to the well-known wrappers and usual arguments
     :param is_emptied: whether other files in the folder are removed
@@ -243,11 +233,7 @@ def unpack(
 
 
 def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: Collection[str]) -> Environment:
-    """
-    Read the environment of a model, and show what it hands to constructors.
-
-    :raises ModelFormatError: if it is another environment, or has wrappers or arguments that are not allowed
-    """
+    """Read the environment of a model, check it, and show what it hands to constructors."""
     if not os.path.lexists(file):
         return Environment(env_name.gym_id, {}, Settings())
     environment = read_json(file, Environment, MAX_BYTES)
@@ -266,12 +252,8 @@ def _allowed_environment(file: Path, env_name: EnvironmentName, allowed: Collect
 
 def with_pretrained(option: str, arguments: list[str]) -> list[str]:
     """
-    Unpack a trained agent of the repository in the first process.
-
-    :param option: option that names an agent: -f for a folder of runs, -i for a file
-    :param arguments: command line of the script
-    :return: the command line with this option
-    :raises ArgumentError: if there is no such agent, or the command line names another one as well
+    Unpack a trained agent of the repository in the first process; return the command line with the option that names it: -f
+    for a folder of runs, -i for a file.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--algo", default="ppg")

@@ -69,20 +69,17 @@ def test_report(trained, run_folder):
     assert "Mean return over 1 episodes" in output and "Learning curve: none, [Errno 21] Is a directory" in output
 
 
-@pytest.mark.parametrize(
-    ("env_id", "options", "deterministic"),
-    [
+def test_report_acts_as_enjoy_does():
+    for env_id, options, deterministic in (
         ("CartPole-v1", [], True),
         ("CartPole-v1", ["--stochastic"], False),
         ("MiniGrid-DoorKey-8x8-v0", [], False),
         ("MiniGrid-DoorKey-8x8-v0", ["--deterministic"], True),
         ("BreakoutNoFrameskip-v4", [], False),
-    ],
-)
-def test_report_acts_as_enjoy_does(env_id, options, deterministic):
-    args = agent_parser("").parse_args(options)
-    args.env = EnvironmentName(env_id)
-    assert is_deterministic(args) is deterministic
+    ):
+        args = agent_parser("").parse_args(options)
+        args.env = EnvironmentName(env_id)
+        assert is_deterministic(args) is deterministic
 
 
 @pytest.mark.parametrize(("algo", "actions"), [("ppg", "--stochastic"), ("ppo", "--deterministic")])
@@ -244,7 +241,6 @@ def broken(trained, tmp_path_factory) -> Path:
     (folder / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 100, n_aux_epoch: 3}")
     (folder / "damaged.yml").write_text("CartPole-v1:\n  n_timesteps: 100\n   policy: MlpPolicy\n")
     (folder / "logs.yml").mkdir()
-    (folder / "incomplete.yml").write_text("CartPole-v1: {n_timesteps: 100}")
     optuna.create_study(study_name="ppg", storage=JournalStorage(JournalFileBackend(str(folder / "study.log"))))
     return folder
 
@@ -252,25 +248,22 @@ def broken(trained, tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("train --env CartPol-v1", "Environment `CartPol` doesn't exist. Did you mean: `CartPole`?"),
-        ("train --env CartPole", "No registered env with id: CartPole; nearest: CartPole-v1"),
-        ("train --env LunarLander-v2", "use `LunarLander-v3` instead"),
+        ("train --env CartPol-v1", "there is no environment CartPol-v1; nearest: CartPole-v1"),
         ("train --env mine:MyEnv-v0", "and --env ENV, not MODULE:ENV"),
-        ("enjoy --env MyEnv-v0", "Environment `MyEnv` doesn't exist. If a module of yours registers it, use --gym-packages"),
+        ("enjoy --env MyEnv-v0", "If a module of yours registers it, use --gym-packages"),
         ("train --algo pgp", "invalid choice: 'pgp'"),
         ("train -i logs/ppg/CartPole-v1_1/CartPole.zip", "-i logs/ppg/CartPole-v1_1/CartPole.zip does not exist"),
         ("train -conf ppgg.yml", "ppgg.yml cannot be read: [Errno 2] No such file"),
         ("train -conf damaged.yml", "damaged.yml cannot be read: mapping values are not allowed here"),
         ("train -conf logs.yml", "logs.yml cannot be read: [Errno 21] Is a directory"),
-        ("train -conf incomplete.yml", "the hyperparameter 'policy' is missing (from incomplete.yml"),
         ("train -conf mine.yml", "no hyperparameter 'n_aux_epoch' (from mine.yml, -params or a study); nearest: n_aux_epochs"),
         ("train -i logs/ppg/CartPole-v1_1/CartPole-v1.zip -params gama:0.9", "nearest: gamma"),
         ("train -params n_envs:0", "`n_envs`=0 cannot work"),
         ("train -params clip_range:-1.0", "`clip_range`"),
         ("train --env MountainCar-v0 -params aux_learning_rate:[1]", "`aux_learning_rate`=[1] cannot work"),
         ("train -params learning_rate:'3e-4'", "use a number, which in YAML has a dot (3.0e-4), or a linear schedule"),
-        ("train --gym-packages no_such_module", "No module named 'no_such_module' (--gym-packages): install it, or add"),
-        ("enjoy --gym-packages no_such_module", "sb3-ppg enjoy: No module named 'no_such_module' (--gym-packages)"),
+        ("train --gym-packages no_such_module", "No module named 'no_such_module': install it, or add the folder"),
+        ("enjoy --gym-packages no_such_module", "sb3-ppg enjoy: No module named 'no_such_module'"),
         ("train --continue", "--continue needs the model"),
         ("train --resume", "--resume needs checkpoints: use --save-freq"),
         ("train --algo ppo --save-freq 64 --resume", "--resume needs checkpoints: use --save-freq, and one of ppg, "),

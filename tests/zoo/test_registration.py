@@ -15,7 +15,6 @@ from gymnasium.envs.registration import EnvSpec
 from rl_zoo3.utils import SimpleLinearSchedule
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks import learning
 from benchmarks.starts import tuned_entries
@@ -141,14 +140,6 @@ def test_games_of_minatar_have_pictures():
         picture = env.render()
         assert picture.shape == (240, 240, 3) and picture.dtype == np.uint8 and picture.max() > 100
         assert env.action_space.n == n_actions and len(np.unique(picture[:24, :24].reshape(-1, 3), axis=0)) == 1
-
-
-def test_environments_without_pictures_are_made_as_any_other():
-    """By SB3's helper, which asks for pictures first."""
-    register()
-    assert make_vec_env("InvalidActionsDiscrete-v0", 2).num_envs == 2
-    with pytest.raises(ValueError, match="has no pictures: use --no-render"):
-        gym.make("InvalidActionsDiscrete-v0", render_mode="human")
 
 
 # ---- hyperparameter files ----

@@ -1,7 +1,5 @@
 """Runs of RL Zoo's ``train`` in several processes, started by ``torchrun`` itself."""
 
-import contextlib
-import io
 import os
 import re
 import runpy
@@ -50,14 +48,6 @@ def start(arguments: list[str], cwd: Path, *options: str, n: int = 2, **environm
     return program([*agent, *arguments], cwd, **environment)
 
 
-def launched(arguments: list[str]) -> str:
-    """Return what ``sb3-ppg`` prints in this process of several."""
-    sys.argv = ["sb3-ppg", *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        launcher.main()
-    return output.getvalue()
-
-
 def test_two_processes_are_one_run_that_goes_on_when_one_is_killed(tmp_path):
     """
     One folder, one evaluation, one log; monitor files of all environments; steps are those of all. ``--max-restarts`` needs no
@@ -92,31 +82,6 @@ def test_two_processes_are_one_run_that_goes_on_when_one_is_killed(tmp_path):
         tuple(row.split(",")[1] for row in [*before, *after]) for before, after in zip(episodes[:4], episodes[4:], strict=True)
     ]
     assert len({*lengths}) == 4  # no process repeats another
-
-
-TRACKER = """
-from types import SimpleNamespace
-
-def init(**_):
-    with open("begun", "a") as file:
-        file.write("one\\n")
-    return SimpleNamespace(config=SimpleNamespace(setdefaults=print))
-"""
-
-
-def tracked(arguments: list[str]) -> int:
-    """Return how many agents this process unpacks."""
-    sys.path.insert(0, os.getcwd())
-    with patch.object(sharing, "unpack", wraps=sharing.unpack) as unpack:
-        launched(arguments)
-    return unpack.call_count
-
-
-def test_several_processes_are_tracked_as_one_run_and_begin_with_an_agent_that_one_unpacks(tmp_path):
-    (tmp_path / "wandb.py").write_text(TRACKER)
-    options = "-n 32 --eval-freq -1 --track --pretrained"
-    assert in_processes(tracked, tmp_path, [*TRAIN[2:], *options.split(), *SMALL]) == [1, 0]
-    assert (tmp_path / "begun").read_text() == "one\n"
 
 
 def test_nodes_may_come_and_go(tmp_path):
@@ -170,52 +135,25 @@ def latest(run: Path) -> int:
     return max(steps_of(path) for path in run.glob("rl_model_*.zip"))
 
 
-def refused() -> list[str]:
-    """Return what ``sb3-ppg`` says to each command in this process of two, and its exit status."""
-    said = []
-    for line in (
-        "train --env CartPole-v1 -optimize",
-        "train --env CartPole-v1 --algo ppo",
-        "train --env CartPole-v1 -f /proc/version",  # a file
-        f"train --env CartPole-v1 {'-params n_steps:16 ' * 20} --seed {rank()}",
-        "enjoy --env CartPole-v1",
-        "train --env CartPole-v1" if rank() == 0 else "enjoy --env CartPole-v1",
-        "train --env CartPole-v1" if rank() == 0 else "train --env CartPole-v1 -f /proc/version",  # a file
-        "train --env CartPol-v1",
-        "train --env CartPole-v1 -f mine",  # where process 1 cannot write
-    ):
-        os.chdir(f"../process_{rank()}")
-        sys.argv = ["sb3-ppg", *line.split()]
-        try:
-            launcher.main()
-        except SystemExit as end:
-            said.append(str(end.code))
-    return said
+# ---- several commands and scripts in the same two processes ----
+
+TRACKER = """
+from types import SimpleNamespace
+
+def init(**_):
+    with open("begun", "a") as file:
+        file.write("one\\n")
+    return SimpleNamespace(config=SimpleNamespace(setdefaults=print))
+"""
 
 
-def test_what_several_cannot_do_is_said_once(tmp_path):
-    for name in ("start", "process_0", "process_1"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "process_1" / "mine").write_text("a file")
-    first, second = in_processes(refused, tmp_path / "start")
-    for text, message in zip(
-        first,
-        (
-            "sb3-ppg train: a search for hyperparameters is for one process",
-            "sb3-ppg train: ppo trains in one process; under torchrun use one of ppg",
-            "sb3-ppg train: [Errno 20] Not a directory: '/proc/version/ppg",
-            "sb3-ppg train: `command` differs between the processes, ...",
-            "sb3-ppg enjoy: enjoy is for one process: start it without torchrun",
-            "sb3-ppg train: `command` differs between the processes, ['train', ",
-            "sb3-ppg train: `command` differs between the processes, ['train', ",
-            "sb3-ppg train: Environment `CartPol` doesn't exist.",
-            "sb3-ppg train: process 1 of 2: NotADirectoryError: [Errno 20] Not a directory: ",
-        ),
-        strict=True,
-    ):
-        assert text.startswith(message), first
-    assert "'--seed', '0']" in first[3] and "'--seed', '1']" in first[3]
-    assert second == ["1"] * len(first)  # the first process of the machine has said it
+def tracked() -> int:
+    """Train; return how many agents this process unpacks."""
+    sys.path.insert(0, os.getcwd())
+    sys.argv = ["sb3-ppg", *TRAIN[2:], *"-n 32 --eval-freq -1 --track --pretrained".split(), *SMALL]
+    with patch.object(sharing, "unpack", wraps=sharing.unpack) as unpack:
+        launcher.main()
+    return unpack.call_count
 
 
 def run_scripts(codes: list[str]) -> list[str]:
@@ -232,16 +170,69 @@ def run_scripts(codes: list[str]) -> list[str]:
     return latest_ones
 
 
-def test_the_lines_of_the_page(tmp_path):
-    """The scripts in Python train in two processes; clusters' programs can read the scripts for them."""
+REFUSED = [
+    ("-optimize", "a search for hyperparameters is for one process"),
+    ("--algo ppo", "ppo trains in one process; under torchrun use one of ppg"),
+    (f"{'-params n_steps:16 ' * 20} --seed {{rank}}", "`command` differs between the processes, ..."),
+    ("--env CartPol-v1", "there is no environment CartPol-v1"),
+    ("-f mine", "process 1 of 2: NotADirectoryError: [Errno 20] Not a directory: "),  # where process 1 cannot write
+]
+
+
+def refused() -> list[str]:
+    """Return what ``sb3-ppg`` says to each command in this process, or its exit status."""
+    said = []
+    os.chdir(f"process_{rank()}")
+    for line in (*(f"train {options.format(rank=rank())}" for options, _ in REFUSED), "enjoy"):
+        sys.argv = ["sb3-ppg", *line.split()]
+        try:
+            launcher.main()
+        except SystemExit as end:
+            said.append(str(end.code))
+    return said
+
+
+def all_of_these(codes: list[str]) -> tuple[int, list[str], list[str]]:
+    return tracked(), run_scripts(codes), refused()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> tuple[Path, list[tuple]]:
+    """The folder in which two processes have worked, and what they return."""
+    folder = tmp_path_factory.mktemp("two")
+    for name in ("process_0", "process_1"):
+        (folder / name).mkdir()
+    (folder / "process_1" / "mine").write_text("a file")
+    (folder / "wandb.py").write_text(TRACKER)
     page = (ROOT / "docs" / "distributed.md").read_text()
     code, resumable = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     codes = [code.replace("100_000", "2048"), *(resumable.replace("100_000", n) for n in ("4096", "8192"))]
-    first, second = in_processes(run_scripts, tmp_path, codes)
+    return folder, in_processes(all_of_these, folder, codes)
+
+
+def test_several_processes_are_tracked_as_one_run_and_begin_with_an_agent_that_one_unpacks(two):
+    folder, results = two
+    assert [n_unpacked for n_unpacked, *_ in results] == [1, 0]
+    assert (folder / "begun").read_text() == "one\n"
+
+
+def test_what_several_cannot_do_is_said_once(two):
+    (*_, first), (*_, second) = two[1]
+    *of_train, of_enjoy = first
+    for text, (_, message) in zip(of_train, REFUSED, strict=True):
+        assert text.startswith(f"sb3-ppg train: {message}"), text
+    assert of_enjoy == "sb3-ppg enjoy: enjoy is for one process: start it without torchrun"
+    assert "'--seed', '0']" in first[2] and "'--seed', '1']" in first[2]
+    assert second == ["1"] * len(first)  # the first process of the machine has said it
+
+
+def test_the_lines_of_the_page(two):
+    """The scripts in Python train in two processes; clusters' programs can read the scripts for them."""
+    folder, ((_, first, _), (_, second, _)) = two
     assert first == second == ["", "ppg_model_4096_steps.zip", "ppg_model_8192_steps.zip"]  # the third one goes on
-    model = PPG.load(tmp_path / "ppg_cartpole.zip")
+    model = PPG.load(folder / "ppg_cartpole.zip")
     assert model.num_timesteps == 2048 and model.n_envs == 4
-    resumed = PPG.load(latest_checkpoint(tmp_path / "checkpoints"))
+    resumed = PPG.load(latest_checkpoint(folder / "checkpoints"))
     assert resumed.num_timesteps == 8192 and resumed.n_aux_phases == 8192 // (2 * 4 * 128 * 4)
 
     scripts = ROOT / "docs" / "distributed"
