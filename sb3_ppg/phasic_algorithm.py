@@ -48,7 +48,7 @@ from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
-from sb3_ppg.training.checks import check_arguments, check_samples
+from sb3_ppg.training.checks import check_arguments, check_networks, check_objective, check_samples
 from sb3_ppg.training.collecting import check_log_probs, finish_rollout, take_steps
 from sb3_ppg.training.session import Session, training
 
@@ -170,8 +170,9 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
         self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
+        check_networks(self)
+        check_objective(self)
         self._tell_weights()
-        self.check_arguments()
 
     @property
     def aux_lr_schedule(self) -> Schedule:
