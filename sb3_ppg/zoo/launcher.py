@@ -106,7 +106,7 @@ def _main() -> None:
             )
             if not (is_explained or is_missing_package or is_wrong_path or is_wrong_module):
                 raise
-            from sb3_ppg.distributed.agreement import is_shared
+            from sb3_ppg.distributed.collectives import is_shared
 
             is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
             remedy = REGISTER if isinstance(error, UnregisteredEnv) else IMPORT if is_wrong_module else ""
