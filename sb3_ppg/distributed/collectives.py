@@ -126,11 +126,8 @@ def average_over_processes(tensors: Sequence[th.Tensor]) -> None:
 @th.no_grad()
 def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> None:
     """
-    Average gradients over all processes, in one transfer. Where a parameter has no gradient in some processes, as with layers
-    that are left out at random, it counts as zero there.
-
-    :param parameters: parameters with the same shapes in every process
-    :param values: further numbers to average in the same transfer, of any shape
+    Average gradients over all processes, and further values of any shape in the same transfer. Where a parameter has no
+    gradient in some processes, as with layers that are left out at random, it counts as zero there.
     """
     exists = th.tensor([float(parameter.grad is not None) for parameter in parameters]).to(values)
     gradients = [th.zeros_like(one) if one.grad is None else one.grad for one in parameters]
@@ -141,10 +138,8 @@ def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> 
 
 def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float, float]:
     """
-    Return the mean and the standard deviation (of the population) of the values of all processes.
-
-    :param values: values of any shape, of one size in every process
-    :param device: device that the group's backend knows
+    Return the mean and the standard deviation (of the population) of the values of all processes, of any shape, but of one
+    size in every process. The group's backend must know the device.
     """
 
     def mean(array: np.ndarray) -> float:

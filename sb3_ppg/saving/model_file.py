@@ -31,12 +31,9 @@ def mark_class(model: PhasicModel) -> None:
 @contextmanager
 def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Iterator[io.BufferedIOBase]:
     """
-    Open a model's file and check all of it without unpickling anything.
+    Open a model's file (".zip" may be left out) for a class, and check all of it without unpickling anything. SB3's ``load``
+    then reads what was checked, even if another file takes its place meanwhile.
 
-    :param path: zip file (".zip" may be left out), or a stream
-    :param cls: class that is to load it
-    :return: the open file, so that SB3's ``load`` reads what was checked, even if another file takes its place meanwhile
-    :raises FileNotFoundError: if there is no such file
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
     """
     with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
