@@ -31,21 +31,11 @@ def is_number(value: Any) -> bool:
     return is_real and math.isfinite(value)
 
 
-def is_list_of_weights(value: Any) -> bool:
-    """Return whether a value is a list of at least one number within a million."""
-    return isinstance(value, list) and len(value) > 0 and all(is_number(one) and abs(one) <= 1e6 for one in value)
-
-
 # ---- rules ----
 
 
 class Rule(NamedTuple):
-    """
-    Condition on the value of an argument.
-
-    :param is_allowed: function that returns whether a value can work
-    :param remedy: advice for a value that cannot
-    """
+    """Condition on the value of an argument, and the advice for a value that does not meet it."""
 
     is_allowed: Callable[[Any], bool]
     remedy: str
@@ -120,7 +110,10 @@ RULES: dict[str, Rule] = {
     "sde_sample_freq": Rule(lambda value: is_count(value, -1), "use an integer of at least 1, or -1 or 0 for never"),
     **dict.fromkeys(("gamma", "gae_lambda"), one_or_several(number(0, 1))),
     "reward_weights": Rule(
-        lambda value: value is None or value == "observation" or is_list_of_weights(value),
+        lambda value: (
+            value in (None, "observation")
+            or (isinstance(value, list) and len(value) > 0 and all(is_number(one) and abs(one) <= 1e6 for one in value))
+        ),
         'use a list of numbers within 1e6, one for each component of the rewards, "observation", or None for scalar rewards',
     ),
     "ent_coef": Rule(
@@ -157,26 +150,14 @@ RULES: dict[str, Rule] = {
 
 
 def check_value(argument: str, value: Any, rule: Rule | None = None) -> None:
-    """
-    Check one value.
-
-    :param argument: name of the argument
-    :param value: its value
-    :param rule: rule for this value. None: the one in ``RULES``
-    :raises ArgumentError: with the argument, its value and the remedy
-    """
+    """Raise an ``ArgumentError`` with the argument, its value and the remedy unless the rule (or that in ``RULES``) holds."""
     rule = rule or RULES[argument]
     if not rule.is_allowed(value):
         raise ArgumentError(f"`{argument}`={value!r} cannot work: {rule.remedy}")
 
 
 def check_values(**values: Any) -> None:
-    """
-    Check several values.
-
-    :param values: values by the names of arguments in ``RULES``
-    :raises ArgumentError: with the first argument that cannot work, its value and the remedy
-    """
+    """Check values by the names of arguments in ``RULES``."""
     for argument, value in values.items():
         check_value(argument, value)
 
@@ -185,12 +166,7 @@ def check_values(**values: Any) -> None:
 
 
 def arguments_explained(constructor: Constructor) -> Constructor:
-    """
-    Make a constructor suggest the nearest name for an unknown argument, and name the extra that an environment needs.
-
-    :param constructor: ``PPG.__init__``
-    :return: constructor with better errors
-    """
+    """Make a constructor suggest the nearest name for an unknown argument, and name the extra that an environment needs."""
     known = inspect.signature(constructor).parameters
 
     @wraps(constructor)
@@ -205,11 +181,7 @@ def arguments_explained(constructor: Constructor) -> Constructor:
 
 
 def argument_names(cls: type) -> list[str]:
-    """
-    Return the names of a constructor's arguments, including those that a subclass passes on as ``**kwargs``.
-
-    :param cls: PPG, or a class derived from it
-    """
+    """Return the names of the arguments of PPG or a subclass, including those that it passes on as ``**kwargs``."""
     parameters = [
         parameter
         for ancestor in cls.__mro__
@@ -226,23 +198,12 @@ ATTRIBUTES = {"objective": "objective_class", "stats_window_size": "_stats_windo
 
 
 def argument_value(model: Any, argument: str) -> Any:
-    """
-    Return the current value of an argument, as the constructor would take it.
-
-    :param model: algorithm
-    :param argument: name of an argument of its constructor
-    :return: value; None if the model does not keep it
-    """
+    """Return the current value of an argument as the constructor would take it, or None if the model does not keep it."""
     return getattr(model, ATTRIBUTES.get(argument, argument), None)
 
 
 def check_arguments(model: PhasicModel) -> None:
-    """
-    Check the value of each argument on its own, and convert NumPy scalars to Python numbers.
-
-    :param model: algorithm with the values as attributes
-    :raises ArgumentError: with the argument, its value and the remedy
-    """
+    """Check the value of each argument on its own, and convert NumPy scalars to Python numbers."""
     for argument in argument_names(type(model)):
         attribute = ATTRIBUTES.get(argument, argument)
         if attribute in vars(model):
@@ -252,28 +213,15 @@ def check_arguments(model: PhasicModel) -> None:
 
 
 def require(model: Any, condition: bool, argument: str, remedy: str) -> None:
-    """
-    Refuse an argument unless a condition holds.
-
-    :param model: algorithm with the argument
-    :param condition: whether the argument can work
-    :param argument: name of the argument
-    :param remedy: advice for the error message
-    :raises ArgumentError: with the argument, its value and the remedy, if the condition does not hold
-    """
+    """Raise an ``ArgumentError`` with the argument, its value and the remedy unless a condition holds."""
     if not condition:
         raise ArgumentError(f"`{argument}`={argument_value(model, argument)!r} cannot work: {remedy}")
 
 
 def made_from(argument: str, kwargs: dict[str, Any] | None, make: Callable[..., Any], *args: Any) -> Any:
     """
-    Make an object from an argument that holds keyword arguments.
+    Make an object from the value of an argument that holds keyword arguments, such as ``replay_kwargs``.
 
-    :param argument: name of the argument, such as ``replay_kwargs``
-    :param kwargs: its value
-    :param make: class of the object
-    :param args: positional arguments of the class
-    :return: object
     :raises ArgumentError: if the class does not take these keyword arguments
     """
     signature = inspect.signature(make)
@@ -288,11 +236,6 @@ def made_from(argument: str, kwargs: dict[str, Any] | None, make: Callable[..., 
 
 
 def warn_of_missing_gpu(asked: th.device | str, device: th.device) -> None:
-    """
-    Warn if a model is on the CPU because the GPU that was asked for does not exist. SB3 does not warn.
-
-    :param asked: the argument ``device``
-    :param device: the model's
-    """
+    """Warn if a model is on the CPU because the GPU that was asked for does not exist, of which SB3 says nothing."""
     if asked != "auto" and th.device(asked).type == "cuda" and device.type == "cpu":
         warn(f"`device`={str(asked)!r} runs on the CPU: PyTorch {th.__version__} finds no CUDA GPU")

@@ -18,11 +18,7 @@ class ArgumentError(ValueError, AssertionError):
 
 
 class NonFiniteError(ValueError):
-    """
-    Raised for a number that is NaN or infinite.
-
-    A ``ValueError``, so that a hyperparameter search prunes the trial and goes on.
-    """
+    """Raised for a number that is NaN or infinite. A ``ValueError``, so that a hyperparameter search prunes the trial."""
 
 
 class NonFiniteLossError(NonFiniteError):
@@ -46,11 +42,7 @@ class ProcessGroupError(RuntimeError):
 
 
 def warn(message: str) -> None:
-    """
-    Warn at the line outside this package that led here.
-
-    :param message: text of the ``UserWarning``
-    """
+    """Give a ``UserWarning`` at the line outside this package that led here."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_code.co_filename.startswith((PACKAGE, contextlib.__file__)):
         frame, level = frame.f_back, level + 1
@@ -62,40 +54,37 @@ MAX_MESSAGE = 2000  # characters
 
 def printable(text: str, longest: int = MAX_MESSAGE) -> str:
     """
-    Make a text safe to print: escape control characters (which a terminal obeys), lone surrogates and changes of writing
-    direction, and leave out the middle of a long text.
-
-    :param text: text, possibly from a stranger's file
-    :param longest: number of characters to keep
-    :return: printable text
+    Make a text, possibly from a stranger's file, safe to print: escape control characters (which a terminal obeys), lone
+    surrogates and changes of writing direction, and keep the beginning and the end of a long text.
     """
     if len(text) > longest:
         text = f"{text[: longest // 2]} [...] {text[-longest // 2 :]}"
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
-class ModelFormatError(ValueError):
+class _Printable(Exception):
+    """An error whose message may quote a stranger's file."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+class ModelFormatError(_Printable, ValueError):
     """
     Raised for a file of a model or its auxiliary buffer that is damaged, belongs to another model, cannot be trusted or is too
     new, and for a model that cannot be written as plain data. The message is always ``printable``.
     """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
 
 
 class MissingExtraError(ImportError):
     """Raised when a package that comes with one of our extras is not installed or not imported."""
 
 
-class HubError(RuntimeError):
+class HubError(_Printable, RuntimeError):
     """
     Raised for a model that cannot be sent to the Hugging Face Hub or fetched from it. The message, part of which may come from
     there, is always ``printable``.
     """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
 
 
 def nearest(name: str, there: Iterable[str]) -> str:
@@ -130,11 +119,7 @@ EXTRAS = {
 
 @contextlib.contextmanager
 def missing_extras_named() -> Iterator[None]:
-    """
-    Name the extra that installs a missing module.
-
-    :raises MissingExtraError: instead of an error about this module, whichever package raises it
-    """
+    """Raise a ``MissingExtraError`` that names the extra of a missing module, whichever package misses it."""
     try:
         yield
     except (ImportError, DependencyNotInstalled) as error:

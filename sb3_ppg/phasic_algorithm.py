@@ -170,6 +170,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
         self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
+        check_networks(self)
+        check_objective(self)
         self._tell_weights()
         check_networks(self)
         check_objective(self)

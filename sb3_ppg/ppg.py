@@ -255,8 +255,8 @@ class PPG(PhasicAlgorithm):
             warn_of_unlikely_arguments(self)
         if _init_setup_model:
             self._setup_model()
-            if self.env is not None:
-                self.check_arguments()  # now of the complete model
+            if self.env is not None:  # a model that is loaded is checked when it learns: it may be asked to play
+                self.check_arguments()
 
     @property
     def n_aux_phases(self) -> int:

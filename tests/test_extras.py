@@ -18,8 +18,6 @@ pytestmark = pytest.mark.slow
 COMMANDS = """
 import sys
 
-sys.modules.update(dict.fromkeys(("mujoco", "Box2D", "seaborn")))
-
 def attempt(function, *arguments, **options):
     try:
         function(*arguments, **options)
@@ -35,14 +33,14 @@ def command(line):
 """
 
 
-def errors(code: str, cwd) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return [line.removeprefix("ERROR ") for line in done.stdout.splitlines() if line.startswith("ERROR ")]
-
-
 def test_a_missing_extra_is_one_line_of_the_zoos_commands_and_in_python(tmp_path):
+    """First as after ``pip install .``, without RL Zoo and its requirements."""
+    without_zoo = [
+        "command, 'train --env CartPole-v1'",
+        "command, 'report'",
+        "lambda: zoo.register()",
+        "lambda: zoo.patched()",
+    ]
     commands = {
         "train --env HalfCheetah-v5": "mujoco",
         "train --env LunarLander-v3": "box2d",
@@ -50,21 +48,24 @@ def test_a_missing_extra_is_one_line_of_the_zoos_commands_and_in_python(tmp_path
         "train --algo ppo --env LunarLander-v3": "box2d",
         "plot_train -e CartPole-v1 -f logs": "plots",
     }
-    lines = [f"attempt(command, {line!r})" for line in commands]
-    lines += ["from sb3_ppg import PPG", "attempt(PPG, 'MlpPolicy', 'LunarLander-v3')"]
-    *said, in_python = errors(COMMANDS + "\n".join(lines), tmp_path)
+    lines = [
+        "sys.modules.update(dict.fromkeys(('yaml', 'rl_zoo3', 'pygame')))",
+        "from sb3_ppg import PPG, zoo",
+        *(f"attempt({what})" for what in without_zoo),
+        "del sys.modules['yaml'], sys.modules['rl_zoo3'], sys.modules['pygame']",
+        "sys.modules.update(dict.fromkeys(('mujoco', 'Box2D', 'seaborn')))",
+        *(f"attempt(command, {line!r})" for line in commands),
+        "attempt(PPG, 'MlpPolicy', 'LunarLander-v3')",
+    ]
+    code = COMMANDS + "\n".join(lines)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    errors = [line.removeprefix("ERROR ") for line in done.stdout.splitlines() if line.startswith("ERROR ")]
+    *said, in_python = errors[4:]
+    assert all(error.endswith('pip install "sb3-ppg[zoo]"') for error in errors[:4]), errors
     for (line, extra), error in zip(commands.items(), said, strict=True):
         assert error.startswith(f"sb3-ppg {line.split()[0]}: ") and error.endswith(f'pip install "sb3-ppg[{extra}]"'), error
     assert in_python == 'Box2D is not installed: pip install "sb3-ppg[box2d]"'
-
-
-def test_the_zoos_own_extra_is_named_where_there_is_nothing_of_it(tmp_path):
-    """Simulate ``pip install .``, without RL Zoo and its requirements."""
-    blocked = "sys.modules.update(dict.fromkeys(('yaml', 'rl_zoo3', 'pygame')))\n"
-    code = f"import sys\n{blocked}{COMMANDS}\nattempt(command, 'train --env CartPole-v1')\nattempt(command, 'report')\n"
-    code += "from sb3_ppg import zoo\nattempt(lambda: zoo.register())\nattempt(lambda: zoo.patched())\n"
-    said = errors(code, tmp_path)
-    assert len(said) == 4 and all(error.endswith('pip install "sb3-ppg[zoo]"') for error in said), said
 
 
 def test_an_error_that_a_missing_module_has_caused_names_its_extra():
@@ -95,7 +96,6 @@ def test_every_extra_that_is_named_exists():
 @pytest.mark.parametrize(
     ("algorithm", "policy", "wrong", "right"),
     [
-        (PPG, "MlpPolicy", "n_policy_iter", "n_policy_iterations"),
         (PPG, "MlpPolicy", "aux_learn_rate", "aux_learning_rate"),
         (MaskablePPG, "MlpPolicy", "beta_clon", "beta_clone"),
         (RecurrentPPG, "MlpLstmPolicy", "recompute_state", "recompute_states"),
@@ -106,15 +106,12 @@ def test_an_argument_that_there_is_not_names_the_nearest(algorithm, policy, wron
         algorithm(policy, "CartPole-v1", **{wrong: 3})
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "policy"), [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy"), (MaskablePPG, "MlpPolicy")]
-)
+@pytest.mark.parametrize(("algorithm", "policy"), [(RecurrentPPG, "MlpLstmPolicy"), (MaskablePPG, "MlpPolicy")])
 def test_a_model_that_was_loaded_without_an_environment_says_what_it_needs(algorithm, policy, tmp_path):
-    options = dict(n_steps=16, batch_size=16)
-    algorithm(policy, "CartPole-v1", **options).save(tmp_path / "model")
+    made = algorithm(policy, "CartPole-v1", n_steps=16, batch_size=16)
+    made.save(tmp_path / "model")
     model = algorithm.load(tmp_path / "model")
     with pytest.raises(ArgumentError, match=r"`load\(\.\.\., env=\.\.\.\)` or `set_env\(\.\.\.\)`"):
         model.learn(16)
-    model.set_env(PPG("MlpPolicy", "CartPole-v1", **options).get_env())
-    model.learn(16, **({"use_masking": False} if algorithm is MaskablePPG else {}))
-    assert model.num_timesteps == 16
+    model.set_env(made.get_env())
+    assert model.learn(16, **({"use_masking": False} if algorithm is MaskablePPG else {})).num_timesteps == 16

@@ -11,8 +11,8 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import set_random_seed
 
-from sb3_ppg.distributed.collectives import abandon_group, gather, has_group, n_processes, rank
-from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError
+from sb3_ppg.distributed.collectives import gather, has_group, is_shared, mark_shared, n_processes, rank
+from sb3_ppg.errors import ArgumentError, ProcessGroupError
 from sb3_ppg.protocols import PhasicModel
 
 
@@ -27,42 +27,12 @@ def agreed() -> Iterator[None]:
         yield
     except Exception as error:
         if not is_shared(error):  # else a block within this one has told the others
-            gather(_message(error))
+            gather(f"{type(error).__name__}: {error}")
             mark_shared(error)
         raise
     for number, message in enumerate(gather(None)):
         if message is not None:
             raise mark_shared(ProcessGroupError(f"process {number} of {n_processes()}: {message}"))
-
-
-def mark_shared(error: BaseException) -> BaseException:
-    """
-    Mark an error that is raised in all processes, as itself or as a ``ProcessGroupError`` that quotes it.
-
-    :return: the same error
-    """
-    vars(error)["is_shared"] = True
-    return error
-
-
-def is_shared(error: BaseException) -> bool:
-    """Return whether an error is raised in all processes. Losses are averaged, so a bad one is bad in all."""
-    return getattr(error, "is_shared", False) or isinstance(error, NonFiniteLossError)
-
-
-def leave_group(error: BaseException) -> None:
-    """
-    Leave the group after an error that the other processes do not have, so that they end, too, instead of waiting.
-
-    :param error: error that ends this process's run. Nothing happens if it is shared
-    """
-    if has_group() and not is_shared(error):
-        is_first = not isinstance(error, ProcessGroupError)
-        abandon_group(f"process {rank()} of {n_processes()}: {_message(error)}" if is_first else None)
-
-
-def _message(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 # ---- weights and settings ----
@@ -72,7 +42,6 @@ def check_weights(model: PhasicModel) -> None:
     """
     Compare the weights of all processes, which are equal but for rounding on different processors.
 
-    :param model: model that each process has
     :raises ProcessGroupError: in all processes, if the weights differ
     """
     if not has_group():
@@ -91,9 +60,8 @@ def check_weights(model: PhasicModel) -> None:
 
 def require_equal(settings: Mapping[str, Any]) -> None:
     """
-    Compare settings between the processes.
+    Compare settings between the processes, by the same names in each of them.
 
-    :param settings: values by name, with the same names in every process
     :raises ArgumentError: in every process, if something differs
     """
     gathered = gather({name: _describe(value) for name, value in settings.items()})
@@ -123,12 +91,8 @@ def _describe(value: Any) -> str:
 
 
 def separate_generators(device: th.device) -> None:
-    """
-    Seed each process differently where two would otherwise draw the same actions.
-
-    :param device: device on which actions are drawn
-    """
-    states = [th.get_rng_state(), *([th.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-    hashes = [sha256(state.numpy().tobytes()).digest() for state in states]
-    if any(len(set(one)) < len(one) for one in zip(*gather(hashes), strict=True)):
-        set_random_seed((int.from_bytes(hashes[0][:4], "little") + rank()) % 2**32)
+    """Seed each process differently where two would otherwise draw the same actions, which are drawn on this device."""
+    state = th.cuda.get_rng_state(device) if device.type == "cuda" else th.get_rng_state()
+    states = gather(sha256(state.numpy().tobytes()).digest())
+    if len(set(states)) < len(states):
+        set_random_seed((int.from_bytes(states[0][:4], "little") + rank()) % 2**32)

@@ -16,7 +16,7 @@ import torch as th
 import torch.distributed as dist
 from torch import nn
 
-from sb3_ppg.errors import ProcessGroupError
+from sb3_ppg.errors import NonFiniteLossError, ProcessGroupError
 
 FIRST_ERROR = "sb3_ppg/first_error"
 _store: "dist.Store | None" = None  # it outlives the group: processes that were cut off look for the first error there
@@ -46,10 +46,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def gpu_name(device: th.device) -> str:
-    """
-    :param device: a CUDA device
-    :return: a name that no other GPU has, on any machine
-    """
+    """Return a name for a GPU that no other one has, on any machine."""
     return f"{socket.gethostname()} {th.cuda.get_device_properties(device).uuid}"
 
 
@@ -62,26 +59,34 @@ def n_local_processes() -> int:
 
 
 def use_store(store: "dist.Store | None") -> None:
-    """
-    Remember a new group's store, and forget the group before.
-
-    :param store: the store, or None after the group's end
-    """
+    """Remember a new group's store (None after the group's end), and forget the group before."""
     global _store, _left_as
     _store, _left_as = store, None
 
 
-def abandon_group(message: str | None) -> None:
-    """
-    Destroy this process's part of the group, so that the other processes stop waiting for it.
+def mark_shared(error: BaseException) -> BaseException:
+    """Mark, and return, an error that is raised in all processes, as itself or as a ``ProcessGroupError`` that quotes it."""
+    vars(error)["is_shared"] = True
+    return error
 
-    :param message: the error that the others report, unless another error came first. None: they know it already
+
+def is_shared(error: BaseException) -> bool:
+    """Return whether an error is raised in all processes. Losses are averaged, so a bad one is bad in all."""
+    return getattr(error, "is_shared", False) or isinstance(error, NonFiniteLossError)
+
+
+def leave_group(error: BaseException) -> None:
+    """
+    Leave the group after an error that the other processes do not have, so that they end, too, instead of waiting. They
+    report the error that came first.
     """
     global _left_as
+    if not has_group() or is_shared(error):
+        return
     _left_as = rank_and_size()
-    if _store is not None and message is not None:
+    if _store is not None and not isinstance(error, ProcessGroupError):
         with suppress(RuntimeError):  # the process that keeps the store may have ended, too
-            _store.compare_set(FIRST_ERROR, "", message)
+            _store.compare_set(FIRST_ERROR, "", f"process {rank()} of {n_processes()}: {type(error).__name__}: {error}")
     dist.destroy_process_group()
 
 
@@ -92,11 +97,7 @@ def has_abandoned_group() -> bool:
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """
-    Name the first error where torch only reports a lost connection.
-
-    :raises ProcessGroupError: if another process has ended
-    """
+    """Raise a ``ProcessGroupError`` that names the first error where torch only reports a lost connection."""
     try:
         yield
     except RuntimeError as error:
@@ -112,11 +113,7 @@ def _connected() -> Iterator[None]:
 
 @th.no_grad()
 def average_over_processes(tensors: Sequence[th.Tensor]) -> None:
-    """
-    Replace tensors by their averages over all processes, in one transfer.
-
-    :param tensors: tensors, of the same shapes in every process
-    """
+    """Replace tensors, of the same shapes in every process, by their averages over all processes, in one transfer."""
     if len(tensors) > 0 and has_group():
         flat = th.cat([tensor.flatten() for tensor in tensors])
         with _connected():
@@ -129,11 +126,8 @@ def average_over_processes(tensors: Sequence[th.Tensor]) -> None:
 @th.no_grad()
 def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> None:
     """
-    Average gradients over all processes, in one transfer. Where a parameter has no gradient in some processes, as with layers
-    that are left out at random, it counts as zero there.
-
-    :param parameters: parameters with the same shapes in every process
-    :param values: further numbers to average in the same transfer, of any shape
+    Average gradients over all processes, and further values of any shape in the same transfer. Where a parameter has no
+    gradient in some processes, as with layers that are left out at random, it counts as zero there.
     """
     exists = th.tensor([float(parameter.grad is not None) for parameter in parameters]).to(values)
     gradients = [th.zeros_like(one) if one.grad is None else one.grad for one in parameters]
@@ -144,10 +138,8 @@ def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> 
 
 def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float, float]:
     """
-    Return the mean and the standard deviation (of the population) of the values of all processes.
-
-    :param values: values of any shape, of one size in every process
-    :param device: device for the transfer, one that the group's backend knows
+    Return the mean and the standard deviation (of the population) of the values of all processes, of any shape, but of one
+    size in every process. The group's backend must know the device.
     """
 
     def mean(array: np.ndarray) -> float:
@@ -163,24 +155,13 @@ def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float,
 
 
 def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th.device) -> float:
-    """
-    Compute the explained variance as SB3 does, over all processes.
-
-    :param values: V, of any shape
-    :param value_targets: V_targ, of the same shape
-    :param device: device of the process group's backend
-    :return: 1 - Var(V_targ - V) / Var(V_targ); NaN if all targets are equal
-    """
+    """Return 1 - Var(V_targ - V) / Var(V_targ) over all processes, for any shape; NaN if all targets are equal, as in SB3."""
     (_, of_targets), (_, of_errors) = (moments(array, device) for array in (value_targets, value_targets - values))
     return 1 - (of_errors / of_targets) ** 2 if of_targets > 0 else float("nan")
 
 
 def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
-    """
-    Average the running means and variances of batch normalization, which each process updates with its own batches.
-
-    :param networks: networks, the same in every process
-    """
+    """Average the running means and variances of batch normalization, which each process updates with its own batches."""
     named = [one for network in networks for one in network.named_buffers()]
     average_over_processes([buffer for name, buffer in named if name.endswith(("running_mean", "running_var"))])
 
@@ -189,11 +170,7 @@ def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """
-    Return the values of all processes, in the order of their ranks.
-
-    :param value: this process's value; it is pickled
-    """
+    """Return the values of all processes, which are pickled, in the order of their ranks."""
     if not has_group():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -203,11 +180,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast(value: Any) -> Any:
-    """
-    Return process 0's value, in every process.
-
-    :param value: this process's value; that of process 0 is pickled
-    """
+    """Return process 0's value, which is pickled, in every process."""
     if not has_group():
         return value
     values = [value if rank() == 0 else None]

@@ -14,8 +14,8 @@ from importlib.metadata import version
 import torch as th
 import torch.distributed as dist
 
-from sb3_ppg.distributed.agreement import leave_group, require_equal
-from sb3_ppg.distributed.collectives import gpu_name, has_abandoned_group, has_group, n_processes, use_store
+from sb3_ppg.distributed.agreement import require_equal
+from sb3_ppg.distributed.collectives import gpu_name, has_abandoned_group, has_group, leave_group, n_processes, use_store
 from sb3_ppg.errors import ProcessGroupError, warn
 
 PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")
@@ -96,12 +96,7 @@ def _start_group(timeout: timedelta, start_timeout: timedelta) -> None:
 
 
 def choose_backend(gpus: list[str]) -> str:
-    """
-    Choose how processes communicate, the same in all of them.
-
-    :param gpus: the GPU of each process, see ``gpu_name``
-    :return: backend of ``torch.distributed``: NCCL refuses two processes on one GPU
-    """
+    """Return the backend for processes with these GPUs (see ``gpu_name``): NCCL refuses two processes on one GPU."""
     return "cpu:gloo,cuda:nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
 
 

@@ -229,10 +229,9 @@ class _Checkpoint(NamedTuple):
 
 def _checkpoints(folder: Path, name_prefix: str) -> list[_Checkpoint]:
     """Return the checkpoints in the order in which they were written."""
-    name = re.compile(rf"{re.escape(name_prefix)}_(\d+)_steps\.zip")
     found = []
     for path in folder.glob("*.zip"):
-        if match := name.fullmatch(path.name):
+        if match := re.fullmatch(rf"{re.escape(name_prefix)}_(\d+)_steps\.zip", path.name):
             with suppress(FileNotFoundError):  # a run that goes on has removed it
                 run, written = checkpoint_of(path)
                 found.append(_Checkpoint(written, int(match[1]), path, run))

@@ -19,27 +19,26 @@ QUIET = 60  # seconds; a temporary file to which nothing was written for so long
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Do the same as ``atomic_writes`` for one file."""
+    """
+    Yield the path of a temporary file to write to. At the end of the block it is flushed to the disk and takes the place of
+    ``path`` in one step; after an error it is removed. Where the file system refuses that step, as for a file that is mounted
+    alone, the content is copied to the place. The folder is made if it is not there.
+
+    :raises OSError: with the path, if the file cannot be written, for instance because the disk is full
+    """
     with atomic_writes([path]) as (temporary,):
         yield temporary
 
 
 @contextmanager
 def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
-    """
-    Yield paths of temporary files to write to, for files that belong together in one folder, which is made if it is not there.
-    At the end of the block they are flushed to the disk and take their places in this order, each in one step; after an error
-    they are removed. Where the file system refuses that step, as for a file that is mounted alone, the content is copied.
-
-    :raises OSError: if a file cannot be written, for instance because the disk is full
-    """
+    """Do the same for files of one folder that belong together: they take their places in order when all are on the disk."""
     paths = [path.resolve() for path in paths]  # links stay links
     folder = paths[0].parent
     temporaries: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:
-            _remove_leftovers(path)
             temporaries.append(_make_temporary(path))
         yield temporaries
         for temporary, path in zip(temporaries, paths, strict=True):
@@ -64,32 +63,27 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
                 temporary.unlink(missing_ok=True)
 
 
-def _prefix(path: Path) -> str:
-    """Return the beginning of a temporary file's name, short because a name may be as long as the file system allows."""
-    return f".sb3_ppg-{zlib.crc32(path.name.encode()):08x}-"
-
-
 def _make_temporary(path: Path) -> Path:
-    """Make the temporary file for ``path`` in its folder or, if that is not writable, in the system's temporary folder."""
-    temporary = path.with_name(f"{_prefix(path)}{os.getpid()}.tmp")
+    """
+    Make the temporary file for ``path`` in its folder or, if that is not writable, in the system's temporary folder, and
+    remove those of processes that were killed while they wrote ``path``; another machine's process may still write.
+    """
+    prefix = f".sb3_ppg-{zlib.crc32(path.name.encode()):08x}-"  # a name may be as long as the file system allows
+    with suppress(OSError, ValueError):  # a folder that cannot be listed, or another program's file
+        for leftover in path.parent.glob(f"{prefix}*.tmp"):
+            is_quiet = time.time() - leftover.stat().st_mtime > QUIET
+            if is_quiet and not psutil.pid_exists(int(leftover.stem.split("-")[-1])):
+                leftover.unlink(missing_ok=True)
+    temporary = path.with_name(f"{prefix}{os.getpid()}.tmp")
     try:
         temporary.touch()
     except OSError as error:
         if error.errno not in REFUSED or not path.exists():
             raise
-        number, name = tempfile.mkstemp(prefix=_prefix(path), suffix=".tmp")  # SB3 adds a suffix to a name without one
+        number, name = tempfile.mkstemp(prefix=prefix, suffix=".tmp")  # SB3 adds a suffix to a name without one
         os.close(number)
         return Path(name)
     return temporary
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove temporary files of processes that were killed while they wrote ``path``; another machine's may still write."""
-    with suppress(OSError, ValueError):  # a folder that cannot be listed, or another program's file
-        for leftover in path.parent.glob(f"{_prefix(path)}*.tmp"):
-            is_quiet = time.time() - leftover.stat().st_mtime > QUIET
-            if is_quiet and not psutil.pid_exists(int(leftover.stem.split("-")[-1])):
-                leftover.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

@@ -13,7 +13,7 @@ _lock = threading.RLock()
 
 
 def generator_states() -> dict[str, Any]:
-    """Return the state of each global generator, without CUDA's until torch has used a GPU."""
+    """Return the state of each global generator in tuples, dictionaries, arrays, tensors; CUDA's once torch has used it."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -24,8 +24,9 @@ def generator_states() -> dict[str, Any]:
 
 def restore_generators(states: dict[str, Any]) -> None:
     """
-    Put the global generators into the states that ``generator_states`` returned, which may have been JSON since, or leave all
-    as they were if one refuses its state. States of GPUs that this machine does not have are left out.
+    Put the global generators into the states that ``generator_states`` has returned; lists may stand for tuples, arrays and
+    tensors, as they do after JSON. States of GPUs that this machine does not have are left out. If a generator refuses its
+    state, all are as they were.
     """
     before = generator_states()
     try:

@@ -19,9 +19,8 @@ SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and 
 
 def _class_names(cls: type) -> list[str]:
     """Return the names of a class and of its bases, up to the algorithm of sb3_ppg."""
-    names = [base.__name__ for base in cls.__mro__]
-    ours = next(base.__name__ for base in cls.__mro__ if base.__module__.split(".")[0] == "sb3_ppg")
-    return names[: names.index(ours) + 1]
+    n_above = next(n for n, base in enumerate(cls.__mro__) if base.__module__.split(".")[0] == "sb3_ppg")
+    return [base.__name__ for base in cls.__mro__[: n_above + 1]]
 
 
 def mark_class(model: PhasicModel) -> None:
@@ -32,10 +31,9 @@ def mark_class(model: PhasicModel) -> None:
 @contextmanager
 def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Iterator[io.BufferedIOBase]:
     """
-    Check all of a model's file (".zip" may be left out) or stream without unpickling anything, and yield it open: SB3's
-    ``load`` then reads what was checked, even if another file takes its place meanwhile.
+    Open a model's file (".zip" may be left out) for a class, and check all of it without unpickling anything. SB3's ``load``
+    then reads what was checked, even if another file takes its place meanwhile.
 
-    :param cls: class that is to load it
     :raises ModelFormatError: if the file is damaged, another class's or a newer version's
     """
     with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
@@ -63,11 +61,11 @@ def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Itera
 
 def checkpoint_of(path: Path) -> tuple[str | None, int]:
     """
-    Return the run of ``PhasicCheckpointCallback`` that wrote a model's file, and the time of writing in nanoseconds; for any
+    Return the run of ``PhasicCheckpointCallback`` that wrote a model's file, and the time of writing in nanoseconds. For any
     other file, damaged ones included, which are refused when they are loaded: None, and the time of modification.
     """
     with suppress(ModelFormatError), path.open("rb") as file:
-        if (checkpoint := _attributes(file, path).get("_checkpoint")) is not None:
+        if checkpoint := _attributes(file, path).get("_checkpoint"):
             return tuple(checkpoint)
     return None, path.stat().st_mtime_ns
 

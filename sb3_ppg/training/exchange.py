@@ -11,8 +11,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
-from sb3_ppg.distributed.agreement import agreed, mark_shared, require_equal, separate_generators
-from sb3_ppg.distributed.collectives import broadcast, gather, gpu_name, n_processes, rank
+from sb3_ppg.distributed.agreement import agreed, require_equal, separate_generators
+from sb3_ppg.distributed.collectives import broadcast, gather, gpu_name, mark_shared, n_processes, rank
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.protocols import COUNTERS, PhasicModel

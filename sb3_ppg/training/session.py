@@ -13,8 +13,8 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from sb3_ppg.buffers.memory import check_room, check_room_for_replay
-from sb3_ppg.distributed.agreement import agreed, is_shared, leave_group, mark_shared
-from sb3_ppg.distributed.collectives import gather, n_processes, rank
+from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed.collectives import gather, is_shared, leave_group, mark_shared, n_processes, rank
 from sb3_ppg.distributed.group import check_group
 from sb3_ppg.environments.watched import all_statistics, innermost, workers_watched
 from sb3_ppg.errors import (

@@ -92,7 +92,7 @@ def _main() -> None:
             is_wrong_path = isinstance(error, FileNotFoundError) and name != "train"  # where it may be a fault
             if not (is_explained or is_missing_package or is_wrong_path):
                 raise
-            from sb3_ppg.distributed.agreement import is_shared
+            from sb3_ppg.distributed.collectives import is_shared
 
             is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
             is_module = isinstance(error, ModuleNotFoundError)

@@ -20,14 +20,10 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
-def pretend_to_be(rank: int, size: int, port: int) -> None:
-    """Set the environment variables that ``torchrun`` sets."""
+def work(rank: int, size: int, port: int, folder: Path, task: Callable, arguments: tuple) -> None:
+    """Do a task as one of the processes that ``torchrun`` starts, and leave its result or its error in the folder."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-
-def work(rank: int, size: int, port: int, folder: Path, task: Callable, arguments: tuple) -> None:
-    pretend_to_be(rank, size, port)
     th.set_num_threads(1)
     os.chdir(folder)
     try:

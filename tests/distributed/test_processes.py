@@ -71,8 +71,7 @@ def variants() -> dict[str, PPG]:
     cnn = dict(policy="CnnPolicy", policy_kwargs=impala, n_steps=4, aux_batch_size=8)
     return {
         "no minibatch is whole": make(batch_size=5, aux_batch_size=N_STEPS),
-        "images": make(env=random_env(IMAGE), **cnn),
-        "bf16": make(env=random_env(IMAGE), mixed_precision="bf16", micro_batch_size=3, **cnn),
+        "images, bf16": make(env=random_env(IMAGE), mixed_precision="bf16", micro_batch_size=3, **cnn),
         "one network": make(env=random_env(MIXED), policy="MultiInputPolicy", policy_kwargs=dict(architecture="detached")),
         "gSDE": make(env=random_env(action_space=BOX), use_sde=True, sde_sample_freq=3),
         "VecNormalize": make(env=VecNormalize(random_env(), clip_obs=5.0)),
@@ -84,10 +83,8 @@ def variants() -> dict[str, PPG]:
         ),
         "batch normalisation": make(env=random_env(), policy_kwargs=dict(features_extractor_class=BatchNormExtractor)),
         "mmap": make(aux_buffer_kwargs=dict(storage="mmap", path=f"disk{rank()}"), recompute_advantages=True),
-        "schedule": make(learning_rate=lambda remaining: 1e-3 * remaining),
-        "LSTM": make(RecurrentPPG, "MlpLstmPolicy"),
         "nested actions": make(env=random_env(action_space=NESTED), ent_coef=dict(kind=0.1, how=0.0, move=0.1)),
-        **{name: make(**with_preset(name, dict(aux_batch_size=N_STEPS))) for name in ("ppg_replay", "ddcpg", "idaac")},
+        **{name: make(**with_preset(name, dict(aux_batch_size=N_STEPS))) for name in ("ddcpg", "idaac")},
     }
 
 
@@ -116,23 +113,19 @@ def train_variants() -> dict[str, bytes]:
 
 def test_every_variant_trains_one_model(found):
     first, second = (one["variants"] for one in found)
-    assert first.keys() == second.keys() and len(first) > 300
+    assert first.keys() == second.keys() and len(first) > 200
     assert [name for name in first if first[name] != second[name]] == []
 
 
-def test_processes_with_equal_generators_get_seeds_of_their_own(monkeypatch):
-    """Generators of the GPU, where actions are drawn, matter even if those of the CPU differ."""
+def test_processes_get_seeds_of_their_own_if_the_generators_of_actions_are_equal(monkeypatch):
+    """The generator of the CPU does not matter where a GPU draws the actions."""
     monkeypatch.setattr(th.cuda, "get_rng_state", lambda device: th.zeros(16, dtype=th.uint8))
-
-    def seed_after(cpu: bytes | None = None, gpu: bytes | None = None) -> int:
-        """Return this process's seed if the other one's generators have these hashes. None: they are this one's."""
-        monkeypatch.setattr(agreement, "gather", lambda hashes: [hashes, [cpu or hashes[0], gpu or hashes[1]]])
-        th.manual_seed(5)
-        agreement.separate_generators(th.device("cuda"))
-        return th.initial_seed()
-
-    assert seed_after(b"another", b"another") == 5
-    assert 5 not in (seed_after(cpu=b"another"), seed_after(gpu=b"another"))
+    for other, is_kept in ((b"another", True), (None, False)):
+        monkeypatch.setattr(agreement, "gather", lambda own, other=other: [own, other or own])
+        for device in ("cpu", "cuda"):
+            th.manual_seed(5)
+            agreement.separate_generators(th.device(device))
+            assert (th.initial_seed() == 5) == is_kept
 
 
 # ---- the model of one process ----
@@ -183,12 +176,8 @@ OPTIONS: dict[str, dict] = {
     "micro-batches": dict(micro_batch_size=8),
     "target_kl": dict(target_kl=1e-4, n_epochs=6, learning_rate=5e-3),
     "value epochs": dict(n_value_epochs=2),
-    "KL penalty": dict(clip_range=None, kl_coef=0.5),
-    "clipped values": dict(objective_kwargs=dict(value_clip=0.1)),
-    "clip_range_vf": dict(clip_range_vf=0.1),
     "recomputed advantages": dict(recompute_advantages=True),
     "running units": dict(normalize_value_targets="running"),
-    "detached": dict(policy_kwargs=dict(architecture="detached")),
     "normalised rewards": dict(rollout_buffer_class=NormalizedRewardRolloutBuffer),
     "replay": dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2), batch_size=2),
     **{name: with_preset(name, {}) for name in ("ppg_ewma", "dcpg", "daac")},

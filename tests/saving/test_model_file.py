@@ -2,7 +2,6 @@
 
 import copy
 import io
-import random
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, ModelFormatError, RecurrentPPG
-from sb3_ppg.saving.generators import generators_kept
 from tests.hub.watch import generator_states
 from tests.saving.small_models import everything, same, small
 
@@ -53,14 +51,14 @@ def test_a_model_is_whole_or_refused_whatever_byte_is_flipped(model_file, tmp_pa
     assert refused > 48 and all(th.equal(value, before[name]) for name, value in everything(other).items())
 
 
-@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_a_truncated_model_is_refused(model_file, tmp_path, part):
+def test_a_truncated_model_is_refused(model_file, tmp_path):
     content = model_file.read_bytes()
-    (tmp_path / "bad.zip").write_bytes(content[: int(part * len(content))])
-    with pytest.raises(ModelFormatError, match=r"bad\.zip is damaged, or no model's file"):
-        PPG.load(tmp_path / "bad")
-    with pytest.raises(ModelFormatError, match="is damaged"):
-        PPG.load(io.BytesIO(content[: int(part * len(content))]))
+    for part in (content[: int(part * len(content))] for part in (0.0, 0.1, 0.5, 0.9, 0.999)):
+        (tmp_path / "bad.zip").write_bytes(part)
+        with pytest.raises(ModelFormatError, match=r"bad\.zip is damaged, or no model's file"):
+            PPG.load(tmp_path / "bad")
+        with pytest.raises(ModelFormatError, match="is damaged"):
+            PPG.load(io.BytesIO(part))
     assert PPG.load(io.BytesIO(content)).num_timesteps == 16
 
 
@@ -115,7 +113,10 @@ def test_what_to_do_with_a_file_of_ppo_works(tmp_path):
 
 
 def test_loading_leaves_the_generators_alone_unless_asked(model_file, monkeypatch):
-    """Generators of GPUs are given a seed before they are in use: the last one that anybody has asked for."""
+    """
+    Also when it fails, or in many threads. Generators of GPUs are given a seed before they are in use: the last one that
+    anybody has asked for.
+    """
     env, other = make_vec_env("CartPole-v1"), make_vec_env("Acrobot-v1")
     of_gpus: list[int] = []
     monkeypatch.setattr(th.cuda, "manual_seed_all", of_gpus.append)
@@ -126,19 +127,14 @@ def test_loading_leaves_the_generators_alone_unless_asked(model_file, monkeypatc
     with pytest.raises(ValueError, match="spaces do not match"):
         PPG.load(model_file, env=other)
     assert generator_states() == before and len(of_gpus) > 1 and of_gpus[-1] == 5
+    with ThreadPoolExecutor(8) as pool:
+        first, *others = pool.map(lambda _: PPG.load(model_file), range(16))
+    assert all(same(first, model) for model in others) and generator_states() == before
     PPG.load(model_file, seed=7)
     asked = generator_states()
     assert asked != before
     PPG.load(model_file, seed=7)
     assert generator_states() == asked
-
-
-def test_generators_are_kept_when_the_block_fails():
-    before = generator_states()
-    with pytest.raises(KeyError), generators_kept():
-        th.manual_seed(np.random.randint(5) + random.randrange(5))
-        raise KeyError
-    assert generator_states() == before
 
 
 def test_what_was_checked_is_what_is_loaded(model_file, tmp_path, monkeypatch):
@@ -172,24 +168,12 @@ def test_newer_files_are_refused(tmp_path, monkeypatch):
         PPG.load(tmp_path / "none.zip")
 
 
-def test_models_that_are_loaded_in_threads_are_equal_and_leave_the_generators_alone(model_file):
-    before = generator_states()
-    with ThreadPoolExecutor(8) as pool:
-        models = list(pool.map(lambda _: PPG.load(model_file), range(24)))
-    assert all(same(model, models[0]) for model in models)
-    assert generator_states() == before
-
-
-@pytest.mark.parametrize("objective", ["ewma", "daac"])
-def test_an_objective_with_other_parameters_is_refused_by_name(objective, tmp_path):
+def test_an_objective_with_other_parameters_is_refused_by_name(model_file):
     """The remedy that the message names works."""
-    saved_model = small(policy_kwargs=dict(architecture="dual")).learn(8 * 2)
-    saved_model.save(tmp_path / "model.zip")
-    without_phase = dict(n_aux_epochs=0, n_value_epochs=1) if objective == "daac" else {}
-    with pytest.raises(ArgumentError, match=f"`objective`='{objective}' cannot take the file's parameters"):
-        PPG.load(tmp_path / "model.zip", objective=objective, **without_phase)
-    policy = PPG.load(tmp_path / "model.zip").get_parameters()["policy"]
-    model = small(policy_kwargs=dict(architecture="dual"), objective=objective, **without_phase)
+    with pytest.raises(ArgumentError, match="`objective`='ewma' cannot take the file's parameters"):
+        PPG.load(model_file, objective="ewma")
+    policy = PPG.load(model_file).get_parameters()["policy"]
+    model = small(policy_kwargs=dict(net_arch=[4]), objective="ewma")
     model.set_parameters({"policy": policy}, exact_match=False)
     assert all(th.equal(weight, policy[name]) for name, weight in model.policy.state_dict().items())
 

@@ -56,17 +56,6 @@ SETTINGS = {
         dict(policy="MultiInputPolicy", n_value_epochs=2, policy_kwargs=SMALL_CNN),
     ),
     "gSDE": lambda: (discrete(action_space=spaces.Box(-1, 1, (2,))), dict(use_sde=True, sde_sample_freq=3)),
-    "the authors' reward normaliser": lambda: (
-        discrete(),
-        dict(
-            rollout_buffer_class=NormalizedRewardRolloutBuffer,
-            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
-        ),
-    ),
-    "LSTMs": lambda: (
-        VecNormalize(discrete()),
-        dict(algorithm=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4)),
-    ),
     "LSTMs, images, recomputed states": lambda: (
         discrete(DICT),
         dict(
@@ -76,12 +65,11 @@ SETTINGS = {
             policy_kwargs=dict(lstm_hidden_size=4, **SMALL_CNN),
         ),
     ),
-    "nested actions": lambda: (discrete(action_space=NESTED), dict(ent_coef=dict(kind=0.1, how=0.2, move=0.0))),
-    "masks": lambda: (masked_envs(), dict(algorithm=MaskablePPG)),
-    "NumPy's numbers": lambda: (
-        discrete(),
-        of_the_family("dna")[1] | dict(gamma=np.float64(0.99), objective_kwargs=dict(td_lambda=np.float64(0.9))),
+    "nested actions, two schedules": lambda: (
+        discrete(action_space=NESTED),
+        dict(ent_coef=dict(kind=0.1, how=0.2, move=0.0), clip_range=LinearSchedule(0.3, 0.1, 1)),
     ),
+    "masks, NumPy's numbers": lambda: (masked_envs(), dict(algorithm=MaskablePPG, gamma=np.float64(0.99))),
     "vector rewards, normalised, other weights in each episode": lambda: (
         make_vec_env(lambda: DrawnWeights(VectorRewardEnv()), N_ENVS, seed=0),
         dict(
@@ -94,7 +82,15 @@ SETTINGS = {
             replay_kwargs=dict(policy_rollouts=2),
         ),
     ),
-    "a queue of rollouts": lambda: (discrete(), dict(aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True)),
+    "a queue of rollouts, the authors' reward normaliser": lambda: (
+        discrete(),
+        dict(
+            aux_buffer_kwargs=dict(capacity=4),
+            recompute_advantages=True,
+            rollout_buffer_class=NormalizedRewardRolloutBuffer,
+            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+        ),
+    ),
     "late rollouts, LSTMs, two kinds of epochs": lambda: (
         VecNormalize(discrete()),
         dict(
