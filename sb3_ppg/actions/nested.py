@@ -272,7 +272,7 @@ class NestedDistribution(ActionDistribution):
         return self
 
     def apply_masking(self, masks: np.ndarray | th.Tensor | None) -> None:
-        """Exclude actions: masks, (B, total number of choices), are True where one is possible, and for the numbers of a Box."""
+        """Exclude actions by masks, (B, total number of choices): True where one is possible, and for the numbers of a Box."""
         sizes = [sum(leaf.n_choices) for leaf in self.actions.leaves]
         parts: Any = [None] * len(sizes)
         if masks is not None:

@@ -68,7 +68,7 @@ class DelayedCriticObjective(PaperObjective):
     ) -> Losses:
         terms = {
             "kl": self.kl_to_recorded(policy, evaluation.distribution, batch.recorded).mean(),
-            "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, coefficients.value_unit),
+            "value_loss": 0.5 * self.head_error(policy.value_net, evaluation.latent_vf, batch, coefficients.value_unit),
         }
         return Losses(terms["value_loss"] + coefficients.beta_clone * terms["kl"], terms)
 

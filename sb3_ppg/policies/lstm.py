@@ -26,10 +26,7 @@ from sb3_ppg.policies.mlp import (
 
 
 def pack_states(lstm_states: RNNStates) -> th.Tensor:
-    """
-    :param lstm_states: hidden and cell states of the LSTMs of policy and value function, (n_layers, n_sequences, hidden size)
-    :return: all four, (n_sequences, 4, n_layers, hidden size)
-    """
+    """Return all four states, each (n_layers, n_sequences, hidden size), as one: (n_sequences, 4, n_layers, hidden size)."""
     return th.stack([*lstm_states.pi, *lstm_states.vf]).movedim(2, 0)
 
 
@@ -80,17 +77,11 @@ def run_lstm(
 
 
 def last_states(
-    lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
+    features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor, lstm: nn.LSTM
 ) -> tuple[th.Tensor, ...]:
     """
-    Return the states of an LSTM after sequences in which new episodes may begin. Only the steps since the last beginning in a
-    sequence matter.
-
-    :param lstm: an LSTM of any number of layers
-    :param features: features of sequences of equal length, one after the other, (B, features_dim)
-    :param lstm_states: hidden and cell states before each sequence, (n_layers, n_sequences, hidden size)
-    :param episode_starts: 1 where an episode begins, else 0, (B,)
-    :return: hidden and cell states after each sequence
+    Return the states of an LSTM after sequences, from the arguments of ``run_lstm``. Only the steps since the last episode
+    began in a sequence matter.
     """
     n_sequences = lstm_states[0].shape[1]
     starts = (episode_starts > 0.5).cpu().numpy().reshape(n_sequences, -1)
@@ -327,10 +318,10 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         :param episode_starts: 1 where an episode begins, else 0, (B,)
         :return: the states after each sequence
         """
-        pi = last_states(self.lstm_actor, self.policy_features(obs), lstm_states.pi, episode_starts)
+        pi = last_states(self.policy_features(obs), lstm_states.pi, episode_starts, self.lstm_actor)
         if self.lstm_critic is None:
             return RNNStates(pi, pi)
-        return RNNStates(pi, last_states(self.lstm_critic, self.value_features(obs), lstm_states.vf, episode_starts))
+        return RNNStates(pi, last_states(self.value_features(obs), lstm_states.vf, episode_starts, self.lstm_critic))
 
     def initial_states(self, n_sequences: int) -> RNNStates:
         """Return the states before sequences that begin with an episode: zeros, (n_layers, n_sequences, hidden size) each."""

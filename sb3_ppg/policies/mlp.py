@@ -581,9 +581,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
         """
-        :param actions: samples of the distribution, (B, ...)
-        :param vectorized_env: whether they are for several environments
-        :return: actions as environments take them, an array, or, for a nested space, a list; of one environment, its action
+        Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list.
+
         :raises NonFiniteActionError: if an action is infinite, which the bounds of the action space would hide
         """
         array = actions.cpu().numpy().reshape(-1, *self.actions.shape)
