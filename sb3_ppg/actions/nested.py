@@ -103,12 +103,9 @@ def structure(space: spaces.Space, values: Iterator[Any]) -> Any:
 
 def by_leaf(space: spaces.Space, argument: str, given: Any) -> list[Any]:
     """
-    List what an argument gives each leaf.
+    List what an argument of this name gives each leaf: one value, or dictionaries and sequences with the keys of the space, or
+    of its upper levels, where a value counts for all leaves below it.
 
-    :param space: action space
-    :param argument: name of the argument, for the error
-    :param given: dictionaries and sequences with the keys of the space, or of its upper levels: a value counts for all leaves
-        below it
     :raises ArgumentError: if keys are missing or unknown
     """
     if not isinstance(given, (Mapping, Sequence)):

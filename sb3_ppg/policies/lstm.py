@@ -220,7 +220,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         unread: Any = None
         distribution = latent_pi = latent_vf = states_pi = states_vf = unread
         if "distribution" in reads or "latent_pi" in reads:
-            pi_features = self.policy_features(obs)
+            pi_features = self.extract_features(obs, self.pi_features_extractor)
             memory, states_pi = run(pi_features, lstm_states.pi, episode_starts, self.lstm_actor)
             latent_pi, states_vf = self.mlp_extractor.forward_actor(memory), states_pi
         if "latent_vf" in reads:
@@ -229,7 +229,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             else:
                 shared = latent_pi is not None and self.share_features_extractor
                 with th.set_grad_enabled(th.is_grad_enabled() and not detach):
-                    features = pi_features if shared else self.value_features(obs)
+                    features = pi_features if shared else self.extract_features(obs, self.vf_features_extractor)
                     if self.critic is not None:
                         memory = self.critic(features)
                     else:
@@ -318,10 +318,12 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         :param episode_starts: 1 where an episode begins, else 0, (B,)
         :return: the states after each sequence
         """
-        pi = last_states(self.policy_features(obs), lstm_states.pi, episode_starts, self.lstm_actor)
-        if self.lstm_critic is None:
-            return RNNStates(pi, pi)
-        return RNNStates(pi, last_states(self.value_features(obs), lstm_states.vf, episode_starts, self.lstm_critic))
+        features = self.extract_features(obs, self.pi_features_extractor)
+        pi = vf = last_states(features, lstm_states.pi, episode_starts, self.lstm_actor)
+        if self.lstm_critic is not None:
+            features = self.extract_features(obs, self.vf_features_extractor)
+            vf = last_states(features, lstm_states.vf, episode_starts, self.lstm_critic)
+        return RNNStates(pi, vf)
 
     def initial_states(self, n_sequences: int) -> RNNStates:
         """Return the states before sequences that begin with an episode: zeros, (n_layers, n_sequences, hidden size) each."""
