@@ -100,12 +100,7 @@ class AdvantageHeadObjective(PaperObjective):
 
 @dataclass
 class FramePairs(SampleData):
-    """
-    Another frame for each sample, of its level.
-
-    :param other: number of that frame, (B,)
-    :param other_is_earlier: 1 if it came before the sample's own in its episode, else 0, (B,)
-    """
+    """Number of another frame of each sample's level, (B,), and 1 if that frame was earlier in its episode, else 0, (B,)."""
 
     other: Any = None
     other_is_earlier: Any = None

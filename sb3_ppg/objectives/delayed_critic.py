@@ -75,12 +75,7 @@ class DelayedCriticObjective(PaperObjective):
 
 @dataclass
 class Transitions(SampleData):
-    """
-    Actions, and what follows the last one.
-
-    :param actions: as buffers keep them, (B, action dimensions)
-    :param last_observations: the frame after each sequence, ``(number of sequences, *observation shape)``
-    """
+    """Actions as buffers keep them, (B, action dimensions), and the frame after each sequence, (number of sequences, ...)."""
 
     actions: Any = None
     last_observations: Any = None

@@ -527,10 +527,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return self.value_net(self.evaluate(obs, *context, reads=("latent_vf",)).latent_vf)
 
     def evaluate_values(self, *inputs: Any) -> th.Tensor:
-        """
-        :param inputs: arguments of ``evaluate``
-        :return: V(s) of the true value function, as in the policy phase, (B,); for vector rewards (B, K)
-        """
+        """Return V(s) as in the policy phase, (B,), for vector rewards (B, K); takes the arguments of ``evaluate``."""
         return self.value_net(self.evaluate(*inputs, reads=("latent_vf",)).latent_vf).squeeze(1)
 
     def evaluate_auxiliary(self, *inputs: Any) -> AuxiliaryEvaluation:
