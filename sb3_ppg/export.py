@@ -14,7 +14,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from sb3_ppg.actions import NestedActions, NestedDistribution, leaves, n_choices
+from sb3_ppg.actions import NestedActions, NestedDistribution, leaves
+from sb3_ppg.actions.nested import n_choices
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.optim.precision import unvalidated_distributions
@@ -109,7 +110,7 @@ class DeterministicPolicy(nn.Module):
     ) -> tuple[Distribution, tuple[th.Tensor, ...]]:
         """Take one step of the LSTM, without sb3-contrib's branch on whether an episode begins, which cannot be traced."""
         continues = (~episode_start)[:, None].float()
-        features = self.policy.policy_features(observation)
+        features = self.policy.extract_features(observation, self.policy.pi_features_extractor)
         memory, states = self.policy.lstm_actor(features[None], (hidden * continues, cell * continues))
         latent = self.policy.mlp_extractor.forward_actor(memory[0])
         return self.policy._get_action_dist_from_latent(latent), states

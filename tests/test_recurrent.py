@@ -80,7 +80,7 @@ def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate,
     ours, _ = run_lstm(features, states, starts, lstm)
     expected, expected_states = step_by_step(lstm, features, states, starts)
     th.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
-    th.testing.assert_close(last_states(lstm, features, states, starts), expected_states, rtol=0, atol=1e-6)
+    th.testing.assert_close(last_states(features, states, starts, lstm), expected_states, rtol=0, atol=1e-6)
     weight, inputs = th.randn_like(ours), [features, *states, *lstm.parameters()]
     gradients = [th.autograd.grad((outputs * weight).sum(), inputs) for outputs in (ours, expected)]
     th.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)

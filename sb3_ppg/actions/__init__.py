@@ -4,14 +4,11 @@ from sb3_ppg.actions.base import ActionDistribution, Actions, actions_class_of, 
 from sb3_ppg.actions.kinds import BernoulliActions, CategoricalActions, GaussianActions, MultiCategoricalActions
 from sb3_ppg.actions.nested import (
     NESTED,
-    Leaf,
     NestedActions,
     NestedDistribution,
-    by_leaf,
     flat_masks,
     flat_space,
     leaves,
-    n_choices,
 )
 
 __all__ = [
@@ -21,15 +18,12 @@ __all__ = [
     "BernoulliActions",
     "CategoricalActions",
     "GaussianActions",
-    "Leaf",
     "MultiCategoricalActions",
     "NestedActions",
     "NestedDistribution",
     "actions_class_of",
-    "by_leaf",
     "flat_masks",
     "flat_space",
     "leaves",
-    "n_choices",
     "register",
 ]

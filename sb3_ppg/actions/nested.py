@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution, StateDependentNoiseDistribution
+from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution
 from torch import nn
 
 from sb3_ppg.actions.base import ActionDistribution, Actions, actions_class_of, with_python_integers
@@ -18,12 +18,7 @@ NESTED = (spaces.Dict, spaces.Tuple)
 
 
 class Leaf(NamedTuple):
-    """
-    A space in a nested one that is not nested itself.
-
-    :param path: keys and indices that lead to it, separated by dots
-    :param space: the space
-    """
+    """A space in a nested one that is not nested itself; ``path``: keys and indices that lead to it, separated by dots."""
 
     path: str
     space: spaces.Space
@@ -41,27 +36,21 @@ class Leaf(NamedTuple):
         return [1] * math.prod(self.space.shape)  # type: ignore[arg-type] # of a Box
 
 
-def parts_of(space: spaces.Space, path: str = "") -> dict[Any, tuple[spaces.Space, str]]:
-    """
-    :param space: action space
-    :param path: its own path
-    :return: the parts of a nested space and their paths, by key or index; nothing for another space
-    """
+def parts_of(space: spaces.Space) -> dict[Any, spaces.Space]:
+    """Return the parts of a nested space by key or index; nothing for another space."""
     parts = space.spaces if isinstance(space, NESTED) else {}
-    by_key = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
-    return {key: (part, f"{path}.{key}" if path else f"{key}") for key, part in by_key.items()}
+    return dict(parts) if isinstance(parts, Mapping) else dict(enumerate(parts))
 
 
 def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
     """
-    List the leaves of a nested space, in the order of their numbers in a row.
+    List the leaves of a space with this path, in the order of their numbers in a row.
 
-    :param space: action space
-    :param path: its own path
     :raises ArgumentError: for a leaf that is not a Box with bounds, Discrete, MultiDiscrete or MultiBinary
     """
     if isinstance(space, NESTED):
-        return [leaf for part, its_path in parts_of(space, path).values() for leaf in leaves(part, its_path)]
+        prefix = f"{path}." if path else ""
+        return [leaf for key, part in parts_of(space).items() for leaf in leaves(part, f"{prefix}{key}")]
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         remedy = "describe this choice by Box, Discrete, MultiDiscrete and MultiBinary spaces, in an ActionWrapper"
     elif isinstance(space, spaces.Box) and not space.is_bounded():
@@ -104,12 +93,7 @@ def flat_space(space: spaces.Space) -> spaces.Space:
 
 
 def structure(space: spaces.Space, values: Iterator[Any]) -> Any:
-    """
-    Arrange values as a nested space arranges its leaves.
-
-    :param space: action space
-    :param values: one for each leaf, in their order
-    """
+    """Arrange values, one for each leaf in their order, as a nested space arranges its leaves."""
     if isinstance(space, spaces.Dict):
         return {key: structure(part, values) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -117,26 +101,21 @@ def structure(space: spaces.Space, values: Iterator[Any]) -> Any:
     return next(values)
 
 
-def by_leaf(space: spaces.Space, argument: str, given: Any, path: str = "") -> list[Any]:
+def by_leaf(space: spaces.Space, argument: str, given: Any) -> list[Any]:
     """
-    List what is given for each leaf.
+    List what an argument of this name gives each leaf: one value, or dictionaries and sequences with the keys of the space, or
+    of its upper levels, where a value counts for all leaves below it.
 
-    :param space: action space
-    :param argument: name of the argument, for the error
-    :param given: dictionaries and sequences with the keys of the space, or of its upper levels: a value counts for all leaves
-        below it
-    :param path: path of the space
     :raises ArgumentError: if keys are missing or unknown
     """
     if not isinstance(given, (Mapping, Sequence)):
-        return [given] * len(leaves(space, path))
-    parts, values = parts_of(space, path), given if isinstance(given, Mapping) else dict(enumerate(given))
+        return [given] * len(leaves(space))
+    parts, values = parts_of(space), given if isinstance(given, Mapping) else dict(enumerate(given))
     is_nested = isinstance(space, NESTED)
     if parts.keys() != values.keys() or not is_nested:
         remedy = f"give a value for each of its parts {[*parts]}, or one for all" if is_nested else "give one value"
         raise ArgumentError(f"`{argument}`={given!r} cannot work for the action space {space}: {remedy}")
-    below = [by_leaf(part, argument, values[key], its_path) for key, (part, its_path) in parts.items()]
-    return [value for some in below for value in some]
+    return [value for key, part in parts.items() for value in by_leaf(part, argument, values[key])]
 
 
 def flat_masks(space: spaces.Space, masks: Any) -> np.ndarray:
@@ -161,7 +140,7 @@ def flat_masks(space: spaces.Space, masks: Any) -> np.ndarray:
             raise ArgumentError(f"`masks`={masks!r} cannot work: use a dictionary with keys of {[*parts]}")
         below = [
             flat_masks(part, masks[key]) if key in masks else np.ones(sum(n_choices(part)), dtype=bool)
-            for key, (part, _) in parts.items()
+            for key, part in parts.items()
         ]
         return np.concatenate(below)
     mask, size = np.asarray(masks, dtype=bool).ravel(), sum(n_choices(space))
@@ -214,21 +193,14 @@ class NestedActions(Actions):
         return 1.0 if has_parts else ent_coef
 
     def tempered(self, distribution: "NestedDistribution", temperature: Any) -> "NestedDistribution":
-        """
-        :param distribution: π(.|s), which stays as it is
-        :param temperature: one for all leaves, or for each part of the space
-        :return: a new distribution
-        """
+        """Return the distribution at one temperature for all leaves, or at one for each part of the space."""
         temperatures, tempered = by_leaf(self.space, "temperature", temperature), copy.copy(distribution)
         parts = zip(self.kinds, distribution.distributions, temperatures, strict=True)
         tempered.distributions = [kind.tempered(one, its) for kind, one, its in parts]
         return tempered
 
     def for_environments(self, actions: np.ndarray) -> list[Any]:  # type: ignore[override]
-        """
-        :param actions: rows of numbers, (n_envs, n)
-        :return: actions as the space describes them, one for each environment
-        """
+        """Return the actions of rows of numbers, (n_envs, n), as the space describes them, one for each environment."""
         of_leaves = []
         for leaf, kind, part in zip(self.leaves, self.kinds, self.split(th.as_tensor(actions)), strict=True):
             taken = kind.for_environments(part.numpy().reshape(-1, *kind.shape))
@@ -239,25 +211,23 @@ class NestedActions(Actions):
         return th.cat([kind.features(part) for kind, part in zip(self.kinds, self.split(actions), strict=True)], dim=1)
 
     def split(self, actions: th.Tensor) -> list[th.Tensor]:
-        """
-        :param actions: rows of numbers, (B, n)
-        :return: the action of each leaf, as its distribution takes it
-        """
+        """Return the action of each leaf, as its distribution takes it, from rows of numbers, (B, n)."""
         parts = zip(self.kinds, actions.split(self.sizes, dim=1), strict=True)
         return [kind.from_buffer(part) for kind, part in parts]
 
 
 class NestedActionNet(nn.Module):
     """
-    A layer for the parameters of each leaf's distribution.
+    A layer for the parameters of each leaf's distribution, and its parameters that do not depend on the observation.
 
-    :param nets: layers, and parameters that do not depend on the observation, for each leaf
+    :param nets: result of ``proba_distribution_net`` for each leaf
     """
 
-    def __init__(self, nets: Sequence[tuple[nn.Module, tuple[nn.Parameter, ...]]]):
+    def __init__(self, nets: Sequence[nn.Module | tuple[nn.Module, nn.Parameter]]):
         super().__init__()
-        self.nets = nn.ModuleList(net for net, _ in nets)
-        self.constants = nn.ModuleList(nn.ParameterList(constants) for _, constants in nets)
+        pairs = [net if isinstance(net, tuple) else (net,) for net in nets]
+        self.nets = nn.ModuleList(net for net, *_ in pairs)
+        self.constants = nn.ModuleList(nn.ParameterList(constants) for _, *constants in pairs)
 
     def forward(self, latent: th.Tensor) -> list[tuple[th.Tensor, ...]]:
         pairs: Any = zip(self.nets, self.constants, strict=True)
@@ -279,8 +249,6 @@ class NestedDistribution(ActionDistribution):
         super().__init__()
         one_dimensional = [_with_one_dimension(leaf.space) for leaf in leaves(space)]
         self.templates = [with_python_integers(make_leaf(part)) for part in one_dimensional]
-        if any(isinstance(template, StateDependentNoiseDistribution) for template in self.templates):
-            raise ArgumentError("gSDE cannot work for a part of an action space: use another distribution for it")
         parts = zip(self.templates, one_dimensional, strict=True)
         self.actions = NestedActions(space, [actions_class_of(type(one))(part) for one, part in parts])
         self.action_dims = n_choices(space)  # as sb3-contrib's, for masks
@@ -292,8 +260,7 @@ class NestedDistribution(ActionDistribution):
         nets = []
         for template in self.templates:
             options = dict(log_std_init=self.log_std_init) if isinstance(template, DiagGaussianDistribution) else {}
-            net: Any = template.proba_distribution_net(latent_dim=latent_dim, **options)
-            nets.append((net[0], net[1:]) if isinstance(net, tuple) else (net, ()))
+            nets.append(template.proba_distribution_net(latent_dim=latent_dim, **options))
         return NestedActionNet(nets)
 
     def proba_distribution(self, parameters: Sequence[tuple[th.Tensor, ...]]) -> "NestedDistribution":
@@ -302,12 +269,7 @@ class NestedDistribution(ActionDistribution):
         return self
 
     def apply_masking(self, masks: np.ndarray | th.Tensor | None) -> None:
-        """
-        Exclude actions.
-
-        :param masks: True where an action is possible, and for each number of a Box, (B, total number of choices). None:
-            everywhere
-        """
+        """Exclude actions by masks, (B, total number of choices): True where one is possible, and for the numbers of a Box."""
         sizes = [sum(leaf.n_choices) for leaf in self.actions.leaves]
         parts: Any = [None] * len(sizes)
         if masks is not None:
@@ -317,18 +279,12 @@ class NestedDistribution(ActionDistribution):
                 one.apply_masking(part)
 
     def leaf_log_probs(self, actions: th.Tensor) -> th.Tensor:
-        """
-        :param actions: rows of numbers, (B, n)
-        :return: log π of each leaf's action, (number of leaves, B)
-        """
+        """Return log π of each leaf's action, (number of leaves, B), for rows of numbers, (B, n)."""
         parts = zip(self.distributions, self.actions.split(actions), strict=True)
         return th.stack([one.log_prob(part) for one, part in parts])
 
     def leaf_entropies(self, actions: th.Tensor) -> th.Tensor:
-        """
-        :param actions: rows of numbers, (B, n)
-        :return: entropy of each leaf, or the estimate -log π of its action where it has no closed form, (number of leaves, B)
-        """
+        """Return the entropy of each leaf, or, where it has no closed form, -log π of its action, (number of leaves, B)."""
         entropies = []
         for one, part in zip(self.distributions, self.actions.split(actions), strict=True):
             entropy = one.entropy()

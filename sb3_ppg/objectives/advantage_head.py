@@ -80,19 +80,12 @@ class AdvantageHeadObjective(PaperObjective):
         of_actions = policy.actions.features(actions).to(latent.dtype)
         predicted = self.advantage_head(th.cat([latent, of_actions], dim=1)).flatten()
         error = F.mse_loss(predicted, batch.advantages)
-        of_latent = self.latent_losses(policy, latent, batch)
+        of_latent = self._latent_losses(policy, latent, batch)
         total = surrogate.total + self.advantage_coef * error + of_latent.total
         return Losses(total, {**surrogate.terms, "advantage_loss": error, **of_latent.terms}, surrogate.log_ratio)
 
-    def latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
-        """
-        Return further losses of the policy's network: none here.
-
-        :param policy: policy in training
-        :param latent: features that the policy's heads read, (B, latent_dim_pi)
-        :param batch: B samples of a rollout
-        :return: sum of the terms, and each term
-        """
+    def _latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
+        """Return further losses of the policy's network, of the features that its heads read: none here."""
         return Losses(latent.new_zeros(()), {})
 
     def value_error(
@@ -107,12 +100,7 @@ class AdvantageHeadObjective(PaperObjective):
 
 @dataclass
 class FramePairs(SampleData):
-    """
-    Another frame for each sample, of its level.
-
-    :param other: number of that frame, (B,)
-    :param other_is_earlier: 1 if it came before the sample's own in its episode, else 0, (B,)
-    """
+    """Number of another frame of each sample's level, (B,), and 1 if that frame was earlier in its episode, else 0, (B,)."""
 
     other: Any = None
     other_is_earlier: Any = None
@@ -247,13 +235,13 @@ class OrderObjective(AdvantageHeadObjective):
             latent = policy.evaluate(inputs[0], reads=("latent_pi",)).latent_pi
             pair = self._pair_latent(policy, batch)
         earlier = FramePairs.of(batch).other_is_earlier
-        return Losses(self.order_loss(self.classifier(th.cat([latent, pair], dim=1)), earlier), {})
+        return Losses(_order_loss(self.classifier(th.cat([latent, pair], dim=1)), earlier), {})
 
-    def latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
+    def _latent_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> Losses:
         pairs = th.cat([latent, self._pair_latent(policy, batch)], dim=1)
         frozen = {name: parameter.detach() for name, parameter in self.classifier.named_parameters()}
         logits = functional_call(self.classifier, frozen, (pairs,))
-        loss = self.order_loss(logits, th.full_like(FramePairs.of(batch).other_is_earlier, 0.5))
+        loss = _order_loss(logits, th.full_like(FramePairs.of(batch).other_is_earlier, 0.5))
         return Losses(self.order_coef * loss, {"order_loss": loss})
 
     def _pair_latent(self, policy: PhasicActorCriticPolicy, batch: Any) -> th.Tensor:
@@ -261,12 +249,8 @@ class OrderObjective(AdvantageHeadObjective):
         frames: PyTorchObs = map_arrays(lambda array: th.as_tensor(array[numbers], device=policy.device), self._frames)
         return policy.evaluate(frames, reads=("latent_pi",)).latent_pi
 
-    @staticmethod
-    def order_loss(logits: th.Tensor, earlier: th.Tensor) -> th.Tensor:
-        """
-        :param logits: logits of the adversary, (B, 2): the second frame came first; it did not
-        :param earlier: target probability that it came first, (B,)
-        :return: cross-entropy, scalar
-        """
-        log_probs = F.log_softmax(logits, dim=1)
-        return -(earlier * log_probs[:, 0] + (1 - earlier) * log_probs[:, 1]).mean()
+
+def _order_loss(logits: th.Tensor, earlier: th.Tensor) -> th.Tensor:
+    """Return the cross-entropy of the adversary, (B, 2), to the probability that the second frame came first, (B,)."""
+    log_probs = F.log_softmax(logits, dim=1)
+    return -(earlier * log_probs[:, 0] + (1 - earlier) * log_probs[:, 1]).mean()

@@ -208,17 +208,11 @@ class Objective(nn.Module):
     # ---- moments ----
 
     def n_value_epochs(self, n_value_epochs: int) -> int:
-        """
-        :param n_value_epochs: argument of the algorithm, not None
-        :return: number of value epochs on this rollout
-        """
+        """Return the number of value epochs on this rollout, given the algorithm's argument, which is not None here."""
         return n_value_epochs
 
     def is_due(self, n_samples: int) -> bool:
-        """
-        :param n_samples: number of samples that were collected before this rollout
-        :return: whether to run the auxiliary phase, now that its rollouts are complete
-        """
+        """Return whether to run the auxiliary phase, after a rollout before which ``n_samples`` samples were collected."""
         return True
 
     def before_rollout(self, episode_starts: np.ndarray) -> None:

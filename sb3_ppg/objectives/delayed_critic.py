@@ -68,19 +68,14 @@ class DelayedCriticObjective(PaperObjective):
     ) -> Losses:
         terms = {
             "kl": self.kl_to_recorded(policy, evaluation.distribution, batch.recorded).mean(),
-            "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, coefficients.value_unit),
+            "value_loss": 0.5 * self.head_error(policy.value_net, evaluation.latent_vf, batch, coefficients.value_unit),
         }
         return Losses(terms["value_loss"] + coefficients.beta_clone * terms["kl"], terms)
 
 
 @dataclass
 class Transitions(SampleData):
-    """
-    Actions, and what follows the last one.
-
-    :param actions: as buffers keep them, (B, action dimensions)
-    :param last_observations: the frame after each sequence, ``(number of sequences, *observation shape)``
-    """
+    """Actions as buffers keep them, (B, action dimensions), and the frame after each sequence, (number of sequences, ...)."""
 
     actions: Any = None
     last_observations: Any = None
@@ -142,19 +137,12 @@ class DynamicsObjective(DelayedCriticObjective):
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
         delayed = super().evaluated_losses(policy, evaluation, batch, coefficients)
-        terms = self.dynamics_losses(policy, evaluation.latent_pi, batch)
+        terms = self._dynamics_losses(policy, evaluation.latent_pi, batch)
         dynamics = terms["dynamics_true"] + 0.5 * terms["dynamics_false_action"] + terms["dynamics_false_next"]
         return Losses(delayed.total + self.dynamics_coef * dynamics, {**delayed.terms, "dynamics_loss": dynamics, **terms})
 
-    def dynamics_losses(
-        self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: AuxiliaryBatch
-    ) -> dict[str, th.Tensor]:
-        """
-        :param policy: policy in training
-        :param latent: f(s), (B, latent_dim_pi)
-        :param batch: B samples in sequences, with actions, and the frame after each sequence
-        :return: the cross-entropies of the discriminator for true and false transitions
-        """
+    def _dynamics_losses(self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any) -> dict[str, th.Tensor]:
+        """Return the cross-entropies of the discriminator for true and false transitions; ``latent`` is f(s)."""
         transitions = Transitions.of(batch)
         last_latent = policy.evaluate(transitions.last_observations, reads=("latent_pi",)).latent_pi
         n_sequences = len(last_latent)

@@ -129,7 +129,7 @@ class PaperObjective(Objective):
         self, policy: PhasicActorCriticPolicy, latent: th.Tensor, batch: Any, coefficients: Coefficients
     ) -> Losses:
         """
-        L^value of the policy phase, in value units.
+        Return L^value of the policy phase, in value units.
 
         :param policy: policy in training
         :param latent: features that its true value head reads, (B, latent_dim_vf)
@@ -137,17 +137,30 @@ class PaperObjective(Objective):
         :param coefficients: weights of the terms
         :return: the weighted term, and the term
         """
-        head, unit, weights = policy.value_net, coefficients.value_unit, weights_of(batch)
-        clip_range = coefficients.clip_range_vf
-        if self.value_clip is None and clip_range is None:
-            loss = head_loss(head, latent, targets_of(batch), unit, weights)
-        else:
-            in_units = (head(latent).flatten() / unit, batch.returns / unit, batch.old_values / unit)
-            if self.value_clip is None:
-                loss = losses.value_loss(*in_units, clip_range, weights)
-            else:
-                loss = losses.clipped_value_loss(*in_units, self.value_clip, weights)
+        loss = self.head_error(policy.value_net, latent, batch, coefficients.value_unit, coefficients.clip_range_vf)
         return Losses(coefficients.vf_coef * loss, {"value_loss": loss})
+
+    def head_error(
+        self, head: nn.Module, latent: th.Tensor, batch: Any, unit: float, clip_range_vf: float | None = None
+    ) -> th.Tensor:
+        """
+        Return the loss of a value head in either phase, clipped by ``value_clip`` or ``clip_range_vf``.
+
+        :param head: one of the two value heads
+        :param latent: features that it reads, (B, latent dimension)
+        :param batch: B samples of the phase
+        :param unit: the value unit
+        :param clip_range_vf: in value units, or None for no clipping
+        :return: scalar
+        """
+        targets, weights = targets_of(batch), weights_of(batch)
+        if self.value_clip is None and clip_range_vf is None:
+            return head_loss(head, latent, targets, unit, weights)
+        kept = SampleData.of(batch).values.flatten() if isinstance(batch, AuxiliaryBatch) else batch.old_values
+        in_units = (head(latent).flatten() / unit, targets / unit, kept / unit)
+        if self.value_clip is None:
+            return losses.value_loss(*in_units, clip_range_vf, weights)
+        return losses.clipped_value_loss(*in_units, self.value_clip, weights)
 
     def auxiliary_losses(
         self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
@@ -169,27 +182,11 @@ class PaperObjective(Objective):
         unit = coefficients.value_unit
         terms = {
             "kl": self.kl_to_recorded(policy, evaluation.distribution, batch.recorded).mean(),
-            "aux_value_loss": self.auxiliary_value_error(policy.aux_value_net, evaluation.latent_pi, batch, unit),
-            "value_loss": self.auxiliary_value_error(policy.value_net, evaluation.latent_vf, batch, unit),
+            "aux_value_loss": 0.5 * self.head_error(policy.aux_value_net, evaluation.latent_pi, batch, unit),
+            "value_loss": 0.5 * self.head_error(policy.value_net, evaluation.latent_vf, batch, unit),
         }
         total = terms["aux_value_loss"] + coefficients.beta_clone * terms["kl"] + terms["value_loss"]
         return Losses(total, terms)
-
-    def auxiliary_value_error(self, head: nn.Module, latent: th.Tensor, batch: AuxiliaryBatch, unit: float) -> th.Tensor:
-        """
-        L^aux or L^value of the auxiliary phase: half of the head's loss.
-
-        :param head: one of the two value heads
-        :param latent: features that it reads, (B, latent dimension)
-        :param batch: B samples of the phase
-        :param unit: the value unit
-        :return: scalar
-        """
-        weights = weights_of(batch)
-        if self.value_clip is None:
-            return 0.5 * head_loss(head, latent, targets_of(batch), unit, weights)
-        in_units = (head(latent).flatten() / unit, batch.value_targets / unit, SampleData.of(batch).values.flatten() / unit)
-        return 0.5 * losses.clipped_value_loss(*in_units, self.value_clip, weights)
 
 
 def weights_of(batch: Any) -> th.Tensor | None:

@@ -13,12 +13,7 @@ from sb3_ppg.errors import ArgumentError
 
 
 def init_normed(layer: nn.Module, scale: float) -> None:
-    """
-    Initialize a layer as the authors do: the weights of each output unit have L2 norm ``scale``, biases are zero.
-
-    :param layer: a linear layer or a convolution; its current weights are rescaled
-    :param scale: L2 norm of the weights of one output unit
-    """
+    """Rescale a layer's weights as the authors do: those of each output unit have L2 norm ``scale``; biases are zero."""
     assert isinstance(layer, (nn.Linear, nn.Conv2d))
     with th.no_grad():
         norm = layer.weight.flatten(1).norm(dim=1).reshape(-1, *[1] * (layer.weight.dim() - 1))
@@ -42,12 +37,7 @@ class ImageConv2d(nn.Conv2d):
 
 
 class ResidualBlock(nn.Module):
-    """
-    x + conv1(relu(conv0(relu(x)))), with 3x3 convolutions: (B, channels, H, W) -> (B, channels, H, W).
-
-    :param channels: channels of input and output
-    :param scale: initial scale of the block's branch
-    """
+    """x + conv1(relu(conv0(relu(x)))), with 3x3 convolutions: (B, channels, H, W) -> (B, channels, H, W)."""
 
     def __init__(self, channels: int, scale: float):
         super().__init__()
@@ -62,14 +52,7 @@ class ResidualBlock(nn.Module):
 
 
 class ConvStack(nn.Module):
-    """
-    A convolution, a max-pooling that halves the image, then residual blocks: (B, C, H, W) -> (B, channels, ⌈H/2⌉, ⌈W/2⌉).
-
-    :param in_channels: C
-    :param channels: channels of the output
-    :param n_blocks: number of residual blocks
-    :param scale: initial scale of the branches of all blocks together
-    """
+    """A convolution, a max-pooling that halves the image, residual blocks: (B, C, H, W) -> (B, channels, ⌈H/2⌉, ⌈W/2⌉)."""
 
     def __init__(self, in_channels: int, channels: int, n_blocks: int, scale: float):
         super().__init__()

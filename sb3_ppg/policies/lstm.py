@@ -1,6 +1,7 @@
 """Policies with LSTMs, in the networks of sb3-contrib's ``RecurrentPPO``."""
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,6 @@ from sb3_ppg.arguments import check_value, count
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
-    ARCHITECTURES,
     EVERYTHING,
     Architecture,
     Evaluation,
@@ -26,10 +26,7 @@ from sb3_ppg.policies.mlp import (
 
 
 def pack_states(lstm_states: RNNStates) -> th.Tensor:
-    """
-    :param lstm_states: hidden and cell states of the LSTMs of policy and value function, (n_layers, n_sequences, hidden size)
-    :return: all four, (n_sequences, 4, n_layers, hidden size)
-    """
+    """Return all four states, each (n_layers, n_sequences, hidden size), as one: (n_sequences, 4, n_layers, hidden size)."""
     return th.stack([*lstm_states.pi, *lstm_states.vf]).movedim(2, 0)
 
 
@@ -44,7 +41,7 @@ def run_lstm(
 ) -> tuple[th.Tensor, None]:
     """
     Run an LSTM on sequences in which new episodes may begin. Each sequence is cut at the beginnings of episodes, and pieces of
-    similar length are padded to the longest and run together. (sb3-contrib's ``_process_sequence`` takes the same arguments,
+    similar length are padded to the longest and run together. (sb3-contrib's ``_process_sequence``, with the same arguments,
     runs step by step, and also returns the states.)
 
     :param features: features of sequences of equal length, one after the other, (B, features_dim)
@@ -80,17 +77,11 @@ def run_lstm(
 
 
 def last_states(
-    lstm: nn.LSTM, features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor
+    features: th.Tensor, lstm_states: tuple[th.Tensor, ...], episode_starts: th.Tensor, lstm: nn.LSTM
 ) -> tuple[th.Tensor, ...]:
     """
-    Return the states of an LSTM after sequences in which new episodes may begin. Only the steps since the last beginning in a
-    sequence matter.
-
-    :param lstm: an LSTM of any number of layers
-    :param features: features of sequences of equal length, one after the other, (B, features_dim)
-    :param lstm_states: hidden and cell states before each sequence, (n_layers, n_sequences, hidden size)
-    :param episode_starts: 1 where an episode begins, else 0, (B,)
-    :return: hidden and cell states after each sequence
+    Return the states of an LSTM after sequences, from the arguments of ``run_lstm``. Only the steps since the last episode
+    began in a sequence matter.
     """
     n_sequences = lstm_states[0].shape[1]
     starts = (episode_starts > 0.5).cpu().numpy().reshape(n_sequences, -1)
@@ -164,7 +155,19 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         **kwargs: Any,
     ):
         architecture = architecture or ("detached" if shared_lstm else "dual")
-        shared_lstm, enable_critic_lstm = _lstm_of_the_value_function(architecture, shared_lstm, enable_critic_lstm)
+        one_network = architecture != "dual"
+        shared_lstm = one_network if shared_lstm is None else shared_lstm
+        if shared_lstm != one_network:
+            other = "'dual'" if one_network else "'detached' or 'shared'"
+            raise ArgumentError(
+                f"`shared_lstm`={shared_lstm} contradicts `architecture`={architecture!r}: leave it out, or use {other}"
+            )
+        if shared_lstm and enable_critic_lstm:
+            raise ArgumentError(
+                f"`enable_critic_lstm`=True contradicts `architecture`={architecture!r}, where the value function reads the "
+                "policy's LSTM: leave it out, or use 'dual'"
+            )
+        enable_critic_lstm = not shared_lstm if enable_critic_lstm is None else enable_critic_lstm
         check_value("lstm_hidden_size", lstm_hidden_size, count())
         check_value("n_lstm_layers", n_lstm_layers, count())
         if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
@@ -229,7 +232,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         unread: Any = None
         distribution = latent_pi = latent_vf = states_pi = states_vf = unread
         if "distribution" in reads or "latent_pi" in reads:
-            pi_features = self.policy_features(obs)
+            pi_features = self.extract_features(obs, self.pi_features_extractor)
             memory, states_pi = run(pi_features, lstm_states.pi, episode_starts, self.lstm_actor)
             latent_pi, states_vf = self.mlp_extractor.forward_actor(memory), states_pi
         if "latent_vf" in reads:
@@ -238,7 +241,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             else:
                 shared = latent_pi is not None and self.share_features_extractor
                 with th.set_grad_enabled(th.is_grad_enabled() and not detach):
-                    features = pi_features if shared else self.value_features(obs)
+                    features = pi_features if shared else self.extract_features(obs, self.vf_features_extractor)
                     if self.critic is not None:
                         memory = self.critic(features)
                     else:
@@ -310,27 +313,22 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         tensors: Any
         tensors, vectorized_env = self.obs_to_tensor(observation)
         n_envs = n_samples(tensors)
-        states: Any = self.initial_states(n_envs).pi if state is None else tuple(map(self._as_floats, state))
-        starts = self._as_floats(np.zeros(n_envs) if episode_start is None else episode_start)
+        as_floats = partial(th.tensor, dtype=th.float32, device=self.device)
+        states: Any = self.initial_states(n_envs).pi if state is None else tuple(map(as_floats, state))
+        starts = as_floats(np.zeros(n_envs) if episode_start is None else episode_start)
         with th.no_grad():
             actions, states = self._predict(tensors, lstm_states=states, episode_starts=starts, deterministic=deterministic)
         return self._taken(actions, vectorized_env), tuple(one.cpu().numpy() for one in states)
 
-    def _as_floats(self, array: np.ndarray) -> th.Tensor:
-        return th.tensor(array, dtype=th.float32, device=self.device)
-
     @th.no_grad()
     def states_after(self, obs: PyTorchObs, lstm_states: RNNStates, episode_starts: th.Tensor) -> RNNStates:
-        """
-        :param obs: Observation
-        :param lstm_states: states before each sequence
-        :param episode_starts: 1 where an episode begins, else 0, (B,)
-        :return: the states after each sequence
-        """
-        pi = last_states(self.lstm_actor, self.policy_features(obs), lstm_states.pi, episode_starts)
-        if self.lstm_critic is None:
-            return RNNStates(pi, pi)
-        return RNNStates(pi, last_states(self.lstm_critic, self.value_features(obs), lstm_states.vf, episode_starts))
+        """Return the states after each sequence; takes the arguments of ``evaluate``."""
+        features = self.extract_features(obs, self.pi_features_extractor)
+        pi = vf = last_states(features, lstm_states.pi, episode_starts, self.lstm_actor)
+        if self.lstm_critic is not None:
+            features = self.extract_features(obs, self.vf_features_extractor)
+            vf = last_states(features, lstm_states.vf, episode_starts, self.lstm_critic)
+        return RNNStates(pi, vf)
 
     def initial_states(self, n_sequences: int) -> RNNStates:
         """Return the states before sequences that begin with an episode: zeros, (n_layers, n_sequences, hidden size) each."""
@@ -345,22 +343,3 @@ class RecurrentPhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, RecurrentP
 
 class RecurrentMultiInputPhasicActorCriticPolicy(MultiInputPhasicActorCriticPolicy, RecurrentPhasicActorCriticPolicy):  # type: ignore[misc]
     """``RecurrentPhasicActorCriticPolicy`` for dictionaries, by default with SB3's ``CombinedExtractor``."""
-
-
-def _lstm_of_the_value_function(
-    architecture: str, shared_lstm: bool | None, enable_critic_lstm: bool | None
-) -> tuple[bool, bool]:
-    """Return RecurrentPPO's ``shared_lstm`` and ``enable_critic_lstm`` if they do not contradict the architecture."""
-    one_network = architecture != "dual"
-    shared = one_network if shared_lstm is None else shared_lstm
-    if shared != one_network and architecture in ARCHITECTURES:  # else refused anyway
-        other = "'dual'" if one_network else "'detached' or 'shared'"
-        raise ArgumentError(
-            f"`shared_lstm`={shared_lstm} contradicts `architecture`={architecture!r}: leave it out, or use {other}"
-        )
-    if shared and enable_critic_lstm:
-        raise ArgumentError(
-            f"`enable_critic_lstm`=True contradicts `architecture`={architecture!r}, where the value function reads the "
-            "policy's LSTM: leave it out, or use 'dual'"
-        )
-    return shared, not shared if enable_critic_lstm is None else enable_critic_lstm

@@ -389,7 +389,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         unread: Any = None
         distribution = latent_pi = latent_vf = unread
         if "distribution" in reads or "latent_pi" in reads:
-            pi_features = self.policy_features(obs)
+            pi_features = self.extract_features(obs, self.pi_features_extractor)
             latent_pi = self.mlp_extractor.forward_actor(pi_features)
         if "latent_vf" in reads:
             if self.architecture != "dual" and latent_pi is not None:
@@ -397,22 +397,13 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             else:
                 shared = latent_pi is not None and self.share_features_extractor
                 with th.set_grad_enabled(th.is_grad_enabled() and not detach):
-                    latent_vf = self.mlp_extractor.forward_critic(pi_features if shared else self.value_features(obs))
+                    features = pi_features if shared else self.extract_features(obs, self.vf_features_extractor)
+                    latent_vf = self.mlp_extractor.forward_critic(features)
         if "distribution" in reads:
             distribution = self._get_action_dist_from_latent(latent_pi)
         return Evaluation(distribution, latent_pi, latent_vf)
 
-    def policy_features(self, obs: PyTorchObs) -> th.Tensor:
-        """Return features for the policy, (B, features_dim)."""
-        return self.extract_features(obs, self.pi_features_extractor)  # type: ignore[return-value] # one extractor: a tensor
-
-    def value_features(self, obs: PyTorchObs) -> th.Tensor:
-        """Return features for the value function, (B, features_dim)."""
-        return self.extract_features(obs, self.vf_features_extractor)  # type: ignore[return-value]
-
-    def extract_features(  # type: ignore[override]
-        self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None
-    ) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
+    def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None) -> Any:
         """
         Extract features, in bfloat16 with ``mixed_precision="bf16"``; parameters and the result are float32.
 
@@ -422,8 +413,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         :return: (B, features_dim); for both, as in SB3, a pair if policy and value function do not share an extractor
         """
         if features_extractor is None:
-            of_policy = self.policy_features(obs)
-            return of_policy if self.share_features_extractor else (of_policy, self.value_features(obs))
+            of_policy = self.extract_features(obs, self.pi_features_extractor)
+            shared = self.share_features_extractor
+            return of_policy if shared else (of_policy, self.extract_features(obs, self.vf_features_extractor))
         takes_uint8 = getattr(features_extractor, "takes_uint8", False)
         if not (takes_uint8 and isinstance(obs, th.Tensor) and obs.dtype == th.uint8):
             obs = preprocess_obs(obs, self.preprocessed_space, normalize_images=False)
@@ -535,10 +527,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         return self.value_net(self.evaluate(obs, *context, reads=("latent_vf",)).latent_vf)
 
     def evaluate_values(self, *inputs: Any) -> th.Tensor:
-        """
-        :param inputs: arguments of ``evaluate``
-        :return: V(s) of the true value function, as in the policy phase, (B,); for vector rewards (B, K)
-        """
+        """Return V(s) as in the policy phase, (B,), for vector rewards (B, K); takes the arguments of ``evaluate``."""
         return self.value_net(self.evaluate(*inputs, reads=("latent_vf",)).latent_vf).squeeze(1)
 
     def evaluate_auxiliary(self, *inputs: Any) -> AuxiliaryEvaluation:
@@ -581,9 +570,8 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
     def _taken(self, actions: th.Tensor, vectorized_env: bool) -> Any:
         """
-        :param actions: samples of the distribution, (B, ...)
-        :param vectorized_env: whether they are for several environments
-        :return: actions as environments take them, an array, or, for a nested space, a list; of one environment, its action
+        Return samples of the distribution, (B, ...), as environments take them: an array, for nested spaces a list.
+
         :raises NonFiniteActionError: if an action is infinite, which the bounds of the action space would hide
         """
         array = actions.cpu().numpy().reshape(-1, *self.actions.shape)

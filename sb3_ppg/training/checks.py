@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
-from sb3_ppg.actions import by_leaf
+from sb3_ppg.actions.nested import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, check_value, require
 from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.protocol import has_usual_samples, is_recomputable

@@ -106,9 +106,9 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
     context = {"values": th.tensor([[0.0], [4.0]])}  # those of the auxiliary phase, too
     batch = AuxiliaryBatch(th.zeros(2, 3), context, th.tensor([4.0, 6.0]), th.zeros(2, 1))
     values = (nn.Identity(), th.tensor([[2.0], [4.0]]))
-    assert clipped.auxiliary_value_error(*values, batch, 2.0).item() == 1.625 / 2
+    assert clipped.head_error(*values, batch, 2.0).item() == 1.625
     weighted = batch._replace(context={**context, "weights": th.tensor([0.0, 3.0])})
-    assert clipped.auxiliary_value_error(*values, weighted, 2.0).item() == 3 * 1.0 / 2 / 2
+    assert clipped.head_error(*values, weighted, 2.0).item() == 3 * 1.0 / 2
 
 
 @pytest.mark.parametrize(("kind", "objective"), zip(WITH_CONTEXT, ["ppg", "decoupled", "ewma"], strict=True))
