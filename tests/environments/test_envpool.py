@@ -91,7 +91,7 @@ def test_no_transition_between_episodes_on_procgen():
     assert observations.shape == (8, 3, 64, 64) and observations.dtype == np.uint8
     rng = np.random.default_rng(0)
     before, ended, kept = np.zeros(8), 0, []
-    for _ in range(250):
+    for _ in range(120):
         observations, _, dones, infos = venv.step(rng.integers(15, size=8))
         assert [info["elapsed_step"] for info in infos] == list(before + 1)
         before = np.where(dones, 0, before + 1)
