@@ -33,12 +33,13 @@ def test_an_agent_is_as_good_as_its_card_says(folder, tmp_path):
     agent = next(agent for agent in pretrained.AGENTS if agent.name == str(folder.relative_to(FOLDER)))
     env_name, options = EnvironmentName(agent.env_id), ["--algo", agent.algo, "-f", str(tmp_path), "--device", "cpu"]
     unpack(folder, agent.algo, env_name, tmp_path / agent.algo / f"{env_name}_1")
-    args = agent_parser("", n_episodes=2).parse_args(options)
+    n_episodes = 1 if agent.env_id == "PongNoFrameskip-v4" else 2  # an episode takes seconds
+    args = agent_parser("", n_episodes=n_episodes).parse_args(options)
     args.env = env_name
     with patched():
         evaluation = evaluate(load_agent(args)[0], args)
     assert evaluation.deterministic == deterministic
-    assert abs(evaluation.mean - mean) <= 4 * std / 2**0.5 + 1e-2
+    assert abs(evaluation.mean - mean) <= 4 * std / n_episodes**0.5 + 1e-2
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -71,20 +72,6 @@ def test_the_commands(tmp_path):
     options = ("-n", "64", "-params", "n_envs:1", "n_steps:64", "compile_updates:False", "--eval-freq", "-1")
     output = run("train", "--env", "CartPole-v1", "--pretrained", *options, cwd=tmp_path)
     assert "Loading pretrained agent" in output and "without those rollouts" not in output
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("train --pretrained -i mine.zip", "-i and --pretrained name an agent each"),
-        ("train --pretrained --trained-agent=mine.zip", "-i and --pretrained name an agent each"),
-        ("enjoy --pretrained --folder mine", "-f and --pretrained name an agent each"),
-        ("report --pretrained -fmine", "-f and --pretrained name an agent each"),
-        ("enjoy --env CartPole-v0 --pretrained", "nearest: ppg/CartPole-v1"),
-    ],
-)
-def test_an_agent_that_cannot_be_taken_is_named(command, message, tmp_path):
-    assert message in run(*command.split(), cwd=tmp_path, fails=True)
 
 
 def test_agents_of_the_working_folder_come_first(monkeypatch, tmp_path):
