@@ -46,12 +46,7 @@ class DecoupledObjective(PaperObjective):
         if policy.use_sde:
             with th.no_grad():
                 policy.reset_noise()  # noise with a graph could not be copied
-        try:
-            self.proximal = AveragedModel(policy)
-        except RuntimeError as error:
-            raise ArgumentError(
-                f"{type(self).__name__} cannot work with this policy, which torch cannot copy: {error}"
-            ) from error
+        self.proximal = AveragedModel(policy)
         self.proximal.requires_grad_(False).eval()
         del self.proximal.module.optimizer  # the copy is not trained
         self.restart(policy)

@@ -1,7 +1,6 @@
 """The members of the family on every space, with memory and masks, saved, shared, resumed, and with several processes."""
 
 import copy
-import warnings
 from itertools import cycle
 from unittest.mock import patch
 
@@ -194,22 +193,8 @@ def test_observations_in_another_kind_of_dictionary():
     check_training(make("ppg_replay", Gives(random_envs(MIXED)), policy="MultiInputPolicy"))
 
 
-class OldWeightNorm(FlattenExtractor):
-    """Torch cannot copy this module."""
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.layer = nn.utils.weight_norm(nn.Linear(self.features_dim, self.features_dim))
-
-    def forward(self, observations):
-        return self.layer(super().forward(observations))
-
-
 REFUSED = [
     ("ddcpg", dict(n_steps=16, batch_size=16, aux_batch_size=8), "whole sequences of `n_steps`=16 samples; use a multiple"),
-    ("ppg_ewma", dict(policy_kwargs=dict(features_extractor_class=OldWeightNorm)), "policy, which torch cannot copy"),
     ("dcpg", dict(policy_kwargs=dict(architecture="dual")), "`architecture`='dual' cannot work with DelayedCriticObjective"),
     ("dcpg", dict(n_value_epochs=1), "`n_value_epochs`=2 cannot work: DelayedCriticObjective"),
     ("dcpg", dict(n_aux_epochs=0), "`n_aux_epochs`=0 cannot work"),
