@@ -233,11 +233,6 @@ def test_equal_coefficients_are_one_coefficient():
     assert (train(0.1) != train(0.2)).any()
 
 
-def test_empty_parts_have_a_place_in_coefficients():
-    space = spaces.Dict(a=spaces.Dict(), b=spaces.Discrete(2))
-    PPG("MlpPolicy", random_envs(VECTOR, space), ent_coef=dict(a={}, b=0.1), **SMALL).learn(16)
-
-
 def test_the_initial_standard_deviation_is_that_of_all_leaves():
     model = PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(log_std_init=-2.0), **SMALL)
     constants = [one for name, one in model.policy.named_parameters() if "constants" in name]

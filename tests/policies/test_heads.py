@@ -3,7 +3,6 @@
 import pytest
 import torch as th
 from torch import nn
-from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError, MlpPolicy
 from sb3_ppg.optim.value_units import set_value_units
@@ -93,22 +92,3 @@ def test_heads_of_which_value_units_need_more_are_refused_when_the_model_is_made
     with pytest.raises(ArgumentError, match=r"`normalize_value_targets`=True.*`value_net` has no mean, std.*HasUnits"):
         PPG(Own, "CartPole-v1", **SMALL)
     assert not untrained(PPG(Own, "CartPole-v1", normalize_value_targets=False, **SMALL), 2)
-
-
-class Absolute(ValueHead):
-    """With a loss of its own."""
-
-    def loss(self, latent, targets, unit, weights=None):
-        return F.l1_loss(self(latent).flatten() / unit, targets / unit)
-
-
-class AbsolutePolicy(MlpPolicy):
-    def make_heads(self):
-        return {name: Absolute(64) for name in ("value_net", "aux_value_net")}
-
-
-def test_a_head_with_a_loss_of_its_own_is_not_clipped():
-    with pytest.raises(ArgumentError, match=r"`clip_range_vf`=.* cannot work: `value_net` has a loss of its own"):
-        PPG(AbsolutePolicy, "CartPole-v1", clip_range_vf=0.2, **SMALL)
-    with pytest.raises(ArgumentError, match=r"`value_clip`=0.2 cannot work: `value_net` has a loss of its own"):
-        PPG(AbsolutePolicy, "CartPole-v1", objective_kwargs=dict(value_clip=0.2), **SMALL)
