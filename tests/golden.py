@@ -76,32 +76,18 @@ class Numbers(dict[str, np.ndarray]):
 
 
 class Step(NamedTuple):
-    """
-    Losses and gradient norms of one minibatch.
+    """Losses and gradient norms of one minibatch."""
 
-    :param phase: one of ``PHASES``
-    :param losses: its scalars by name, with the total under "loss"
-    :param log_ratio: log π(a|s) - log π_old(a|s), (B,)
-    :param gradient_norms: norm of the gradient of each parameter that has one, before clipping
-    """
-
-    phase: str
-    losses: dict[str, float]
-    log_ratio: th.Tensor
-    gradient_norms: dict[str, float]
+    phase: str  # one of ``PHASES``
+    losses: dict[str, float]  # the total under "loss"
+    log_ratio: th.Tensor  # log π(a|s) - log π_old(a|s), (B,)
+    gradient_norms: dict[str, float]  # of each parameter that has a gradient, before clipping
 
 
 class GoldenTraining:
     """
-    A model with the recorded weights, in float64, that is given recorded rollouts, orders and noisy targets, and records its
-    steps.
-
-    :param file: in tests/data, without its ending
-    :param monkeypatch: replaces the draws
-    :param architecture: architecture of the networks
-    :param adam_eps: epsilon of all optimizers
-    :param dtype: type of the networks
-    :param arguments: arguments of ``PPG``
+    A model with the recorded weights of a file in tests/data, that is given recorded rollouts, orders and noisy targets, and
+    records its steps.
     """
 
     weight_tolerance = 1e-12
@@ -208,11 +194,8 @@ class GoldenTraining:
 
     def check_steps(self, phase: str, prefix: str, names: dict[str, tuple[str, float]]) -> None:
         """
-        Compare the losses and gradient norms of the steps since they were last cleared.
-
-        :param phase: phase of the steps to compare
-        :param prefix: prefix of the keys in the file
-        :param names: our names of the losses and the factors that ours lack, by the authors' names; "loss" is always compared
+        Compare the losses and gradient norms of a phase's steps since they were last cleared. ``names`` has our names of the
+        losses and the factors that ours lack, by the authors' names; "loss" is always compared.
         """
         steps = self.steps_of(phase)
         if f"{prefix}/loss" in self.golden:
@@ -265,19 +248,11 @@ class GoldenTraining:
         self.check_weights("weights_after_aux_epoch")
 
     def check_that_all_are_used(self, but: set[str]) -> None:
-        """
-        :param but: parts of the names of numbers that are neither given to the model nor compared with its own
-        """
+        """Fail if a number is neither given to the model nor compared, unless a part of its name is in ``but``."""
         forgotten = sorted(key for key in self.golden.unused if but.isdisjoint(key.split("/")))
         assert not forgotten, forgotten
 
     # ---- rollouts ----
-
-    @th.no_grad()
-    def values(self, rollout: int) -> np.ndarray:
-        """Return the present network's V(s), (env, step)."""
-        images = th.as_tensor(channels_first(self.golden[f"roll{rollout}/obs"].reshape(-1, 16, 16, 3)))
-        return self.policy.predict_values(images).numpy().reshape(self.n_envs, self.n_steps)
 
     @th.no_grad()
     def outputs(self, rollout: int) -> dict[str, np.ndarray]:
@@ -330,22 +305,12 @@ class GoldenTraining:
             order = self.golden[key].reshape(-1, self.n_envs * self.n_steps, 2)
             self.orders += [epoch[:, 0] * self.n_steps + epoch[:, 1] for epoch in order]
 
-    def impose_order_of_sequences(self, key: str, n_epochs: int, first_rollout: int = 0) -> None:
-        """Deal the minibatches of the next epochs by (env, rollout) of each sequence."""
-        order = self.golden[key].reshape(n_epochs, -1, 2)
-        self.orders += [(epoch[:, 1] - first_rollout) * self.n_envs + epoch[:, 0] for epoch in order]
-
     def impose_auxiliary_phase(
         self, rollouts: range, before: str, targets: str, order: str, check: Callable[[], None] = lambda: None
     ) -> None:
         """
-        Let the next auxiliary phase compare what it records, and use the authors' noisy targets and their order.
-
-        :param rollouts: numbers of its rollouts
-        :param before: key of the log-probabilities of a rollout, with {} for its number
-        :param targets: key of the targets, likewise
-        :param order: key of the order of sequences
-        :param check: is called before
+        Let the next auxiliary phase, of these rollouts, call ``check``, compare what it records, and use the authors' noisy
+        targets and their order of sequences. The keys before and targets have {} for a rollout's number.
         """
         buffer, record = self.model.aux_buffer, type(self.model.aux_buffer).record
 
@@ -357,6 +322,7 @@ class GoldenTraining:
                 self.check(ours, before.format(rollout))
             golden = np.concatenate([self.golden[targets.format(rollout)] for rollout in rollouts])
             buffer.recorded = th.as_tensor(golden).to(self.dtype)
-            self.impose_order_of_sequences(order, self.model.n_aux_epochs, rollouts[0])
+            places = self.golden[order].reshape(self.model.n_aux_epochs, -1, 2)  # (env, rollout) of each sequence
+            self.orders += [(epoch[:, 1] - rollouts[0]) * self.n_envs + epoch[:, 0] for epoch in places]
 
         self.monkeypatch.setattr(buffer, "record", record_golden_targets)

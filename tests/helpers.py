@@ -20,7 +20,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
 from sb3_ppg.family import PAPERS_VALUES
@@ -111,6 +111,20 @@ class MaskedEnv(RandomEnv):
         masks = np.split(self.action_masks(), np.cumsum(self.sizes)[:-1])
         assert all(mask[int(one)] for mask, one in zip(masks, np.atleast_1d(action), strict=True)), "an invalid action"
         return super().step(action)
+
+
+class StepsChanged(VecEnvWrapper):
+    """Environments whose observations, rewards, ends and infos a function changes."""
+
+    def __init__(self, venv: VecEnv, change: Callable[..., tuple]):
+        super().__init__(venv)
+        self.change = change
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        return self.change(*self.venv.step_wait())
 
 
 class Clock(gym.Env):
@@ -304,27 +318,13 @@ def distributions_are_validated() -> bool:
 
 
 def losses_of(name: str, model: PPG, batch: Any, **coefficients: float | None) -> Losses:
-    """
-    Return the losses that an objective computes from a minibatch.
-
-    :param name: name of a method of the model's objective
-    :param batch: minibatch of the model's rollout buffer or auxiliary buffer
-    :param coefficients: coefficients to use in place of the model's
-    """
+    """Return the losses that this method of a model's objective computes from a minibatch of either buffer."""
     losses = getattr(model.objective, name)
     return losses(model.policy, model.network_inputs(batch), batch, model.coefficients()._replace(**coefficients))
 
 
 def run(*arguments: str, cwd: Path | None = None, fails: bool = False, **environment: str) -> str:
-    """
-    Run ``sb3-ppg ...``, in this process, where what takes seconds is imported already.
-
-    :param arguments: command line
-    :param cwd: working directory
-    :param fails: whether the command must fail
-    :param environment: environment variables to set
-    :return: what the command printed, or its error
-    """
+    """Run ``sb3-ppg ...`` in this process, which has the imports; return what it printed, and its error if it must fail."""
     with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
         error = _in_place(launcher.main, ["sb3-ppg", *arguments], cwd, environment)
     printed = f"{output.getvalue()}{'' if error is None else error}"
@@ -333,12 +333,7 @@ def run(*arguments: str, cwd: Path | None = None, fails: bool = False, **environ
 
 
 def run_code(code: str, cwd: Path | None = None) -> None:
-    """
-    Run lines of a page or of a model card.
-
-    :param code: Python
-    :param cwd: working directory
-    """
+    """Run lines of a page or of a model card."""
     error = _in_place(lambda: exec(code, {"__name__": "__main__"}), ["-c"], cwd, {})
     assert error is None, error
 

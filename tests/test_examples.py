@@ -7,7 +7,7 @@ from functools import partial
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 
 from tests.helpers import ROOT
 
@@ -25,8 +25,16 @@ SCRIPTS = {
     "parameterized_actions": (dict(n_episodes=2), r"return of -?\d.\d+\nIt begins with \{'choice': np.int64\([012]\), .*\}\n"),
     "share_and_load": ({}, r"model.safetensors +[\d,]+ bytes\nReturn over 20 episodes: \d+ \+- \d+\n"),
 }
-# Names of a script in place of which these make its episodes short, too: a game that random actions lose soon
+
+
+def make_one_env(env, n_envs=1, **kwargs):
+    return make_vec_env(env, **kwargs)
+
+
+# Names of a script in place of which these make its episodes or rollouts short: a game that random actions lose soon
 SHORTER = {
+    "parameterized_actions": dict(make_vec_env=make_one_env),
+    "training_script": dict(make_vec_env=make_one_env),
     "atari": dict(make_atari_env=partial(make_atari_env, env_kwargs=dict(max_num_frames_per_episode=200))),
     "procgen": dict(GAME="LeaperEasy-v0"),
 }

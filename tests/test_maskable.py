@@ -15,7 +15,7 @@ from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import order_by_environment
@@ -29,6 +29,7 @@ from tests.helpers import (
     VECTOR,
     MaskedEnv,
     RandomEnv,
+    StepsChanged,
     assert_both_phases_train,
     assert_trains_like,
     calls_of,
@@ -187,13 +188,7 @@ def test_without_masking():
 def test_masks_come_through_wrappers_of_other_processes():
     """ActionMasker makes them in the workers, and a wrapper of all environments changes them, under normalisation."""
 
-    class OnlyTheFirst(VecEnvWrapper):
-        def reset(self):
-            return self.venv.reset()
-
-        def step_wait(self):
-            return self.venv.step_wait()
-
+    class OnlyTheFirst(StepsChanged):
         def env_method(self, method_name, *args, **kwargs):
             results = super().env_method(method_name, *args, **kwargs)
             return [masks & (np.arange(5) <= 1) for masks in results] if method_name == "action_masks" else results
@@ -202,7 +197,7 @@ def test_masks_come_through_wrappers_of_other_processes():
         return ActionMasker(RandomEnv(VECTOR, spaces.Discrete(5)), lambda env: np.arange(5) >= 1)
 
     envs = make_vec_env(make_env, 2, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
-    env = VecNormalize(OnlyTheFirst(envs), norm_reward=False)
+    env = VecNormalize(OnlyTheFirst(envs, lambda *step: step), norm_reward=False)
     model = MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8, n_policy_iterations=2, n_aux_epochs=1)
     model.learn(8 * 2 * 2)
     assert (model.rollout_buffer.actions == 1).all() and model.rollout_buffer.action_masks.sum() == 16

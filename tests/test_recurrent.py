@@ -16,7 +16,6 @@ from torch import nn
 
 from sb3_ppg import (
     ArgumentError,
-    ImpalaCNN,
     NonFiniteLossError,
     NormalizedRewardRolloutBuffer,
     PhasicCallback,
@@ -68,8 +67,8 @@ def step_by_step(lstm, features, states, starts):
     return th.stack(outputs, dim=1).flatten(0, 1), states
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize(("n_sequences", "length", "n_layers"), [(1, 1, 2), (5, 1, 1), (1, 16, 2), (6, 9, 1), (16, 32, 2)])
+@pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(("n_sequences", "length", "n_layers"), [(5, 1, 1), (1, 16, 2), (6, 9, 2)])
 def test_sequences_at_once_are_sequences_step_by_step(n_sequences, length, rate, n_layers):
     """Outputs, gradients and last states are equal, wherever episodes begin."""
     th.manual_seed(0)
@@ -168,7 +167,7 @@ def test_any_batch_size_of_whole_sequences(n_steps, batch_size, length, n_sample
 
 
 def test_longest_equal_part_is_the_largest_divisor_within_the_limit():
-    for whole, limit in product(range(1, 60), range(1, 70)):
+    for whole, limit in product(range(1, 30), range(1, 35)):
         expected = max(part for part in range(1, min(whole, limit) + 1) if whole % part == 0)
         assert longest_equal_part(whole, limit) == expected
     assert longest_equal_part(10**12, 10**12) == 10**12 and longest_equal_part(10**10 + 19, 10**5) == 1  # in no time
@@ -343,14 +342,6 @@ def test_where_the_value_functions_gradient_goes(kwargs, policy_phase, auxiliary
     evaluation = model.policy.evaluate_auxiliary(*model.network_inputs(aux_batch))
     assert reaches(evaluation.values) == auxiliary_phase
     assert reaches(evaluation.aux_values)
-
-
-def test_images_in_bfloat16_in_micro_batches():
-    space = image_space(3, 16, 16)
-    policy_kwargs = dict(features_extractor_class=ImpalaCNN, features_extractor_kwargs=dict(channels=(4, 4), features_dim=8))
-    model = make("CnnLstmPolicy", make_env(space), policy_kwargs=policy_kwargs, mixed_precision="bf16", recompute_states=True)
-    model.learn(8 * 2 * 3)
-    assert model.n_aux_phases == 1 and model.resolved_micro_batch_size() is not None
 
 
 # ---- as SB3 has it ----

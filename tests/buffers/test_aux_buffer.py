@@ -50,12 +50,17 @@ def make_aux_buffer(space: spaces.Space = IMAGES, n_rollouts: int = 4, cls: type
     return aux_buffer
 
 
+def pixels(batch) -> th.Tensor:
+    """Return the first pixels of a minibatch's images."""
+    image = batch.observations["image"] if isinstance(batch.observations, dict) else batch.observations
+    return image[:, 0, 0, 0]
+
+
 def record(aux_buffer: AuxBuffer, n_sequences: int = 2) -> None:
     """Record, as distribution parameters, the image's first pixel and its negative."""
 
     def parameters(batch):
-        image = batch.observations["image"] if isinstance(batch.observations, dict) else batch.observations
-        pixel = image[:, 0, 0, 0].float()
+        pixel = pixels(batch).float()
         return th.stack([pixel, -pixel], dim=1)
 
     aux_buffer.record(parameters, n_sequences)
@@ -71,14 +76,10 @@ def test_an_epoch_is_every_sequence_once_in_whole(space, n_sequences):
     sizes = [len(batch.value_targets) // N_STEPS for batch in minibatches]
     assert len(sizes) == -(-12 // n_sequences) and max(sizes) - min(sizes) <= 1
     for batch in minibatches:
-        image = batch.observations["image"] if isinstance(batch.observations, dict) else batch.observations
-        assert image.dtype == th.uint8 and image.shape[1:] == (1, 8, 8)
-        # Everything in a minibatch belongs to the same samples
-        places = batch.value_targets
-        assert th.equal(image[:, 0, 0, 0].float(), places % 256)
+        image, places = pixels(batch), batch.value_targets  # of the same samples
+        assert image.dtype == th.uint8 and th.equal(image.float(), places % 256)
         assert th.equal(batch.recorded, th.stack([places % 256, -(places % 256)], dim=1))
-        if isinstance(batch.observations, dict):
-            assert th.equal(batch.observations["vector"][:, 0], places)
+        assert space is IMAGES or th.equal(batch.observations["vector"][:, 0], places)
         sequences += places.reshape(-1, N_STEPS).tolist()
     expected = [[100 * r + 10 * e + t for t in range(N_STEPS)] for r in range(4) for e in range(N_ENVS)]
     assert sorted(sequences) == expected
@@ -106,8 +107,7 @@ def test_single_samples_and_sequences_are_where_they_were(space, length):
         rollout, env, part = np.unravel_index(ids, (3, N_ENVS, N_STEPS // length))
         first = 100 * rollout + 10 * env + part * length
         places = (first[:, None] + np.arange(length)).ravel()
-        image = batch.observations["image"] if isinstance(space, spaces.Dict) else batch.observations
-        np.testing.assert_array_equal(image[:, 0, 0, 0], places % 256)
+        np.testing.assert_array_equal(pixels(batch), places % 256)
         np.testing.assert_array_equal(batch.value_targets, places)
         np.testing.assert_array_equal(batch.context["env"], 10 * rollout + env)
 

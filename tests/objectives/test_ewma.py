@@ -69,11 +69,6 @@ class EWMATraining(GoldenTraining):
 
         monkeypatch.setattr(self.model.objective, "policy_gradient", recorded)
 
-    def _check_compiled(self, *args) -> None:
-        n_recorded = len(self.proximal_log_probs)
-        super()._check_compiled(*args)
-        del self.proximal_log_probs[n_recorded:]
-
     def total_weight(self) -> float:
         decay = self.model.objective.decay
         return sum(decay**k for k in range(int(self.model.objective.proximal.n_averaged)))

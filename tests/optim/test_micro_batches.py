@@ -43,14 +43,6 @@ def test_samples_may_have_fields_that_are_no_tensors():
         th.testing.assert_close(part.states[0][:, None], part.observations["x"])
 
 
-class WeightNorm(ImpalaCNN):
-    """Its largest weight is computed in each pass, and does not grow with the batch."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        nn.utils.parametrizations.weight_norm(self.dense)
-
-
 class BatchNorm(ImpalaCNN):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -62,7 +54,6 @@ class BatchNorm(ImpalaCNN):
     [
         (ImpalaCNN, (3, 64, 64), None, 64),
         (ImpalaCNN, (3, 64, 64), "bf16", 128),
-        (WeightNorm, (3, 64, 64), None, 64),
         (NatureCNN, (4, 84, 84), "bf16", 256),
         (BatchNorm, (3, 64, 64), None, None),
         (FlattenExtractor, (3, 64, 64), None, None),
@@ -157,11 +148,8 @@ def test_training_leaves_the_allocator_alone_unless_asked():
 
 
 # So large that one more rollout would be seen
-FLOAT_IMAGES = spaces.Box(0, 1, (4, 40, 40))
 WIDE = spaces.Dict(image=image_space(16, 40, 40), vector=spaces.Box(-1, 1, (6000,)))
-SCALED = dict(normalize_images=False, features_extractor_kwargs=dict(features_dim=32, normalized_image=True))
 MEMORY_CASES: dict[str, tuple] = {
-    "float images": (PPG, "CnnPolicy", FLOAT_IMAGES, SCALED),
     "Dict": (PPG, "MultiInputPolicy", WIDE, dict(features_extractor_kwargs=dict(cnn_output_dim=32))),
     "LSTM": (RecurrentPPG, "MlpLstmPolicy", WIDE["vector"], dict(lstm_hidden_size=16)),
 }
@@ -172,7 +160,7 @@ def measure_memory(case: str, results: Any) -> None:
     cls, policy, space, policy_kwargs = MEMORY_CASES[case]
     model = cls(policy, random_envs(space, n_envs=8), **SMALL | dict(batch_size=64), policy_kwargs=policy_kwargs)
     memory = []
-    for _ in range(8):
+    for _ in range(6):
         model.learn(128, reset_num_timesteps=False)
         gc.collect()
         memory.append(psutil.Process().memory_info().rss)
@@ -182,6 +170,6 @@ def measure_memory(case: str, results: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MEMORY_CASES)
 def test_resident_memory_is_flat_from_the_second_phase_on(case):
-    """Within 5 % up to the eighth, apart from what comes and goes."""
+    """Within 5 % up to the sixth, apart from what comes and goes."""
     memory = run_in_a_new_process(measure_memory, case)
-    assert min(memory[5:]) <= 1.05 * memory[1], memory
+    assert min(memory[4:]) <= 1.05 * memory[1], memory

@@ -10,7 +10,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
+from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.utils import ConstantSchedule
 from torch import nn
 from torch.nn import functional as F
@@ -199,44 +199,10 @@ class OwnTrunk(MlpPolicy):
         self.mlp_extractor = MlpExtractor(self.features_dim, [8], nn.Tanh)
 
 
-class OwnHead(MlpPolicy):
-    def _build(self, lr_schedule):
-        super()._build(lr_schedule)
-        self.value_net = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 1))
-        self.optimizer = self.make_optimizer(lr_schedule(1))
-
-
 def test_a_custom_trunk_needs_two_networks_or_our_base_class():
     PPG(OwnTrunk, "CartPole-v1", n_steps=32, n_policy_iterations=1, batch_size=32).learn(32)
     with pytest.raises(ValueError, match="SharedTrunk"):
         PPG(OwnTrunk, "CartPole-v1", policy_kwargs=dict(architecture="detached"))
-
-
-def test_a_custom_value_head_is_refused_before_its_units_would_be_changed():
-    with pytest.raises(ValueError, match=r"normalize_value_targets.*ValueHead"):
-        PPG(OwnHead, "CartPole-v1")
-    settings = dict(n_steps=32, n_policy_iterations=1, batch_size=32)
-    assert PPG(OwnHead, "CartPole-v1", normalize_value_targets=False, **settings).learn(32).n_aux_phases == 1
-
-
-class ScaledFeatures(BaseFeaturesExtractor):
-    """A learned gain, which is a scalar, and a layer of complex numbers."""
-
-    def __init__(self, observation_space: spaces.Space):
-        super().__init__(observation_space, 8)
-        self.gain = nn.Parameter(th.tensor(1.0))
-        self.weight = nn.Parameter(th.randn(4, 8, dtype=th.cfloat))
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return self.gain * (observations.to(th.cfloat) @ self.weight).abs()
-
-
-@every_architecture
-def test_parameters_that_are_scalars_or_complex(architecture):
-    kwargs = dict(features_extractor_class=ScaledFeatures, architecture=architecture, net_arch=[np.int64(8)])
-    settings = dict(n_steps=32, n_policy_iterations=1, batch_size=32, max_grad_norm=0.01)
-    model = PPG("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, seed=0, **settings)
-    assert untrained(model, 2).isdisjoint({"features_extractor.gain", "features_extractor.weight"})
 
 
 @pytest.mark.parametrize("env, kwargs", [("CartPole-v1", {}), ("Pendulum-v1", {}), ("Pendulum-v1", dict(use_sde=True))])

@@ -8,10 +8,10 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RewardNormalizer
-from tests.helpers import KINDS, SMALL, THREE_ACTIONS, VECTOR, MaskedEnv, RandomEnv, changed, collect, weights
+from tests.helpers import KINDS, SMALL, THREE_ACTIONS, VECTOR, MaskedEnv, RandomEnv, StepsChanged, changed, collect, weights
 from tests.helpers import make_with_papers_values as make
 
 
@@ -75,21 +75,8 @@ def test_the_last_reward_has_the_discounted_value_of_the_last_observation(ignore
     np.testing.assert_allclose(model.rollout_buffer.returns.flatten()[[2, 5]], last, rtol=1e-6)
 
 
-class Forgetful(VecEnvWrapper):
-    """Environments that do not tell the last observation of an episode."""
-
-    def reset(self):
-        return self.venv.reset()
-
-    def step_wait(self):
-        obs, rewards, dones, infos = self.venv.step_wait()
-        for info in infos:
-            info.pop("terminal_observation", None)
-        return obs, rewards, dones, infos
-
-
 def test_ends_without_a_last_observation_are_not_silently_zero():
-    env = Forgetful(DummyVecEnv([Countdown]))
+    env = StepsChanged(DummyVecEnv([Countdown]), lambda obs, rewards, dones, infos: (obs, rewards, dones, [{}]))
     make(env).learn(16)
     message = "`ignore_terminations`=True cannot work: the info of environment 0 has no 'terminal_observation'.*use False"
     with pytest.raises(ArgumentError, match=message):
