@@ -8,10 +8,10 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.actions.nested import by_leaf
-from sb3_ppg.arguments import FINITE, argument_value, check_value, require
+from sb3_ppg.arguments import FINITE, argument_value, check_value, made_from, require
 from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.protocol import has_usual_samples, is_recomputable
-from sb3_ppg.buffers.replay import full_like
+from sb3_ppg.buffers.replay import RolloutReplay, full_like
 from sb3_ppg.buffers.reward_normalizer import RewardNormalizer
 from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, warn
@@ -83,6 +83,11 @@ def check_networks(model: PhasicModel) -> None:
 def check_objective(model: PhasicModel) -> None:
     """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
+    if cls is not model.objective_class:
+        is_made = isinstance(model.objective, Objective)
+        given, made_with = (model.objective_class, cls) if is_made else (model.objective, model.objective_class)
+        remedy = f"this model was made with {made_with.__name__}: give another one to the constructor"
+        raise ArgumentError(f"`objective`={given!r} cannot work: {remedy}")
     remedy = (
         f"{cls.__name__} adds data to minibatches, and this class draws them in its own way; use one without `get`, or "
         "with `recomputable = True`, see docs/extending.md"
@@ -187,6 +192,10 @@ def check_replay(model: PhasicModel) -> None:
     require(model, not model.recompute_advantages or is_possible, "recompute_advantages", f"{remedy}False")
     require(model, replay.capacity == 1 or is_possible, "replay_kwargs", f"{remedy}None")
     require(model, model.reward_weights is None or is_possible, "reward_weights", f"{remedy}None")
+    asked = made_from("replay_kwargs", model.replay_kwargs, RolloutReplay)
+    is_same = all(vars(asked)[name] == vars(replay)[name] for name in ("n_rollouts", "max_uses", "staleness"))
+    remedy = "this model was made with others: give these to the constructor, or to `load`"
+    require(model, is_same, "replay_kwargs", remedy)
     given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
     has_value_epochs = model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"}
     remedy = "without `n_value_epochs` there are no epochs on values alone; leave out `value_rollouts` and `value_uses`"
