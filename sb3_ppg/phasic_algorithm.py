@@ -394,7 +394,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
         :param dataset: recorded data, see ``sb3_ppg.offline.load_dataset``
         :param agent: an SB3 model without memory to imitate on the data's observations, which its own ``VecNormalize``
-            normalizes, instead of the data's actions. One like PPO, whose action distribution has to be of the same kind: with
+            normalizes, instead of the data's actions. One like PPO, whose action distribution must be of the same kind: with
             KL(π_agent, π). Any other, such as SAC: with its deterministic actions, without fitting ``log_std``
         :param n_epochs: number of passes over the data
         :param batch_size: minibatch size, in samples

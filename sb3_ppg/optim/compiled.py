@@ -272,7 +272,7 @@ class CompiledPolicy:
         return result
 
 
-# ---- a training ----
+# ---- a run ----
 
 
 class CompiledTraining:
@@ -342,14 +342,14 @@ def reason_against(model: PhasicModel) -> str | None:
 
 
 def is_worthwhile(model: PhasicModel, total_timesteps: float) -> bool:
-    """Return whether compiling is likely to make a training faster, judging by its length and its networks."""
+    """Return whether compiling is likely to make a run faster, judging by its length and its networks."""
     if model.device.type != "cpu" or has_convolutions(model.policy):
         return False
     return WORTHWHILE_STEPS <= n_optimizer_steps(model, total_timesteps) < math.inf  # infinite if a callback ends it
 
 
 def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:
-    """Estimate the number of optimizer steps in a training of this budget."""
+    """Estimate the number of optimizer steps in a run of this budget."""
     n_epochs = model.n_epochs + (model.n_value_epochs or 0)
     per_sample = n_epochs / model.batch_size + model.n_aux_epochs / model.aux_samples_per_batch()
     return total_timesteps / n_processes() * per_sample

@@ -1,4 +1,4 @@
-"""The part of a training in progress that is not in the model's zip file: rollouts, normalization, random generators."""
+"""The part of a run in progress that is not in the model's zip file: rollouts, normalization, random generators."""
 
 import glob
 import json

@@ -1,4 +1,4 @@
-"""Checks of arguments that have to fit together, and to environments, networks, buffers and objectives."""
+"""Checks of arguments that must fit together, and fit environments, networks, buffers and objectives."""
 
 from contextlib import suppress
 from typing import Any
@@ -72,7 +72,7 @@ def check_networks(model: PhasicModel) -> None:
     require(model, model.mixed_precision != "bf16" or has_layers, "mixed_precision", remedy)
     heads = (model.policy.value_net, model.policy.aux_value_net)
     has_vectors = all(isinstance(head, VectorValueHead) for head in heads)
-    remedy = f"both value heads have to be sb3_ppg.policies.VectorValueHead; use these, or None ({heads})"
+    remedy = f"both value heads must be sb3_ppg.policies.VectorValueHead; use these, or None ({heads})"
     require(model, model.reward_weights is None or has_vectors, "reward_weights", remedy)
     obstacle = model.policy.obstacle_to_value_units
     works = not model.normalize_value_targets or model.n_aux_epochs == 0 or not obstacle
@@ -171,13 +171,13 @@ def check_samples(model: PhasicModel) -> None:
     buffer = model.rollout_buffer
     arrays = buffer.observations.values() if isinstance(buffer.observations, dict) else [buffer.observations]
     is_numeric = all(isinstance(one, np.ndarray) and one.dtype != object for one in arrays)
-    remedy = "the auxiliary phase keeps its `observations`, which have to be NumPy arrays of numbers; use another class"
+    remedy = "the auxiliary phase keeps its `observations`, which must be NumPy arrays of numbers; use another class"
     require(model, is_numeric, "rollout_buffer_class", remedy)
     if not has_usual_samples(buffer):
         fields: tuple[str, ...] = ("observations",)
         with generators_kept(), suppress(Exception):  # the class may not accept a rollout of zeros
             fields = getattr(next(iter(full_like(buffer).get(model.batch_size))), "_fields", ("",))
-        remedy = "`get` has to yield named tuples that begin with `observations`, as SB3's does; use a class that does"
+        remedy = "`get` must yield named tuples that begin with `observations`, as SB3's does; use a class that does"
         require(model, fields[0] == "observations", "rollout_buffer_class", remedy)
 
 

@@ -158,7 +158,7 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
 
 
 def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
-    """Print the number of phases in a training, and warn if it ends with fewer than three, those before it included."""
+    """Print the number of phases in a run, and warn if it ends with fewer than three, those before it included."""
     if model.n_aux_epochs == 0 or math.isinf(total_timesteps):  # a callback ends it
         return
     n_envs = model.n_envs * n_processes()
