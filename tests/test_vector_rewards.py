@@ -227,7 +227,7 @@ def test_scalar_value_heads_are_refused():
         def make_heads(self):
             return {name: ValueHead(64) for name in ("value_net", "aux_value_net")}
 
-    with pytest.raises(ArgumentError, match=r"both value heads have to be sb3_ppg.policies.VectorValueHead"):
+    with pytest.raises(ArgumentError, match=r"both value heads must be sb3_ppg.policies.VectorValueHead"):
         make(vector_envs(), policy=ScalarHeads, reward_weights=[1.0, 1.0])
 
 
