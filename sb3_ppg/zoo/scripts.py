@@ -100,7 +100,8 @@ def all_plots() -> None:
     args, _ = parser.parse_known_args()
     if args.labels and len(args.labels) != len(args.exp_folders):
         raise ArgumentError("--labels needs one label for each folder of --exp-folders")
-    folders, labels = [], []
+    folders: list[str] = []
+    labels: list[str] = []
     with TemporaryDirectory() as temporary:
         for folder, label in zip(args.exp_folders, args.labels or args.exp_folders, strict=True):
             pairs = itertools.product(map(str.lower, args.algos), args.env)
