@@ -48,7 +48,7 @@ from sb3_ppg.zoo.resuming import (
     sigterm_blocked_in_children,
     unfinished_run,
 )
-from sb3_ppg.zoo.search import BUDGET, OFFLINE, draw, print_best, warn_of_short_trials
+from sb3_ppg.zoo.search import BUDGET, OFFLINE, draw, print_best
 
 # Hyperparameters that RL Zoo consumes, and arguments that its options or itself give
 OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
@@ -353,8 +353,6 @@ class Manager(ExperimentManager):
     # ---- searching ----
 
     def hyperparameters_optimization(self) -> None:
-        if self.is_ours:
-            warn_of_short_trials(self.n_timesteps, self.n_envs)
         with self._masked("TrialEvalCallback", _MaskableTrialEvalCallback):
             super().hyperparameters_optimization()
         if self.study is not None:  # its trials have run in this process

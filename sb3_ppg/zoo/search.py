@@ -15,7 +15,6 @@ from optuna.visualization.matplotlib import plot_optimization_history, plot_para
 from rl_zoo3.hyperparams_opt import convert_offpolicy_params
 from torch import nn
 
-from sb3_ppg.errors import warn
 from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.offline import BCQ
 
@@ -97,17 +96,6 @@ def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, A
         if name in hyperparams:
             hyperparams["policy_kwargs"][name] = hyperparams.pop(name)
     return with_preset(zoo_name, hyperparams)
-
-
-def warn_of_short_trials(budget: int, n_envs: int) -> None:
-    """Warn if three of the shortest phases do not fit into the steps of a trial, of all environments together."""
-    needed = N_PHASES * n_envs * 2**SHORTEST_PHASE_POW
-    if budget < needed:
-        warn(
-            f"-n {budget} is short for a search: {N_PHASES} of the shortest phases ({2 ** N_POLICY_ITERATIONS_POW[0]} "
-            f"rollouts of {2 ** N_STEPS_POW[0]} steps in {n_envs} environments) take {needed} steps. The auxiliary phase will "
-            "hardly contribute to the scores: use at least that, or fewer environments (-params n_envs:1)"
-        )
 
 
 def print_best(study: optuna.Study, arguments: list[str], storage: str | None) -> None:

@@ -264,13 +264,12 @@ def with_pretrained(option: str, arguments: list[str]) -> list[str]:
         raise ArgumentError(f"{option} and --pretrained name an agent each: use one of them")
     run = UNPACKED / args.algo / f"{args.env}_1"
     if rank() == 0:
-        agents = [path for folder in FOLDERS for path in sorted(folder.glob("*/*"))]
         name = f"{args.algo}/{args.env}"
-        there = {f"{path.parent.name}/{path.name}": path for path in reversed(agents)}  # those of the first folder count
-        if name not in there:
-            where = " or ".join(map(str, FOLDERS))
-            raise ArgumentError(f"there is no trained agent {name} in {where}{nearest(name, there)}")
-        unpack(there[name], args.algo, args.env, run)
-        if (there[name] / "logs").is_dir():  # the evaluations of its run
-            shutil.copytree(there[name] / "logs", run, dirs_exist_ok=True)
+        agent = next((folder / name for folder in FOLDERS if (folder / name).is_dir()), None)
+        if agent is None:
+            there = [f"{path.parent.name}/{path.name}" for folder in FOLDERS for path in folder.glob("*/*")]
+            raise ArgumentError(f"there is no trained agent {name} in {' or '.join(map(str, FOLDERS))}{nearest(name, there)}")
+        unpack(agent, args.algo, args.env, run)
+        if (agent / "logs").is_dir():  # the evaluations of its run
+            shutil.copytree(agent / "logs", run, dirs_exist_ok=True)
     return [*arguments, option, str(run / f"{args.env}.zip" if option == "-i" else UNPACKED)]

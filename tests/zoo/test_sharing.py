@@ -244,12 +244,14 @@ def test_a_changed_environment_is_refused_or_plain_data(content):
             assert yaml.safe_load(yaml.safe_dump(environment)) == environment
 
 
-def test_what_constructors_are_given_is_shown(hub_server, folder):
-    config = {"env_wrapper": [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}}]}
-    share(folder, env_kwargs={"\x1b[2J\x7f": "x", "n": [1]}, config=config)
-    printed = load_from_hub("--allow", "\x1b[2J\x7f", "n")
+def test_what_the_user_allows_is_shown_and_written(hub_server, folder):
+    wrappers = [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}}, "mine.Wrapper"]
+    share(folder, env_kwargs={"\x1b[2J\x7f": "x", "n": [1]}, config={"env_wrapper": wrappers})
+    printed = load_from_hub("--allow", "\x1b[2J\x7f", "n", "mine.Wrapper")
     assert r'made with env_kwargs {"\u001b[2J\u007f": "x", "n": [1]}' in printed
-    assert 'made with env_wrapper [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 7}}]' in printed
+    assert f"made with env_wrapper {json.dumps(wrappers)}" in printed
+    config = yaml.safe_load((folder / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1" / "config.yml").read_text())
+    assert config["env_wrapper"] == wrappers and config["n_timesteps"] == 16  # which `benchmark` reads
 
 
 def test_booleans_and_numbers_of_a_usual_size_need_no_consent():
@@ -257,13 +259,6 @@ def test_booleans_and_numbers_of_a_usual_size_need_no_consent():
     assert Environment("LunarLander-v3", usual, Settings()).to_allow == []
     unusual = {"xml_file": "ant", "width": 10**5, "gravity": -5, "delay": 1e6, "noise": float("nan"), "game": None}
     assert {*Environment("LunarLander-v3", usual | unusual, Settings()).to_allow} == {*unusual}
-
-
-def test_a_wrapper_that_the_user_allows(hub_server, folder):
-    share(folder, config={"env_wrapper": "mine.Wrapper"})
-    load_from_hub("--allow", "mine.Wrapper")
-    config = yaml.safe_load((folder / "logs" / "ppg" / "CartPole-v1_1" / "CartPole-v1" / "config.yml").read_text())
-    assert config["env_wrapper"] == "mine.Wrapper" and config["n_timesteps"] == 16  # which `benchmark` reads
 
 
 def test_an_honest_description_is_read_as_it_was_written(tmp_path):
