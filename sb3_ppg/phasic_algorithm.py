@@ -1,6 +1,7 @@
 """The base class of PPG: set-up, training loop, hooks and files, as Stable-Baselines3 has them."""
 
 import copy
+import importlib
 import io
 import math
 import time
@@ -170,8 +171,6 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
         self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
-        check_networks(self)
-        check_objective(self)
         self._tell_weights()
         check_networks(self)
         check_objective(self)
@@ -229,7 +228,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             return self.micro_batch_size
         if self.objective.needs_whole_minibatches:
             return None
-        if self._fitting_micro_batch_size is None:  # once per training: the network stays as it is
+        if self._fitting_micro_batch_size is None:  # once per run: the network stays as it is
             observation = obs_as_tensor(zero_observations(self.rollout_buffer, 1), self.device)
             self._fitting_micro_batch_size = (fitting_micro_batch_size(self.policy, observation),)
         return self._fitting_micro_batch_size[0]
@@ -421,6 +420,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             if not self._custom_logger:
                 self._logger, self._custom_logger = Logger(folder=None, output_formats=[]), True
         assert self.env is not None
+        if self.tensorboard_log is not None:
+            importlib.import_module("tensorboard")  # SB3's own error does not say which module is missing
         with agreed(), statistics_protected(normalizers(self.env)):
             started = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             if not self.allow_nonfinite_observations:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
+from sb3_contrib.common.maskable.utils import is_masking_supported
 
 from sb3_ppg.actions.nested import by_leaf
 from sb3_ppg.arguments import check_value
@@ -117,10 +118,12 @@ class EpsilonEvalCallback(MaskableEvalCallback):
         _check_deterministic(epsilon, self.deterministic)
         self.epsilon = epsilon
         self.temperature = temperature
+        self._asked_for_masks = self.use_masking
 
     def _on_step(self) -> bool:
         model = self.model
-        self.use_masking = "action_masks" in inspect.signature(model.predict).parameters
+        takes_masks = "action_masks" in inspect.signature(model.predict).parameters
+        self.use_masking = self._asked_for_masks and takes_masks and is_masking_supported(self.eval_env)
         self.model = Player(model, self.epsilon, self.temperature)  # type: ignore[assignment]
         try:
             return super()._on_step()

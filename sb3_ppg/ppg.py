@@ -40,7 +40,7 @@ class PPG(PhasicAlgorithm):
 
     If ``learn()`` ends within a phase, the rollouts of this phase are kept for the next call of ``learn()``.
 
-    With several processes (``torchrun``, and ``process_group`` around the training), all train one policy with the same
+    With several processes (``torchrun``, and ``process_group`` around ``learn``), all train one policy with the same
     settings. Each process collects rollouts with its own environments; gradients, the mean and variance of advantages, and
     losses are averaged. The number of environments, ``n_steps``, ``batch_size`` and ``aux_batch_size`` are per process;
     ``total_timesteps`` and all logged values are over all processes.
@@ -132,7 +132,7 @@ class PPG(PhasicAlgorithm):
     :param aux_buffer_kwargs: Keyword arguments to pass to the auxiliary buffer on creation.
         ``dict(storage="mmap", path=folder)`` keeps the observations of a phase on disk, see ``AuxBuffer``
     :param allow_nonfinite_observations: Whether the features extractor can handle observations that are NaN or infinite, such
-        as padding. False: they end the training with an error that names the environment and the step
+        as padding. False: they end the run with an error that names the environment and the step
     :param ignore_terminations: Whether to bootstrap every end of an episode with γ V(last observation), as at a time limit,
         like DI-engine's ``ignore_done``. For environments that report time limits as terminations. Wrong if episodes can end
         with a failure or at a goal
@@ -255,7 +255,7 @@ class PPG(PhasicAlgorithm):
             warn_of_unlikely_arguments(self)
         if _init_setup_model:
             self._setup_model()
-            if self.env is not None:  # a model that is loaded is checked when it learns: it may be asked to play
+            if self.env is not None:  # a loaded model's batches are checked when it learns: it may only play
                 self.check_arguments()
 
     @property

@@ -391,6 +391,6 @@ def test_an_objective_that_was_not_told_of_the_steps_says_so():
 def test_rollouts_of_another_size_are_dropped():
     model = PPG("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(64)
     model.n_steps = model.rollout_buffer.buffer_size = 16
-    with pytest.warns(UserWarning, match="without those rollouts: the phase starts over"):
+    with pytest.warns(UserWarning, match="are not here: the phase starts over"):
         model.learn(64, reset_num_timesteps=False)
     assert model.n_aux_phases == 1

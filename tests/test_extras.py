@@ -56,16 +56,21 @@ def test_a_missing_extra_is_one_line_of_the_zoos_commands_and_in_python(tmp_path
         "sys.modules.update(dict.fromkeys(('mujoco', 'Box2D', 'seaborn')))",
         *(f"attempt(command, {line!r})" for line in commands),
         "attempt(PPG, 'MlpPolicy', 'LunarLander-v3')",
+        "sys.modules['tensorboard'] = None",
+        "attempt(PPG('MlpPolicy', 'CartPole-v1', tensorboard_log='tb').learn, 10)",
+        "attempt(command, 'train --env CartPole-v1 -n 64 --tensorboard-log tb')",
     ]
     code = COMMANDS + "\n".join(lines)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     errors = [line.removeprefix("ERROR ") for line in done.stdout.splitlines() if line.startswith("ERROR ")]
-    *said, in_python = errors[4:]
+    *said, in_python, logs_in_python, logs_of_a_command = errors[4:]
     assert all(error.endswith('pip install "sb3-ppg[zoo]"') for error in errors[:4]), errors
     for (line, extra), error in zip(commands.items(), said, strict=True):
         assert error.startswith(f"sb3-ppg {line.split()[0]}: ") and error.endswith(f'pip install "sb3-ppg[{extra}]"'), error
     assert in_python == 'Box2D is not installed: pip install "sb3-ppg[box2d]"'
+    assert logs_in_python == 'tensorboard is not installed: pip install "sb3-ppg[tensorboard]"'
+    assert logs_of_a_command == f"sb3-ppg train: {logs_in_python}"
 
 
 def test_an_error_that_a_missing_module_has_caused_names_its_extra():

@@ -91,7 +91,7 @@ class RolloutReplay:
 
     @property
     def n_stored(self) -> int:
-        """The number of rollouts that a resumed training needs: none, if each is used only in its own update."""
+        """The number of rollouts that a resumed run needs: none, if each is used only in its own update."""
         return len(self.rollouts) if self.capacity > 1 else 0
 
     @contextmanager

@@ -38,8 +38,8 @@ MAX_SIZES = 2
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 ADAM_OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
 # Attributes in which torch stores registered hooks
-KINDS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
-HOOKS = [f"_{kind}_hooks" for kind in KINDS.split()]
+STEPS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
+HOOKS = [f"_{step}_hooks" for step in STEPS.split()]
 
 
 class Gradient(NamedTuple):
@@ -192,7 +192,7 @@ class CompiledStep:
     def _is_compiled(self, size: int) -> bool:
         """
         Return whether to run a minibatch of this size compiled. It depends only on the minibatches of the same update, so that
-        a resumed training takes the same steps.
+        a resumed run takes the same steps.
         """
         previous, self._previous_size = self._previous_size, size
         if self._micro_batch_size is not None and self._micro_batch_size < size:
@@ -298,7 +298,9 @@ class CompiledTraining:
                 warn(f"This run began with compiled updates, and goes on without: {reason}")
         elif choice is True and reason is not None:
             warn(f"`compile_updates`=True has no effect: {reason}")
-        self.is_enabled = model._compiles_updates = choice and reason is None
+        self.is_enabled = bool(choice) and reason is None
+        if not continues or model._compiles_updates is None:
+            model._compiles_updates = self.is_enabled
 
     def acting_policy(self) -> CompiledPolicy | None:
         """Return the policy for the next rollout, or None if it is not compiled."""

@@ -6,13 +6,13 @@ that losses and gradients are finite.
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
 from torch import nn
 
-from sb3_ppg.arrays import map_arrays, n_samples, split
+from sb3_ppg.arrays import Minibatch, map_arrays, n_samples, split
 from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
@@ -23,7 +23,6 @@ ADVICE = (
     "The weights from before this epoch have been restored. Normalize observations and rewards (VecNormalize), or use a "
     "smaller learning rate or `max_grad_norm`"
 )
-Minibatch = TypeVar("Minibatch", bound=tuple)
 
 
 class Epoch(NamedTuple):

@@ -210,10 +210,9 @@ def warn_of_missing_rollouts(model: PhasicModel) -> None:
     (stored, replayed), kept = model.n_kept_rollouts(), model.aux_buffer.capacity
     if model.n_aux_epochs > 0 and stored > len(model.aux_buffer):
         whole = f"{model.n_policy_iterations} rollouts of a phase" if kept is None else f"{kept} rollouts that are kept"
-        message = f"This model was saved after {stored} of the {whole}, without those rollouts: the phase starts over"
-        warn(message)
+        warn(f"The first {stored} of the {whole} are not here: the phase starts over")
     if replayed > model.replay.n_stored:
-        message = f"This model was saved without the {replayed} rollouts that its policy phase would have learned from again"
+        message = f"The {replayed} rollouts that the policy phase would have learned from again are not here"
         warn(f"{message}: it continues with new rollouts")
 
 

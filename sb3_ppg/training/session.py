@@ -144,6 +144,7 @@ def _prepare(model: PhasicModel, total_timesteps: float) -> None:
     if not model.aux_buffer.holds(model.n_envs, model.n_steps):  # sizes were changed by hand
         model._missing_rollouts = model.n_kept_rollouts()
         model.aux_buffer.reset()
+        model.replay.rollouts = []
     check_room(model, (model.aux_buffer.capacity or model.n_policy_iterations) - len(model.aux_buffer))
     check_room_for_replay(model)
     warn_of_missing_rollouts(model)

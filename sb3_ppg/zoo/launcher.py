@@ -41,16 +41,16 @@ SCRIPTS = {
     "plot_from_file": Script("plot what all_plots saved", "rl_zoo3.plots:plot_from_file", defaults=[]),
 }
 # Our options in addition to those of the scripts: which scripts take them, and arguments of argparse
-FLAG: dict[str, Any] = dict(action="store_true")
+SWITCH: dict[str, Any] = dict(action="store_true")
 OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "--pretrained": (
         [name for name, script in SCRIPTS.items() if script.agent],
-        FLAG | dict(help="an agent that comes with the repository"),
+        SWITCH | dict(help="an agent that comes with the repository"),
     ),
-    "--continue": (["train"], FLAG | dict(dest="asked_to_continue", help="with -i MODEL: go on exactly where it stopped")),
+    "--continue": (["train"], SWITCH | dict(dest="asked_to_continue", help="with -i MODEL: go on exactly where it stopped")),
     "--resume": (
         ["train"],
-        FLAG | dict(dest="asked_to_resume", help="with --save-freq: resume the newest unfinished run, or start one"),
+        SWITCH | dict(dest="asked_to_resume", help="with --save-freq: resume the newest unfinished run, or start one"),
     ),
     "--dataset": (["train"], dict(help="with --algo bcq: Minari data set, HDF5 file, or a replay buffer's .pkl")),
     "--epsilon": (

@@ -214,7 +214,6 @@ def unpack(
     environment = _allowed_environment(source / ZOO, env_name, allowed)
     config = {"n_timesteps": model.num_timesteps, **msgspec.to_builtins(environment.config), "normalize": False}
     arguments = {"algo": algo, "env": env_name.gym_id, "env_kwargs": environment.env_kwargs, "eval_env_kwargs": None}
-    model._missing_rollouts = None  # no shared model has its rollouts: no warning
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=log_path.parent) as temporary:
         made = Path(temporary) / "run"

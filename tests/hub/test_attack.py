@@ -199,7 +199,7 @@ MISDEEDS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a socket is opened": (lambda folder: socket.socket().close(), "socket"),
     "code is evaluated": (lambda folder: eval("1 + 1"), "exec|compile"),
     "a generator is used": (lambda folder: random.random(), "generator has changed"),
-    "much memory is taken": (lambda folder: np.ones(2**23).sum(), r"took \d+ MB"),
+    "much memory is taken": (lambda folder: np.ones(2**25).sum(), r"took \d+ MB"),
     "a print commands the terminal": (lambda folder: print("\x1b[2J"), "printed"),
     "much time is taken": (lambda folder: sum(range(3 * 10**6)), r"took [\d.]+ s"),
 }
