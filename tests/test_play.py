@@ -204,7 +204,7 @@ def test_a_callback_evaluates_with_epsilon_and_saves_the_model(name, tmp_path):
 @pytest.mark.parametrize("use_masking", [True, False])
 def test_an_evaluation_uses_masks_if_the_environment_has_them_and_the_user_wants_them(use_masking):
     seen = []
-    for env in (masked_envs(), random_envs(VECTOR, spaces.Discrete(4))):
+    for env in (make_vec_env(Choice, 2), random_envs(VECTOR, spaces.Discrete(4))):
         model = MaskablePPG("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu")
         callback = EpsilonEvalCallback(env, epsilon=0.25, eval_freq=4, n_eval_episodes=1, use_masking=use_masking)
         model.learn(16, callback=callback, use_masking=env.has_attr("action_masks"))
