@@ -55,7 +55,7 @@ class VectorRewardBuffer(RolloutBuffer):
         **kwargs: Any,
     ) -> None:
         """
-        :param value: of each component, (n_envs, K)
+        :param value: values of each component, (n_envs, K)
         :param vector_rewards: (n_envs, K)
         """
         self.vector_rewards[self.pos] = vector_rewards
@@ -118,7 +118,7 @@ def component_samples(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
 
 
 def component_context(rollout_buffer: RolloutBuffer) -> dict[str, np.ndarray]:
-    """Return those that the auxiliary phase keeps, (n_envs, n_steps, K); none for scalar rewards."""
+    """Return the value targets of each component for the auxiliary phase, (n_envs, n_steps, K); none for scalar rewards."""
     if not isinstance(rollout_buffer, VectorRewardBuffer):
         return {}
     # A copy, because `recompute` overwrites the array when an older rollout is used again

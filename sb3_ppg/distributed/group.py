@@ -74,7 +74,7 @@ def process_group(timeout: float | None = None, start_timeout: float | None = No
 
 
 def _start_group(timeout: timedelta, start_timeout: timedelta) -> None:
-    """Do the same as ``init_process_group("env://")``, but choose the backend, and let torchrun restart the processes."""
+    """Call ``init_process_group("env://")`` with a fitting backend, and so that torchrun can restart the processes."""
     from torch.distributed.rendezvous import rendezvous  # some builds of torch do not have it
 
     n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0

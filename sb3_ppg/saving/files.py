@@ -32,7 +32,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
-    """Do the same for files of one folder that belong together: they take their places in order when all are on the disk."""
+    """Write several files of one folder like ``atomic_write``: they take their places in order when all are on the disk."""
     paths = [path.resolve() for path in paths]  # links stay links
     folder = paths[0].parent
     temporaries: list[Path] = []

@@ -53,7 +53,7 @@ def save_training_state(model: PhasicModel, path: Path) -> None:
 
 
 def write_training_state(model: PhasicModel, path: Path) -> None:
-    """Do the same as ``save_training_state``, without checks, into a file that an error leaves half-written."""
+    """Write the file of ``save_training_state`` without its checks; an error leaves it half-written."""
     description = {
         "version": FORMAT_VERSION,
         "identity": _identity(model),
