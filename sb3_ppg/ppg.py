@@ -278,7 +278,8 @@ class PPG(PhasicAlgorithm):
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
             if self.aux_buffer.n_new >= self.n_policy_iterations:
                 with self.aux_buffer.phase():
-                    if self.objective.is_due(self.num_timesteps - self.n_steps * self.n_envs * n_processes()):
+                    n_before = self.num_timesteps - self.n_steps * self.n_envs * n_processes()
+                    if self.objective.is_due(n_before):  # always, except for DNA's first steps
                         self.auxiliary_phase()
         self.rollout_end = None  # the next rollout has another
         average_batch_statistics([self.policy, self.objective])
@@ -289,7 +290,7 @@ class PPG(PhasicAlgorithm):
         self.policy.set_training_mode(True)
         plan, updates = self._plan(), []
         with self.replay.learning_from(self.rollout_buffer, self.rollout_end):
-            prepare_rollouts(self, [kind for kind, *_ in plan])
+            prepare_rollouts(self, [kind for kind, *_ in plan])  # value targets, advantages, value units
             for kind, losses, n_epochs, batch_size in plan:
                 updates.append(update := Update(self, kind, losses))
                 for _ in range(n_epochs):
@@ -313,7 +314,7 @@ class PPG(PhasicAlgorithm):
             ("value", objective.value_losses, n_value_epochs, value_batch_size or self.batch_size),
             ("policy", objective.policy_losses, self.n_epochs, self.batch_size),
         ]
-        return plan if objective.values_first else plan[::-1]
+        return plan if objective.values_first else plan[::-1]  # E_V before E_π, as in the authors' code
 
     def auxiliary_phase(self) -> None:
         """Optimize L^joint = L^aux + β_clone E[KL(π_old, π)], and L^value, for E_aux epochs on the rollouts of the phase."""

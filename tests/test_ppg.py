@@ -270,8 +270,8 @@ def test_the_value_unit_is_an_average_over_a_phase():
         model.rollout_buffer.returns = targets
         update_policy(model)
         if index < 3:
-            assert model.policy.value_net.std.item() == pytest.approx(np.std(rollouts[: index + 1]), rel=1e-5)
             assert model.policy.value_net.mean.item() == pytest.approx(np.mean(rollouts[: index + 1]), rel=1e-5)
+            assert model.policy.value_net.std.item() == pytest.approx(np.std(rollouts[: index + 1]), rel=1e-5)
     shares = np.array([4 / 27, 4 / 27, 4 / 27, 2 / 9, 1 / 3])
     mean = shares @ [targets.mean() for targets in rollouts]
     second_moment = shares @ [np.square(targets).mean() for targets in rollouts]

@@ -1,6 +1,6 @@
 """The unit in which both value heads work: the standard deviation of the value targets, as in Pop-Art."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 import torch as th
@@ -11,7 +11,7 @@ from sb3_ppg.policies import PhasicActorCriticPolicy
 
 
 def change_value_units(
-    policy: PhasicActorCriticPolicy, optimizers: Iterable[th.optim.Optimizer], value_targets: np.ndarray, weight: float
+    policy: PhasicActorCriticPolicy, optimizers: Collection[th.optim.Optimizer], value_targets: np.ndarray, weight: float
 ) -> None:
     """
     Set the unit of both value heads to the standard deviation of the value targets, averaged over rollouts. The optimizers'
@@ -36,7 +36,7 @@ def change_value_units(
 
 def set_value_units(
     policy: PhasicActorCriticPolicy,
-    optimizers: Iterable[th.optim.Optimizer],
+    optimizers: Collection[th.optim.Optimizer],
     mean: float | np.ndarray,
     std: float | np.ndarray,
 ) -> None:

@@ -104,7 +104,9 @@ def test_value_losses_are_clipped_against_the_values_at_collection():
     losses = clipped.value_error(policy, th.tensor([[2.0], [4.0]]), batch, COEFFICIENTS)
     assert losses.terms["value_loss"].item() == 1.625 and losses.total.item() == 0.5 * 1.625
     context = {"values": th.tensor([[0.0], [4.0]])}  # those of the auxiliary phase, too
-    batch = AuxiliaryBatch(th.zeros(2, 3), context, th.tensor([4.0, 6.0]), th.zeros(2, 1))
+    batch = AuxiliaryBatch(
+        observations=th.zeros(2, 3), context=context, value_targets=th.tensor([4.0, 6.0]), recorded=th.zeros(2, 1)
+    )
     values = (nn.Identity(), th.tensor([[2.0], [4.0]]))
     assert clipped.head_error(*values, batch, 2.0).item() == 1.625
     weighted = batch._replace(context={**context, "weights": th.tensor([0.0, 3.0])})

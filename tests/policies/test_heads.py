@@ -5,6 +5,7 @@ import torch as th
 from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, MlpPolicy
+from sb3_ppg.objectives import PaperObjective
 from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import ValueHead, head_loss
 from tests.helpers import untrained
@@ -25,6 +26,32 @@ def test_optimizers_remember_gradients_in_the_new_unit():
         th.testing.assert_close(state["exp_avg"], average / 4)
         th.testing.assert_close(state["exp_avg_sq"], square / 16)
     assert th.equal(model.policy.optimizer.state[model.policy.action_net.weight]["exp_avg"], trunk)
+
+
+def test_a_run_rescales_the_moments_of_every_optimizer_of_a_head():
+    """Each rollout changes the unit before its epochs, and with it the moments of all three optimizers."""
+    after: list[tuple[float, list[th.Tensor]]] = []
+
+    def moments(policy: MlpPolicy) -> tuple[float, list[th.Tensor]]:
+        optimizers, heads = (
+            (policy.optimizer, model.value_optimizer, model.aux_optimizer),
+            (policy.value_net, policy.aux_value_net),
+        )
+        states = [one.state[head.weight] for head in heads for one in optimizers if head.weight in one.state]
+        return float(policy.value_unit), [state["exp_avg"].clone() for state in states]
+
+    class Watching(PaperObjective):
+        def before_policy_phase(self, policy):
+            after.append(moments(policy))
+
+    model = PPG("MlpPolicy", "CartPole-v1", n_value_epochs=1, objective=Watching, **SMALL)
+    model.learn(64)
+    old_unit, before = moments(model.policy)
+    model.learn(32, reset_num_timesteps=False)
+    new_unit, rescaled = after[-1]
+    assert old_unit != new_unit and len(before) == 3
+    for old, new in zip(before, rescaled, strict=True):
+        th.testing.assert_close(new, old * old_unit / new_unit)
 
 
 def test_a_plain_head_is_trained_on_the_squared_error_and_another_by_its_own_loss():
