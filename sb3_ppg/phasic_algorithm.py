@@ -254,7 +254,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         return (acting_policy or self.policy)(observations)
 
     def after_environment_step(self) -> None:
-        """Update the model after an environment step, unless a callback has stopped the training."""
+        """Update the model after an environment step, unless a callback has stopped the run."""
 
     def vector_reader(self) -> Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None:
         """
@@ -366,7 +366,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
         :raises ArgumentError: if attributes cannot work together
         :raises NonFiniteError: if an observation, a reward, a loss or a gradient is NaN or infinite. For this error and
-            the next two, callbacks are told that the training has ended
+            the next two, callbacks are told that the run has ended
         :raises WorkerError: if the process of an environment has died
         :raises ProcessGroupError: if another process has failed
         :raises SystemExit: after SIGTERM, when the iteration is finished and a ``PhasicCheckpointCallback`` has saved it

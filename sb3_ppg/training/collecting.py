@@ -30,7 +30,7 @@ def take_steps(
     Fill a rollout buffer. Local variables have the names that SB3's callbacks use.
 
     :return: the observations after the last step, (n_envs, ...); their values, (n_envs, 1), or (n_envs, K) for vector
-        rewards; whether they begin an episode, (n_envs,). None if a callback stopped the training
+        rewards; whether they begin an episode, (n_envs,). None if a callback stopped the run
     :raises NonFiniteError: if an action, a value, an observation or a reward is NaN or infinite
     """
     model.policy.set_training_mode(False)
