@@ -3,14 +3,14 @@
 # Common guess: torch.compile changes the function that it is given, and nothing else in the process.
 # Behavior: the first call of torch.compile, before anything is compiled, switches off the validation of arguments of all
 #   torch.distributions for the rest of the process. A wrong parameter that raised a ValueError before is accepted afterwards.
-# Output seen: "before: refused", "after torch.compile: accepted"
+# Output seen: "before: refused, after torch.compile: accepted"
 # Exits 1 if that changes.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/env"
 "$folder/env/bin/pip" install --quiet torch==2.13.0 numpy==2.4.0
-"$folder/env/bin/python" - <<'PY'
+seen=$("$folder/env/bin/python" - <<'PY'
 import torch
 
 
@@ -24,8 +24,8 @@ def outcome():
 
 before = outcome()
 torch.compile(lambda x: x + 1)  # not called
-after = outcome()
-print(f"before: {before}")
-print(f"after torch.compile: {after}")
-raise SystemExit(0 if (before, after) == ("refused", "accepted") else 1)
+print(f"before: {before}, after torch.compile: {outcome()}")
 PY
+)
+echo "torch 2.13.0: $seen"
+[[ "$seen" == "before: refused, after torch.compile: accepted" ]] || exit 1
