@@ -107,7 +107,8 @@ def test_nodes_may_come_and_go(tmp_path):
     steps = [int(one) for one in re.findall(r"Going on after (\d+) steps", output)]
     assert len(steps) == 2 and 0 < steps[0] < steps[1] <= n_together
     assert output.count("from another number of processes: the phase starts over") >= 2
-    assert len({steps_of(path) for path in run.glob("*.npz")}) == 2  # two checkpoints have their rollouts
+    kept = len({steps_of(path) for path in run.glob("*.npz")})
+    assert kept in (2, 3)  # two checkpoints have their rollouts, or three where the kill came before the oldest left
 
     before = latest(run)
     options = ["--log-interval", "4"]  # what is shown may differ
