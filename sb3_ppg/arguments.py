@@ -2,17 +2,22 @@
 
 import inspect
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest, warn
 from sb3_ppg.protocols import PhasicModel
 
-Constructor = TypeVar("Constructor", bound=Callable[..., None])
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Arguments of a policy that the algorithm gives
+OF_THE_ALGORITHM = {"observation_space", "action_space", "lr_schedule", "use_sde", "n_reward_components"}
 
 
 def without_numpy(value: Any) -> Any:
@@ -29,6 +34,14 @@ def is_number(value: Any) -> bool:
     """Return whether a value is a finite number (not a Boolean)."""
     is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     return is_real and math.isfinite(value)
+
+
+def is_device(value: Any) -> bool:
+    """Return whether a value names a device of PyTorch, or leaves the choice to SB3 ("auto")."""
+    try:
+        return value == "auto" or th.device(value) is not None
+    except (RuntimeError, TypeError):
+        return False
 
 
 # ---- rules ----
@@ -143,6 +156,8 @@ RULES: dict[str, Rule] = {
     "policy_rollouts": count(),
     **dict.fromkeys(("value_rollouts", "policy_uses", "value_uses"), optional(count())),
     "staleness": count(0),
+    "seed": optional(Rule(lambda value: is_count(value, 0) and value < 2**32, "use an integer from 0 to 2**32 - 1")),
+    "device": Rule(is_device, 'use "auto", "cpu", "cuda", "cuda:0", or another name that torch.device takes'),
     # Auxiliary buffer
     "storage": choice("memory", "mmap"),
     "capacity": optional(count()),
@@ -165,32 +180,47 @@ def check_values(**values: Any) -> None:
 # ---- arguments of algorithms ----
 
 
-def arguments_explained(constructor: Constructor) -> Constructor:
-    """Make a constructor suggest the nearest name for an unknown argument, and name the extra that an environment needs."""
-    known = inspect.signature(constructor).parameters
+def arguments_explained(function: Function) -> Function:
+    """Make a method suggest the nearest name for an unknown argument, and name the extra that an environment needs."""
+    known = inspect.signature(function).parameters
 
-    @wraps(constructor)
-    def explaining(self: PhasicModel, *args: Any, **kwargs: Any) -> None:
+    @wraps(function)
+    def explaining(self: PhasicModel, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs.keys() - known.keys():
-            there = (argument for argument in argument_names(type(self)) if not argument.startswith("_"))
-            raise TypeError(f"{type(self).__name__} has no argument `{name}`{nearest(name, there)}")
+            there = (argument for argument in argument_names(type(self), function.__name__) if not argument.startswith("_"))
+            of_method = "" if function.__name__ == "__init__" else f".{function.__name__}"
+            raise TypeError(f"{type(self).__name__}{of_method} has no argument `{name}`{nearest(name, there)}")
         with missing_extras_named():
-            constructor(self, *args, **kwargs)
+            return function(self, *args, **kwargs)
 
-    return cast(Constructor, explaining)
+    return cast(Function, explaining)
 
 
-def argument_names(cls: type) -> list[str]:
-    """Return the names of the arguments of PPG or a subclass, including those that it passes on as ``**kwargs``."""
+def argument_names(cls: type, method: str = "__init__") -> list[str]:
+    """Return the names of a method's arguments in PPG or a subclass, including those that it passes on as ``**kwargs``."""
     parameters = [
         parameter
         for ancestor in cls.__mro__
-        if "__init__" in vars(ancestor) and ancestor.__module__.split(".")[0] not in ("stable_baselines3", "builtins")
-        for parameter in inspect.signature(vars(ancestor)["__init__"]).parameters.values()
+        if method in vars(ancestor) and ancestor.__module__.split(".")[0] not in ("stable_baselines3", "builtins")
+        for parameter in inspect.signature(vars(ancestor)[method]).parameters.values()
     ]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     names = dict.fromkeys(parameter.name for parameter in parameters if parameter.kind not in variable)
     return [name for name in names if name != "self"]
+
+
+@contextmanager
+def policy_kwargs_explained(policy: type, policy_kwargs: dict[str, Any]) -> Iterator[None]:
+    """Suggest the nearest name for an unknown entry of ``policy_kwargs``, where the policy is made within the block."""
+    try:
+        yield
+    except TypeError as error:
+        found = re.search(r"unexpected keyword argument '(\w+)'$", str(error))
+        if found is None or found[1] not in policy_kwargs:
+            raise
+        there = {*argument_names(policy), *inspect.signature(ActorCriticPolicy).parameters} - OF_THE_ALGORITHM
+        remedy = nearest(found[1], there)
+        raise ArgumentError(f"`policy_kwargs`: {policy.__name__} has no argument `{found[1]}`{remedy}") from error
 
 
 # Arguments that a model keeps under another name

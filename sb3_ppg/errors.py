@@ -4,11 +4,15 @@ import contextlib
 import difflib
 import inspect
 import os
+import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-from gymnasium.error import DependencyNotInstalled
+import gymnasium
+from gymnasium.error import DependencyNotInstalled, UnregisteredEnv
 
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
@@ -47,6 +51,19 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_code.co_filename.startswith((PACKAGE, contextlib.__file__)):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+ADVISED: set[str] = set()  # topics of the advice that this process has given
+
+
+def advise(topic: str, message: str) -> None:
+    """Warn once per process. Where a filter makes errors of warnings, print instead: advice ends no run."""
+    if topic not in ADVISED:
+        ADVISED.add(topic)
+        try:
+            warn(message)
+        except UserWarning:
+            print(message, file=sys.stderr)
 
 
 MAX_MESSAGE = 2000  # characters
@@ -115,18 +132,53 @@ EXTRAS = {
     "minatar": "minatar",
     "mo_gymnasium": "mo",
 }
+PROCGEN_GAMES = (
+    "Bigfish Bossfight Caveflyer Chaser Climber Coinrun Dodgeball Fruitbot Heist Jumper Leaper Maze Miner Ninja Plunder "
+    "Starpilot"
+)
+# Environments that Gymnasium does not know by itself: pattern of their IDs, module, extra, and how to make them known
+ENVIRONMENTS = (
+    (r"\bALE\b|(NoFrameskip|Deterministic|-ram)(-v\d|`)", "ale_py", "atari", "`import ale_py` before"),
+    (r"(MiniGrid|BabyAI)-", "minigrid", "minigrid", "`import minigrid` before"),
+    (r"\bMinAtar\b", "minatar", "minatar", "call `minatar.gym.register_envs()` before"),
+    (rf"\b({PROCGEN_GAMES.replace(' ', '|')})[A-Z]", "envpool", "procgen", "use `sb3_ppg.environments.EnvPoolVecEnv`"),
+    (r"\bmo-", "mo_gymnasium", "mo", "`import mo_gymnasium` before"),
+)
+ORIGIN = " @ git+https://github.com/sb3-ppg/sb3_ppg"  # where pip finds the package; nothing, once it is on PyPI
+
+
+def requirement(extra: str) -> str:
+    """Return what ``pip install`` needs to install the package with an extra."""
+    return f'"sb3-ppg[{extra}]{ORIGIN}"'
+
+
+def pip_install(extra: str) -> str:
+    """Return the commands that install the package with an extra: from anywhere, and in a clone."""
+    return f'pip install {requirement(extra)}, or in a clone pip install ".[{extra}]"'
+
+
+def remedy_for_environment(name: str) -> str | None:
+    """Return how to make an unknown environment known, or None if it does not belong to a family that is still unknown."""
+    for pattern, module, extra, remedy in ENVIRONMENTS:
+        if re.search(pattern, name) and not any(re.search(pattern, known) for known in gymnasium.registry):
+            return remedy if find_spec(module) else pip_install(extra)
+    return None
 
 
 @contextlib.contextmanager
 def missing_extras_named() -> Iterator[None]:
-    """Raise a ``MissingExtraError`` that names the extra of a missing module, whichever package misses it."""
+    """Raise a ``MissingExtraError`` that names the extra of a missing module or environment, whichever package misses it."""
     try:
         yield
+    except UnregisteredEnv as error:
+        if remedy := remedy_for_environment(str(error)):
+            raise MissingExtraError(f"{str(error).split('. ')[0].rstrip('.')}: {remedy}") from error
+        raise
     except (ImportError, DependencyNotInstalled) as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(error, MissingExtraError):
             module = (getattr(cause, "name", None) or "").split(".")[0]
             if module in EXTRAS:
-                raise MissingExtraError(f'{module} is not installed: pip install "sb3-ppg[{EXTRAS[module]}]"') from error
+                raise MissingExtraError(f"{module} is not installed: {pip_install(EXTRAS[module])}") from error
             cause = cause.__cause__ or cause.__context__
         raise

@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED
+from sb3_ppg.arguments import arguments_explained
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.environments.watched import workers_watched
 from sb3_ppg.errors import ArgumentError
@@ -63,6 +64,7 @@ class MaskablePPG(PPG):
     rollout_buffer: MaskableRolloutBuffer
     _use_masking: bool = True  # while `learn` runs
 
+    @arguments_explained
     def learn(  # type: ignore[override]
         self,
         total_timesteps: int,

@@ -26,7 +26,7 @@ from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED, flat_space
-from sb3_ppg.arguments import made_from
+from sb3_ppg.arguments import arguments_explained, made_from, policy_kwargs_explained
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, store_floats, zero_observations
@@ -49,7 +49,7 @@ from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
-from sb3_ppg.training.checks import check_arguments, check_networks, check_objective, check_samples
+from sb3_ppg.training.checks import check_arguments, check_environment, check_networks, check_objective, check_samples
 from sb3_ppg.training.collecting import as_stored, check_log_probs, take_steps
 from sb3_ppg.training.session import Session, training
 
@@ -130,6 +130,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     @staticmethod
     def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """Take vector environments of Gymnasium, and environments with vector rewards, too; see SB3's method."""
+        check_environment(env)
         venv: Any = GymnasiumVecEnv(env) if isinstance(env, VectorEnv) else with_scalar_reward(env)
         return OnPolicyAlgorithm._wrap_env(venv, verbose, monitor_wrapper)
 
@@ -151,9 +152,10 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             **buffer_kwargs,
         )
         policy: Any = self.policy_class
-        self.policy = policy(
-            self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
-        ).to(self.device)
+        with policy_kwargs_explained(policy, policy_kwargs):
+            self.policy = policy(
+                self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
+            ).to(self.device)
         self._maybe_recommend_cpu()
         self._reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         store_floats(self.rollout_buffer, self.env)
@@ -351,6 +353,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self.logger.record("time/rollout_seconds", time.perf_counter() - start)
         return True
 
+    @arguments_explained
     def learn(
         self,
         total_timesteps: int,

@@ -10,7 +10,7 @@ from gymnasium.vector import VectorEnv
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_ppg.arguments import arguments_explained, warn_of_missing_gpu
+from sb3_ppg.arguments import arguments_explained, check_values, warn_of_missing_gpu
 from sb3_ppg.buffers.replay import Kind
 from sb3_ppg.callbacks import tell
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
@@ -196,6 +196,7 @@ class PPG(PhasicAlgorithm):
         reward_weights: list[float] | Literal["observation"] | None = None,
     ):
         check_policy_class(policy, type(self))
+        check_values(seed=seed, device=device)
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]

@@ -5,12 +5,16 @@ import sys
 import tomllib
 
 import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import DependencyNotInstalled
+from packaging.requirements import Requirement
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, RecurrentPPG
-from sb3_ppg.errors import EXTRAS, MissingExtraError, missing_extras_named
-from tests.helpers import ROOT
+from sb3_ppg.errors import EXTRAS, MissingExtraError, missing_extras_named, pip_install, requirement
+from tests.helpers import ROOT, SMALL, RandomEnv
 
 pytestmark = pytest.mark.slow
 
@@ -47,13 +51,16 @@ def test_a_missing_extra_is_one_line_of_the_zoos_commands_and_in_python(tmp_path
         "train --env LunarLander-v3 --vec-env subproc": "box2d",
         "train --algo ppo --env LunarLander-v3": "box2d",
         "plot_train -e CartPole-v1 -f logs": "plots",
+        "train --env MiniGrid-Empty-5x5-v0": "minigrid",
+        "enjoy --env ALE/Pong-v5": "atari",
+        "train --env MinAtar/Asterix-v1": "minatar",
     }
     lines = [
         "sys.modules.update(dict.fromkeys(('yaml', 'rl_zoo3', 'pygame')))",
         "from sb3_ppg import PPG, zoo",
         *(f"attempt({what})" for what in without_zoo),
         "del sys.modules['yaml'], sys.modules['rl_zoo3'], sys.modules['pygame']",
-        "sys.modules.update(dict.fromkeys(('mujoco', 'Box2D', 'seaborn')))",
+        "sys.modules.update(dict.fromkeys(('mujoco', 'Box2D', 'seaborn', 'minigrid', 'ale_py', 'minatar')))",
         *(f"attempt(command, {line!r})" for line in commands),
         "attempt(PPG, 'MlpPolicy', 'LunarLander-v3')",
         "sys.modules['tensorboard'] = None",
@@ -65,17 +72,17 @@ def test_a_missing_extra_is_one_line_of_the_zoos_commands_and_in_python(tmp_path
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     errors = [line.removeprefix("ERROR ") for line in done.stdout.splitlines() if line.startswith("ERROR ")]
     *said, in_python, logs_in_python, logs_of_a_command = errors[4:]
-    assert all(error.endswith('pip install "sb3-ppg[zoo]"') for error in errors[:4]), errors
+    assert all(error.endswith(pip_install("zoo")) for error in errors[:4]), errors
     for (line, extra), error in zip(commands.items(), said, strict=True):
-        assert error.startswith(f"sb3-ppg {line.split()[0]}: ") and error.endswith(f'pip install "sb3-ppg[{extra}]"'), error
-    assert in_python == 'Box2D is not installed: pip install "sb3-ppg[box2d]"'
-    assert logs_in_python == 'tensorboard is not installed: pip install "sb3-ppg[tensorboard]"'
+        assert error.startswith(f"sb3-ppg {line.split()[0]}: ") and error.endswith(pip_install(extra)), error
+    assert in_python == f"Box2D is not installed: {pip_install('box2d')}"
+    assert logs_in_python == f"tensorboard is not installed: {pip_install('tensorboard')}"
     assert logs_of_a_command == f"sb3-ppg train: {logs_in_python}"
 
 
 def test_an_error_that_a_missing_module_has_caused_names_its_extra():
     with (
-        pytest.raises(MissingExtraError, match=r'moviepy is not installed: pip install "sb3-ppg\[zoo\]"'),
+        pytest.raises(MissingExtraError, match=r'moviepy is not installed: pip install "sb3-ppg\[zoo\] @ git\+https://'),
         missing_extras_named(),
     ):
         try:
@@ -93,9 +100,41 @@ def test_other_errors_stay_what_they_are(error):
         PPG("MlpPolicy", "NoSuchEnvironment-v0")
 
 
-def test_every_extra_that_is_named_exists():
+def test_every_extra_that_is_named_exists_and_pip_understands_how():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(EXTRAS.values()) <= project["optional-dependencies"].keys()
+    asked = Requirement(requirement("zoo,plots").strip('"'))
+    assert (asked.name, asked.extras) == (project["name"], {"zoo", "plots"})
+    assert asked.url == f"git+{project['urls']['Repository']}" and 'pip install ".[mo]"' in pip_install("mo")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "module", "extra", "registration"),
+    [
+        ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid", "`import minigrid`"),
+        ("BabyAI-GoToObj-v0", "minigrid", "minigrid", "`import minigrid`"),
+        ("ALE/Pong-v5", "ale_py", "atari", "`import ale_py`"),
+        ("PongNoFrameskip-v4", "ale_py", "atari", "`import ale_py`"),
+        ("MinAtar/Asterix-v1", "minatar", "minatar", r"`minatar\.gym\.register_envs\(\)`"),
+        ("CoinrunEasy-v0", "envpool", "procgen", "EnvPoolVecEnv"),
+        ("mo-mountaincar-v0", "mo_gymnasium", "mo", "`import mo_gymnasium`"),
+    ],
+)
+def test_an_environment_whose_package_is_missing_or_not_imported(env_id, module, extra, registration, monkeypatch, tmp_path):
+    for known in [*gymnasium.registry]:  # other tests may have registered some
+        monkeypatch.delitem(gymnasium.registry, known)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError) as raised:
+        PPG("MlpPolicy", env_id)
+    assert str(raised.value).endswith(f": {pip_install(extra)}")
+    monkeypatch.delitem(sys.modules, module)
+    (tmp_path / f"{module}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingExtraError, match=registration):
+        PPG("MlpPolicy", env_id)
+    monkeypatch.setitem(gymnasium.registry, env_id, EnvSpec(env_id))  # a name of a known family that does not exist
+    with pytest.raises(gymnasium.error.UnregisteredEnv):
+        PPG("MlpPolicy", env_id.replace("-v", "x-v"))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +148,77 @@ def test_every_extra_that_is_named_exists():
 def test_an_argument_that_there_is_not_names_the_nearest(algorithm, policy, wrong, right):
     with pytest.raises(TypeError, match=rf"^{algorithm.__name__} has no argument `{wrong}`; nearest: .*\b{right}\b"):
         algorithm(policy, "CartPole-v1", **{wrong: 3})
+
+
+def test_an_unknown_argument_of_learn_or_of_the_policy_names_the_nearest():
+    with pytest.raises(TypeError, match=r"^PPG\.learn has no argument `progressbar`; nearest: progress_bar$"):
+        PPG("MlpPolicy", "CartPole-v1", **SMALL).learn(16, progressbar=True)
+    with pytest.raises(TypeError, match=r"^MaskablePPG\.learn has no argument `masking`; nearest: use_masking$"):
+        MaskablePPG("MlpPolicy", "CartPole-v1", **SMALL).learn(16, masking=False)
+    with pytest.raises(ArgumentError, match=r"`policy_kwargs`: \w+ has no argument `net_archs`; nearest: net_arch$"):
+        PPG("MlpPolicy", "CartPole-v1", policy_kwargs=dict(net_archs=[8]))
+    with pytest.raises(TypeError, match=r"^FlattenExtractor"):  # an argument of another class is not the policy's
+        PPG("MlpPolicy", "CartPole-v1", policy_kwargs=dict(features_extractor_kwargs=dict(net_archs=[8])))
+
+
+class Returns(RandomEnv):
+    """Returns what it is told from ``reset`` or ``step``."""
+
+    def __init__(self, of_reset=None, of_step=None):
+        super().__init__(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+        self.of_reset, self.of_step = of_reset, of_step
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs) if self.of_reset is None else self.of_reset
+
+    def step(self, action):
+        if self.of_step == "fails":
+            raise ValueError("expected by the environment")
+        return super().step(action) if self.of_step is None else self.of_step
+
+
+OBSERVATION = np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        dict(of_reset=OBSERVATION),
+        dict(of_step=(OBSERVATION, None, False, False, {})),
+        dict(of_step=(OBSERVATION, [1.0, 2.0], False, False, {})),
+        dict(of_step=(OBSERVATION, 1.0, False, {})),
+        dict(of_step=(OBSERVATION, 1.0, False, False, None)),
+        dict(of_step=(np.zeros(4, np.float32), 1.0, False, False, {})),
+    ],
+    ids=str,
+)
+def test_what_an_environment_may_not_return_is_explained(returned):
+    model = PPG("MlpPolicy", Returns(**returned), **SMALL)
+    with pytest.raises(ArgumentError, match=r"`step` \(observation, reward, terminated, truncated, info\).*check_env\(env\)"):
+        model.learn(16)
+
+
+def test_an_error_in_the_environment_stays_what_it_is():
+    with pytest.raises(ValueError, match=r"^expected by the environment$"):
+        PPG("MlpPolicy", Returns(of_step="fails"), **SMALL).learn(16)
+
+
+@pytest.mark.parametrize(
+    ("space", "remedy"),
+    [
+        (spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,)))), "FlattenObservation"),
+        (spaces.Dict(a=spaces.Dict(b=spaces.Discrete(3))), "FlattenObservation"),
+        (spaces.Dict(a=spaces.Tuple((spaces.Discrete(3),))), "FlattenObservation"),
+        (spaces.Sequence(spaces.Discrete(3)), "ObservationWrapper"),
+    ],
+    ids=str,
+)
+def test_observations_that_sb3_does_not_take_name_the_wrapper(space, remedy):
+    env = RandomEnv(space, spaces.Discrete(2))
+    with pytest.raises(NotImplementedError, match=remedy):
+        PPG("MultiInputPolicy", env)
+    if remedy == "FlattenObservation":
+        PPG("MlpPolicy", gymnasium.wrappers.FlattenObservation(env), **SMALL)
 
 
 @pytest.mark.parametrize(("algorithm", "policy"), [(RecurrentPPG, "MlpLstmPolicy"), (MaskablePPG, "MlpPolicy")])

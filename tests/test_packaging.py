@@ -12,6 +12,7 @@ from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import PPO
 
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
+from sb3_ppg.errors import requirement
 from tests.helpers import ROOT
 
 REPOSITORY = "https://github.com/sb3-ppg/sb3_ppg"
@@ -60,6 +61,14 @@ def test_arguments_have_the_defaults_of_the_counterpart(counterpart, algorithm, 
     theirs = {name: one.default for name, one in signature(counterpart).parameters.items()}
     ours = {name: one.default for cls in (PPG, algorithm) for name, one in signature(cls).parameters.items()}
     assert {name: ours[name] for name in theirs} == theirs | differing
+
+
+def test_pages_install_the_package_from_where_messages_do():
+    places = ("README.md", "docs", "examples", "hyperparams", "pretrained")
+    paths = [path for place in places for path in (ROOT / place, *(ROOT / place).rglob("*.*")) if path.is_file()]
+    pages = [path.read_text() for path in paths if path.suffix in (".md", ".yml", ".py", ".ipynb")]
+    written = [extras for page in pages for extras in re.findall(r'pip install \\?"?sb3-ppg[^\n]*', page)]
+    assert written and all(requirement(one.split("[")[1].split("]")[0]) in one for one in written), written
 
 
 def test_the_page_on_installing_has_every_extra():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import TransformReward
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, ReplayBuffer
@@ -18,7 +19,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG
-from sb3_ppg.errors import NonFiniteActionError
+from sb3_ppg.errors import ADVISED, NonFiniteActionError
 from tests.helpers import (
     ROOT,
     VECTOR,
@@ -388,7 +389,15 @@ BAD_ARGUMENTS += [
     (dict(objective_kwargs=dict(value_clip=-1)), "value_clip`=-1 cannot work"),
     (dict(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2), "clip_range_vf`=.* cannot work: `value_clip` of"),
     (dict(normalize_value_targets="always"), 'normalize_value_targets.*use True, False or "running"'),
-    (dict(policy=ActorCriticPolicy), "policy.*ActorCriticPolicy.*'MlpPolicy'.*PhasicActorCriticPolicy"),
+    (dict(policy=ActorCriticPolicy), r"policy.*ActorCriticPolicy.*'MlpPolicy'.*derive your class from sb3_ppg\.MlpPolicy"),
+    (dict(policy="MlpLstmPolicy"), r"policy`='MlpLstmPolicy' is unknown to PPG: use sb3_ppg\.RecurrentPPG"),
+    (dict(env=CartPoleEnv), r"env`=.*`env=Env\(\)`, or `env=make_vec_env\(Env, n_envs=8\)`"),
+    (dict(env=lambda: CartPoleEnv()), r"env`=.*`env=Env\(\)`"),
+    (dict(env=[CartPoleEnv()]), r"env`=.*make_vec_env"),
+    (dict(device="gpu"), 'device`=\'gpu\' cannot work: use "auto", "cpu", "cuda"'),
+    (dict(device=None), "device`=None cannot work"),
+    (dict(seed=1.5), r"seed`=1\.5 cannot work: use an integer from 0"),
+    (dict(seed=2**32), "seed`=4294967296 cannot work"),
     (dict(clip_range=None), "clip_range.*None.*kl_coef"),
     (dict(n_steps=1, batch_size=1), "n_steps.*1.*normalize_advantage"),
     (dict(use_sde=True), "use_sde.*True.*Box"),
@@ -532,14 +541,22 @@ def test_a_budget_below_three_phases_warns_with_the_numbers_also_on_a_further_le
     model = make(n_steps=16, n_policy_iterations=4)
     with pytest.warns(UserWarning) as caught:
         model.learn(33)  # three rollouts
-        model.learn(16, reset_num_timesteps=False)  # the fourth, and the auxiliary phase
+        model.learn(16, reset_num_timesteps=False)  # the fourth, and the auxiliary phase: nothing is said again
+        ADVISED.clear()
         model.learn(64)
         model.learn(64, reset_num_timesteps=False)
     assert model.n_aux_phases == 3
     messages = [str(warning.message) for warning in caught]
     assert {warning.filename for warning in caught} == {__file__}
-    assert [re.search(r"after (\d) auxiliary phase", message)[1] for message in messages] == ["0", "1", "2"]
+    assert [re.search(r"after (\d) auxiliary phase", message)[1] for message in messages] == ["0", "2"]
     assert "budget of 33 steps" in messages[0] and "16 * 1 * 4 = 64 steps" in messages[0] and "n_aux_epochs=0" in messages[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_advice_ends_no_run_where_warnings_are_errors(capsys):
+    for _ in range(2):
+        make(n_steps=16, n_policy_iterations=4).learn(16)
+    assert capsys.readouterr().err.count("A budget of 16 steps ends after 0 auxiliary phases") == 1
 
 
 @pytest.mark.parametrize("device", ["cuda:0", th.device("cuda")], ids=str)

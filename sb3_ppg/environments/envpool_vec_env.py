@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from sb3_ppg.arguments import check_value, count
 from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.environments.episodes import EpisodicVecEnv, observation_at, replace
-from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.errors import ArgumentError, MissingExtraError, nearest, pip_install
 
 # Libraries that Procgen links to on Python 3.11, in an order in which they can be loaded
 QT_LIBRARIES = ["libicudata.so.56", "libicuuc.so.56", "libicui18n.so.56", "libQt5Core.so.5", "libQt5Gui.so.5"]
@@ -90,7 +90,7 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         try:
             return envpool.make_gymnasium(self.env_id, num_envs=num_envs, seed=seed, **rendering, **self.options)
         except ImportError as error:
-            raise ImportError(f'{error} Without root: pip install "sb3-ppg[procgen]"') from error
+            raise MissingExtraError(f"{error} Without root: {pip_install('procgen')}") from error
         except (AssertionError, TypeError, ValueError) as error:
             raise ArgumentError(f"EnvPool cannot make {self.env_id} with {self.options}: {error}") from error
 
@@ -169,8 +169,8 @@ def import_envpool() -> Any:
     try:
         import envpool
     except ModuleNotFoundError as error:
-        extras = '"sb3-ppg[envpool]", for Procgen "sb3-ppg[procgen]"'
-        raise ImportError(f"EnvPool cannot be imported ({error}): pip install {extras}") from error
+        remedy = f"{pip_install('envpool')}; for Procgen, with `procgen` in place of `envpool`"
+        raise MissingExtraError(f"EnvPool cannot be imported ({error}): {remedy}") from error
     return envpool
 
 

@@ -1,5 +1,6 @@
 """Checks of environments while a rollout is collected: non-finite numbers and dead workers raise an error that names them."""
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -116,6 +117,26 @@ def statistics_protected(normalizers: Iterable[VecNormalize]) -> Iterator[None]:
         for rms, mean, var, count in before:
             rms.mean, rms.var, rms.count = mean, var, count
         raise
+
+
+# Modules whose errors are about what an environment has returned
+READERS = ("stable_baselines3.common.monitor", "stable_baselines3.common.vec_env.dummy_vec_env", "gymnasium.wrappers.common")
+
+
+@contextmanager
+def results_explained() -> Iterator[None]:
+    """Explain an error of SB3 or Gymnasium, not of the environment, about what `reset` or `step` has returned."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_globals["__name__"] not in READERS:
+            raise
+        raise ArgumentError(
+            f"an environment has returned what cannot be used ({error}): `reset` returns (observation, info), `step` "
+            "(observation, reward, terminated, truncated, info), where the reward is a number; "
+            "stable_baselines3.common.env_checker.check_env(env) says what is wrong"
+        ) from error
 
 
 # ---- wrappers ----

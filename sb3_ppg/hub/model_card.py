@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import gymnasium
 from huggingface_hub import EvalResult, ModelCardData
 
+from sb3_ppg.errors import requirement
 from sb3_ppg.family import member_of
 from sb3_ppg.ppg import PPG
 
@@ -97,7 +98,7 @@ def python_usage(
     custom = f", custom_objects={{{', '.join(f'{name!r}: ...' for name in custom_objects)}}}" if custom_objects else ""
     lines = "\n".join([*filter(None, imports), "from sb3_ppg import hub"])
     return f"""```bash
-pip install "sb3-ppg[hub]"
+pip install {requirement("hub")}
 ```
 
 ```python

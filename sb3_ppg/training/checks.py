@@ -3,6 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer
@@ -22,6 +23,8 @@ from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.training.preparing import has_single_samples
 
+COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Text, spaces.OneOf)  # of other spaces or lengths
+
 
 def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
     """Refuse a policy that is neither a known name nor a class for this algorithm."""
@@ -29,13 +32,35 @@ def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
     base = next(iter(algorithm.policy_aliases.values()))
     if isinstance(policy, str):
         if policy not in algorithm.policy_aliases:
-            raise ArgumentError(f"`policy`={policy!r} is unknown to {algorithm.__name__}: use one of {names}")
+            remedy = "use sb3_ppg.RecurrentPPG, which has LSTMs" if "Lstm" in policy else f"use one of {names}"
+            raise ArgumentError(f"`policy`={policy!r} is unknown to {algorithm.__name__}: {remedy}")
         return
-    remedy = f"use one of {names}, or derive your class from {base.__module__}.{base.__name__}"
+    place = f"{base.__module__}.{base.__name__}"
+    if base is PhasicActorCriticPolicy:
+        place = "sb3_ppg.MlpPolicy (images: CnnPolicy, Dict observations: MultiInputPolicy) in place of SB3's class"
+    remedy = f"use one of {names}, or derive your class from {place}"
     if not isinstance(policy, type) or not issubclass(policy, PhasicActorCriticPolicy):
         raise ArgumentError(f"`policy`={getattr(policy, '__name__', policy)} has no auxiliary value head: {remedy}")
     if not issubclass(policy, base) or policy.algorithm not in [cls.__name__ for cls in algorithm.__mro__]:
         raise ArgumentError(f"`policy`={policy.__name__} is for {policy.algorithm}, not for {algorithm.__name__}: {remedy}")
+
+
+def check_environment(env: Any) -> None:
+    """
+    Refuse what is no environment, and observations that rollouts cannot hold.
+
+    :raises NotImplementedError: for such observations, as in SB3
+    """
+    if isinstance(env, (list, tuple)) or (callable(env) and not isinstance(env, gym.Env)):
+        remedy = "give an environment, not what makes it: `env=Env()`, or `env=make_vec_env(Env, n_envs=8)` for several"
+        raise ArgumentError(f"`env`={env!r} cannot work: {remedy}")
+    space: Any = getattr(env, "single_observation_space", getattr(env, "observation_space", None))
+    parts = space.values() if isinstance(space, spaces.Dict) else [space]
+    if any(isinstance(part, COMPOSED) for part in parts):
+        remedy = "derive a wrapper from gymnasium.ObservationWrapper that gives a Box, or a Dict of Boxes"
+        if space.is_np_flattenable:
+            remedy = "wrap each environment in gymnasium.wrappers.FlattenObservation, which makes vectors of them"
+        raise NotImplementedError(f"{space} observations are not supported (nested, or of varying size): {remedy}")
 
 
 def check_arguments(model: PhasicModel) -> None:

@@ -16,14 +16,14 @@ from sb3_ppg.buffers.memory import check_room, check_room_for_replay
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import gather, is_shared, leave_group, mark_shared, n_processes, rank
 from sb3_ppg.distributed.group import check_group
-from sb3_ppg.environments.watched import all_statistics, innermost, workers_watched
+from sb3_ppg.environments.watched import all_statistics, innermost, results_explained, workers_watched
 from sb3_ppg.errors import (
     ArgumentError,
     NonFiniteEnvironmentError,
     NonFiniteError,
     ProcessGroupError,
     WorkerError,
-    missing_extras_named,
+    advise,
     warn,
 )
 from sb3_ppg.optim.compiled import CompiledPolicy
@@ -73,7 +73,7 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         model.session = Session(model)
         model.compiled_training.begin(total_timesteps, continues=not reset_num_timesteps)
         with (
-            missing_extras_named(),
+            results_explained(),
             tensor_float_32(model.mixed_precision == "tf32"),
             workers_watched(model.env),
             _signals_noted(model.session, callback),
@@ -170,9 +170,10 @@ def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
     n_phases += model._n_aux_phases
     if n_phases < 3:
-        warn(
+        advise(
+            "phases",
             f"A budget of {total_timesteps:,.0f} steps ends after {n_phases} auxiliary phase{'s' * (n_phases != 1)}, and at "
             "least three are recommended: one phase is n_steps * n_envs * n_policy_iterations = "
             f"{model.n_steps} * {n_envs} * {model.n_policy_iterations} = {phase:,} steps. Use smaller values, or "
-            "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase"
+            "`n_aux_epochs=0` for PPO; or call `learn` again, which goes on with the phase",
         )

@@ -7,11 +7,8 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
-from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.errors import PROCGEN_GAMES, ArgumentError, nearest, remedy_for_environment
 
-PROCGEN_GAMES = """
-    Bigfish Bossfight Caveflyer Chaser Climber Coinrun Dodgeball Fruitbot Heist Jumper Leaper Maze Miner Ninja Plunder
-    Starpilot"""
 PROCGEN_MODES = {
     **dict.fromkeys(("Easy", "Hard"), PROCGEN_GAMES),
     "Exploration": "Caveflyer Climber Coinrun Heist Jumper Leaper Maze Ninja",
@@ -48,8 +45,10 @@ def register_environments() -> None:
 
 
 def check_is_registered(env_id: str) -> None:
-    """Raise an ``ArgumentError`` that names similar environments if there is none of this name."""
+    """Raise an ``ArgumentError`` that names the extra, or similar environments, if there is none of this name."""
     if env_id not in gym.registry:
+        if extra := remedy_for_environment(env_id):
+            raise ArgumentError(f"there is no environment {env_id}: {extra}")
         remedy = "If a module of yours registers it, use --gym-packages MODULE (and --env ENV, not MODULE:ENV)"
         raise ArgumentError(f"there is no environment {env_id}{nearest(env_id, gym.registry)}. {remedy}")
 

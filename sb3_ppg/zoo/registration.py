@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from sb3_ppg import PPG
-from sb3_ppg.errors import MissingExtraError
+from sb3_ppg.errors import MissingExtraError, pip_install
 from sb3_ppg.family import FAMILY
 
 try:
@@ -19,8 +19,8 @@ try:
     from sb3_ppg.zoo.search import CONVERTERS, OFFLINE, SAMPLERS
 except ImportError as error:
     is_another_version = type(error) is ImportError and str(error.name).startswith("rl_zoo3")  # a name is not there
-    remedy = "rl_zoo3==2.9.2" if is_another_version else "sb3-ppg[zoo]"
-    raise MissingExtraError(f'RL Zoo cannot be used ({error}): pip install "{remedy}"') from error
+    remedy = 'pip install "rl_zoo3==2.9.2"' if is_another_version else pip_install("zoo")
+    raise MissingExtraError(f"RL Zoo cannot be used ({error}): {remedy}") from error
 
 ALGOS: dict[str, type[PPG]] = {name: member.algorithm for name, member in FAMILY.items()}
 

@@ -29,7 +29,7 @@ from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_suppo
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import MaskablePPG
-from sb3_ppg.errors import ArgumentError, nearest
+from sb3_ppg.errors import ArgumentError, nearest, requirement
 from sb3_ppg.zoo.environments import check_is_registered
 
 
@@ -185,7 +185,11 @@ def our_commands_on_cards() -> AbstractContextManager:
     original = repocard.metadata_save
 
     def save(card: Path, metadata: dict[str, Any]) -> None:
-        text = card.read_text().replace("python -m rl_zoo3.", "sb3-ppg ").replace("install rl_zoo3", 'install "sb3-ppg[zoo]"')
+        text = (
+            card.read_text()
+            .replace("python -m rl_zoo3.", "sb3-ppg ")
+            .replace("install rl_zoo3", f"install {requirement('zoo')}")
+        )
         card.write_text(text)
         original(card, metadata)
 

@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import VecVideoRecorder
 import sb3_ppg
 from sb3_ppg import hub
 from sb3_ppg.distributed.collectives import rank
-from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, printable
+from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, printable, requirement
 from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.files import read_json
 from sb3_ppg.hub.pretrained import ARRAYS, DESCRIPTION, read_model
@@ -141,7 +141,7 @@ def _usage(args: argparse.Namespace, repo_id: str, environment: Environment) -> 
     commands = f"""With [RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo)'s commands:
 
 ```bash
-pip install "sb3-ppg[zoo]"
+pip install {requirement("zoo")}
 sb3-ppg load_from_hub{algo} --env {env_id} -orga {args.organization}{name}{allow} -f logs
 sb3-ppg enjoy{algo} --env {env_id} -f logs
 ```"""

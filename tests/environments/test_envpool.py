@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecMonitor, VecNorma
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN
 from sb3_ppg.environments import EnvPoolEnv, EnvPoolVecEnv
 from sb3_ppg.environments.envpool_vec_env import import_envpool
+from sb3_ppg.errors import MissingExtraError, pip_install
 from sb3_ppg.zoo import register
 from sb3_ppg.zoo.environments import PROCGEN_IDS
 from sb3_ppg.zoo.manager import Manager
@@ -192,10 +193,10 @@ def test_bad_input():
 
 def test_without_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    with pytest.raises(ImportError, match=r'pip install "sb3-ppg\[envpool\]"'):
+    with pytest.raises(MissingExtraError, match=re.escape(pip_install("envpool"))):
         EnvPoolVecEnv("CartPole-v1", 2)
     output = run("train", "--env", "CoinrunEasy-v0", cwd=tmp_path, fails=True)
-    assert 'pip install "sb3-ppg[envpool]"' in output and "Traceback" not in output
+    assert f"{pip_install('envpool')}; for Procgen" in output and "Traceback" not in output
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12) or sys.platform != "linux", reason="EnvPool's wheels have Qt there")
@@ -205,7 +206,7 @@ def test_without_procgens_libraries():
         "from sb3_ppg.environments import envpool_vec_env as e; e.QT_LIBRARIES.clear(); e.EnvPoolVecEnv('CoinrunEasy-v0', 2)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode != 0 and 'pip install "sb3-ppg[procgen]"' in done.stderr
+    assert done.returncode != 0 and pip_install("procgen") in done.stderr
 
 
 def test_a_single_environment():
