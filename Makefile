@@ -8,10 +8,14 @@ export OMP_NUM_THREADS ?= 2
 
 # Each builds .venv when it is missing or its requirements have changed: for training, and for everything
 $(VENV)/.training: EXTRAS := zoo,plots
+$(VENV)/.training: SIZE := 1.7 GB
 $(VENV)/.installed: EXTRAS := dev
+$(VENV)/.installed: SIZE := 3.3 GB
 # Without dependencies, as its pygame has the files of the Zoo's pygame-ce
 $(VENV)/.installed: ALONE := mo-gymnasium
 $(VENV)/.training $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing sb3_ppg and $(EXTRAS) into $(VENV): $(SIZE), and 4 GB more if pip picks the CUDA build of PyTorch"
+	@echo "(docs/start.md avoids it). This takes a few minutes, most of them for the download."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
@@ -20,6 +24,7 @@ $(VENV)/.training $(VENV)/.installed: pyproject.toml constraints.txt
 
 # Trains PPG on CartPole-v1 with RL Zoo's train script, evaluates the agent, draws its learning curve
 train: $(VENV)/.training
+	@echo "Training for 100,000 steps: one to two minutes. Then 100 episodes are played, and the learning curve is drawn."
 	$(RUN) -m sb3_ppg train --env CartPole-v1 --seed 1 --eval-freq 10000 --progress --num-threads 1 --verbose 0
 	$(RUN) -m sb3_ppg report --env CartPole-v1
 

@@ -183,7 +183,7 @@ def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | N
         from sb3_ppg import PPG
         from sb3_ppg.export import to_torchscript
 
-        to_torchscript(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "policy.pt")
+        to_torchscript(PPG("MlpPolicy", "CartPole-v1").learn(20_000), "policy.pt")
         actions = torch.jit.load("policy.pt")(torch.zeros(8, 4))  # of eight environments
 
     :param model: a model of this package
@@ -211,7 +211,7 @@ def to_onnx(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = N
         from sb3_ppg import PPG
         from sb3_ppg.export import to_onnx
 
-        to_onnx(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "policy.onnx")
+        to_onnx(PPG("MlpPolicy", "CartPole-v1").learn(20_000), "policy.onnx")
         policy = onnxruntime.InferenceSession("policy.onnx")
         observations = np.zeros((8, 4), np.float32)  # of eight environments
         (actions,) = policy.run(None, {"observation": observations})

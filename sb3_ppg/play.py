@@ -30,7 +30,7 @@ class Player:
         from stable_baselines3.common.evaluation import evaluate_policy
         from sb3_ppg import PPG, Player
 
-        model = PPG("MlpPolicy", "CartPole-v1").learn(10_000)
+        model = PPG("MlpPolicy", "CartPole-v1").learn(20_000)
         mean, std = evaluate_policy(Player(model, epsilon=0.05), model.get_env())
 
     :param model: an algorithm of this package, of SB3 or sb3-contrib

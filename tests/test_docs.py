@@ -73,6 +73,9 @@ def test_code_of_a_page_or_a_docstring_runs(code, request, tmp_path, monkeypatch
             pytest.importorskip(package)
     names = run(code, 1100 if "Checkpoint" in code else 1)
     assert "model" not in names or names["model"].num_timesteps >= ("learn(" in code)
+    budgets = [int(budget) for budget in re.findall(r"(?<=learn\()[\d_]+", code)]
+    if budgets and isinstance(model := names.get("model"), PPG) and model.n_aux_epochs > 0:
+        assert max(budgets) >= 3 * model.n_steps * model.n_envs * model.n_policy_iterations  # learn advises that
 
 
 @pytest.mark.slow

@@ -71,6 +71,11 @@ def test_pages_install_the_package_from_where_messages_do():
     assert written and all(requirement(one.split("[")[1].split("]")[0]) in one for one in written), written
 
 
+def test_the_progress_bar_works_without_extras():
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {"rich", "tqdm"} <= {*dependencies}
+
+
 def test_the_page_on_installing_has_every_extra():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     listed = re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)

@@ -56,8 +56,8 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
 
         from sb3_ppg import PPG, hub
 
-        hub.save_pretrained(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "my_model")
-        model = hub.from_pretrained("my_model", env="CartPole-v1").learn(10_000)
+        hub.save_pretrained(PPG("MlpPolicy", "CartPole-v1").learn(20_000), "my_model")
+        model = hub.from_pretrained("my_model", env="CartPole-v1").learn(20_000)
 
     :param model: model to write
     :param folder: made if it does not exist; ``model.json`` and ``model.safetensors`` are written there, and replace earlier

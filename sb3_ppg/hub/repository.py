@@ -39,7 +39,7 @@ def push(
 
         from sb3_ppg import PPG, hub
 
-        hub.push(PPG("MlpPolicy", "CartPole-v1").learn(10_000), "your_name/ppg-cartpole")
+        hub.push(PPG("MlpPolicy", "CartPole-v1").learn(20_000), "your_name/ppg-cartpole")
         model = hub.load("your_name/ppg-cartpole", env="CartPole-v1")
 
     :param model: model to share
@@ -183,4 +183,4 @@ def _explained(what: str) -> Iterator[None]:
             f"{what}: there is no such repository, or you may not see it: log in (hf auth login), or give token=..."
         ) from error
     except Exception as error:  # the network's errors have many classes
-        raise HubError(f"{what} ({type(error).__name__}): {error}") from error
+        raise HubError(f"{what} ({type(error).__name__}): {' '.join(str(error).split())}") from error

@@ -250,6 +250,12 @@ def _from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer")
     space: Any = buffer.action_space
     actions = buffer.actions.reshape(*buffer.actions.shape[:2], *space.shape)
     if isinstance(space, spaces.Box):  # scaled to [-1, 1]
+        if abs(actions[rows]).max(initial=0) > 1 + TOLERANCE:
+            raise ArgumentError(
+                f"{source}: `actions` reach {abs(actions[rows]).max():.4g}, but SB3's algorithms store Box actions scaled to "
+                "[-1, 1]; if these are in the environment's units, give arrays instead of the buffer: a dictionary with "
+                f"{', '.join(ARRAYS)}"
+            )
         actions = SquashedGaussianActions(space).for_environments(actions)
     dones, timeouts = buffer.dones.astype(bool), buffer.timeouts.astype(bool)
     columns = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)

@@ -89,6 +89,13 @@ def missing_files_of_the_hub() -> AbstractContextManager:
     return patch.object(script, "HTTPError", (script.HTTPError, RemoteEntryNotFoundError))
 
 
+CHECKPOINTS = "rl_model_*_steps.zip"
+
+
+def _steps_of(checkpoint: Path) -> int:
+    return int("".join(filter(str.isdigit, checkpoint.name)) or 0)
+
+
 @contextmanager
 def latest_model() -> Iterator[None]:
     """
@@ -105,8 +112,13 @@ def latest_model() -> Iterator[None]:
         try:
             return get_model_path(exp_id, folder, algo, env_name, *which)
         except (AssertionError, ValueError) as error:
+            wanted = Path(str(error).split("path: ")[-1])
+            checkpoints = sorted((abs(_steps_of(wanted) - _steps_of(one)), one) for one in wanted.parent.glob(CHECKPOINTS))
+            if wanted.match(CHECKPOINTS) and checkpoints:
+                close = sorted((one for _, one in checkpoints[:3]), key=_steps_of)
+                raise ArgumentError(f"{error}; nearest: {', '.join(map(str, close))}") from error
             there = map(str, Path(folder, algo).glob("*/*.zip"))
-            raise ArgumentError(f"{error}{nearest(str(error).split('path: ')[-1], there)}") from error
+            raise ArgumentError(f"{error}{nearest(str(wanted), there)}") from error
 
     with (
         patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id),
@@ -150,10 +162,16 @@ def acting_under_masks() -> Iterator[None]:
 
 
 def figures_as_files() -> AbstractContextManager:
-    """rl_zoo3 2.9.2: without a display, the scripts that plot do nothing. Save their figures instead."""
+    """
+    rl_zoo3 2.9.2: without a display, the scripts that plot do nothing. Save their figures instead. Figures without data are an
+    error.
+    """
     show = plt.show
 
     def show_or_save(*args: Any, **kwargs: Any) -> None:
+        for number in plt.get_fignums():
+            if not any(axes.has_data() for axes in plt.figure(number).axes):
+                raise ArgumentError(f"there is nothing to draw as {plt.figure(number).get_label()!r}: no run has such data")
         if plt.get_backend().lower() != "agg":
             show(*args, **kwargs)
             return

@@ -18,6 +18,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
 from stable_baselines3.common.utils import set_random_seed
+from tqdm import tqdm
 
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import Evaluation
@@ -27,7 +28,10 @@ def main() -> None:
     """Run the command."""
     parser = agent_parser(__doc__)
     parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
+    parser.add_argument("-n", "--n-timesteps", help=argparse.SUPPRESS)  # of the other scripts
     args = parser.parse_args()
+    if args.n_timesteps is not None:
+        raise ArgumentError(f"-n {args.n_timesteps} cannot work: a report is of whole episodes; use --episodes")
     model, model_path, log_path = load_agent(args)
     evaluate(model, args)
     print(f"Model:          {model_path}")
@@ -110,7 +114,13 @@ def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> Evaluation:
         raise ArgumentError(f"--episodes {args.episodes} cannot work: use at least 1")
     env, deterministic = model.get_env(), is_deterministic(args)
     assert env is not None
-    mean, std = evaluate_policy(model, env, args.episodes, deterministic=deterministic)
+    with tqdm(desc="Episodes", total=args.episodes, disable=None) as bar:  # disabled where the output is no terminal
+        print(f"Playing {args.episodes} episodes", flush=True)
+
+        def count(names: dict[str, Any], _: dict[str, Any]) -> None:
+            bar.update(names["episode_counts"].sum() - bar.n)
+
+        mean, std = evaluate_policy(model, env, args.episodes, deterministic=deterministic, callback=count)
     assert isinstance(mean, float) and isinstance(std, float)
     summary = f"Mean return over {args.episodes} episodes: {mean:.2f} +/- {std:.2f}"
     print(f"{summary}, with {'deterministic' if deterministic else 'stochastic'} actions")

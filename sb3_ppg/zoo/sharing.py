@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -55,6 +55,9 @@ def push_parser() -> argparse.ArgumentParser:
     made.add_argument("--private", action="store_true", help="create a private repository")
     made.add_argument("-n", "--n-timesteps", default=1000, type=int, help="length of the video in steps")
     made.add_argument("--no-render", action="store_true", help="no video")
+    made.add_argument(
+        "--dry-run", nargs="?", const="", metavar="FOLDER", help="write the files into a folder (default: the run's) instead"
+    )
     made.add_argument("--verbose", default=1, type=int, help="for the Zoo's algorithms")
     return made
 
@@ -74,17 +77,15 @@ def push() -> None:
             picture = Path(folder) / "learning_curve.png"
             plot_learning_curve(run.log_path, f"{args.algo.upper()} on {args.env.gym_id}", picture)
             run.files[picture.name] = picture
-        address = hub.push(
-            run.model,
-            repo_id,
-            env_id=args.env.gym_id,
-            evaluation=run.evaluation,
-            files=run.files,
-            usage=_usage(args, repo_id, run.environment),
-            private=args.private,
-            commit_message=args.commit_message,
-        )
-    print(f"Shared as {address}")
+        content: dict[str, Any] = dict(env_id=args.env.gym_id, evaluation=run.evaluation, files=run.files)
+        content["usage"] = _usage(args, repo_id, run.environment)
+        if args.dry_run is None:
+            address = hub.push(run.model, repo_id, private=args.private, commit_message=args.commit_message, **content)
+            print(f"Shared as {address}")
+        else:
+            there = Path(args.dry_run or run.log_path / "hub")
+            hub.write_repository(run.model, there, repo_id, **content)
+            print(f"Not shared: these files would be {repo_id}: {there}")
 
 
 class EvaluatedRun(NamedTuple):

@@ -97,6 +97,16 @@ def test_a_replay_buffer_that_sac_has_filled(tmp_path):
         load_dataset(tmp_path / "missing.pkl")
 
 
+def test_a_replay_buffer_with_actions_in_the_units_of_the_environment_names_the_remedy():
+    """SB3's algorithms store them scaled to [-1, 1]; the same data is taken as arrays."""
+    data, buffer = arrays(), ReplayBuffer(6, VECTOR, BOX)
+    for now, action, reward, following, *ends in zip(*data.values(), strict=True):
+        buffer.add(now, following, action, reward, np.array(any(ends)), [{}])
+    with pytest.raises(ArgumentError, match=r"`actions` reach 1\.\d+, but .* scaled to \[-1, 1\].*a dictionary with obs"):
+        load_dataset(buffer)
+    load_dataset(data).fitted_to(VECTOR, BOX)
+
+
 def filled(n_envs: int, size: int, n_adds: int, **kwargs) -> ReplayBuffer:
     """Observations, actions and rewards are the numbers of the steps; nothing ends."""
     space = spaces.Box(-100, 100, (1,))

@@ -99,6 +99,7 @@ def test_optimize_and_train_a_trial_again(tmp_path):
     commands = [(0, ["train", *study, "--trial-id", "0"]), (int(best), ["train", *study]), (int(best), shlex.split(command))]
     assert shlex.split(command)[-4:] == ["--study-name", "ppg", "--trial-id", best]
     assert "-n" not in shlex.split(command) and "-optimize" not in command
+    assert shlex.split(command).count("--algo") == shlex.split(command).count("-f") == 1
     for number, options in commands:
         shutil.rmtree(tmp_path / f"again{number}", ignore_errors=True)
         run(*options, "-n", "64", "--eval-freq", "-1", "-f", f"again{number}", cwd=tmp_path)

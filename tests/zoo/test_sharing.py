@@ -81,8 +81,12 @@ def test_share_a_run_and_fetch_it(hub_server, folder):
     """
     options = ("-n", "192", "--eval-freq", "128", *SMALL, "aux_batch_size:128", "normalize:True", "--seed", "1")
     run("train", "--env", "CartPole-v1", *options, "--env-kwargs", "max_episode_steps:9")
-    output = run("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60")
+    push = ("push_to_hub", "--env", "CartPole-v1", "-orga", "me", "-n", "60")
+    dry = run(*push, "--dry-run", "here", "--episodes", "2")
+    assert dry.endswith("Not shared: these files would be me/ppg-CartPole-v1: here\n") and not hub_server.repositories
+    output = run(*push)
     files = hub_server.files("me/ppg-CartPole-v1")
+    assert {path.name for path in (folder / "here").iterdir()} == {*files} - {".gitattributes"}
     assert {DESCRIPTION, ARRAYS, ZOO, "README.md", "replay.mp4", "learning_curve.png"} <= set(files)
     assert not any(name.endswith((".zip", ".pkl", ".yml", ".csv", ".npz")) for name in files)
     assert files["replay.mp4"][4:8] == b"ftyp" and files["learning_curve.png"].startswith(b"\x89PNG")
