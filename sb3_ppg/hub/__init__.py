@@ -1,13 +1,11 @@
 """Share models on the Hugging Face Hub, or in a folder, without pickle. The files are those of ``sb3_ppg.hub.pretrained``."""
 
-from sb3_ppg.errors import MissingExtraError, pip_install
+from sb3_ppg.errors import missing_extras_named
 
-try:
+with missing_extras_named():
     from sb3_ppg.hub.model_card import Evaluation, python_usage
     from sb3_ppg.hub.pretrained import from_pretrained, load_vec_normalize, save_pretrained
     from sb3_ppg.hub.repository import download, load, push, write_repository
-except ModuleNotFoundError as error:
-    raise MissingExtraError(f"Models cannot be shared ({error}): {pip_install('hub')}") from error
 
 __all__ = [
     "Evaluation",

@@ -5,6 +5,7 @@ fixed; ``patched`` enters all of them. (``manager`` fixes those in ``ExperimentM
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -89,13 +90,6 @@ def missing_files_of_the_hub() -> AbstractContextManager:
     return patch.object(script, "HTTPError", (script.HTTPError, RemoteEntryNotFoundError))
 
 
-CHECKPOINTS = "rl_model_*_steps.zip"
-
-
-def _steps_of(checkpoint: Path) -> int:
-    return int("".join(filter(str.isdigit, checkpoint.name)) or 0)
-
-
 @contextmanager
 def latest_model() -> Iterator[None]:
     """
@@ -107,18 +101,20 @@ def latest_model() -> Iterator[None]:
         runs = [run.name.rpartition("_") for run in Path(log_path).glob("*") if any(run.glob("*.zip"))]
         return max((int(number) for name, _, number in runs if name == env_name and number.isdecimal()), default=0)
 
+    def steps(checkpoint: Path) -> int:
+        return int(re.sub(r"\D", "", checkpoint.name))
+
     def explained(exp_id: int, folder: str, algo: str, env_name: EnvironmentName, *which: Any) -> tuple[str, str, str]:
         check_is_registered(env_name.gym_id)
         try:
             return get_model_path(exp_id, folder, algo, env_name, *which)
         except (AssertionError, ValueError) as error:
             wanted = Path(str(error).split("path: ")[-1])
-            checkpoints = sorted((abs(_steps_of(wanted) - _steps_of(one)), one) for one in wanted.parent.glob(CHECKPOINTS))
-            if wanted.match(CHECKPOINTS) and checkpoints:
-                close = sorted((one for _, one in checkpoints[:3]), key=_steps_of)
-                raise ArgumentError(f"{error}; nearest: {', '.join(map(str, close))}") from error
-            there = map(str, Path(folder, algo).glob("*/*.zip"))
-            raise ArgumentError(f"{error}{nearest(str(wanted), there)}") from error
+            if "rl_model" in wanted.name:  # a checkpoint
+                there = sorted(wanted.parent.glob("rl_model_*_steps.zip"), key=lambda one: abs(steps(one) - steps(wanted)))
+                raise ArgumentError(f"{error}; nearest: {', '.join(map(str, sorted(there[:3], key=steps)))}") from error
+            models = map(str, Path(folder, algo).glob("*/*.zip"))
+            raise ArgumentError(f"{error}{nearest(str(wanted), models)}") from error
 
     with (
         patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id),
@@ -171,7 +167,9 @@ def figures_as_files() -> AbstractContextManager:
     def show_or_save(*args: Any, **kwargs: Any) -> None:
         for number in plt.get_fignums():
             if not any(axes.has_data() for axes in plt.figure(number).axes):
-                raise ArgumentError(f"there is nothing to draw as {plt.figure(number).get_label()!r}: no run has such data")
+                what = plt.figure(number).get_label()
+                remedy = "no run here has such data, or as many episodes as the window, for which -w takes a smaller number"
+                raise ArgumentError(f"{what!r} would be empty: {remedy}")
         if plt.get_backend().lower() != "agg":
             show(*args, **kwargs)
             return

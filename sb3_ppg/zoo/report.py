@@ -114,8 +114,8 @@ def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> Evaluation:
         raise ArgumentError(f"--episodes {args.episodes} cannot work: use at least 1")
     env, deterministic = model.get_env(), is_deterministic(args)
     assert env is not None
+    print(f"Playing {args.episodes} episodes", flush=True)
     with tqdm(desc="Episodes", total=args.episodes, disable=None) as bar:  # disabled where the output is no terminal
-        print(f"Playing {args.episodes} episodes", flush=True)
 
         def count(names: dict[str, Any], _: dict[str, Any]) -> None:
             bar.update(names["episode_counts"].sum() - bar.n)

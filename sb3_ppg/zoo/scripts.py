@@ -24,7 +24,6 @@ import yaml
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import ALGOS
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.monitor import load_results
 
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.errors import ArgumentError
@@ -83,27 +82,12 @@ def record_training() -> None:
 
 
 def plot_train() -> None:
-    """
-    Run the script, which looks for folders with the environment's name in theirs, where a slash is a dash.
-
-    :raises ArgumentError: if no run has the episodes of a window, of which the script draws an empty figure
-    """
+    """Run the script, which looks for folders with the environment's name in theirs, where a slash is a dash."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-a", "--algo")
     parser.add_argument("-e", "--env", nargs="+", type=EnvironmentName, default=[])
-    parser.add_argument("-f", "--exp-folder", type=Path)
-    parser.add_argument("-w", "--episode-window", type=int, default=100)
     args, _ = parser.parse_known_args()
-    script = importlib.import_module("rl_zoo3.plots").plot_train
-    if args.env and not {"-h", "--help"} & {*sys.argv}:
-        sys.argv += ["-e", *args.env]
-        folders = [run for env in args.env for run in (args.exp_folder / args.algo).glob(f"*{glob.escape(env)}*/")]
-        n_episodes = [len(load_results(str(run))) for run in folders if any(run.glob("*.monitor.csv"))]
-        if max(n_episodes, default=0) < args.episode_window:
-            runs = f"the runs of {args.algo} on {', '.join(args.env)} in {args.exp_folder}"
-            found = f"have {', '.join(map(str, n_episodes))} episodes; use a smaller one" if n_episodes else "have no episodes"
-            raise ArgumentError(f"--episode-window {args.episode_window} cannot work: {runs} {found}")
-    script()
+    sys.argv += ["-e", *args.env] if args.env else []
+    importlib.import_module("rl_zoo3.plots").plot_train()
 
 
 def all_plots() -> None:
