@@ -390,7 +390,7 @@ BAD_ARGUMENTS += [
     (dict(objective_kwargs=dict(value_clip=0.2), clip_range_vf=0.2), "clip_range_vf`=.* cannot work: `value_clip` of"),
     (dict(normalize_value_targets="always"), 'normalize_value_targets.*use True, False or "running"'),
     (dict(policy=ActorCriticPolicy), r"policy.*ActorCriticPolicy.*'MlpPolicy'.*derive your class from sb3_ppg\.MlpPolicy"),
-    (dict(policy="MlpLstmPolicy"), r"policy`='MlpLstmPolicy' is unknown to PPG: use sb3_ppg\.RecurrentPPG"),
+    (dict(policy="MlpLstmPolicy"), r"policy`='MlpLstmPolicy' is unknown to PPG: .*, or sb3_ppg\.RecurrentPPG"),
     (dict(env=CartPoleEnv), r"env`=.*`env=Env\(\)`, or `env=make_vec_env\(Env, n_envs=8\)`"),
     (dict(env=lambda: CartPoleEnv()), r"env`=.*`env=Env\(\)`"),
     (dict(env=[CartPoleEnv()]), r"env`=.*make_vec_env"),

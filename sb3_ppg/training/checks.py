@@ -32,8 +32,8 @@ def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
     base = next(iter(algorithm.policy_aliases.values()))
     if isinstance(policy, str):
         if policy not in algorithm.policy_aliases:
-            remedy = "use sb3_ppg.RecurrentPPG, which has LSTMs" if "Lstm" in policy else f"use one of {names}"
-            raise ArgumentError(f"`policy`={policy!r} is unknown to {algorithm.__name__}: {remedy}")
+            other = ", or sb3_ppg.RecurrentPPG, which has LSTMs" if "Lstm" in policy else ""
+            raise ArgumentError(f"`policy`={policy!r} is unknown to {algorithm.__name__}: use one of {names}{other}")
         return
     place = f"{base.__module__}.{base.__name__}"
     if base is PhasicActorCriticPolicy:
