@@ -142,7 +142,11 @@ RULES: dict[str, Rule] = {
     ),
     "normalize_value_targets": choice(True, False, "running"),
     **dict.fromkeys(("normalize_advantage", "recompute_advantages", "recompute_states", "use_sde"), FLAG),
-    **dict.fromkeys(("ignore_terminations", "allow_nonfinite_observations"), FLAG),
+    "allow_nonfinite_observations": FLAG,
+    "ignore_terminations": Rule(
+        lambda value: FLAG.is_allowed(value) or is_count(value),
+        "use True, False, or the step at which a time limit ends episodes",
+    ),
     **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
     # Play
     "epsilon": number(0, 1),

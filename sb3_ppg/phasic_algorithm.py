@@ -34,6 +34,7 @@ from sb3_ppg.buffers.vector_rewards import component_context, with_vector_reward
 from sb3_ppg.callbacks import without_rank_zero_callbacks
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import rank
+from sb3_ppg.environments.episodes import TimeLimits
 from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights, with_scalar_reward
 from sb3_ppg.environments.watched import check_first_observations, innermost, normalizers, statistics_protected
@@ -114,7 +115,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     replay_kwargs: dict[str, Any] | None
     aux_buffer_kwargs: dict[str, Any] | None
     allow_nonfinite_observations: bool
-    ignore_terminations: bool
+    ignore_terminations: bool | int
     reward_weights: list[float] | Literal["observation"] | None
     # State
     _last_obs: Any
@@ -158,6 +159,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             ).to(self.device)
         self._maybe_recommend_cpu()
         self._reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
+        self.time_limits = TimeLimits()
         store_floats(self.rollout_buffer, self.env)
         check_samples(self)
         self.policy.mixed_precision = self.mixed_precision
@@ -165,12 +167,13 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         self.objective = make_objective(self.objective_class, self.policy, self.objective_kwargs).to(self.device)
-        trained = [*self.policy.parameters(), *self.objective.trained_with_policy()]
+        of_policy = [parameter for group in self.policy.optimizer.param_groups for parameter in group["params"]]
+        trained = [*of_policy, *self.objective.trained_with_policy()]
         # The policy's own optimizer is the one of the policy (or joint) epochs
-        if self.objective.trained_with_policy():
-            self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
-        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1))
+        self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1), of_policy)
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
+        if len(trained) > len(of_policy):
+            self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
         self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
         self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
         self._tell_weights()
@@ -196,13 +199,14 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
     # ---- sizes and coefficients ----
 
-    def coefficients(self) -> Coefficients:
+    def coefficients(self, progress_remaining: float | None = None) -> Coefficients:
         """
-        :return: the current coefficients of the losses, with schedules evaluated
+        :param progress_remaining: progress at which schedules are evaluated, from 1 to 0. None: the current one
+        :return: the coefficients of the losses
         """
+        progress = self._current_progress_remaining if progress_remaining is None else progress_remaining
         clip_range, clip_range_vf = (
-            schedule(self._current_progress_remaining) if callable(schedule) else schedule
-            for schedule in (self.clip_range, self.clip_range_vf)
+            schedule(progress) if callable(schedule) else schedule for schedule in (self.clip_range, self.clip_range_vf)
         )
         return Coefficients(
             clip_range=clip_range,
@@ -613,8 +617,9 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         return CompiledTraining(self)
 
     def _excluded_save_params(self) -> list[str]:
-        of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size", "_reward_reader")
-        return [*super()._excluded_save_params(), "aux_buffer", "replay", "objective", *of_training]
+        of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")
+        of_environments = ("_reward_reader", "time_limits")
+        return [*super()._excluded_save_params(), "aux_buffer", "replay", "objective", *of_training, *of_environments]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         of_objective = ["objective"] if self.objective.state_dict() else []  # most objectives have nothing to save

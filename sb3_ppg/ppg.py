@@ -133,9 +133,9 @@ class PPG(PhasicAlgorithm):
         ``dict(storage="mmap", path=folder)`` keeps the observations of a phase on disk, see ``AuxBuffer``
     :param allow_nonfinite_observations: Whether the features extractor can handle observations that are NaN or infinite, such
         as padding. False: they end the run with an error that names the environment and the step
-    :param ignore_terminations: Whether to bootstrap every end of an episode with γ V(last observation), as at a time limit,
-        like DI-engine's ``ignore_done``. For environments that report time limits as terminations. Wrong if episodes can end
-        with a failure or at a goal
+    :param ignore_terminations: For environments that report their time limit as a termination: the step of an episode at
+        which an end is a time limit, and is bootstrapped with γ V(last observation). True: every end is one, like DI-engine's
+        ``ignore_done``, which is wrong if episodes can end with a failure or at a goal. False: trust the environment
     :param reward_weights: A weight for each component of vector rewards, as in MO-Gymnasium. Both value heads then have one
         value per component, and the weights combine the advantages; ``gamma`` and ``gae_lambda`` may be lists. "observation":
         the weights are the entry "weights" of the observations, see ``DrawnWeights``, so that one policy is trained for all
@@ -192,7 +192,7 @@ class PPG(PhasicAlgorithm):
         objective_kwargs: dict[str, Any] | None = None,
         aux_buffer_kwargs: dict[str, Any] | None = None,
         allow_nonfinite_observations: bool = False,
-        ignore_terminations: bool = False,
+        ignore_terminations: bool | int = False,
         reward_weights: list[float] | Literal["observation"] | None = None,
     ):
         check_policy_class(policy, type(self))
@@ -275,7 +275,7 @@ class PPG(PhasicAlgorithm):
         start = time.perf_counter()
         self.policy_phase()
         if self.n_aux_epochs > 0:
-            self.aux_buffer.add(self.rollout_buffer, self.aux_data())
+            self.aux_buffer.add(self.rollout_buffer, self.aux_data(), self._current_progress_remaining)
             self.logger.record("time/phase_position", self.aux_buffer.n_new / self.n_policy_iterations)
             if self.aux_buffer.n_new >= self.n_policy_iterations:
                 with self.aux_buffer.phase():

@@ -23,6 +23,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.zoo import launcher
@@ -125,6 +126,19 @@ class StepsChanged(VecEnvWrapper):
 
     def step_wait(self):
         return self.change(*self.venv.step_wait())
+
+
+class Reusing(VecEnvWrapper):
+    """Environments that write each step into the same arrays, like simulators and SuperSuit."""
+
+    def reset(self):
+        self.arrays = self.venv.reset(), np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, bool)
+        return self.arrays[0]
+
+    def step_wait(self):
+        *arrays, infos = self.venv.step_wait()
+        map_arrays(np.copyto, self.arrays, tuple(arrays))
+        return *self.arrays, infos
 
 
 class Clock(gym.Env):

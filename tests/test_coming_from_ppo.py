@@ -23,7 +23,8 @@ from sb3_ppg import PPG, ArgumentError, MaskablePPG, MlpPolicy, PhasicCheckpoint
 from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
-from tests.helpers import MaskedEnv, code_blocks, learn_and_log
+from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
+from tests.helpers import MaskedEnv, changed, code_blocks, learn_and_log, weights
 from tests.saving.small_models import resumed
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, device="cpu", seed=0)
@@ -189,6 +190,69 @@ class Masks(MlpPolicy):
 def test_a_policy_whose_methods_the_losses_would_bypass_is_refused(policy, methods):
     with pytest.raises(ArgumentError, match=f"{policy.__name__} cannot work: it overrides {methods}.*override `evaluate`"):
         PPG(policy, "CartPole-v1", **SMALL)
+
+
+class Sgd:
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.optimizer = th.optim.SGD(self.parameters(), lr=lr_schedule(1), momentum=0.9)
+
+
+class Decaying:
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        groups = [dict(params=[one for one in self.parameters() if one.dim() == n]) for n in (1, 2)]
+        self.optimizer = th.optim.AdamW([groups[0], groups[1] | dict(weight_decay=0.1)], lr=lr_schedule(1), betas=(0.8, 0.9))
+
+
+class NeedsMore(th.optim.SGD):
+    def __init__(self, parameters, lr, *, more):
+        super().__init__(parameters, lr)
+
+
+class Demanding:
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.optimizer = NeedsMore(self.parameters(), lr=lr_schedule(1), more=True)
+
+
+class Makes(Demanding):
+    def make_optimizer(self, learning_rate, parameters):
+        return NeedsMore(parameters, lr=learning_rate, more=True)
+
+
+@pytest.mark.parametrize(("own", "cls"), [(Sgd, th.optim.SGD), (Decaying, th.optim.AdamW), (Makes, NeedsMore)])
+@pytest.mark.parametrize("kind", ["ppg", "LSTM", "idaac", "ddcpg"])
+def test_an_optimizer_that_a_policy_makes_is_that_of_all_epochs(own, cls, kind):
+    algorithm, base = (RecurrentPPG, RecurrentPhasicActorCriticPolicy) if kind == "LSTM" else (PPG, MlpPolicy)
+    kwargs = with_preset(kind, {}) if kind in ("idaac", "ddcpg") else dict(n_value_epochs=1)
+    model = algorithm(type("Own", (own, base), {}), "CartPole-v1", **SMALL | kwargs)
+    of_objective = model.objective.adversary_optimizer
+    optimizers = [
+        model.policy.optimizer,
+        model.value_optimizer,
+        model.aux_optimizer,
+        *([of_objective] if of_objective else []),
+    ]
+
+    def options(optimizer) -> tuple:
+        groups = [
+            {name: value for name, value in group.items() if name not in ("params", "lr")} for group in optimizer.param_groups
+        ]
+        return type(optimizer), groups[: len(of_objective.param_groups)] if of_objective else groups
+
+    assert type(optimizers[0]) is cls and all(options(one) == options(optimizers[0]) for one in optimizers)
+    trained = [one for group in model.aux_optimizer.param_groups for one in group["params"]]
+    expected = [*model.policy.parameters(), *model.objective.trained_with_policy()]
+    assert {*map(id, trained)} == {*map(id, expected)} and len(trained) == len(expected)
+    before = weights(model)
+    model.learn(128)
+    assert {"action_net.weight", "value_net.weight"} <= changed(before, weights(model))
+
+
+def test_an_optimizer_of_which_no_other_can_be_made_is_refused():
+    with pytest.raises(ArgumentError, match=r"`policy`=Own has .* no NeedsMore can be made .*'more'.*`make_optimizer`"):
+        PPG(type("Own", (Demanding, MlpPolicy), {}), "CartPole-v1", **SMALL)
 
 
 class PartlyPossible(gym.Env):

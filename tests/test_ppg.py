@@ -161,8 +161,8 @@ def test_each_of_the_epochs_has_a_schedule_over_the_whole_budget():
     progress = 1 - np.arange(1, 7) / 6
     np.testing.assert_allclose(policy, 1e-3 * progress, rtol=1e-6, atol=1e-12)
     np.testing.assert_allclose(value, np.repeat(4e-3 * progress, 2), rtol=1e-6, atol=1e-12)
-    assert aux[0] == pytest.approx(2e-3 * 0.5) and aux[-1] == logged["train/value_learning_rate"] == pytest.approx(0.0)
-    assert logged["train/clip_range"] == 0.0
+    np.testing.assert_allclose(aux, np.repeat(2e-3 * progress.reshape(2, 3).mean(axis=1), 2 * len(aux) // 4), rtol=1e-6)
+    assert logged["train/clip_range"] == logged["train/value_learning_rate"] == pytest.approx(0.0)
     assert "`train/value_learning_rate`" in (ROOT / "docs" / "logs.md").read_text()
 
 
@@ -180,7 +180,7 @@ def test_the_auxiliary_learning_rate_follows_the_other_by_default():
     model = make(learning_rate=LinearSchedule(1e-3, 0.0, 1.0))
     rates = rates_of(model.aux_optimizer)
     model.learn(16 * 4)
-    np.testing.assert_allclose(rates, 0.25e-3)
+    np.testing.assert_allclose(rates, 0.5e-3)
     model.lr_schedule = lambda _: 2e-6
     assert learn_and_log(model, 48)["aux/learning_rate"] == 2e-6
     assert learn_and_log(make(learning_rate=1e-3, aux_learning_rate=3e-4), 48)["aux/learning_rate"] == 3e-4
@@ -190,8 +190,18 @@ def test_schedules_do_not_turn_negative_past_the_budget():
     model = make(learning_rate=lambda progress: 1e-3 * progress, clip_range=lambda progress: 0.2 * progress)
     logged = learn_and_log(model, 40)  # the third rollout ends at 48
     assert model.num_timesteps == 48
-    assert model.policy.optimizer.param_groups[0]["lr"] == model.aux_optimizer.param_groups[0]["lr"] == 0.0
-    assert logged["train/clip_range"] == 0.0
+    assert model.policy.optimizer.param_groups[0]["lr"] == logged["train/clip_range"] == 0.0
+    assert model.aux_optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * (24 + 8 + 0) / 40 / 3)
+
+
+def test_runs_of_one_rollout_that_a_schedule_leaves_without_effect_are_warned_of_once():
+    model = make(learning_rate=LinearSchedule(1e-3, 0.0, 1.0))
+    with pytest.warns(UserWarning) as found:
+        for _ in range(3):
+            model.learn(16, reset_num_timesteps=False)
+    assert [str(one.message).split(":")[0] for one in found if "learning_rate" in str(one.message)] == [
+        "`learn(16)` is one rollout, and trains nothing"
+    ]
 
 
 @pytest.mark.parametrize(("architecture", "max_grad_norm"), [("dual", None), ("shared", 0.5)])
@@ -405,6 +415,7 @@ BAD_ARGUMENTS += [
     (dict(policy=RecurrentPPG.policy_aliases["MlpLstmPolicy"]), "policy.*is for RecurrentPPG, not for PPG"),
     (dict(aux_buffer_kwargs=dict(storage="cloud")), "storage`='cloud'"),
     (dict(aux_buffer_kwargs=dict(path="/x")), "path`='/x'.*no meaning"),
+    (dict(ignore_terminations=0), "ignore_terminations`=0 .*True, False, or the step"),
 ]
 
 

@@ -47,6 +47,7 @@ class StoredRollout(NamedTuple):
     observations: Observations  # (n_envs, n_steps, *observation shape)
     context: dict[str, np.ndarray]  # inputs of the policy and data of the objective by name, (n_envs, n_steps or 1, ...)
     value_targets: np.ndarray  # V_targ, (n_envs, n_steps)
+    progress_remaining: np.ndarray  # progress of the run, from 1 to 0, in the policy phase on this rollout, ()
 
 
 class AuxBuffer:
@@ -134,24 +135,34 @@ class AuxBuffer:
         """The number of samples in a sequence."""
         return 1 if self.single_samples else self.rollouts[0].value_targets.shape[1]
 
+    @property
+    def progress_remaining(self) -> float:
+        """Mean progress of the run, from 1 to 0, in the policy phases since the last auxiliary phase."""
+        return float(np.mean([rollout.progress_remaining for rollout in self.rollouts[-self.n_new :]]))
+
     def holds(self, n_envs: int, n_steps: int) -> bool:
         """Return whether all rollouts have these sizes."""
         return all(rollout.value_targets.shape == (n_envs, n_steps) for rollout in self.rollouts)
 
     # ---- storing ----
 
-    def add(self, rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray] | None = None) -> None:
+    def add(
+        self, rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray] | None = None, progress_remaining: float = 1.0
+    ) -> None:
         """Keep a rollout; see ``stored`` for the arguments."""
-        self.keep(self.stored(rollout_buffer, context or {}))
+        self.keep(self.stored(rollout_buffer, context or {}, progress_remaining))
 
     @staticmethod
-    def stored(rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray]) -> StoredRollout:
+    def stored(
+        rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray], progress_remaining: float = 1.0
+    ) -> StoredRollout:
         """
         Return what is kept of a rollout.
 
         :param rollout_buffer: full buffer, whose samples are ordered by environment
         :param context: inputs of the policy in addition to the observations, and data of the objective, by name,
             (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
+        :param progress_remaining: progress of the run, from 1 to 0, in the policy phase on this rollout
         """
         is_kept_by_reference, sizes = has_new_arrays(rollout_buffer), (rollout_buffer.n_envs, rollout_buffer.buffer_size)
 
@@ -159,12 +170,13 @@ class AuxBuffer:
             return array if is_kept_by_reference else array.copy()
 
         observations = map_arrays(lambda array: own(array).reshape(*sizes, *array.shape[1:]), rollout_buffer.observations)
-        return StoredRollout(observations, map_arrays(own, context), own(rollout_buffer.returns).reshape(sizes))
+        targets = own(rollout_buffer.returns).reshape(sizes)
+        return StoredRollout(observations, map_arrays(own, context), targets, np.array(progress_remaining))
 
     def keep(self, rollout: StoredRollout) -> None:
         """Keep a rollout, whose arrays must not change later."""
         observations, context = map_arrays(self._stored, (rollout.observations, rollout.context))
-        self.rollouts.append(StoredRollout(observations, context, rollout.value_targets))
+        self.rollouts.append(rollout._replace(observations=observations, context=context))
         self.n_new += 1
         if self.capacity is not None:
             self.rollouts = self.rollouts[-self.capacity :]
@@ -263,7 +275,7 @@ class AuxBuffer:
         ids_of_chunks = [np.concatenate(chunk) for chunk in chunks]
         # One transfer for all chunks: the transfer of a chunk would wait for the training on earlier minibatches
         on_device = th.as_tensor(np.concatenate(ids_of_chunks), device=self.device).split([*map(len, ids_of_chunks)])
-        observations, context, _ = zip(*self.rollouts, strict=True)
+        observations, context, *_ = zip(*self.rollouts, strict=True)
         for chunk, ids, ids_on_device in zip(chunks, ids_of_chunks, on_device, strict=True):
             batch = AuxiliaryBatch(
                 observations=self._gather(self.observations_on_device or observations, ids),

@@ -10,6 +10,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from sb3_ppg.environments.episodes import TimeLimits
 from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, WorkerError
 
 Numbers = tuple[str, Any, int | None]  # see `check_finite`
@@ -24,20 +25,20 @@ class CheckedSteps:
 
     :param env: environments with any wrappers, which stay the same during the rollout
     :param allow_observations: whether observations may be NaN or infinite
-    :param values_every_end: whether the last observation of every episode is valued, not only of truncated ones
+    :param time_limits: says which ends of episodes are time limits
     :param read_vectors: returns vector rewards, (n_envs, K), from ``dones`` and ``infos``. None: rewards are scalar
     """
 
     def __init__(
         self,
         env: VecEnv,
-        allow_observations: bool = False,
-        values_every_end: bool = False,
+        allow_observations: bool,
+        time_limits: TimeLimits,
         read_vectors: Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None = None,
     ):
         self.env = env
         self.allow_observations = allow_observations
-        self.values_every_end = values_every_end
+        self.time_limits = time_limits
         self.read_vectors = read_vectors
         self.also_stored: dict[str, Any] = {}  # further arguments of the rollout buffer's ``add``
         self.normalizers = [*normalizers(env)]
@@ -50,6 +51,7 @@ class CheckedSteps:
         """
         with statistics_protected(self.normalizers):
             observations, rewards, dones, infos = self.env.step(actions)
+            infos = self.time_limits.marked(dones, infos)
             numbers: list[Numbers] = []
             if self.read_vectors is not None:
                 vectors = self.read_vectors(dones, infos)
@@ -60,7 +62,7 @@ class CheckedSteps:
             numbers += [("reward", rewards, None), ("observation", observations, None)]
             for index in dones.nonzero()[0].tolist():
                 info = infos[index]
-                if "terminal_observation" in info and (self.values_every_end or info.get("TimeLimit.truncated", False)):
+                if "terminal_observation" in info and info.get("TimeLimit.truncated", False):
                     numbers.append(("last observation of an episode", info["terminal_observation"], index))
             if self.allow_observations:
                 numbers = [one for one in numbers if one[0].startswith("reward")]

@@ -59,10 +59,10 @@ def record(
     if seed is not None:
         env.seed(seed)
     steps: list[tuple] = []
-    observations, state, starts = env.reset(), None, np.ones(n_envs, dtype=bool)
+    observations, state, starts = map_arrays(np.array, env.reset()), None, np.ones(n_envs, dtype=bool)
     is_random = rng.random(n_envs) < random_episodes
     for _ in range(-(-n_steps // n_envs)):
-        seen: Any = observations if normalizer is None else normalizer.normalize_obs(observations)  # type: ignore[arg-type]
+        seen: Any = observations if normalizer is None else normalizer.normalize_obs(observations)
         actions, state = agent.predict(seen, state, starts, deterministic=deterministic)
         drawn, takes_drawn = np.array([space.sample() for _ in range(n_envs)]), is_random
         if isinstance(space, spaces.Box):
@@ -74,10 +74,10 @@ def record(
         actions = np.where(takes_drawn.reshape(-1, *[1] * (drawn.ndim - 1)), drawn, actions).astype(space.dtype)
         following, rewards, starts, infos = env.step(actions)
         limits = np.array([info.get("TimeLimit.truncated", False) for info in infos])
-        last = map_arrays(np.array, following)
+        following, last = map_arrays(np.array, following), map_arrays(np.array, following)  # environments may reuse it
         for i in np.flatnonzero(starts):
             replace(last, infos[i]["terminal_observation"], i)
-        steps.append((map_arrays(np.array, observations), actions, rewards.copy(), last, starts & ~limits, limits))
+        steps.append((observations, actions, rewards.copy(), last, starts & ~limits, limits))
         observations = following
         is_random = np.where(starts, rng.random(n_envs) < random_episodes, is_random)
     columns = map_arrays(lambda *arrays: np.stack(arrays, axis=1), *steps)

@@ -52,7 +52,10 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
     fit_normalizers(model.env, data, is_trained=model.num_timesteps > 0 or len(model.aux_optimizer.state) > 0)
     data = _normalized(model, data)
     if model.ignore_terminations:
-        data = replace(data, terminations=np.zeros(len(data), dtype=bool), truncations=data.terminations | data.truncations)
+        is_limit, lengths = data.terminations.copy(), np.diff(data.ends, prepend=-1)
+        if model.ignore_terminations is not True:
+            is_limit[data.ends[lengths != model.ignore_terminations]] = False
+        data = replace(data, terminations=data.terminations & ~is_limit, truncations=data.truncations | is_limit)
     if not model._custom_logger:
         name = f"{type(model).__name__}_warm_start"
         model._logger = configure_logger(model.verbose, model.tensorboard_log, name, True)

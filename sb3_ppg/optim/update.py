@@ -27,9 +27,11 @@ class Update:
             "value": (model.value_optimizer, model.value_lr_schedule),
             "auxiliary": (model.aux_optimizer, model.aux_lr_schedule),
         }[kind]
-        self.learning_rate: float = schedule(model._current_progress_remaining)
+        is_auxiliary = kind == "auxiliary"  # the last phase would have a rate of 0, if it had the progress at its end
+        progress = model.aux_buffer.progress_remaining if is_auxiliary else model._current_progress_remaining
+        self.learning_rate: float = schedule(progress)
         update_learning_rate(self.optimizer, self.learning_rate)
-        self.coefficients = model.coefficients()
+        self.coefficients = model.coefficients(progress)
         self.history: list[Epoch] = []
         self._losses = partial(minibatch_losses, model, losses, self.coefficients)
         self._compiled = model.compiled_training.begin_update(kind, losses, self.optimizer, self.coefficients)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -172,10 +173,16 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         check_value("n_lstm_layers", n_lstm_layers, count())
         if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
             raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")
+        of_build: list[Any] = []
+
+        def schedule(progress_remaining: float) -> float:
+            of_build[:] = [vars(self).get("optimizer")]
+            return lr_schedule(progress_remaining)
+
         super().__init__(
             observation_space,
             action_space,
-            lr_schedule,
+            schedule,
             architecture=architecture,
             lstm_hidden_size=lstm_hidden_size,
             n_lstm_layers=n_lstm_layers,
@@ -184,8 +191,11 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             enable_critic_lstm=enable_critic_lstm,
             **kwargs,
         )
-        # The optimizer that was made before does not know the LSTMs
-        self.optimizer = self.make_optimizer(lr_schedule(1))
+        # That of `_build`, which sb3-contrib's constructor replaces last of all, does not know the LSTMs
+        (self.optimizer,) = of_build
+        of_lstms = [one.parameters() for one in (self.lstm_actor, self.critic, self.lstm_critic) if one is not None]
+        of_policy = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        self.optimizer = self.make_optimizer(lr_schedule(1), chain(of_policy, *of_lstms))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()

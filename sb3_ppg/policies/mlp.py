@@ -1,6 +1,7 @@
 """The phasic actor-critic policies: SB3's, with an auxiliary value head on the policy network."""
 
 import copy
+import inspect
 import math
 from collections.abc import Collection, Iterable
 from functools import partial
@@ -257,8 +258,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if self.compile_mode is not None:
             for extractor in {self.pi_features_extractor, self.vf_features_extractor}:
                 extractor.compile(mode=self.compile_mode, dynamic=False)
+        is_free = not self.optimizer_kwargs.keys() & {"fused", "foreach", "differentiable"}
+        if self.optimizer_class is th.optim.Adam and is_free and self.device.type in ("cpu", "cuda"):
+            self.optimizer.param_groups[0]["fused"] = True  # elsewhere unset: with False, torch would take its slowest kernel
         # SB3's optimizer does not know the heads
-        self.optimizer = self.make_optimizer(lr_schedule(1))
+        self.optimizer = self.make_optimizer(lr_schedule(1), self.parameters())
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         extractor = super().make_features_extractor()
@@ -341,21 +345,38 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         """True if the distribution's actions lie in [-1, 1], and are scaled to the action space's bounds."""
         return self.actions.bounded
 
-    def make_optimizer(self, learning_rate: float, parameters: Iterable[nn.Parameter] | None = None) -> th.optim.Optimizer:
+    def make_optimizer(self, learning_rate: float, parameters: Iterable[nn.Parameter]) -> th.optim.Optimizer:
         """
-        Make an optimizer of ``optimizer_class`` with this policy's options.
+        Make the optimizer of one kind of epochs: of the class of ``optimizer``, which a policy may have set itself, with its
+        groups and options. Override it to make all optimizers in another way.
 
         :param learning_rate: initial learning rate
-        :param parameters: parameters to optimize. None: all parameters of this policy
+        :param parameters: parameters to optimize; those that are in no group of ``optimizer`` join its first one
+        :raises ArgumentError: if the class needs more than the options that its optimizer has
         """
-        parameters = list(self.parameters() if parameters is None else parameters)
-        kwargs = dict(self.optimizer_kwargs)
+        cls: Any = type(self.optimizer)
+        parameters, known = list(parameters), inspect.signature(cls).parameters
+        groups: list[dict[str, Any]] = [
+            {name: value for name, value in group.items() if name not in ("lr", "initial_lr", "param_names")} | {"params": []}
+            for group in self.optimizer.param_groups
+        ]
+        places = {id(one): place for place, group in enumerate(self.optimizer.param_groups) for one in group["params"]}
+        for one in parameters:
+            groups[places.get(id(one), 0)]["params"].append(one)
         # Torch's fused kernel assumes real numbers, and contiguous parameters and moments (which may come from a file)
         plain = all(not is_lazy(one) and one.is_contiguous() and one.is_floating_point() for one in parameters)
-        is_free = self.optimizer_class is th.optim.Adam and not kwargs.keys() & {"fused", "foreach", "differentiable"}
-        if is_free and plain and self.device.type in ("cpu", "cuda"):
-            kwargs["fused"] = True  # elsewhere unset: with False, torch would take its slowest implementation
-        return self.optimizer_class(parameters, lr=learning_rate, **kwargs)  # type: ignore[call-arg]
+        for group in groups:
+            if group.get("fused") and not plain:
+                group["fused"] = None
+        options = {name: value for name, value in self.optimizer.defaults.items() if name in known and name != "lr"}
+        options = self.optimizer_kwargs if cls is self.optimizer_class else options
+        try:
+            return cls([group for group in groups if group["params"]], lr=learning_rate, **options)
+        except TypeError as error:
+            raise ArgumentError(
+                f"`policy`={type(self).__name__} has an optimizer of its own, and no {cls.__name__} can be made for the other "
+                f"epochs ({error}): override `make_optimizer`, see docs/guides/own_networks.md"
+            ) from error
 
     @property
     def value_unit(self) -> float:

@@ -42,10 +42,14 @@ def take_steps(
     actions: Any  # a tensor, then an array: SB3's callbacks use this name for both
     rollout_buffer.reset()
     callback.on_rollout_start()
-    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.ignore_terminations, model.vector_reader())
+    model.time_limits.begin(model._last_episode_starts, model.ignore_terminations)
+    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.time_limits, model.vector_reader())
     if model.use_sde:
         model.policy.reset_noise(env.num_envs)
     while n_steps < n_rollout_steps:
+        # Copies, as environments may write each step into the same arrays
+        model._last_obs = map_arrays(np.array, model._last_obs)
+        model._last_episode_starts = np.array(model._last_episode_starts)
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
             model.policy.reset_noise(env.num_envs)
         inputs = model.step_inputs(env)
@@ -67,7 +71,7 @@ def take_steps(
         n_steps += 1
         model.after_environment_step()
         model.objective.after_environment_step(dones, infos, steps.reset_infos())
-        _bootstrap_at_time_limits(model, rewards, dones, infos, rollout_buffer)
+        rewards = _bootstrapped(model, rewards, dones, infos, rollout_buffer)
         stored = (model._last_obs, model.policy.actions.for_buffer(actions), rewards, model._last_episode_starts)
         rollout_buffer.add(*stored, values, log_probs, **{**inputs, **steps.also_stored})
         model._last_obs, model._last_episode_starts = new_obs, dones
@@ -97,18 +101,20 @@ def _finite_act(
     return result
 
 
-def _bootstrap_at_time_limits(
+def _bootstrapped(
     model: PhasicModel, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], rollout_buffer: RolloutBuffer
-) -> None:
+) -> np.ndarray:
     """
-    Add γ V(last observation) to the last reward of an episode that a time limit ended, or, with ``ignore_terminations``, of
-    every episode. A buffer that normalizes rewards has a separate array for these values.
+    Return rewards, (n_envs,), with γ V(last observation) added to the last reward of an episode that a time limit ended. A
+    buffer that normalizes rewards has a separate array for these values.
     """
+    rewards = np.add(rewards, np.float32(0))  # not the environments' own array, which may also hold integers
     for index in dones.nonzero()[0].tolist():
+        is_cut_off = infos[index].get("TimeLimit.truncated", False)
         last_observation = infos[index].get("terminal_observation")
         remedy = f"the info of environment {index} has no 'terminal_observation' at the end of an episode; use False"
-        require(model, last_observation is not None or not model.ignore_terminations, "ignore_terminations", remedy)
-        is_cut_off = model.ignore_terminations or infos[index].get("TimeLimit.truncated", False)
+        is_possible = last_observation is not None or not (is_cut_off and model.ignore_terminations)
+        require(model, is_possible, "ignore_terminations", remedy)
         if last_observation is not None and is_cut_off:
             observation, _ = model.policy.obs_to_tensor(last_observation)
             with th.no_grad():
@@ -118,6 +124,7 @@ def _bootstrap_at_time_limits(
                 place = rollout_buffer.bootstrapped[rollout_buffer.pos]
             bootstrap = value.cpu().numpy().reshape(place.shape[1:])  # of each component, if there are several
             place[index] += np.asarray(model.gamma, bootstrap.dtype) * bootstrap
+    return rewards
 
 
 def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:

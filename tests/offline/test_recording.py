@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG
 from sb3_ppg.offline import load_dataset, record, save_as_minari
-from tests.helpers import BOX, DICT, SMALL, VECTOR, RandomEnv, image_space, masked_envs, random_envs
+from tests.helpers import BOX, DICT, SMALL, VECTOR, RandomEnv, Reusing, image_space, masked_envs, random_envs
 from tests.offline.test_bcq import THREE, random_data
 from tests.offline.test_data import assert_same
 
@@ -41,6 +41,12 @@ def test_time_limits_are_truncations_and_environments_do_not_run_into_each_other
     data = record(agent, random_envs(VECTOR, BOX, n_envs=1, episode_length=10), 35)
     assert data.ends.tolist() == [9, 19, 29, 34] and not data.terminations.any()
     assert record(agent, random_envs(VECTOR, BOX), n_steps=6).truncations.tolist() == [False, False, True] * 2
+
+
+def test_environments_that_reuse_their_arrays_are_recorded_as_others():
+    agent = PPG("MultiInputPolicy", random_envs(DICT, BOX), **SMALL)
+    envs = (random_envs(DICT, BOX), Reusing(random_envs(DICT, BOX)))
+    assert_same(*(record(agent, env, 50, deterministic=True, seed=1) for env in envs))
 
 
 def test_noise_and_random_episodes_are_as_asked():

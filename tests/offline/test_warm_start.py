@@ -148,14 +148,14 @@ def test_data_is_normalized_as_the_environment_will_be_and_a_second_data_set_lea
 
 
 def test_terminations_that_are_ignored_are_cut_off():
-    """Each episode of one step has a reward of 1; the value goes on, so that it approaches 1 / (1 - 0.5)."""
+    """Each episode of one step has a reward of 1; if the value goes on, it approaches 1 / (1 - 0.5)."""
     data = Dataset(np.zeros(50, int), np.full(50, 2), np.ones(50), np.zeros(50, int), np.ones(50), np.zeros(50))
     values = []
-    for ignored in (False, True):
+    for ignored in (2, True, 1):  # 1 and 2: the step of a time limit
         options = dict(gamma=0.5, ignore_terminations=ignored, aux_learning_rate=1e-2)
         model = PPG("MlpPolicy", RandomEnv(STATES, THREE), **SMALL, **options).warm_start(data, n_epochs=150)
         values.append(model.policy.predict_values(th.tensor([0])).item())
-    assert values == pytest.approx([1, 2], abs=0.1)
+    assert values == pytest.approx([1, 2, 2], abs=0.1)
 
 
 SPACES = {

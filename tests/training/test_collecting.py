@@ -1,5 +1,8 @@
 """Ends of episodes: which of them are bootstrapped."""
 
+import itertools
+import re
+import warnings
 from functools import partial
 
 import gymnasium as gym
@@ -11,7 +14,19 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RewardNormalizer
-from tests.helpers import KINDS, SMALL, THREE_ACTIONS, VECTOR, MaskedEnv, RandomEnv, StepsChanged, changed, collect, weights
+from tests.helpers import (
+    KINDS,
+    SMALL,
+    THREE_ACTIONS,
+    VECTOR,
+    MaskedEnv,
+    RandomEnv,
+    Reusing,
+    StepsChanged,
+    changed,
+    collect,
+    weights,
+)
 from tests.helpers import make_with_papers_values as make
 
 
@@ -24,17 +39,21 @@ class Untold(gym.Wrapper):
 
 
 class Countdown(gym.Env):
-    """An episode is three steps with a reward of 1 each; observations are the number of steps so far."""
+    """Episodes have these lengths, with a reward of 1 in each step; observations are the number of steps so far."""
 
     observation_space, action_space = spaces.Box(0, 10, (1,)), spaces.Discrete(2)
 
+    def __init__(self, lengths=(3,), ends=(True, False)):
+        self.lengths, self.ends = itertools.cycle(lengths), ends
+
     def reset(self, *, seed=None, options=None):
-        self.steps = 0
+        self.steps, self.length = 0, next(self.lengths)
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
         self.steps += 1
-        return np.full(1, self.steps, np.float32), 1.0, self.steps == 3, False, {}
+        ends = self.ends if self.steps == self.length else (False, False)
+        return np.full(1, self.steps, np.float32), 1.0, *ends, {}
 
 
 def trained(kind: str, wrap, **kwargs) -> PPG:
@@ -61,18 +80,58 @@ def test_ends_that_are_ignored_are_time_limits(kind):
         np.testing.assert_array_equal(*(getattr(model.rollout_buffer, name) for model in (truncated, ignored)))
 
 
-@pytest.mark.parametrize("ignores", [False, True])
-def test_the_last_reward_has_the_discounted_value_of_the_last_observation(ignores):
-    """With V = 2 everywhere and a discount of 0.9, the last of three rewards of 1 is 1 + 0.9 * 2."""
-    model = make(DummyVecEnv([Countdown]), n_steps=6, batch_size=6, gamma=0.9, ignore_terminations=ignores)
+@pytest.mark.parametrize(("ignored", "is_limit"), [(False, [0, 0]), (True, [1, 1]), (3, [1, 0]), (4, [0, 0])])
+def test_the_last_reward_has_the_discounted_value_of_the_last_observation(ignored, is_limit):
+    """
+    With V = 2 everywhere and a discount of 0.9, the last of three rewards of 1 is 1 + 0.9 * 2. The rewards of the environments
+    are integers, which stay as they are.
+    """
+    ones = np.ones(1, int)
+    env = StepsChanged(DummyVecEnv([lambda: Countdown([3, 2])]), lambda obs, _, *rest: (obs, ones, *rest))
+    model = make(env, n_steps=5, batch_size=5, gamma=0.9, ignore_terminations=ignored)
     with th.no_grad():
         model.policy.value_net.weight.zero_()
         model.policy.value_net.bias.fill_(2.0)
     collect(model)
-    last = 2.8 if ignores else 1.0
-    np.testing.assert_allclose(model.rollout_buffer.rewards.flatten(), [1, 1, last, 1, 1, last], rtol=1e-6)
+    last = 1 + 1.8 * np.array(is_limit)
+    np.testing.assert_allclose(model.rollout_buffer.rewards.flatten(), [1, 1, last[0], 1, last[1]], rtol=1e-6)
     # A value target does not reach into the next episode
-    np.testing.assert_allclose(model.rollout_buffer.returns.flatten()[[2, 5]], last, rtol=1e-6)
+    np.testing.assert_allclose(model.rollout_buffer.returns.flatten()[[2, 4]], last, rtol=1e-6)
+    assert ones == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "n_steps", "ignored", "length"),
+    [
+        (dict(), 60, False, 3),
+        (dict(ends=(True, True)), 60, False, 3),
+        (dict(), 60, 4, 3),  # the wrong step
+        (dict(), 15, False, None),  # too few episodes
+        (dict(), 60, 3, None),
+        (dict(), 60, True, None),
+        (dict(lengths=[1]), 60, False, None),
+        (dict(lengths=[3] * 9 + [2]), 60, False, None),
+        (dict(ends=(False, True)), 60, False, None),
+    ],
+)
+def test_time_limits_that_seem_to_be_reported_as_terminations_are_warned_of_once(env, n_steps, ignored, length):
+    model = make(DummyVecEnv([lambda: Countdown(**env)]), n_steps=5, batch_size=5, ignore_terminations=ignored)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(n_steps // 5):  # episodes go on in the next call
+            model.learn(5, reset_num_timesteps=False)
+    messages = [str(one.message) for one in found if "ignore_terminations" in str(one.message)]
+    expected = f"All of the first 10 episodes ended at step {length}, .* use `ignore_terminations`={length};"
+    assert len(messages) == (length is not None) and all(re.match(expected, message) for message in messages)
+
+
+@pytest.mark.parametrize("kind", ["vectors", "images", "Dict", "LSTM", "masks"])
+def test_environments_may_write_each_step_into_the_same_arrays(kind):
+    algorithm, policy, make_envs, policy_kwargs = KINDS[kind]
+    fresh, reusing = (
+        algorithm(policy, env, **SMALL, policy_kwargs=policy_kwargs).learn(64) for env in (make_envs(), Reusing(make_envs()))
+    )
+    assert fresh.n_aux_phases == reusing.n_aux_phases > 0 and not changed(weights(fresh), weights(reusing))
 
 
 def test_ends_without_a_last_observation_are_not_silently_zero():
