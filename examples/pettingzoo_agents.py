@@ -78,7 +78,7 @@ def main(total_timesteps: int = 100_000) -> None:
         make_env(n_games=8, seed=0),
         n_steps=64,  # a phase is 8 games x 3 agents x 64 x 4 = 6,144 steps
         batch_size=256,
-        ignore_terminations=True,  # SuperSuit reports the games' time limit as their end
+        ignore_terminations=MAX_STEPS,  # SuperSuit reports the games' time limit as their end
         verbose=1,
     )
     model.learn(total_timesteps, log_interval=8)
