@@ -88,8 +88,8 @@ class PPG(PhasicAlgorithm):
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
-    :param aux_learning_rate: The learning rate of the auxiliary phase, it can be a function of the progress remaining, here its
-        mean over the policy updates of the phase. None: the same as ``learning_rate``
+    :param aux_learning_rate: The learning rate of the auxiliary phase, it can be a function of the mean progress remaining in
+        the phase's policy updates. None: the same as ``learning_rate``
     :param value_learning_rate: The learning rate of the value epochs (``n_value_epochs``), it can be a function of the current
         progress remaining. None: the same as ``learning_rate``
     :param n_value_epochs: E_V, the number of epochs on the value loss alone, before the policy epochs and with their own

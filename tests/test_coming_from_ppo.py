@@ -4,6 +4,7 @@ import copy
 import csv
 import dataclasses
 import pickle
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +25,7 @@ from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.errors import NonFiniteEnvironmentError
 from sb3_ppg.family import with_preset
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy
-from tests.helpers import MaskedEnv, changed, code_blocks, learn_and_log, weights
+from tests.helpers import MaskedEnv, code_blocks, learn_and_log
 from tests.saving.small_models import resumed
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, device="cpu", seed=0)
@@ -192,67 +193,52 @@ def test_a_policy_whose_methods_the_losses_would_bypass_is_refused(policy, metho
         PPG(policy, "CartPole-v1", **SMALL)
 
 
-class Sgd:
-    def _build(self, lr_schedule):
-        super()._build(lr_schedule)
-        self.optimizer = th.optim.SGD(self.parameters(), lr=lr_schedule(1), momentum=0.9)
-
-
-class Decaying:
-    def _build(self, lr_schedule):
-        super()._build(lr_schedule)
-        groups = [dict(params=[one for one in self.parameters() if one.dim() == n]) for n in (1, 2)]
-        self.optimizer = th.optim.AdamW([groups[0], groups[1] | dict(weight_decay=0.1)], lr=lr_schedule(1), betas=(0.8, 0.9))
-
-
 class NeedsMore(th.optim.SGD):
     def __init__(self, parameters, lr, *, more):
         super().__init__(parameters, lr)
 
 
-class Demanding:
-    def _build(self, lr_schedule):
-        super()._build(lr_schedule)
-        self.optimizer = NeedsMore(self.parameters(), lr=lr_schedule(1), more=True)
+def decaying(parameters, lr: float) -> th.optim.AdamW:
+    biases, weights = ([one for one in parameters if (one.dim() > 1) == is_weight] for is_weight in (False, True))
+    return th.optim.AdamW([dict(params=biases), dict(params=weights, weight_decay=0.1)], lr, betas=(0.8, 0.9))
 
 
-class Makes(Demanding):
-    def make_optimizer(self, learning_rate, parameters):
-        return NeedsMore(parameters, lr=learning_rate, more=True)
+def policy_with(make, base=MlpPolicy, **methods) -> type[MlpPolicy]:
+    """Derive a policy that makes an optimizer in ``_build``, as with SB3."""
+
+    def build(self, lr_schedule):
+        base._build(self, lr_schedule)
+        self.optimizer = make([*self.parameters()], lr_schedule(1))
+
+    return type("Own", (base,), dict(_build=build, **methods))
 
 
-@pytest.mark.parametrize(("own", "cls"), [(Sgd, th.optim.SGD), (Decaying, th.optim.AdamW), (Makes, NeedsMore)])
+@pytest.mark.parametrize("make", [partial(th.optim.SGD, momentum=0.9), partial(th.optim.Adam, betas=(0.8, 0.9)), decaying])
 @pytest.mark.parametrize("kind", ["ppg", "LSTM", "idaac", "ddcpg"])
-def test_an_optimizer_that_a_policy_makes_is_that_of_all_epochs(own, cls, kind):
+def test_an_optimizer_that_a_policy_makes_is_that_of_all_epochs(make, kind):
     algorithm, base = (RecurrentPPG, RecurrentPhasicActorCriticPolicy) if kind == "LSTM" else (PPG, MlpPolicy)
     kwargs = with_preset(kind, {}) if kind in ("idaac", "ddcpg") else dict(n_value_epochs=1)
-    model = algorithm(type("Own", (own, base), {}), "CartPole-v1", **SMALL | kwargs)
-    of_objective = model.objective.adversary_optimizer
-    optimizers = [
-        model.policy.optimizer,
-        model.value_optimizer,
-        model.aux_optimizer,
-        *([of_objective] if of_objective else []),
-    ]
-
-    def options(optimizer) -> tuple:
-        groups = [
-            {name: value for name, value in group.items() if name not in ("params", "lr")} for group in optimizer.param_groups
-        ]
-        return type(optimizer), groups[: len(of_objective.param_groups)] if of_objective else groups
-
-    assert type(optimizers[0]) is cls and all(options(one) == options(optimizers[0]) for one in optimizers)
-    trained = [one for group in model.aux_optimizer.param_groups for one in group["params"]]
-    expected = [*model.policy.parameters(), *model.objective.trained_with_policy()]
-    assert {*map(id, trained)} == {*map(id, expected)} and len(trained) == len(expected)
-    before = weights(model)
-    model.learn(128)
-    assert {"action_net.weight", "value_net.weight"} <= changed(before, weights(model))
+    model = algorithm(policy_with(make, base), "CartPole-v1", **SMALL | kwargs)
+    expected = make([*model.policy.parameters()], 1e-3)
+    of_policy = [*map(id, model.policy.parameters())]
+    of_objective = [*map(id, model.objective.trained_with_policy())]
+    given = [(model.policy.optimizer, of_policy + of_objective), (model.value_optimizer, of_policy)]
+    given += [(model.aux_optimizer, of_policy + of_objective)]
+    for optimizer, parameters in given:
+        assert sorted(id(one) for group in optimizer.param_groups for one in group["params"]) == sorted(parameters)
+        assert type(optimizer) is type(expected) and len(optimizer.param_groups) == len(expected.param_groups)
+        for group, like in zip(optimizer.param_groups, expected.param_groups, strict=True):
+            assert all(group[name] == value for name, value in like.items() if name not in ("params", "lr"))
+    assert model.learn(128).num_timesteps == 128
 
 
-def test_an_optimizer_of_which_no_other_can_be_made_is_refused():
+def test_an_optimizer_of_which_no_other_can_be_made_is_refused_unless_its_policy_makes_all():
+    make = partial(NeedsMore, more=True)
     with pytest.raises(ArgumentError, match=r"`policy`=Own has .* no NeedsMore can be made .*'more'.*`make_optimizer`"):
-        PPG(type("Own", (Demanding, MlpPolicy), {}), "CartPole-v1", **SMALL)
+        PPG(policy_with(make), "CartPole-v1", **SMALL)
+    policy = policy_with(make, make_optimizer=lambda self, learning_rate, parameters: make(parameters, learning_rate))
+    model = PPG(policy, "CartPole-v1", **SMALL)
+    assert type(model.value_optimizer) is type(model.aux_optimizer) is NeedsMore
 
 
 class PartlyPossible(gym.Env):

@@ -47,7 +47,7 @@ class StoredRollout(NamedTuple):
     observations: Observations  # (n_envs, n_steps, *observation shape)
     context: dict[str, np.ndarray]  # inputs of the policy and data of the objective by name, (n_envs, n_steps or 1, ...)
     value_targets: np.ndarray  # V_targ, (n_envs, n_steps)
-    progress_remaining: np.ndarray  # progress of the run, from 1 to 0, in the policy phase on this rollout, ()
+    progress_remaining: np.ndarray = np.array(1.0)  # progress of the run, from 1 to 0, at the policy's update on it, ()
 
 
 class AuxBuffer:
@@ -137,7 +137,7 @@ class AuxBuffer:
 
     @property
     def progress_remaining(self) -> float:
-        """Mean progress of the run, from 1 to 0, in the policy phases since the last auxiliary phase."""
+        """Mean progress of the run, from 1 to 0, at the policy's updates since the last auxiliary phase."""
         return float(np.mean([rollout.progress_remaining for rollout in self.rollouts[-self.n_new :]]))
 
     def holds(self, n_envs: int, n_steps: int) -> bool:
@@ -149,20 +149,18 @@ class AuxBuffer:
     def add(
         self, rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray] | None = None, progress_remaining: float = 1.0
     ) -> None:
-        """Keep a rollout; see ``stored`` for the arguments."""
-        self.keep(self.stored(rollout_buffer, context or {}, progress_remaining))
+        """Keep a rollout; see ``stored`` and ``StoredRollout`` for the arguments."""
+        rollout = self.stored(rollout_buffer, context or {})
+        self.keep(rollout._replace(progress_remaining=np.array(progress_remaining)))
 
     @staticmethod
-    def stored(
-        rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray], progress_remaining: float = 1.0
-    ) -> StoredRollout:
+    def stored(rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray]) -> StoredRollout:
         """
         Return what is kept of a rollout.
 
         :param rollout_buffer: full buffer, whose samples are ordered by environment
         :param context: inputs of the policy in addition to the observations, and data of the objective, by name,
             (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
-        :param progress_remaining: progress of the run, from 1 to 0, in the policy phase on this rollout
         """
         is_kept_by_reference, sizes = has_new_arrays(rollout_buffer), (rollout_buffer.n_envs, rollout_buffer.buffer_size)
 
@@ -170,8 +168,7 @@ class AuxBuffer:
             return array if is_kept_by_reference else array.copy()
 
         observations = map_arrays(lambda array: own(array).reshape(*sizes, *array.shape[1:]), rollout_buffer.observations)
-        targets = own(rollout_buffer.returns).reshape(sizes)
-        return StoredRollout(observations, map_arrays(own, context), targets, np.array(progress_remaining))
+        return StoredRollout(observations, map_arrays(own, context), own(rollout_buffer.returns).reshape(sizes))
 
     def keep(self, rollout: StoredRollout) -> None:
         """Keep a rollout, whose arrays must not change later."""

@@ -58,18 +58,13 @@ class TimeLimits:
     """Marks ends of episodes as time limits for ``ignore_terminations``, and warns of environments that seem to need it."""
 
     def __init__(self) -> None:
-        self.ignored: bool | int = False
+        self.ignored: bool | int = False  # argument ``ignore_terminations``
         self.steps = np.zeros(0, dtype=int)  # of the current episodes, (n_envs,)
         self.n_ended = 0
-        self.ends: set[tuple[int, bool]] = set()  # length of the first episodes, and whether a time limit ended them
+        self.ends: set[tuple[int, bool]] = set()  # lengths of the first episodes, and whether a time limit ended them
 
     def begin(self, episode_starts: np.ndarray, ignored: bool | int) -> None:
-        """
-        Start a rollout.
-
-        :param episode_starts: whether the latest observations begin an episode, (n_envs,)
-        :param ignored: argument ``ignore_terminations``
-        """
+        """Start a rollout; ``episode_starts`` says whether the latest observations begin an episode, (n_envs,)."""
         if len(self.steps) != len(episode_starts):
             self.steps = np.zeros(len(episode_starts), dtype=int)
         self.steps[episode_starts.astype(bool)] = 0

@@ -173,9 +173,9 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         check_value("n_lstm_layers", n_lstm_layers, count())
         if unknown := set(lstm_kwargs or {}) - {"bias", "dropout"}:
             raise ArgumentError(f"`lstm_kwargs`={lstm_kwargs} cannot work: leave out {', '.join(sorted(unknown))}")
-        of_build: list[Any] = []
+        of_build: list[Any] = []  # the optimizer that `_build` has made
 
-        def schedule(progress_remaining: float) -> float:
+        def schedule(progress_remaining: float) -> float:  # sb3-contrib's constructor calls it last, to replace that optimizer
             of_build[:] = [vars(self).get("optimizer")]
             return lr_schedule(progress_remaining)
 
@@ -191,8 +191,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             enable_critic_lstm=enable_critic_lstm,
             **kwargs,
         )
-        # That of `_build`, which sb3-contrib's constructor replaces last of all, does not know the LSTMs
-        (self.optimizer,) = of_build
+        (self.optimizer,) = of_build  # which does not know the LSTMs
         of_lstms = [one.parameters() for one in (self.lstm_actor, self.critic, self.lstm_critic) if one is not None]
         of_policy = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.optimizer = self.make_optimizer(lr_schedule(1), chain(of_policy, *of_lstms))

@@ -47,7 +47,7 @@ def take_steps(
     if model.use_sde:
         model.policy.reset_noise(env.num_envs)
     while n_steps < n_rollout_steps:
-        # Copies, as environments may write each step into the same arrays
+        # Copies, because environments may write each step into the same arrays
         model._last_obs = map_arrays(np.array, model._last_obs)
         model._last_episode_starts = np.array(model._last_episode_starts)
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
