@@ -173,6 +173,6 @@ def test_what_an_objective_keeps_belongs_to_its_observations():
 
     env = random_envs(n_envs=3, episode_length=100)
     model = PPG("MlpPolicy", env, **{**SMALL, "n_policy_iterations": 3}, objective=KeepsRewards).learn(2 * 24)
-    for observations, context, *_ in model.aux_buffer.rollouts:
+    for observations, context, _ in model.aux_buffer.rollouts:
         np.testing.assert_allclose(context["rewards"][:, :-1, 0], observations[:, 1:, 0], rtol=1e-6)
         assert context["actions"].shape == context["episode_starts"].shape == (3, 8, 1)

@@ -47,7 +47,6 @@ class StoredRollout(NamedTuple):
     observations: Observations  # (n_envs, n_steps, *observation shape)
     context: dict[str, np.ndarray]  # inputs of the policy and data of the objective by name, (n_envs, n_steps or 1, ...)
     value_targets: np.ndarray  # V_targ, (n_envs, n_steps)
-    progress_remaining: np.ndarray = np.array(1.0)  # progress of the run, from 1 to 0, at the policy's update on it, ()
 
 
 class AuxBuffer:
@@ -97,7 +96,7 @@ class AuxBuffer:
         self.rollouts: list[StoredRollout] = []
         self.observations_on_device: list[PyTorchObs] | None = None  # those of all rollouts, during a phase
         self.recorded: th.Tensor | None = None  # (n_sequences, sequence length, P)
-        self.n_new = 0  # rollouts since the last auxiliary phase
+        self.progress: list[float] = []  # remaining progress of the run (from 1 to 0) at each new rollout's policy update
 
     @contextmanager
     def phase(self) -> Iterator[None]:
@@ -108,7 +107,7 @@ class AuxBuffer:
             if self.capacity is None:
                 self.reset()
             self.observations_on_device = self.recorded = None
-            self.n_new = 0
+            self.progress = []
 
     def emptied(self) -> Self:
         """Return an empty buffer for the same device and storage."""
@@ -119,6 +118,11 @@ class AuxBuffer:
     def __len__(self) -> int:
         """The number of rollouts."""
         return len(self.rollouts)
+
+    @property
+    def n_new(self) -> int:
+        """The number of rollouts since the last auxiliary phase."""
+        return len(self.progress)
 
     @property
     def n_samples(self) -> int:
@@ -135,23 +139,15 @@ class AuxBuffer:
         """The number of samples in a sequence."""
         return 1 if self.single_samples else self.rollouts[0].value_targets.shape[1]
 
-    @property
-    def progress_remaining(self) -> float:
-        """Mean progress of the run, from 1 to 0, at the policy's updates since the last auxiliary phase."""
-        return float(np.mean([rollout.progress_remaining for rollout in self.rollouts[-self.n_new :]]))
-
     def holds(self, n_envs: int, n_steps: int) -> bool:
         """Return whether all rollouts have these sizes."""
         return all(rollout.value_targets.shape == (n_envs, n_steps) for rollout in self.rollouts)
 
     # ---- storing ----
 
-    def add(
-        self, rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray] | None = None, progress_remaining: float = 1.0
-    ) -> None:
-        """Keep a rollout; see ``stored`` and ``StoredRollout`` for the arguments."""
-        rollout = self.stored(rollout_buffer, context or {})
-        self.keep(rollout._replace(progress_remaining=np.array(progress_remaining)))
+    def add(self, rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray] | None = None, progress: float = 1.0) -> None:
+        """Keep a rollout; see ``stored`` and the attribute ``progress`` for the arguments."""
+        self.keep(self.stored(rollout_buffer, context or {}), progress)
 
     @staticmethod
     def stored(rollout_buffer: RolloutBuffer, context: dict[str, np.ndarray]) -> StoredRollout:
@@ -170,11 +166,11 @@ class AuxBuffer:
         observations = map_arrays(lambda array: own(array).reshape(*sizes, *array.shape[1:]), rollout_buffer.observations)
         return StoredRollout(observations, map_arrays(own, context), own(rollout_buffer.returns).reshape(sizes))
 
-    def keep(self, rollout: StoredRollout) -> None:
-        """Keep a rollout, whose arrays must not change later."""
+    def keep(self, rollout: StoredRollout, progress: float = 1.0) -> None:
+        """Keep a rollout, whose arrays must not change later; see the attribute ``progress``."""
         observations, context = map_arrays(self._stored, (rollout.observations, rollout.context))
-        self.rollouts.append(rollout._replace(observations=observations, context=context))
-        self.n_new += 1
+        self.rollouts.append(StoredRollout(observations, context, rollout.value_targets))
+        self.progress.append(progress)
         if self.capacity is not None:
             self.rollouts = self.rollouts[-self.capacity :]
 
@@ -272,7 +268,7 @@ class AuxBuffer:
         ids_of_chunks = [np.concatenate(chunk) for chunk in chunks]
         # One transfer for all chunks: the transfer of a chunk would wait for the training on earlier minibatches
         on_device = th.as_tensor(np.concatenate(ids_of_chunks), device=self.device).split([*map(len, ids_of_chunks)])
-        observations, context, *_ = zip(*self.rollouts, strict=True)
+        observations, context, _ = zip(*self.rollouts, strict=True)
         for chunk, ids, ids_on_device in zip(chunks, ids_of_chunks, on_device, strict=True):
             batch = AuxiliaryBatch(
                 observations=self._gather(self.observations_on_device or observations, ids),

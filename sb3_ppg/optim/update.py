@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 from stable_baselines3.common.utils import update_learning_rate
 
 from sb3_ppg.losses import Losses
@@ -27,8 +28,9 @@ class Update:
             "value": (model.value_optimizer, model.value_lr_schedule),
             "auxiliary": (model.aux_optimizer, model.aux_lr_schedule),
         }[kind]
-        is_auxiliary = kind == "auxiliary"  # the last phase would have a rate of 0, if it had the progress at its end
-        progress = model.aux_buffer.progress_remaining if is_auxiliary else model._current_progress_remaining
+        progress = model._current_progress_remaining
+        if kind == "auxiliary" and model.aux_buffer.progress:  # at its end, the last phase may have a learning rate of 0
+            progress = float(np.mean(model.aux_buffer.progress))
         self.learning_rate: float = schedule(progress)
         update_learning_rate(self.optimizer, self.learning_rate)
         self.coefficients = model.coefficients(progress)

@@ -57,7 +57,7 @@ def write_training_state(model: PhasicModel, path: Path) -> None:
     description = {
         "version": FORMAT_VERSION,
         "identity": _identity(model),
-        "n_new_rollouts": model.aux_buffer.n_new,
+        "progress_of_rollouts": model.aux_buffer.progress,
         "replay_uses": [[rollout.uses[kind] for kind in KINDS] for rollout in model.replay.rollouts[: model.replay.n_stored]],
         "generators": generator_states(),
     }
@@ -77,9 +77,9 @@ def remove_rollouts(path: Path) -> None:
         arrays = {name: archive[name] for name in archive.files if name.startswith("normalize/")}
     if not arrays:
         path.unlink()
-    elif description["n_new_rollouts"] is not None:  # else they were removed before
+    elif description["progress_of_rollouts"] is not None:  # else they were removed before
         with atomic_write(path) as temporary:
-            _write(temporary, {**description, "n_new_rollouts": None}, arrays)
+            _write(temporary, {**description, "progress_of_rollouts": None}, arrays)
 
 
 def first_non_finite(model: PhasicModel) -> str | None:
@@ -163,7 +163,7 @@ def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
     running = all_statistics(model.env)
     normalization = {name: _read(archive, f"normalize/{name}", _moments(rms)) for name, rms in running.items()}
     aux_buffer, replayed = model.aux_buffer.emptied(), []
-    if description["n_new_rollouts"] is None:
+    if description["progress_of_rollouts"] is None:
         warn("The rollouts of this checkpoint were removed, and the statistics of VecNormalize kept: the phase starts over")
     elif same_processes:
         n_stored, _ = model.n_kept_rollouts()
@@ -172,7 +172,7 @@ def _load(model: PhasicModel, archive: Any, same_processes: bool) -> None:
         for index in range(n_stored):  # one after the other: only a disk may have room for all
             arrays = _read(archive, f"rollouts/{index}", some, model.allow_nonfinite_observations)
             aux_buffer.keep(StoredRollout(**arrays))
-        aux_buffer.n_new = description["n_new_rollouts"]
+        aux_buffer.progress = description["progress_of_rollouts"]
         replayed = _replayed(model, archive, description["replay_uses"])
         if aux_buffer.capacity is None and aux_buffer.n_new < len(aux_buffer):
             raise ModelFormatError("has rollouts of phases that are over: use the `aux_buffer_kwargs` of its training")
