@@ -82,8 +82,8 @@ class Player:
         if not deterministic:
             return sample()
         actions, next_state = self.model.predict(observation, state, episode_start, deterministic=True, **context)
-        is_batch = self.model.policy.is_vectorized_observation(observation)
-        explores = th.rand(n_samples(observation) if is_batch else ()).numpy() < self.epsilon
+        tensors, is_batch = self.model.policy.obs_to_tensor(observation)
+        explores = th.rand(n_samples(tensors) if is_batch else ()).numpy() < self.epsilon
         if not explores.any():
             return actions, next_state
         samples, _ = sample()

@@ -185,7 +185,7 @@ class AuxBuffer:
             rollout.context[name] = array
 
     def _stored(self, array: np.ndarray) -> np.ndarray:
-        if self.storage == "memory":
+        if self.storage == "memory" or array.size == 0:  # a file without bytes cannot be mapped
             return array
         with self._new_file() as file:
             np.ascontiguousarray(array).tofile(file)
@@ -298,7 +298,7 @@ class AuxBuffer:
             gathered: Any = arrays[0].new_empty(size) if on_device else np.empty(size, arrays[0].dtype)
             for number in np.unique(numbers):
                 of_rollout = np.flatnonzero(numbers == number)
-                gathered[of_rollout] = arrays[number].reshape(-1, *shape)[rows[of_rollout]]
+                gathered[of_rollout] = arrays[number].reshape(n_envs * rows_per_env, *shape)[rows[of_rollout]]
             return self._on_device([gathered])
 
         return map_arrays(gather, *rollouts)

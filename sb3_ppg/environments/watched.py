@@ -93,7 +93,8 @@ def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: 
     :param when: when they were collected, for the error message
     """
     for name, values, index in numbers:
-        for key, array in values.items() if isinstance(values, dict) else [(None, np.asarray(values))]:
+        for key, part in values.items() if isinstance(values, dict) else [(None, values)]:
+            array = np.asarray(part)  # the last observation of an episode is as its environment returned it
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 place = tuple(np.argwhere(~np.isfinite(array))[0])
                 of_key = "" if key is None else f" (key {key!r})"

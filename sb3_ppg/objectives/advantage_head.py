@@ -208,7 +208,7 @@ class OrderObjective(AdvantageHeadObjective):
         levels, steps = (np.stack(frames[-n_frames - 1 :], axis=1) for frames in (self.levels, self.episode_steps))
         self.levels, self.episode_steps = self.levels[-1:], self.episode_steps[-1:]
         self._frames = map_arrays(
-            lambda frames, last: np.concatenate([frames, last.reshape(-1, *frames.shape[1:])]),
+            lambda frames, last: np.concatenate([frames, last.reshape(len(last), *frames.shape[1:])]),
             rollout_buffer.observations,
             end.observations,
         )

@@ -17,7 +17,7 @@ from stable_baselines3.common.distributions import (
     make_proba_distribution,
 )
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
+from stable_baselines3.common.preprocessing import is_image_space, maybe_transpose, preprocess_obs
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -26,6 +26,7 @@ from stable_baselines3.common.torch_layers import (
     NatureCNN,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.common.utils import is_vectorized_observation
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -33,6 +34,7 @@ from sb3_ppg.actions import NESTED, Actions, NestedDistribution, actions_class_o
 from sb3_ppg.actions.base import with_python_integers
 from sb3_ppg.actions.kinds import SquashedGaussianDistribution
 from sb3_ppg.arguments import FLAG, check_value, choice, optional
+from sb3_ppg.arrays import map_arrays
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
 from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
@@ -556,6 +558,25 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         distribution, latent_pi, latent_vf, _ = self.evaluate(*inputs, auxiliary=True)
         values, aux_values = self.value_net(latent_vf).squeeze(1), self.aux_value_net(latent_pi).squeeze(1)
         return AuxiliaryEvaluation(distribution, aux_values, values, latent_pi)
+
+    def obs_to_tensor(self, observation: Any) -> tuple[PyTorchObs, bool]:
+        """
+        Convert an observation to tensors, like SB3's method, which fails for parts of shape (0,).
+
+        :param observation: observation of one environment, or of several; arrays, or Python's numbers, lists and tuples
+        :return: tensors, (B, ...), and whether the observation is of several environments
+        """
+        of_several: list[bool] = []
+
+        def tensor(space: spaces.Space, values: Any) -> th.Tensor:
+            array = np.array(values)
+            if is_image_space(space):
+                array = maybe_transpose(array, space)
+            of_several.append(is_vectorized_observation(array, space))
+            return th.as_tensor(array if of_several[-1] else array[None], device=self.device)
+
+        parts = getattr(self.observation_space, "spaces", self.observation_space)
+        return map_arrays(tensor, parts, observation), any(of_several)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False, **context: Any) -> th.Tensor:
         return self.get_distribution(observation, **context).get_actions(deterministic=deterministic)

@@ -129,9 +129,8 @@ def _bootstrapped(
 
 def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
     """Copy observations of all environments with the shapes and types of a buffer's; of any mapping, those of its keys."""
-    there: Any = rollout_buffer.observations
-    observations = {key: observations[key] for key in there} if isinstance(there, dict) else observations
-    return map_arrays(lambda array, like: np.array(array, like.dtype).reshape(like.shape[1:]), observations, there)
+    there = rollout_buffer.observations
+    return map_arrays(lambda like, array: np.array(array, like.dtype).reshape(like.shape[1:]), there, observations)
 
 
 # More than rounding can do, in bfloat16 or for standard deviations of 1e-3, and less than another distribution does
