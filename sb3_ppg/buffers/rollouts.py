@@ -93,11 +93,18 @@ def arrays_by_step(rollout_buffer: RolloutBuffer) -> dict[str, Any]:
 def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
     """
     Reorder all arrays of a full buffer from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), environment by environment, as
-    SB3's ``get`` does with those that it needs. An update begins with this: all that follows knows no other order.
+    SB3's ``get`` does with those that it needs. An update begins with this: all that follows knows no other order. Observations
+    of shape () stay so, as when the policy acts; SB3 gives them a dimension.
     """
     if not rollout_buffer.generator_ready:
-        for name, array in arrays_by_step(rollout_buffer).items():
+        arrays = arrays_by_step(rollout_buffer)
+        for name, array in arrays.items():
             setattr(rollout_buffer, name, map_arrays(rollout_buffer.swap_and_flatten, array))
+        rollout_buffer.observations = map_arrays(
+            lambda ordered, array: ordered.reshape(len(ordered), *array.shape[2:]),
+            rollout_buffer.observations,
+            arrays["observations"],
+        )
         rollout_buffer.generator_ready = True
 
 
