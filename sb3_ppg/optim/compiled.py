@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
@@ -23,7 +23,7 @@ from torch.optim.adam import adam
 
 from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.distributed.collectives import n_processes
-from sb3_ppg.errors import warn
+from sb3_ppg.errors import printable, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.policies import PhasicActorCriticPolicy
@@ -37,6 +37,8 @@ MAX_SIZES = 2
 # Names of Adam's state and options, which its function takes
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 ADAM_OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
+# Environment variables with which users switch torch's compiler off, by "1"
+SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 # Attributes in which torch stores registered hooks
 STEPS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
 HOOKS = [f"_{step}_hooks" for step in STEPS.split()]
@@ -105,7 +107,67 @@ def take_step(
     return result._replace(norm=norm, gradients=gradients, step_is_taken=True)
 
 
-class CompiledStep:
+class CompiledFunction:
+    """
+    A function that torch compiles when it is first called, as one graph, which is independent of the graphs of other models.
+    After an error of any kind it is not called again, and the caller does its work without.
+
+    :param model: model
+    :param name: name of the function in the line that says how long its compilation took
+    :param subject: beginning of the sentence that says why it is not compiled
+    :param function: function
+    :param options: arguments of ``torch.compile``
+    """
+
+    failure: ClassVar[str] = "torch cannot compile it"
+
+    def __init__(self, model: PhasicModel, name: str, subject: str, function: Callable[..., Any], **options: Any):
+        self.model = model
+        self.name = name
+        self.subject = subject
+        self.has_failed = False
+        self._function = _only_compiled(function)
+        self._options = dict(fullgraph=True, isolate_recompiles=True) | options  # torch's own types do not have the latter
+        self._compiled: Any = None
+
+    def call(self, *arguments: Any, is_new: bool) -> Any:
+        """
+        :param is_new: whether torch compiles the function for these arguments
+        :return: the result; None after an error
+        """
+        try:
+            with _announced(self.name, self.model.verbose >= 1 and is_new):
+                if self._compiled is None:
+                    with unvalidated_distributions():  # the first use of the compiler turns validation off for the process
+                        self._compiled = th.compile(self._function, **self._options)
+                return self._compiled(*arguments)
+        except Exception as error:
+            self.give_up(f"{self.failure} ({cause(error)})", is_error=True)
+            return None
+
+    def give_up(self, reason: str, is_error: bool = False) -> None:
+        """Leave the work to the caller from now on. After an error, "auto" compiles nothing more in this run."""
+        if self.has_failed:
+            return
+        self.has_failed = True
+        if is_error and self.model.compile_updates == "auto":
+            self.model.compiled_training.stop()
+        if is_error or self.model.compile_updates is True:
+            warn(f"{self.subject} not compiled: {reason}")
+
+
+def _only_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that raises an error if torch calls it without compiling it, because its compiler is switched off."""
+
+    def compiled(*arguments: Any) -> Any:
+        if not th.compiler.is_compiling():
+            raise RuntimeError("torch's compiler is switched off")
+        return function(*arguments)
+
+    return compiled
+
+
+class CompiledStep(CompiledFunction):
     """
     Compiled optimizer steps on one kind of losses, or, without ``takes_step``, compiled gradients, because something must
     happen between gradient and step. They are compiled once for each minibatch size.
@@ -114,15 +176,15 @@ class CompiledStep:
     optimizer's state, and minibatches of a size that does not occur twice in a row, like a truncated minibatch.
     """
 
+    failure: ClassVar[str] = "torch cannot compile these losses"
+
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
-        self.model = model
-        self.name = name
-        self.losses_of = partial(minibatch_losses, model, losses)
-        self.takes_step = takes_step
-        self.has_failed = False
         self.has_graphs = model.device.type == "cuda"
         mode = "reduce-overhead" if self.has_graphs else None
-        self._function = _compiled(take_step if takes_step else loss_gradient, mode=mode)
+        function = take_step if takes_step else loss_gradient
+        super().__init__(model, f"{name} update", f"The {name} updates are", function, mode=mode)
+        self.losses_of = partial(minibatch_losses, model, losses)
+        self.takes_step = takes_step
         self._compiled_sizes: set[int] = set()
 
     def begin_update(self, optimizer: th.optim.Optimizer, coefficients: Any) -> None:
@@ -138,7 +200,7 @@ class CompiledStep:
         self._micro_batch_size = model.resolved_micro_batch_size()
         self._restart()
         if has_hooks([model.policy, model.objective], optimizer):
-            self._give_up("hooks are registered, which compiled code does not call")
+            self.give_up("hooks are registered, which compiled code does not call")
 
     def _restart(self) -> None:
         """Leave the next minibatch to the caller."""
@@ -175,11 +237,8 @@ class CompiledStep:
         else:
             arguments = ([*chain(*self._reached)],)
         is_new = size not in self._compiled_sizes
-        try:
-            with _announced(f"{self.name} update", self.model.verbose >= 1 and is_new):
-                result = self._function(self.losses_of, self._coefficients, minibatch, *arguments)
-        except compiler_errors() as error:
-            self._give_up(f"torch cannot compile these losses ({cause(error)})")
+        result = self.call(self.losses_of, self._coefficients, minibatch, *arguments, is_new=is_new)
+        if result is None:
             return None
         self._compiled_sizes.add(size)
         if self.has_graphs:  # which write each result to the same place
@@ -196,14 +255,14 @@ class CompiledStep:
         """
         previous, self._previous_size = self._previous_size, size
         if self._micro_batch_size is not None and self._micro_batch_size < size:
-            self._give_up(f"minibatches run in micro-batches of {self._micro_batch_size} samples")
+            self.give_up(f"minibatches run in micro-batches of {self._micro_batch_size} samples")
             return False
         if previous is None:
             self._generator_states = self._get_generator_states()
             return False
         if not self._reached:
             if not all(map(th.equal, self._generator_states, self._get_generator_states())):
-                self._give_up("they draw random numbers, and compiled code would draw different ones")
+                self.give_up("they draw random numbers, and compiled code would draw different ones")
                 return False
             groups = self._optimizer.param_groups
             self._reached = [[one for one in group["params"] if one.grad is not None] for group in groups]
@@ -239,33 +298,24 @@ class CompiledStep:
             for parameter, gradient in zip(chain(*self._reached), self._latest.gradients, strict=True):
                 parameter.grad = gradient
 
-    def _give_up(self, reason: str) -> None:
-        if not self.has_failed and self.model.compile_updates is True:
-            warn(f"The {self.name} updates are not compiled: {reason}")
-        self.has_failed = True
 
-
-class CompiledPolicy:
+class CompiledPolicy(CompiledFunction):
     """A compiled policy for a fixed number of environments. Actions are drawn from torch's generators, as in eager mode."""
 
     def __init__(self, model: PhasicModel):
-        self.model = model
         self.policy: PhasicActorCriticPolicy = model.policy
         self._is_new = True
-        self._function: Any = _compiled(self.policy.forward, options=dict(fallback_random=True))
+        options = dict(fallback_random=True)
+        super().__init__(model, "acting policy", "The acting policy is", self.policy.forward, options=options)
 
     def __call__(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Act like ``PPG.act``."""
-        if th.distributions.Distribution._validate_args:  # validation is on only after an error, to find its cause
+        # Validation is on only after an error, to find its cause
+        if self.has_failed or th.distributions.Distribution._validate_args:
             return self.policy(observations)
-        try:
-            announced = _announced("acting policy", self.model.verbose >= 1)
-            with announced if self._is_new else nullcontext(), tracing() if self._is_new else nullcontext():
-                result = self._function(observations)
-        except compiler_errors() as error:
-            if self.model.compile_updates is True:
-                warn(f"The acting policy is not compiled: torch cannot compile it ({cause(error)})")
-            self._function = self.policy
+        with tracing() if self._is_new else nullcontext():
+            result = self.call(observations, is_new=self._is_new)
+        if result is None:
             return self.policy(observations)
         self._is_new = False
         self.policy.acted_on = observations
@@ -289,15 +339,18 @@ class CompiledTraining:
         Decide whether a run is compiled. If it ``continues`` an earlier one, "auto" keeps its choice, because compiled updates
         round differently.
         """
-        model, choice = self.model, self.model.compile_updates
-        reason = None if choice is False else reason_against(model)
+        model, choice, earlier = self.model, self.model.compile_updates, None
         if choice == "auto":
             earlier = model._compiles_updates if continues else None
             choice = is_worthwhile(model, total_timesteps) if earlier is None else earlier
-            if earlier and reason is not None:
-                warn(f"This run began with compiled updates, and goes on without: {reason}")
-        elif choice is True and reason is not None:
+        of_model = reason_against(model) if choice else None
+        reason = of_model or (missing_compiler(model) if choice else None)
+        if reason is not None and model.compile_updates is True:
             warn(f"`compile_updates`=True has no effect: {reason}")
+        elif reason is not None and earlier:
+            warn(f"This run began with compiled updates, and goes on without: {reason}")
+        elif reason != of_model:
+            warn(f"The updates are not compiled: {reason}")
         self.is_enabled = bool(choice) and reason is None
         if not continues or model._compiles_updates is None:
             model._compiles_updates = self.is_enabled
@@ -326,6 +379,11 @@ class CompiledTraining:
         self._steps[key].begin_update(optimizer, coefficients)
         return self._steps[key]
 
+    def stop(self) -> None:
+        """Go on without compiled functions, also in a run that continues this one."""
+        self.is_enabled = self.model._compiles_updates = False
+        self._steps, self._policy = {}, None
+
 
 def reason_against(model: PhasicModel) -> str | None:
     """Return the reason why a model's updates cannot be compiled, or None."""
@@ -333,13 +391,21 @@ def reason_against(model: PhasicModel) -> str | None:
         return f"this needs torch 2.13, and {th.__version__} is installed"
     if model.device.type not in ("cpu", "cuda"):
         return f"this is for CPUs and NVIDIA GPUs, not for {model.device}"
-    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    if model.device.type == "cpu" and shutil.which(os.environ.get("CXX", default)) is None:
-        return "torch needs a C++ compiler for this, and there is none"
     if model.has_memory:
         return "torch does not compile LSTMs"
     if model.objective.adversary_optimizer is not None:
         return f"{type(model.objective).__name__} has an adversary, which takes steps of its own"
+    return None
+
+
+def missing_compiler(model: PhasicModel) -> str | None:
+    """Return the reason why torch's compiler cannot work on this machine, or None."""
+    for name in SWITCHES:
+        if os.environ.get(name) == "1":
+            return f"{name}=1 switches torch's compiler off"
+    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    if model.device.type == "cpu" and shutil.which(os.environ.get("CXX", default)) is None:
+        return "torch needs a C++ compiler for this, and there is none"
     return None
 
 
@@ -358,13 +424,6 @@ def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:
 
 
 # ---- torch's compiler ----
-
-
-def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compile a function when it is called, as one graph, which is independent of the graphs of other models."""
-    options |= dict(fullgraph=True, isolate_recompiles=True)  # torch's own types do not have the latter
-    with unvalidated_distributions():  # the first use of torch's compiler turns validation off, for the whole process
-        return th.compile(function, **options)
 
 
 def tracing() -> AbstractContextManager[None]:
@@ -388,15 +447,17 @@ def _announced(name: str, is_on: bool) -> Iterator[None]:
             print(f"{time.perf_counter() - start:.0f} s")
 
 
-def compiler_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of torch's compiler, which is imported when it is needed: it takes a second."""
-    return th._dynamo.exc.TorchDynamoException, th._dynamo.exc.FailOnRecompileLimitHit
-
-
-def cause(error: Exception) -> str:
-    """Return the first line of an error's message that does not just announce the next one."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if line and not line.endswith(":")), type(error).__name__)
+def cause(error: BaseException) -> str:
+    """
+    Return the first line that does not just announce the next one, of the output of the C++ compiler, or of the message of the
+    error that caused all others.
+    """
+    while (inner := getattr(error, "inner_exception", None) or error.__cause__) is not None:
+        error = inner
+    output = getattr(error, "output", None) or str(error)
+    text = output.decode(errors="replace") if isinstance(output, bytes) else str(output)
+    lines = [line.strip() for line in text.splitlines()]
+    return printable(next((line for line in lines if line and not line.endswith(":")), type(error).__name__), 300)
 
 
 def has_hooks(networks: Iterable[nn.Module], optimizer: th.optim.Optimizer | None = None) -> bool:
