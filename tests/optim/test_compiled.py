@@ -6,6 +6,7 @@ generator, which takes many times longer; one runs all of it.
 import functools
 import logging
 import shutil
+import subprocess
 import warnings
 from typing import Any
 
@@ -315,6 +316,53 @@ def test_without_a_compiler_updates_are_left_as_they_are(monkeypatch):
         train(model, 1, reset_num_timesteps=False)
 
 
+def failing(at: int) -> Any:
+    """Return a backend that fails at the n-th graph, as Inductor does: its error has the cause inside."""
+    graphs: list[th.fx.GraphModule] = []
+
+    def backend(graph: th.fx.GraphModule, _: Any, **options: Any) -> Any:
+        graphs.append(graph)
+        if len(graphs) == at:
+            try:
+                raise OSError("no space left\nfor kernels")
+            except OSError as error:
+                raise RuntimeError("while compiling:\nsomething") from error
+        return graph
+
+    return backend
+
+
+@pytest.mark.parametrize("failure", ["variable", "stance", "torch.compile", 1, 2])
+def test_auto_goes_on_without_a_compiler_that_is_switched_off_or_fails(failure, backend, monkeypatch):
+    """At the first graph or a later one; users switch it off to debug, and containers do."""
+    kwargs = dict(n_aux_epochs=0, n_epochs=1, n_steps=16, batch_size=8)
+    plain = make(False, **kwargs).learn(32)
+    reason = "no space left"
+    if failure == "variable":
+        reason = "TORCH_COMPILE_DISABLE=1 switches"
+        monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    elif failure == "torch.compile":
+        monkeypatch.setattr("torch._dynamo.optimize", lambda *_, **__: 1 / 0)
+        reason = "division by zero"
+    elif failure == "stance":
+        reason = "switched off"
+    else:
+        backend[0] = failing(failure)
+    monkeypatch.setattr("sb3_ppg.optim.compiled.WORTHWHILE_STEPS", 1)
+    model = make("auto", **kwargs)
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        th.compiler.set_stance("force_eager" if failure == "stance" else "default"),
+    ):
+        warnings.simplefilter("always")
+        model.learn(32)
+    said = [str(one.message) for one in caught if "not compiled" in str(one.message)]
+    assert len(said) == 1 and reason in said[0] and "\n" not in said[0]
+    assert th.equal(parameters(model), parameters(plain))
+    assert model.logger.name_to_value["train/compiled"] == 0
+
+
 def test_the_reason_for_not_compiling_is_the_cause():
     message = "backend='inductor' raised:\nNo working compiler: g++\n\nSet TORCHDYNAMO_VERBOSE=1"
     assert cause(RuntimeError(message)) == "No working compiler: g++"
+    assert cause(subprocess.CalledProcessError(1, ["g++"], b"a.cpp:\nfatal error: Python.h")) == "fatal error: Python.h"
