@@ -36,7 +36,7 @@ from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import rank
 from sb3_ppg.environments.episodes import TimeLimits
 from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
-from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights, with_scalar_reward
+from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights
 from sb3_ppg.environments.watched import check_first_observations, innermost, normalizers, statistics_protected
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
@@ -130,9 +130,9 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """Take vector environments of Gymnasium, and environments with vector rewards, too; see SB3's method."""
+        """Take vector environments of Gymnasium, too; see SB3's method."""
         check_environment(env)
-        venv: Any = GymnasiumVecEnv(env) if isinstance(env, VectorEnv) else with_scalar_reward(env)
+        venv: Any = GymnasiumVecEnv(env) if isinstance(env, VectorEnv) else env
         return OnPolicyAlgorithm._wrap_env(venv, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:

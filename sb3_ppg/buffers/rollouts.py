@@ -93,8 +93,8 @@ def arrays_by_step(rollout_buffer: RolloutBuffer) -> dict[str, Any]:
 def order_by_environment(rollout_buffer: RolloutBuffer) -> None:
     """
     Reorder all arrays of a full buffer from (n_steps, n_envs, ...) to (n_envs * n_steps, ...), environment by environment, as
-    SB3's ``get`` does with those that it needs. An update begins with this: all that follows knows no other order. Observations
-    of shape () stay so, as when the policy acts; SB3 gives them a dimension.
+    SB3's ``get`` does with those that it needs. An update begins with this: all that follows knows no other order. SB3 would
+    add a dimension to observations of shape (), which they do not have when the policy acts.
     """
     if not rollout_buffer.generator_ready:
         arrays = arrays_by_step(rollout_buffer)

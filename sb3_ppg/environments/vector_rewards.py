@@ -1,17 +1,26 @@
 """Environments with vector rewards, such as MO-Gymnasium's, for Stable-Baselines3, whose rewards are numbers."""
 
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb3_ppg.environments.watched import innermost
 from sb3_ppg.errors import ArgumentError
+
+# Code that stores the reward of an environment as a number
+STORES_NUMBERS = (Monitor.step.__code__, DummyVecEnv.step_wait.__code__, SyncVectorEnv.step.__code__)
+HOW_TO_WRAP = (
+    "wrap each environment in sb3_ppg.VectorRewards, by make_vec_env(lambda: VectorRewards(gymnasium.make(...)), n_envs=...)"
+)
 
 
 class VectorRewards(gym.Wrapper):
@@ -25,7 +34,8 @@ class VectorRewards(gym.Wrapper):
         env_id = "mo_gymnasium:deep-sea-treasure-v0"
         env = make_vec_env(lambda: VectorRewards(gymnasium.make(env_id)), n_envs=8)
 
-    :param env: environment with ``reward_space``, a Box of shape (K,)
+    :param env: environment whose rewards are arrays, lists or tuples of K numbers. Its ``reward_space``, if it has one, is a
+        Box of shape (K,)
     :param weights: a number for each component. None: ``PPG`` will set them
     :raises ArgumentError: if a ``Monitor`` is inside, which only adds up scalar rewards
     """
@@ -38,12 +48,13 @@ class VectorRewards(gym.Wrapper):
                 f"{name}(gymnasium.make(...)), n_envs=...)"
             )
         super().__init__(env)
-        self.n_components = int(env.get_wrapper_attr("reward_space").shape[0])
+        space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
+        self.n_components: int | None = space.shape[0] if space is not None and space.shape else None
         self.set_reward_weights(weights)
 
     def set_reward_weights(self, weights: Sequence[float] | None) -> None:
         """Set the weights, a number for each component, or None; raise ``ArgumentError`` if there are not K."""
-        if weights is not None and np.shape(weights) != (self.n_components,):
+        if weights is not None and np.shape(weights) != (self.n_components or len(weights),):
             raise ArgumentError(
                 f"`reward_weights`={weights!r} cannot work: {self.env} has {self.n_components} components of rewards; use a "
                 "number for each"
@@ -51,7 +62,7 @@ class VectorRewards(gym.Wrapper):
         self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        self.returns = np.zeros(self.n_components)
+        self.returns: Any = 0.0  # (K,) after the first step
         return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -61,7 +72,13 @@ class VectorRewards(gym.Wrapper):
             if np.ndim(reward) > 0:
                 raise ArgumentError(f"{self.env} gives vectors as rewards: use PPG(..., reward_weights=[...])")
             return observation, float(reward), terminated, truncated, info  # MO-Gymnasium's LinearReward is inside
-        vector = np.array(info["vector_reward"] if np.ndim(reward) == 0 else reward, dtype=np.float64)
+        vector: Any = info.get("vector_reward") if np.ndim(reward) == 0 else reward
+        if np.shape(vector) != self.weights.shape:
+            raise ArgumentError(
+                f"{self.env} gives the reward {reward!r} and 'vector_reward'={info.get('vector_reward')!r}, `reward_weights` "
+                f"needs an array of {len(self.weights)} numbers: use a weight for each component, or None for scalar rewards"
+            )
+        vector = np.array(vector, dtype=np.float64)
         self.returns = self.returns + vector
         info["vector_reward"] = vector
         if terminated or truncated:
@@ -81,6 +98,8 @@ class DrawnWeights(VectorRewards):
 
     def __init__(self, env: gym.Env, weights: Sequence[float] | None = None):
         super().__init__(env, weights)
+        if self.n_components is None:
+            raise ArgumentError(f"{env} has no `reward_space` to say how many weights to draw: set it to a Box of shape (K,)")
         own = env.observation_space
         parts = own.spaces if isinstance(own, spaces.Dict) else {"observation": own}
         of_weights = spaces.Box(0.0, 1.0, (self.n_components,), np.float32)
@@ -115,21 +134,35 @@ class DrawnWeights(VectorRewards):
         return {**(observation if is_dict else {"observation": observation}), "weights": self.weights}
 
 
-def with_scalar_reward(env: Any) -> Any:
-    """Wrap a single environment that has vector rewards in ``VectorRewards``; return any other unchanged."""
-    if isinstance(env, gym.Env) and not is_wrapped(env, VectorRewards) and not is_wrapped(env, Monitor):
-        space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
-        return VectorRewards(env) if getattr(space, "shape", ()) != () else env
-    return env
-
-
 def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
-    """Set the weights with which environments with any wrappers combine vector rewards, a number for each component."""
+    """
+    Set the weights with which environments with any wrappers combine vector rewards, a number for each component. A single
+    environment is wrapped in ``VectorRewards``, inside its ``Monitor``.
+    """
     inside = innermost(env)
+    if isinstance(inside, DummyVecEnv) and inside.num_envs == 1 and not env.has_attr("set_reward_weights"):
+        (monitor,) = inside.envs
+        if isinstance(monitor, Monitor):
+            monitor.env = VectorRewards(monitor.env)
     if hasattr(inside, "set_reward_weights"):  # a `GymnasiumVecEnv`, whose environments may be `VectorRewards`
         inside.set_reward_weights(weights)
     if env.has_attr("set_reward_weights"):
         env.env_method("set_reward_weights", weights)
+
+
+@contextmanager
+def vectors_explained() -> Iterator[None]:
+    """Raise an ``ArgumentError`` in place of the error of SB3 or Gymnasium for a reward that has several components."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        has_several = np.ndim(frame.f_locals.get("reward", 0)) > 0 or "with a sequence" in str(error)
+        if frame.f_code not in STORES_NUMBERS or not has_several:
+            raise
+        raise ArgumentError(
+            f"An environment gives vectors as rewards: use PPG(..., reward_weights=[...]); if it is not alone, {HOW_TO_WRAP}"
+        ) from error
 
 
 class RewardReader:
@@ -152,8 +185,7 @@ class RewardReader:
             if np.shape(vector) != (self.n_components,):
                 raise ArgumentError(
                     f"The info of environment {index} has 'vector_reward'={vector!r}, `reward_weights` "
-                    f"needs an array of {self.n_components} numbers: wrap each environment in sb3_ppg.VectorRewards, by "
-                    "make_vec_env(lambda: VectorRewards(gymnasium.make(...)), n_envs=...)"
+                    f"needs an array of {self.n_components} numbers: {HOW_TO_WRAP}"
                 )
         vectors = np.array([info["vector_reward"] for info in infos], dtype=np.float32)
         self.returns += vectors

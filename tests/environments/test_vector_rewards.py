@@ -23,6 +23,18 @@ class BadReward(VectorRewardEnv):
         return obs, np.array([vector[0], np.nan if self.steps == 5 else vector[1]]), False, *rest[1:]
 
 
+class ListReward(VectorRewardEnv):
+    """The reward is a list, and no `reward_space` says how long it is, as in lbforaging."""
+
+    def __init__(self):
+        super().__init__()
+        del self.reward_space
+
+    def step(self, action):
+        obs, first, *rest = RandomEnv.step(self, action)
+        return obs, [first, 0.5], *rest
+
+
 def test_vectors_are_in_the_infos_of_vec_envs():
     """SB3's array of rewards has the weighted sums, and each info its vector."""
     env = SubprocVecEnv([lambda: VectorRewards(VectorRewardEnv(), [2.0, -1.0])] * 2, start_method="fork")
@@ -63,12 +75,23 @@ def test_returns_of_components_begin_again_with_the_episodes():
         np.testing.assert_allclose(np.dot([1, 10], episode["vector_return"]), episode["r"], atol=1e-4)
 
 
-def test_a_single_environment_is_wrapped():
-    model = PPG("MlpPolicy", VectorRewardEnv(), reward_weights=[1.0, 2.0], **SMALL)
+@pytest.mark.parametrize("make", [VectorRewardEnv, ListReward, lambda: Monitor(ListReward())])
+def test_a_single_environment_is_wrapped(make, tmp_path):
+    model = PPG("MlpPolicy", make(), reward_weights=[1.0, 2.0], **SMALL)
+    model.save(tmp_path / "model")
+    for one in (model, PPG.load(tmp_path / "model", env=make())):
+        assert one.env.get_attr("weights")[0].tolist() == [1, 2]
+    model.set_env(make())
     assert model.env.get_attr("weights")[0].tolist() == [1, 2]
-    model.set_env(VectorRewardEnv())
-    assert model.env.get_attr("weights")[0].tolist() == [1, 2]
-    assert np.isfinite(evaluate_policy(model, model.env, 2, warn=False)[0])
+    assert np.isfinite(evaluate_policy(model.learn(16), model.env, 2, warn=False)[0])
+    _, rewards, _, infos = model.env.step([1])
+    np.testing.assert_allclose(rewards, [[1, 2] @ infos[0]["vector_reward"]], rtol=1e-6)
+
+
+def test_weights_say_how_long_the_rewards_are():
+    model = PPG("MlpPolicy", make_vec_env(lambda: VectorRewards(ListReward()), 2), reward_weights=[1.0, 2.0], **SMALL)
+    model.learn(16)
+    np.testing.assert_array_equal(model.rollout_buffer.vector_rewards[..., 1], 0.5)
 
 
 def test_rewards_that_are_combined_inside_stay_as_they_are():
@@ -94,6 +117,12 @@ def test_a_bad_component_is_named():
     ("env", "weights", "complaint"),
     [
         (lambda: VectorRewardEnv(), None, r"gives vectors as rewards: use PPG\(..., reward_weights"),
+        (ListReward, None, r"gives vectors as rewards: use PPG\(..., reward_weights"),
+        (ListReward, [1.0, 2.0, 3.0], r"gives the reward \[.*array of 3 numbers"),
+        (lambda: DummyVecEnv([ListReward] * 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
+        (lambda: make_vec_env(ListReward, 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
+        (lambda: gym.vector.SyncVectorEnv([ListReward] * 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
+        (lambda: DrawnWeights(ListReward()), "observation", "no `reward_space` to say how many weights"),
         (lambda: VectorRewardEnv(), [1.0, 2.0, 3.0], "has 2 components of rewards"),
         (
             lambda: RandomEnv(spaces.Box(-1, 1, (3,)), spaces.Discrete(3)),
