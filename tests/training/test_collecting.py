@@ -11,9 +11,11 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RewardNormalizer
+from sb3_ppg import PPG, ArgumentError, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
+from sb3_ppg.family import with_preset
 from tests.helpers import (
     KINDS,
     SMALL,
@@ -25,6 +27,7 @@ from tests.helpers import (
     StepsChanged,
     changed,
     collect,
+    saved_and_loaded,
     weights,
 )
 from tests.helpers import make_with_papers_values as make
@@ -140,3 +143,74 @@ def test_ends_without_a_last_observation_are_not_silently_zero():
     message = "`ignore_terminations`=True cannot work: the info of environment 0 has no 'terminal_observation'.*use False"
     with pytest.raises(ArgumentError, match=message):
         make(env, ignore_terminations=True).learn(16)
+
+
+PARTS = spaces.Dict(
+    position=spaces.Box(-1, 1, (2,)),
+    table=spaces.Box(-1, 1, (2, 2)),
+    height=spaces.Box(-1, 1, ()),
+    activation=spaces.Box(-1, 1, (0,)),
+    mode=spaces.Discrete(3),
+    flag=spaces.Discrete(2),
+    flags=spaces.MultiBinary(2),
+    choices=spaces.MultiDiscrete([2, 3]),
+    level=spaces.Discrete(4),
+)
+
+
+class InPython(gym.Wrapper):
+    """The same observations in Python's types, which Gymnasium's ``check_env`` accepts, but for one NumPy scalar."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return self.converted(obs), info
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return self.converted(obs), *rest
+
+    def converted(self, obs):
+        python = {key: part.tolist() for key, part in obs.items()}
+        return python | {"flag": bool(obs["flag"]), "position": tuple(python["position"]), "level": obs["level"]}
+
+
+class SideBySide(BaseFeaturesExtractor):
+    """All numbers, also those of parts of shape () or (0,), which SB3's ``CombinedExtractor`` cannot flatten."""
+
+    def __init__(self, space: spaces.Dict):
+        super().__init__(space, spaces.flatdim(space))
+
+    def forward(self, observations):
+        parts = {**observations, "height": observations["height"][:, None]}
+        return th.cat([part.flatten(1) for part in parts.values()], dim=1)
+
+
+MODELS = {
+    "ppg": (PPG, {}),
+    "on disk": (PPG, dict(aux_buffer_kwargs=dict(storage="mmap"), ignore_terminations=True)),
+    "replay": (PPG, dict(replay_kwargs=dict(policy_rollouts=2))),
+    "LSTM": (RecurrentPPG, dict(policy="MultiInputLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))),
+    "masks": (MaskablePPG, dict(ignore_terminations=True)),
+    "DDCPG": (PPG, with_preset("ddcpg", {})),
+    "IDAAC": (PPG, with_preset("idaac", {})),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_observations_of_pythons_numbers_and_of_any_shape_are_those_of_arrays(name, tmp_path):
+    """They train the same parameters, through time limits, both phases and exact resumption."""
+    cls, arguments = MODELS[name]
+    sizes = {**SMALL, "n_aux_epochs": min(1, arguments.get("n_aux_epochs", 1))}
+    networks = dict(net_arch=[8], features_extractor_class=SideBySide) | arguments.get("policy_kwargs", {})
+    arguments = {"policy": "MultiInputPolicy", **arguments, **sizes, "policy_kwargs": networks}
+    trained = []
+    for wrapper in (gym.Wrapper, InPython):
+        inner = MaskedEnv if cls is MaskablePPG else partial(RandomEnv, action_space=THREE_ACTIONS, episode_length=7)
+        envs = make_vec_env(lambda make=inner, wrap=wrapper: wrap(make(PARTS)), 2, seed=0)
+        model = cls(env=VecNormalize(envs, norm_obs_keys=["position", "height", "activation"]), **arguments)
+        model.learn(3 * 16)
+        trained.append(saved_and_loaded(model, tmp_path).learn(3 * 16, reset_num_timesteps=False))
+    assert not changed(*map(weights, trained))
+    observation = InPython(MaskedEnv(PARTS)).reset(seed=0)[0]
+    action, _ = trained[0].predict(observation, deterministic=True, epsilon=0.5)
+    assert trained[0].action_space.contains(action)
