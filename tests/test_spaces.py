@@ -66,6 +66,19 @@ def test_both_phases_train_every_parameter_and_the_loaded_model_predicts_the_sam
     assert action_space.contains(action[0])
 
 
+class Bandit(RandomEnv):
+    """The observation has no numbers, and the reward is the action."""
+
+    def step(self, action):
+        return self.observation_space.sample(), float(action), True, False, {}
+
+
+def test_an_observation_without_numbers_trains():
+    env = Bandit(spaces.Dict(nothing=spaces.Box(-1, 1, (0,))), spaces.Discrete(2))
+    model = PPG("MultiInputPolicy", env, **SMALL).learn(16)
+    assert model.n_aux_phases == 1 and model.predict(env.reset()[0])[0] in (0, 1)
+
+
 INTEGERS = spaces.Box(-128, 127, (2,), np.int8)
 SQUASHED = dict(use_sde=True, policy_kwargs=dict(squash_output=True, log_std_init=0.0))
 

@@ -263,7 +263,7 @@ class AuxBuffer:
         parts, n_at_once = np.array_split(order, math.ceil(len(order) / n_sequences)), 1
         if self.single_samples:
             parts = [np.sort(part) for part in parts]
-            n_at_once = max(1, GATHERED_BYTES * len(parts) // self._n_observation_bytes())
+            n_at_once = max(1, GATHERED_BYTES * len(parts) // max(1, self._n_observation_bytes()))
         chunks = [parts[start : start + n_at_once] for start in range(0, len(parts), n_at_once)]
         ids_of_chunks = [np.concatenate(chunk) for chunk in chunks]
         # One transfer for all chunks: the transfer of a chunk would wait for the training on earlier minibatches

@@ -50,7 +50,7 @@ def minibatches(rollout_buffer: RolloutBuffer, batch_size: int, extras: dict[str
         # Minibatches are plain selections of samples, so several of them can be split from a larger one
         n_samples = rollout_buffer.buffer_size * rollout_buffer.n_envs
         minibatch_bytes = n_bytes(rollout_buffer.observations) * batch_size / n_samples
-        at_once *= max(1, int(GATHERED_BYTES / minibatch_bytes))
+        at_once *= max(1, int(GATHERED_BYTES / max(1, minibatch_bytes)))
     if not extras:
         for some in rollout_buffer.get(at_once):
             yield from split(some, batch_size)
