@@ -1,26 +1,17 @@
 """Environments with vector rewards, such as MO-Gymnasium's, for Stable-Baselines3, whose rewards are numbers."""
 
-import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from sb3_ppg.environments.watched import innermost
+from sb3_ppg.environments.watched import HOW_TO_WRAP, innermost
 from sb3_ppg.errors import ArgumentError
-
-# Code that stores the reward of an environment as a number
-STORES_NUMBERS = (Monitor.step.__code__, DummyVecEnv.step_wait.__code__, SyncVectorEnv.step.__code__)
-HOW_TO_WRAP = (
-    "wrap each environment in sb3_ppg.VectorRewards, by make_vec_env(lambda: VectorRewards(gymnasium.make(...)), n_envs=...)"
-)
 
 
 class VectorRewards(gym.Wrapper):
@@ -148,21 +139,6 @@ def tell_weights(env: VecEnv, weights: Sequence[float]) -> None:
         inside.set_reward_weights(weights)
     if env.has_attr("set_reward_weights"):
         env.env_method("set_reward_weights", weights)
-
-
-@contextmanager
-def vectors_explained() -> Iterator[None]:
-    """Raise an ``ArgumentError`` in place of the error of SB3 or Gymnasium for a reward that has several components."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        has_several = np.ndim(frame.f_locals.get("reward", 0)) > 0 or "with a sequence" in str(error)
-        if frame.f_code not in STORES_NUMBERS or not has_several:
-            raise
-        raise ArgumentError(
-            f"An environment gives vectors as rewards: use PPG(..., reward_weights=[...]); if it is not alone, {HOW_TO_WRAP}"
-        ) from error
 
 
 class RewardReader:

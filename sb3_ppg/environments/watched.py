@@ -123,7 +123,15 @@ def statistics_protected(normalizers: Iterable[VecNormalize]) -> Iterator[None]:
 
 
 # Modules whose errors are about what an environment has returned
-READERS = ("stable_baselines3.common.monitor", "stable_baselines3.common.vec_env.dummy_vec_env", "gymnasium.wrappers.common")
+READERS = (
+    "stable_baselines3.common.monitor",
+    "stable_baselines3.common.vec_env.dummy_vec_env",
+    "gymnasium.wrappers.common",
+    "gymnasium.vector.sync_vector_env",
+)
+HOW_TO_WRAP = (
+    "wrap each environment in sb3_ppg.VectorRewards, by make_vec_env(lambda: VectorRewards(gymnasium.make(...)), n_envs=...)"
+)
 
 
 @contextmanager
@@ -135,6 +143,9 @@ def results_explained() -> Iterator[None]:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if frame.f_globals["__name__"] not in READERS:
             raise
+        if np.ndim(frame.f_locals.get("reward", 0)) > 0 or "with a sequence" in str(error):  # the latter is NumPy's
+            remedy = f"use PPG(..., reward_weights=[...]) and, if there are several, {HOW_TO_WRAP}"
+            raise ArgumentError(f"an environment gives vectors as rewards: {remedy}") from error
         raise ArgumentError(
             f"an environment has returned what cannot be used ({error}): `reset` returns (observation, info), `step` "
             "(observation, reward, terminated, truncated, info), where the reward is a number; "

@@ -17,14 +17,12 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
 from sb3_ppg.buffers.rollouts import Observations, arrays_by_step, order_by_environment, samples
 from sb3_ppg.distributed.collectives import n_processes
-from sb3_ppg.environments.vector_rewards import vectors_explained
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.protocols import PhasicModel
 
 
-@vectors_explained()
 def take_steps(
     model: PhasicModel, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
 ) -> tuple[Any, th.Tensor, np.ndarray] | None:
