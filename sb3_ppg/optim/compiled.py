@@ -1,7 +1,6 @@
 """
 Optimizer steps that torch compiles: losses, gradient, clipping and Adam in one function. A network of a few small layers
-spends most of an update in Python and in the autograd engine; compiling saves that time. CUDA graphs are
-experimental, as nobody has run them.
+spends most of an update in Python and in the autograd engine; compiling saves that time.
 """
 
 import inspect
@@ -10,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
@@ -19,12 +18,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
-from torch.optim.adam import adam
 
 from sb3_ppg.arrays import map_arrays, n_samples
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.errors import printable, warn
 from sb3_ppg.losses import Losses
+from sb3_ppg.objectives import Objective
+from sb3_ppg.optim.flat_adam import FlatAdam, FlatGroup
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.extractors import has_convolutions
@@ -34,9 +34,8 @@ from sb3_ppg.protocols import PhasicModel
 WORTHWHILE_STEPS = 100_000
 # Maximum number of minibatch sizes to compile; minibatches of an evenly split epoch differ by at most one sequence
 MAX_SIZES = 2
-# Names of Adam's state and options, which its function takes
-ADAM_STATE = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-ADAM_OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
+# Steps of a small network that one call of a compiled function takes. A call takes Python about as long as such a step
+STEPS_PER_CALL = 4
 # Environment variables with which users switch torch's compiler off, by "1"
 SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 # Attributes in which torch stores registered hooks
@@ -50,19 +49,9 @@ class Gradient(NamedTuple):
     names: list[str]  # of the losses
     values: th.Tensor  # of the losses, (n_losses,)
     log_ratio: th.Tensor  # see `Losses`, (B,)
+    size: int  # number of samples, B
     norm: Any = None  # L2 norm of the gradient before it was clipped, (); None if it is not known yet
-    gradients: tuple[th.Tensor, ...] = ()  # of the parameters that the losses reach, if these do not have them already
     step_is_taken: bool = False
-
-
-class AdamGroup(NamedTuple):
-    """A parameter group of Adam, with the arguments of ``torch.optim.adam.adam``."""
-
-    parameters: list[nn.Parameter]  # that the losses reach
-    moments: tuple[list[th.Tensor], ...]  # means of their gradients, of the squares, and the largest of these with `amsgrad`
-    steps: list[th.Tensor]  # numbers of steps so far, () each
-    learning_rate: th.Tensor  # ()
-    options: dict[str, Any]
 
 
 def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coefficients: Any, minibatch: Any) -> Losses:
@@ -70,41 +59,60 @@ def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coeffici
     return losses(model.policy, model.network_inputs(minibatch), minibatch, coefficients)
 
 
+class MinibatchLosses(nn.Module):
+    """``minibatch_losses`` as a module, whose networks can be called with other parameters than their own."""
+
+    def __init__(self, model: PhasicModel, losses: Callable[..., Losses]):
+        super().__init__()
+        self.policy, self.objective = model.policy, model.objective
+        self._losses = partial(minibatch_losses, model, losses)
+
+    def forward(self, coefficients: Any, minibatch: Any) -> Losses:
+        return self._losses(coefficients, minibatch)
+
+
 def loss_gradient(
-    losses_of: Callable[[Any, Any], Losses], coefficients: Any, minibatch: Any, parameters: list[nn.Parameter]
-) -> Gradient:
+    losses_of: MinibatchLosses, coefficients: Any, minibatch: Any, parameters: list[nn.Parameter]
+) -> tuple[Gradient, Sequence[th.Tensor]]:
     """Compute the gradient of a minibatch's loss in the parameters that it reaches."""
     losses = losses_of(coefficients, minibatch)
     gradients = th.autograd.grad(losses.total, parameters)
-    return Gradient(losses.names, losses.values, losses.log_ratio.detach(), gradients=gradients)
+    return Gradient(losses.names, losses.values, losses.log_ratio.detach(), n_samples(minibatch[0])), gradients
 
 
-def take_step(
-    losses_of: Callable[[Any, Any], Losses],
+def take_steps(
+    losses_of: MinibatchLosses,
     coefficients: Any,
-    minibatch: Any,
-    groups: list[AdamGroup],
+    minibatches: list[Any],
+    n_steps: th.Tensor,
+    groups: list[FlatGroup],
     max_grad_norm: th.Tensor | None,
-) -> Gradient:
-    """Compute the gradient of a minibatch's loss, clip it, and take a step of Adam, which changes the groups in place."""
-    parameters = [parameter for group in groups for parameter in group.parameters]
-    result = loss_gradient(losses_of, coefficients, minibatch, parameters)
-    gradients = result.gradients
-    norm = th.stack([gradient.abs().square().sum() for gradient in gradients]).sum().sqrt()
-    if max_grad_norm is not None:
-        scale = th.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
-        gradients = tuple(gradient * scale for gradient in gradients)
-    offset = 0
-    with th.no_grad():
-        for group in groups:
-            size = len(group.parameters)
-            steps = [step.double() for step in group.steps]  # in eager mode, Adam corrects its bias in Python's floats
-            tensors: Any = (group.parameters, list(gradients[offset : offset + size]), *group.moments, steps)
-            adam(*tensors, lr=group.learning_rate, **group.options)
-            for step, new_step in zip(group.steps, steps, strict=True):
-                step.copy_(new_step)
-            offset += size
-    return result._replace(norm=norm, gradients=gradients, step_is_taken=True)
+) -> tuple[Gradient, Sequence[th.Tensor]]:
+    """
+    For each of the first ``n_steps`` minibatches, compute the gradient of its loss, clip it, and take a step of Adam, which
+    changes the groups in place. Further minibatches change nothing: they fill up a call, so that it needs no graph of its own.
+
+    :return: what ``Gradient`` has of each minibatch, stacked, and the latest gradient in the parameters of each group
+    """
+    results, latest = [], [th.zeros_like(group.values) for group in groups]
+    for number, minibatch in enumerate(minibatches):
+        leaves = [group.values.detach().requires_grad_() for group in groups]
+        parameters: dict[str, th.Tensor] = {}
+        for group, leaf in zip(groups, leaves, strict=True):
+            for names, part in zip(group.names, group.split(leaf), strict=True):
+                parameters.update(dict.fromkeys(names, part))
+        losses = th.func.functional_call(losses_of, parameters, (coefficients, minibatch), tie_weights=False)
+        gradients = th.autograd.grad(losses.total, leaves)
+        is_taken = number < n_steps
+        with th.no_grad():
+            norm = th.stack([gradient.abs().square().sum() for gradient in gradients]).sum().sqrt()
+            scale = 1.0 if max_grad_norm is None else th.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
+            latest = [th.where(is_taken, new * scale, old) for new, old in zip(gradients, latest, strict=True)]
+            for group, gradient in zip(groups, latest, strict=True):
+                group.step(gradient, is_taken)
+        results.append((losses.values, losses.log_ratio.detach(), norm))
+    values, log_ratios, norms = (th.stack(column) for column in zip(*results, strict=True))
+    return Gradient(losses.names, values, log_ratios, n_samples(minibatch[0]), norms, step_is_taken=True), latest
 
 
 class CompiledFunction:
@@ -179,12 +187,12 @@ class CompiledStep(CompiledFunction):
     failure: ClassVar[str] = "torch cannot compile these losses"
 
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
-        self.has_graphs = model.device.type == "cuda"
-        mode = "reduce-overhead" if self.has_graphs else None
-        function = take_step if takes_step else loss_gradient
-        super().__init__(model, f"{name} update", f"The {name} updates are", function, mode=mode)
-        self.losses_of = partial(minibatch_losses, model, losses)
+        function = take_steps if takes_step else loss_gradient
+        super().__init__(model, f"{name} update", f"The {name} updates are", function, options=dict(cpp_wrapper=True))
+        self.losses_of = MinibatchLosses(model, losses)
         self.takes_step = takes_step
+        is_watched = name == "policy" and type(model.objective).after_policy_step is not Objective.after_policy_step
+        self.n_at_once = 1 if not takes_step or is_watched or has_convolutions(model.policy) else STEPS_PER_CALL
         self._compiled_sizes: set[int] = set()
 
     def begin_update(self, optimizer: th.optim.Optimizer, coefficients: Any) -> None:
@@ -199,7 +207,7 @@ class CompiledStep(CompiledFunction):
         )
         self._micro_batch_size = model.resolved_micro_batch_size()
         self._restart()
-        if has_hooks([model.policy, model.objective], optimizer):
+        if has_hooks(self.losses_of, optimizer):
             self.give_up("hooks are registered, which compiled code does not call")
 
     def _restart(self) -> None:
@@ -209,44 +217,69 @@ class CompiledStep(CompiledFunction):
         self._requires_grad = [parameter.requires_grad for parameter in self._parameters]
         self._reached: list[list[nn.Parameter]] = []  # parameters that the losses reach, in each group
 
-    @contextmanager
-    def epoch(self) -> Iterator[None]:
-        """Surround an epoch. At its end, the parameters have the gradient of its last step, for callbacks that read it."""
-        self._groups: list[AdamGroup] = []
-        self._latest: Gradient | None = None
-        self._static: list[th.Tensor] = []
+    def gradients(self, minibatches: Iterable[Any], eager: Callable[[Any], Gradient]) -> Generator[Gradient, None, None]:
+        """
+        Compute the gradient of each minibatch of an epoch, and take the steps if ``takes_step``. Until the epoch ends, only an
+        objective that acts after each step finds the parameters and the optimizer's state up to date.
+
+        :param eager: computes the gradient of a minibatch that is not compiled
+        """
+        self._flat: FlatAdam | None = None
+        self._latest: Sequence[th.Tensor] | None = None
         if self._requires_grad != [parameter.requires_grad for parameter in self._parameters]:
             self._restart()
+        waiting: list[Any] = []
         try:
             with tracing():
-                yield
-            self._set_gradients()
+                for minibatch in minibatches:
+                    size = n_samples(minibatch[0])
+                    if waiting and (size != self._previous_size or len(waiting) == self.n_at_once):
+                        yield from self._run(waiting, eager)
+                        waiting = []
+                    if self._is_compiled(size):
+                        waiting.append(minibatch)
+                    else:
+                        self._copy_back()
+                        yield eager(minibatch)
+                if waiting:
+                    yield from self._run(waiting, eager)
         finally:
-            for tensor in self._static:
-                vars(tensor).pop("_dynamo_static_input_type", None)  # torch.save would store it
+            self._copy_back()
 
-    def __call__(self, minibatch: Any) -> Gradient | None:
-        """Compute a minibatch's gradient, and take the step if ``takes_step``; return None to leave both to the caller."""
-        self._latest = None
-        size = n_samples(minibatch[0])
-        if self.has_failed or not self._is_compiled(size):
-            return None
+    def _run(self, minibatches: list[Any], eager: Callable[[Any], Gradient]) -> Iterator[Gradient]:
+        """Run at most ``n_at_once`` minibatches of the same size in one call of the compiled function."""
+        n, size = len(minibatches), n_samples(minibatches[0][0])
+        arguments: tuple[Any, ...] = (minibatches[0], [*chain(*self._reached)])
         if self.takes_step:
-            self._prepare_groups()
-            arguments: tuple[Any, ...] = (self._groups, self._max_grad_norm)
-        else:
-            arguments = ([*chain(*self._reached)],)
-        is_new = size not in self._compiled_sizes
-        result = self.call(self.losses_of, self._coefficients, minibatch, *arguments, is_new=is_new)
+            self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self._names)
+            self._flat.set_learning_rates()
+            # torch would compile again where one tensor is given twice
+            rest = [map_arrays(_copied, minibatches[-1]) for _ in range(self.n_at_once - n)]
+            arguments = (minibatches + rest, th.tensor(n), self._flat.groups, self._max_grad_norm)
+        result = self.call(self.losses_of, self._coefficients, *arguments, is_new=size not in self._compiled_sizes)
         if result is None:
-            return None
+            self._copy_back()
+            yield from map(eager, minibatches)
+            return
+        gradient, self._latest = result
         self._compiled_sizes.add(size)
-        if self.has_graphs:  # which write each result to the same place
-            result = map_arrays(lambda value: value.clone() if isinstance(value, th.Tensor) else value, result)
-        self._latest = result
+        if self.n_at_once == 1:
+            self._copy_back()
         if not self.takes_step:
-            self._set_gradients()
-        return result
+            yield gradient
+            return
+        stacked = (gradient.values, gradient.log_ratio, gradient.norm)
+        for values, log_ratio, norm in zip(*(of_all[:n].unbind() for of_all in stacked), strict=True):
+            yield gradient._replace(values=values, log_ratio=log_ratio, norm=norm)
+
+    def _copy_back(self) -> None:
+        """Bring the parameters, their gradients and the optimizer's state up to date."""
+        if self._flat is not None:
+            self._flat.copy_back(self._latest)
+        elif self._latest is not None:
+            for parameter, gradient in zip(chain(*self._reached), self._latest, strict=True):
+                parameter.grad = gradient
+        self._flat = self._latest = None
 
     def _is_compiled(self, size: int) -> bool:
         """
@@ -256,6 +289,7 @@ class CompiledStep(CompiledFunction):
         previous, self._previous_size = self._previous_size, size
         if self._micro_batch_size is not None and self._micro_batch_size < size:
             self.give_up(f"minibatches run in micro-batches of {self._micro_batch_size} samples")
+        if self.has_failed:
             return False
         if previous is None:
             self._generator_states = self._get_generator_states()
@@ -266,37 +300,14 @@ class CompiledStep(CompiledFunction):
                 return False
             groups = self._optimizer.param_groups
             self._reached = [[one for one in group["params"] if one.grad is not None] for group in groups]
+            self._names = places_of_parameters(self.losses_of)
         if size == previous and len(self._sizes) < MAX_SIZES:
             self._sizes.add(size)
         return size in self._sizes
 
-    def _prepare_groups(self) -> None:
-        """Collect the state of the optimizer at the first step of an epoch, and its learning rates at each step."""
-        if not self._groups:
-            groups = zip(self._optimizer.param_groups, self._reached, strict=True)
-            self._groups = [self._adam_group(*group) for group in groups]
-            if self.has_graphs:  # which only update tensors in place whose address is static
-                self._static = [tensor for group in self._groups for tensor in chain(group.steps, *group.moments)]
-                for tensor in self._static:
-                    th._dynamo.mark_static_address(tensor)
-        for group, of_optimizer in zip(self._groups, self._optimizer.param_groups, strict=True):
-            group.learning_rate.fill_(of_optimizer["lr"])
-
-    def _adam_group(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> AdamGroup:
-        states = [self._optimizer.state[parameter] for parameter in parameters]
-        steps, *moments = ([state[name] for state in states if name in state] for name in ADAM_STATE)
-        learning_rate = th.empty((), dtype=th.float64, device=self.model.device)
-        beta1, beta2 = group["betas"]
-        options = {name: group[name] for name in ADAM_OPTIONS} | dict(beta1=beta1, beta2=beta2, foreach=False, fused=False)
-        return AdamGroup(parameters, tuple(moments), steps, learning_rate, options)
-
     def _get_generator_states(self) -> list[th.Tensor]:
-        return [th.get_rng_state(), *([th.cuda.get_rng_state(self.model.device)] if self.has_graphs else [])]
-
-    def _set_gradients(self) -> None:
-        if self._latest is not None:
-            for parameter, gradient in zip(chain(*self._reached), self._latest.gradients, strict=True):
-                parameter.grad = gradient
+        device = self.model.device
+        return [th.get_rng_state(), *([th.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 class CompiledPolicy(CompiledFunction):
@@ -359,7 +370,7 @@ class CompiledTraining:
         """Return the policy for the next rollout, or None if it is not compiled."""
         model, policy = self.model, self.model.policy
         has_own_forward = getattr(policy.forward, "__func__", None) is not PhasicActorCriticPolicy.forward
-        if not self.is_enabled or model.use_sde or has_own_forward or has_hooks([policy]):
+        if not self.is_enabled or model.use_sde or has_own_forward or has_hooks(policy):
             return None
         if self._policy is None or self._policy.policy is not policy:
             self._policy = CompiledPolicy(model)
@@ -423,7 +434,20 @@ def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:
     return total_timesteps / n_processes() * per_sample
 
 
+def places_of_parameters(network: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Return the names under which modules of a network hold each parameter, which is more than one if it is shared."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for place, module in network.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            names.setdefault(parameter, []).append(f"{place}.{name}")
+    return names
+
+
 # ---- torch's compiler ----
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, th.Tensor) else leaf
 
 
 def tracing() -> AbstractContextManager[None]:
@@ -460,8 +484,7 @@ def cause(error: BaseException) -> str:
     return printable(next((line for line in lines if line and not line.endswith(":")), type(error).__name__), 300)
 
 
-def has_hooks(networks: Iterable[nn.Module], optimizer: th.optim.Optimizer | None = None) -> bool:
-    """Return whether hooks are registered with networks, their parameters or an optimizer."""
-    modules = [module for network in networks for module in network.modules()]
-    parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
-    return any(getattr(owner, name, None) for owner in (optimizer, *modules, *parameters) for name in HOOKS)
+def has_hooks(network: nn.Module, optimizer: th.optim.Optimizer | None = None) -> bool:
+    """Return whether hooks are registered with a network, its parameters or an optimizer."""
+    owners = (optimizer, *network.modules(), *network.parameters())
+    return any(getattr(owner, name, None) for owner in owners for name in HOOKS)

@@ -5,7 +5,7 @@ that losses and gradients are finite.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -73,22 +73,29 @@ def optimize_epoch(
     """
     optimizers = [optimizer] if adversary is None else [optimizer, adversary[0]]
     restore = _backed_up(networks, optimizers)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     history: list[th.Tensor] = []
+    of_adversary: list[str] = []
     sizes: list[int] = []
     log_ratios: list[th.Tensor] = []
-    with unvalidated_distributions(), nullcontext() if compiled is None else compiled.epoch():
-        for minibatch in minibatches:
-            names: list[str] = []
-            if adversary is not None:
-                of_adversary = compute_gradient(*adversary, minibatch, micro_batch_size, max_grad_norm)
-                adversary[0].step()
-                names += [f"adversary_{name}" for name in of_adversary.names]
-                history.append(of_adversary.values)
-            gradient = compute_gradient(optimizer, loss_fn, minibatch, micro_batch_size, max_grad_norm, compiled)
-            names += gradient.names
-            history += [gradient.values, gradient.norm.unsqueeze(0)]
+
+    def eager(minibatch: Minibatch) -> Gradient:
+        if adversary is not None:
+            others = [parameter for group in adversary[0].param_groups for parameter in group["params"]]
+            gradient = compute_gradient(others, adversary[1], minibatch, micro_batch_size)
+            _average_and_clip(gradient, others, max_grad_norm)
+            adversary[0].step()
+            of_adversary[:] = [f"adversary_{name}" for name in gradient.names]
+            history.append(gradient.values)
+        return compute_gradient(parameters, loss_fn, minibatch, micro_batch_size)
+
+    gradients = (eager(one) for one in minibatches) if compiled is None else compiled.gradients(minibatches, eager)
+    with unvalidated_distributions(), closing(gradients):
+        for gradient in gradients:
+            norm = gradient.norm if gradient.step_is_taken else _average_and_clip(gradient, parameters, max_grad_norm)
+            history += [gradient.values, norm.unsqueeze(0)]
             log_ratios.append(gradient.log_ratio)
-            sizes.append(n_samples(minibatch[0]))
+            sizes.append(gradient.size)
             if stopped := target_kl is not None and exceeds_target_kl(gradient.log_ratio, target_kl):
                 break
             if not gradient.step_is_taken:
@@ -96,6 +103,7 @@ def optimize_epoch(
             if after_step is not None:
                 after_step()
 
+    names = of_adversary + gradient.names
     weights = [one for network in networks for one in network.named_parameters() if one[1].requires_grad]
     sums = th.stack([weight.detach().sum() for _, weight in weights])
     numbers = th.cat([*history, sums.abs() if sums.is_complex() else sums]).cpu().numpy()  # the one transfer
@@ -108,40 +116,17 @@ def optimize_epoch(
 
 
 def compute_gradient(
-    optimizer: th.optim.Optimizer,
+    parameters: list[nn.Parameter],
     loss_fn: Callable[[Minibatch], Losses],
     minibatch: Minibatch,
     micro_batch_size: int | None = None,
-    max_grad_norm: float | None = None,
-    compiled: CompiledStep | None = None,
 ) -> Gradient:
     """
-    Compute the gradient of a minibatch's loss in the ``grad`` of the optimizer's parameters, over all processes, and clip it.
+    Compute the gradient of a minibatch's loss in the parameters' ``grad``, accumulated over micro-batches.
 
     The losses are means over samples, so the mean of the micro-batches' gradients, weighted by their sizes, is the gradient
     of the whole minibatch. (This does not hold for layers that mix the samples of a batch, like batch normalization.)
     """
-    gradient = None if compiled is None else compiled(minibatch)
-    if gradient is not None and gradient.step_is_taken:
-        return gradient
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if gradient is None:
-        gradient = _accumulated_gradient(parameters, loss_fn, minibatch, micro_batch_size)
-    if n_processes() > 1:
-        average_gradients(parameters, gradient.values)
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    if max_grad_norm is not None:
-        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
-    return gradient._replace(norm=norm)
-
-
-def _accumulated_gradient(
-    parameters: list[nn.Parameter],
-    loss_fn: Callable[[Minibatch], Losses],
-    minibatch: Minibatch,
-    micro_batch_size: int | None,
-) -> Gradient:
-    """Compute the gradient of a minibatch's loss in the parameters' ``grad``, accumulated over micro-batches."""
     for parameter in parameters:
         parameter.grad = None
     all_values: list[th.Tensor] = []
@@ -156,8 +141,18 @@ def _accumulated_gradient(
         all_values.append(values)
         log_ratios.append(losses.log_ratio)
     if len(all_values) == 1:
-        return Gradient(losses.names, values, losses.log_ratio)
-    return Gradient(losses.names, th.stack(all_values).sum(dim=0), th.cat(log_ratios))
+        return Gradient(losses.names, values, losses.log_ratio, size)
+    return Gradient(losses.names, th.stack(all_values).sum(dim=0), th.cat(log_ratios), size)
+
+
+def _average_and_clip(gradient: Gradient, parameters: list[nn.Parameter], max_grad_norm: float | None) -> th.Tensor:
+    """Average losses and gradient over all processes, clip the gradient, and return its norm before that, ()."""
+    if n_processes() > 1:
+        average_gradients(parameters, gradient.values)
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    if max_grad_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+    return norm
 
 
 def exceeds_target_kl(log_ratio: th.Tensor, target_kl: float) -> bool:
