@@ -1,6 +1,6 @@
 """
-Optimizer steps that torch compiles: losses, gradient, clipping and Adam in one function. A network of a few small layers
-spends most of an update in Python and in the autograd engine; compiling saves that time.
+When and how torch compiles the optimizer steps (``steps``) and the policy that acts. A network of a few small layers spends
+most of an update in Python and in the autograd engine; compiling saves that time.
 """
 
 import inspect
@@ -11,9 +11,8 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
@@ -24,8 +23,8 @@ from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.errors import printable, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective
-from sb3_ppg.optim.flat_adam import FlatAdam, FlatGroup
 from sb3_ppg.optim.precision import unvalidated_distributions
+from sb3_ppg.optim.steps import FlatAdam, Gradient, MinibatchLosses, loss_gradient, take_steps
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.policies.extractors import has_convolutions
 from sb3_ppg.protocols import PhasicModel
@@ -36,83 +35,9 @@ WORTHWHILE_STEPS = 100_000
 MAX_SIZES = 2
 # Steps of a small network that one call of a compiled function takes. A call takes Python about as long as such a step
 STEPS_PER_CALL = 4
-# Environment variables with which users switch torch's compiler off, by "1"
-SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 # Attributes in which torch stores registered hooks
 STEPS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
 HOOKS = [f"_{step}_hooks" for step in STEPS.split()]
-
-
-class Gradient(NamedTuple):
-    """Losses of a minibatch, and their gradient."""
-
-    names: list[str]  # of the losses
-    values: th.Tensor  # of the losses, (n_losses,)
-    log_ratio: th.Tensor  # see `Losses`, (B,)
-    size: int  # number of samples, B
-    norm: Any = None  # L2 norm of the gradient before it was clipped, (); None if it is not known yet
-    step_is_taken: bool = False
-
-
-def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coefficients: Any, minibatch: Any) -> Losses:
-    """Evaluate a method of the objective on a minibatch of either phase."""
-    return losses(model.policy, model.network_inputs(minibatch), minibatch, coefficients)
-
-
-class MinibatchLosses(nn.Module):
-    """``minibatch_losses`` as a module, whose networks can be called with other parameters than their own."""
-
-    def __init__(self, model: PhasicModel, losses: Callable[..., Losses]):
-        super().__init__()
-        self.policy, self.objective = model.policy, model.objective
-        self._losses = partial(minibatch_losses, model, losses)
-
-    def forward(self, coefficients: Any, minibatch: Any) -> Losses:
-        return self._losses(coefficients, minibatch)
-
-
-def loss_gradient(
-    losses_of: MinibatchLosses, coefficients: Any, minibatch: Any, parameters: list[nn.Parameter]
-) -> tuple[Gradient, Sequence[th.Tensor]]:
-    """Compute the gradient of a minibatch's loss in the parameters that it reaches."""
-    losses = losses_of(coefficients, minibatch)
-    gradients = th.autograd.grad(losses.total, parameters)
-    return Gradient(losses.names, losses.values, losses.log_ratio.detach(), n_samples(minibatch[0])), gradients
-
-
-def take_steps(
-    losses_of: MinibatchLosses,
-    coefficients: Any,
-    minibatches: list[Any],
-    n_steps: th.Tensor,
-    groups: list[FlatGroup],
-    max_grad_norm: th.Tensor | None,
-) -> tuple[Gradient, Sequence[th.Tensor]]:
-    """
-    For each of the first ``n_steps`` minibatches, compute the gradient of its loss, clip it, and take a step of Adam, which
-    changes the groups in place. Further minibatches change nothing: they fill up a call, so that it needs no graph of its own.
-
-    :return: what ``Gradient`` has of each minibatch, stacked, and the latest gradient in the parameters of each group
-    """
-    results, latest = [], [th.zeros_like(group.values) for group in groups]
-    for number, minibatch in enumerate(minibatches):
-        leaves = [group.values.detach().requires_grad_() for group in groups]
-        parameters: dict[str, th.Tensor] = {}
-        for group, leaf in zip(groups, leaves, strict=True):
-            for names, part in zip(group.names, group.split(leaf), strict=True):
-                parameters.update(dict.fromkeys(names, part))
-        losses = th.func.functional_call(losses_of, parameters, (coefficients, minibatch), tie_weights=False)
-        gradients = th.autograd.grad(losses.total, leaves)
-        is_taken = number < n_steps
-        with th.no_grad():
-            norm = th.stack([gradient.abs().square().sum() for gradient in gradients]).sum().sqrt()
-            scale = 1.0 if max_grad_norm is None else th.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
-            latest = [th.where(is_taken, new * scale, old) for new, old in zip(gradients, latest, strict=True)]
-            for group, gradient in zip(groups, latest, strict=True):
-                group.step(gradient, is_taken)
-        results.append((losses.values, losses.log_ratio.detach(), norm))
-    values, log_ratios, norms = (th.stack(column) for column in zip(*results, strict=True))
-    return Gradient(losses.names, values, log_ratios, n_samples(minibatch[0]), norms, step_is_taken=True), latest
 
 
 class CompiledFunction:
@@ -169,10 +94,14 @@ def _only_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def compiled(*arguments: Any) -> Any:
         if not th.compiler.is_compiling():
-            raise RuntimeError("torch's compiler is switched off")
+            raise RuntimeError("TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE or another setting switches torch's compiler off")
         return function(*arguments)
 
     return compiled
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, th.Tensor) else leaf
 
 
 class CompiledStep(CompiledFunction):
@@ -209,6 +138,8 @@ class CompiledStep(CompiledFunction):
         self._restart()
         if has_hooks(self.losses_of, optimizer):
             self.give_up("hooks are registered, which compiled code does not call")
+        if not {*self._parameters} <= {*self.losses_of.parameters()}:
+            self.give_up("the optimizer has parameters that belong to neither the policy nor the objective")
 
     def _restart(self) -> None:
         """Leave the next minibatch to the caller."""
@@ -251,7 +182,7 @@ class CompiledStep(CompiledFunction):
         n, size = len(minibatches), n_samples(minibatches[0][0])
         arguments: tuple[Any, ...] = (minibatches[0], [*chain(*self._reached)])
         if self.takes_step:
-            self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self._names)
+            self._flat = self._flat or FlatAdam(self._optimizer, self._reached, self.losses_of)
             self._flat.set_learning_rates()
             # torch would compile again where one tensor is given twice
             rest = [map_arrays(_copied, minibatches[-1]) for _ in range(self.n_at_once - n)]
@@ -300,7 +231,6 @@ class CompiledStep(CompiledFunction):
                 return False
             groups = self._optimizer.param_groups
             self._reached = [[one for one in group["params"] if one.grad is not None] for group in groups]
-            self._names = places_of_parameters(self.losses_of)
         if size == previous and len(self._sizes) < MAX_SIZES:
             self._sizes.add(size)
         return size in self._sizes
@@ -411,9 +341,6 @@ def reason_against(model: PhasicModel) -> str | None:
 
 def missing_compiler(model: PhasicModel) -> str | None:
     """Return the reason why torch's compiler cannot work on this machine, or None."""
-    for name in SWITCHES:
-        if os.environ.get(name) == "1":
-            return f"{name}=1 switches torch's compiler off"
     default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     if model.device.type == "cpu" and shutil.which(os.environ.get("CXX", default)) is None:
         return "torch needs a C++ compiler for this, and there is none"
@@ -434,20 +361,7 @@ def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:
     return total_timesteps / n_processes() * per_sample
 
 
-def places_of_parameters(network: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Return the names under which modules of a network hold each parameter, which is more than one if it is shared."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for place, module in network.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            names.setdefault(parameter, []).append(f"{place}.{name}")
-    return names
-
-
 # ---- torch's compiler ----
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, th.Tensor) else leaf
 
 
 def tracing() -> AbstractContextManager[None]:

@@ -16,8 +16,9 @@ from sb3_ppg.arrays import Minibatch, map_arrays, n_samples, split
 from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
-from sb3_ppg.optim.compiled import CompiledStep, Gradient
+from sb3_ppg.optim.compiled import CompiledStep
 from sb3_ppg.optim.precision import unvalidated_distributions
+from sb3_ppg.optim.steps import Gradient
 
 ADVICE = (
     "The weights from before this epoch have been restored. Normalize observations and rewards (VecNormalize), or use a "

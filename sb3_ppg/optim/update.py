@@ -8,8 +8,8 @@ import numpy as np
 from stable_baselines3.common.utils import update_learning_rate
 
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.compiled import minibatch_losses
 from sb3_ppg.optim.epoch import Epoch, optimize_epoch
+from sb3_ppg.optim.steps import minibatch_losses
 from sb3_ppg.protocols import PhasicModel
 
 

@@ -340,13 +340,13 @@ def test_auto_goes_on_without_a_compiler_that_is_switched_off_or_fails(failure, 
     plain = make(False, **kwargs).learn(32)
     reason = "no space left"
     if failure == "variable":
-        reason = "TORCH_COMPILE_DISABLE=1 switches"
+        reason = "TORCH_COMPILE_DISABLE"
         monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     elif failure == "torch.compile":
         monkeypatch.setattr("torch._dynamo.optimize", lambda *_, **__: 1 / 0)
         reason = "division by zero"
     elif failure == "stance":
-        reason = "switched off"
+        reason = "switches torch's compiler off"
     else:
         backend[0] = failing(failure)
     monkeypatch.setattr("sb3_ppg.optim.compiled.WORTHWHILE_STEPS", 1)

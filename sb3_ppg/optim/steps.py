@@ -1,22 +1,58 @@
-"""Steps of Adam on one tensor for all parameters, in which a step of a small network is a few kernels instead of dozens."""
+"""
+Optimizer steps as functions that torch compiles: losses, gradient, clipping and Adam. All parameters are in one tensor, so that
+a step of a small network is a few kernels instead of dozens.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch as th
 from torch import nn
 from torch.optim.adam import adam
 
+from sb3_ppg.arrays import n_samples
+from sb3_ppg.losses import Losses
+from sb3_ppg.protocols import PhasicModel
+
 # Names of Adam's state and options, which its function takes
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 OPTIONS = ("amsgrad", "weight_decay", "eps", "maximize", "decoupled_weight_decay")
 
 
+class Gradient(NamedTuple):
+    """Losses of a minibatch, and their gradient."""
+
+    names: list[str]  # of the losses
+    values: th.Tensor  # of the losses, (n_losses,)
+    log_ratio: th.Tensor  # see `Losses`, (B,)
+    size: int  # number of samples, B
+    norm: Any = None  # L2 norm of the gradient before it was clipped, (); None if it is not known yet
+    step_is_taken: bool = False
+
+
+def minibatch_losses(model: PhasicModel, losses: Callable[..., Losses], coefficients: Any, minibatch: Any) -> Losses:
+    """Evaluate a method of the objective on a minibatch of either phase."""
+    return losses(model.policy, model.network_inputs(minibatch), minibatch, coefficients)
+
+
+class MinibatchLosses(nn.Module):
+    """``minibatch_losses`` as a module, whose networks can be called with other parameters than their own."""
+
+    def __init__(self, model: PhasicModel, losses: Callable[..., Losses]):
+        super().__init__()
+        self.policy, self.objective = model.policy, model.objective
+        self._losses = partial(minibatch_losses, model, losses)
+
+    def forward(self, coefficients: Any, minibatch: Any) -> Losses:
+        return self._losses(coefficients, minibatch)
+
+
 class FlatGroup(NamedTuple):
     """Parameters of one of Adam's groups that have taken equally many steps, N numbers in all."""
 
-    names: list[list[str]]  # of each parameter, see ``FlatAdam``
+    names: list[list[str]]  # of each parameter in its network
     layouts: list[tuple[list[int], list[int]]]  # of each parameter, see ``_layout``
     values: th.Tensor  # (N,)
     moments: list[th.Tensor]  # means of the gradients, of their squares, and the largest of these with `amsgrad`, (N,) each
@@ -52,15 +88,16 @@ class FlatAdam:
 
     :param optimizer: Adam or AdamW, which has taken a step
     :param reached: the parameters that the losses reach, in each of its groups
-    :param names: names of each parameter in the module whose losses are computed
+    :param network: the module with the parameters, which names them
     """
 
     def __init__(
         self,
         optimizer: th.optim.Optimizer,
         reached: Sequence[Sequence[nn.Parameter]],
-        names: dict[nn.Parameter, list[str]],
+        network: nn.Module,
     ):
+        names = _places_of_parameters(network)
         self.groups: list[FlatGroup] = []
         self._originals: list[tuple[dict[str, Any], list[nn.Parameter], list[dict[str, th.Tensor]]]] = []
         for group, parameters in zip(optimizer.param_groups, reached, strict=True):
@@ -105,6 +142,15 @@ class FlatAdam:
                 parameter.grad = gradient
 
 
+def _places_of_parameters(network: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Return the names under which modules of a network hold each parameter, which is more than one if it is shared."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for place, module in network.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            names.setdefault(parameter, []).append(f"{place}.{name}")
+    return names
+
+
 def _order(parameter: nn.Parameter) -> list[int]:
     """Return the dimensions in the order of memory, which is another one in the channels-last format of convolutions."""
     return sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
@@ -119,3 +165,50 @@ def _layout(parameter: nn.Parameter) -> tuple[list[int], list[int]]:
 def _joined(tensors: Sequence[th.Tensor], parameters: Sequence[nn.Parameter]) -> th.Tensor:
     """Join tensors that have the shapes of parameters, each in the order of its parameter's memory, (N,)."""
     return th.cat([one.detach().permute(_order(like)).flatten() for one, like in zip(tensors, parameters, strict=True)])
+
+
+# ---- compiled functions ----
+
+
+def loss_gradient(
+    losses_of: MinibatchLosses, coefficients: Any, minibatch: Any, parameters: list[nn.Parameter]
+) -> tuple[Gradient, Sequence[th.Tensor]]:
+    """Compute the gradient of a minibatch's loss in the parameters that it reaches."""
+    losses = losses_of(coefficients, minibatch)
+    gradients = th.autograd.grad(losses.total, parameters)
+    return Gradient(losses.names, losses.values, losses.log_ratio.detach(), n_samples(minibatch[0])), gradients
+
+
+def take_steps(
+    losses_of: MinibatchLosses,
+    coefficients: Any,
+    minibatches: list[Any],
+    n_steps: th.Tensor,
+    groups: list[FlatGroup],
+    max_grad_norm: th.Tensor | None,
+) -> tuple[Gradient, Sequence[th.Tensor]]:
+    """
+    For each of the first ``n_steps`` minibatches, compute the gradient of its loss, clip it, and take a step of Adam, which
+    changes the groups in place. Further minibatches change nothing: they fill up a call, so that it needs no graph of its own.
+
+    :return: what ``Gradient`` has of each minibatch, stacked, and the latest gradient in the parameters of each group
+    """
+    results, latest = [], [th.zeros_like(group.values) for group in groups]
+    for number, minibatch in enumerate(minibatches):
+        leaves = [group.values.detach().requires_grad_() for group in groups]
+        parameters: dict[str, th.Tensor] = {}
+        for group, leaf in zip(groups, leaves, strict=True):
+            for names, part in zip(group.names, group.split(leaf), strict=True):
+                parameters.update(dict.fromkeys(names, part))
+        losses = th.func.functional_call(losses_of, parameters, (coefficients, minibatch), tie_weights=False)
+        gradients = th.autograd.grad(losses.total, leaves)
+        is_taken = number < n_steps
+        with th.no_grad():
+            norm = th.stack([gradient.abs().square().sum() for gradient in gradients]).sum().sqrt()
+            scale = 1.0 if max_grad_norm is None else th.clamp(max_grad_norm / (norm + 1e-6), max=1.0)
+            latest = [th.where(is_taken, new * scale, old) for new, old in zip(gradients, latest, strict=True)]
+            for group, gradient in zip(groups, latest, strict=True):
+                group.step(gradient, is_taken)
+        results.append((losses.values, losses.log_ratio.detach(), norm))
+    values, log_ratios, norms = (th.stack(column) for column in zip(*results, strict=True))
+    return Gradient(losses.names, values, log_ratios, n_samples(minibatch[0]), norms, step_is_taken=True), latest
