@@ -1,6 +1,6 @@
 """
-Optimizer steps as functions that torch compiles: losses, gradient, clipping and Adam. All parameters are in one tensor, so that
-a step of a small network is a few kernels instead of dozens.
+Optimizer steps as functions that torch compiles: losses, gradient, clipping and Adam. All parameters are in one tensor, so
+that a step of a small network is a few kernels instead of dozens.
 """
 
 import math
