@@ -56,7 +56,7 @@ class FlatGroup(NamedTuple):
     layouts: list[tuple[list[int], list[int]]]  # of each parameter, see ``_layout``
     values: th.Tensor  # (N,)
     moments: list[th.Tensor]  # means of the gradients, of their squares, and the largest of these with `amsgrad`, (N,) each
-    n_steps: th.Tensor  # (1,): torch 2.13's compiled code changes no float64 of shape () in place
+    n_steps: th.Tensor  # (1,), because torch 2.13's compiled code does not change an argument of shape () and dtype float64
     learning_rate: th.Tensor  # ()
     options: dict[str, Any]  # of `torch.optim.adam.adam`
 
@@ -68,16 +68,11 @@ class FlatGroup(NamedTuple):
     def step(self, gradient: th.Tensor, is_taken: th.Tensor) -> None:
         """Change values and state in place by a step, unless it is not taken. ``gradient``: (N,); ``is_taken``: ()."""
         tensors = [self.values, *self.moments, self.n_steps]
-        changed = [tensor.clone() for tensor in tensors]
-        values, *moments, n_steps = ([tensor] for tensor in changed)
-        lists: Any = [
-            values,
-            [gradient],
-            *moments,
-            *[[]] * (3 - len(moments)),
-            n_steps,
-        ]  # none of the largest, without `amsgrad`
-        adam(*lists, lr=self.learning_rate, **self.options)
+        values, *moments, n_steps = changed = [tensor.clone() for tensor in tensors]
+        of_all: Any = [[one] for one in (values, gradient, *moments)]
+        of_all += [[]] * (5 - len(of_all))  # without `amsgrad`
+        # A view of shape (), with which the result of arithmetic on float32 is float32
+        adam(*of_all, [n_steps[0]], lr=self.learning_rate, **self.options)
         for tensor, new in zip(tensors, changed, strict=True):
             tensor.copy_(th.where(is_taken, new, tensor))
 
