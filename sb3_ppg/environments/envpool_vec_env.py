@@ -33,6 +33,8 @@ class EnvPoolVecEnv(EpisodicVecEnv):
     An environment whose episode has ended is reset in the same step, as SB3 expects (EnvPool itself resets it in the next
     step). Its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether
     the episode was truncated, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
+    Except for Atari, EnvPool does not tell whether an episode that ends exactly at the environment's own limit has also failed:
+    it counts as truncated.
     EnvPool's own information is in the infos of environments whose episode has ended, or, with ``all_infos``, of all.
     float64 is converted to float32.
 
@@ -44,7 +46,8 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         authors' Procgen
     :param render_mode: "rgb_array" for videos, "human" to show the first environment in a window, where EnvPool supports it
     :param all_infos: whether each step returns the infos of all environments, which takes time
-    :param options: options of EnvPool and of the environment, such as ``num_threads``, ``num_levels`` and ``start_level``
+    :param options: options of EnvPool and of the environment, such as ``num_threads``, ``num_levels`` and ``start_level``;
+        if ``max_episode_steps`` is below the environment's own limit, a failure in the last step counts as terminated
     :raises ArgumentError: if there is no such environment, or if it or its options cannot be used here
     :raises ImportError: if EnvPool is not installed
     """
@@ -88,7 +91,14 @@ class EnvPoolVecEnv(EpisodicVecEnv):
         rendering = {} if self.render_mode is None else {"render_mode": self.render_mode}
         seed = int(np.random.SeedSequence(self._seed).generate_state(1)[0] % 2**31)  # environments get seed, seed + 1, ...
         try:
-            return envpool.make_gymnasium(self.env_id, num_envs=num_envs, seed=seed, **rendering, **self.options)
+            config, options = envpool.make_spec(self.env_id).config, dict(self.options)
+            self._limit = options.get("max_episode_steps", config.max_episode_steps)
+            check_value("max_episode_steps", self._limit, count(1))
+            if self._limit <= config.max_episode_steps and not hasattr(config, "episodic_life"):
+                options.pop("max_episode_steps", None)  # `step_wait` applies it: outside Atari, EnvPool may only relabel ends
+            elif hasattr(config, "distribution_mode"):
+                raise ValueError(f"Procgen ends this game after {config.max_episode_steps} steps; use at most as many")
+            return envpool.make_gymnasium(self.env_id, num_envs=num_envs, seed=seed, **rendering, **options)
         except ImportError as error:
             raise MissingExtraError(f"{error} Without root: {pip_install('procgen')}") from error
         except (AssertionError, TypeError, ValueError) as error:
@@ -113,23 +123,29 @@ class EnvPoolVecEnv(EpisodicVecEnv):
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments: reset() first, then one for each")
         observations, rewards, terminated, truncated, pool_infos = self._pool.step(actions)
         observations, rewards = _cast(observations, self.observation_space), np.array(rewards, dtype=np.float32)
-        dones = terminated | truncated  # EnvPool never sets both
         self._add_step(rewards)
+        cut_off = ~(terminated | truncated) & (self._lengths >= self._limit)
+        dones = terminated | truncated | cut_off
+        failed = terminated | np.asarray(pool_infos.get("terminated", False), dtype=bool)  # EnvPool never sets both flags
         wanted = range(self.num_envs) if self.all_infos else dones.nonzero()[0].tolist()
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for index in wanted:
             infos[index] = _info_of(pool_infos, index)
         for index in dones.nonzero()[0].tolist():
-            was_cut_off = bool(truncated[index]) and not self.treat_truncation_as_termination
+            was_cut_off = not (failed[index] or self.treat_truncation_as_termination)
             infos[index] |= self._end_episode(index, observation_at(observations, index), was_cut_off)
-        if dones.any():  # EnvPool resets an environment in its next step, whatever the action
-            finished = dones.nonzero()[0].astype(np.int32)
-            no_actions = np.zeros((len(finished), *self._pool_action_space.shape), dtype=self._pool_action_space.dtype)
-            first, *_, first_infos = self._pool.step(no_actions, finished)
-            for row, index in enumerate(first_infos["env_id"]):
-                self.reset_infos[index] = _info_of(first_infos, row)
-            replace(observations, _cast(first, self.observation_space), first_infos["env_id"])
+        # EnvPool resets what it has ended in its next step, where Atari's game goes on with the next life
+        for ended, begin in ((terminated | truncated, self._step_without_action), (cut_off, self._pool.reset)):
+            if ended.any():
+                first, *_, first_infos = begin(ended.nonzero()[0].astype(np.int32))
+                for row, index in enumerate(first_infos["env_id"]):
+                    self.reset_infos[index] = _info_of(first_infos, row)
+                replace(observations, _cast(first, self.observation_space), first_infos["env_id"])
         return observations, rewards, dones, infos
+
+    def _step_without_action(self, indices: np.ndarray) -> tuple[Any, ...]:
+        space = self._pool_action_space
+        return self._pool.step(np.zeros((len(indices), *space.shape), space.dtype), indices)
 
     # ---- the rest of a VecEnv ----
 

@@ -85,6 +85,35 @@ def test_time_limits_are_bootstrapped_unless_they_are_ends(treated_as_end):
     assert model.rollout_buffer.episode_starts.ravel().nonzero()[0].tolist() == [0, 200]
 
 
+def first_episodes(env_id: str, n_steps: int, **options) -> tuple[np.ndarray, np.ndarray]:
+    """Return lengths of the first episodes, (8,), whose end may not be reached, and whether they were cut off, of random play."""
+    venv, rng = EnvPoolVecEnv(env_id, 8, seed=1, all_infos=True, **options), np.random.default_rng(0)
+    lengths, were_cut_off = np.full(8, n_steps + 1), np.zeros(8, dtype=bool)
+    venv.reset()
+    ended = np.zeros(8, dtype=bool)
+    for step in range(1, n_steps + 1):
+        _, _, dones, infos = venv.step(rng.integers(venv.action_space.n, size=8))
+        for index in np.flatnonzero(dones & ~ended):
+            lengths[index], were_cut_off[index] = step, infos[index]["TimeLimit.truncated"]
+            assert infos[index]["episode"]["l"] == step
+        assert all(info["elapsed_step"] <= step - length for info, length in zip(infos, lengths, strict=True) if step > length)
+        ended |= dones
+    venv.close()
+    return lengths, were_cut_off
+
+
+@pytest.mark.parametrize(
+    ("env_id", "n_steps"),
+    [("CartPole-v1", 60), ("LeaperEasy-v0", 90), ("Highway-v0", 39), ("Catch-v0", 20), ("FrozenLake-v1", 60), ("Breakout-v5", 300)],
+)
+def test_max_episode_steps_ends_episodes_and_a_failure_in_the_last_step_stays_one(env_id, n_steps):
+    lengths, _ = first_episodes(env_id, n_steps)
+    limit = int(np.sort(lengths)[3])
+    limited, were_cut_off = first_episodes(env_id, n_steps, max_episode_steps=limit)
+    assert limited.tolist() == np.minimum(lengths, limit).tolist()
+    assert were_cut_off.tolist() == (lengths > limit).tolist()
+
+
 def test_no_transition_between_episodes_on_procgen():
     """EnvPool counts an episode's steps: 1, 2, ..., end, 1, ... without the 0 of a reset; images do not change afterwards."""
     venv = EnvPoolVecEnv("LeaperEasy-v0", 8, seed=1, all_infos=True)
@@ -186,6 +215,8 @@ def test_bad_input():
         ("CoinrunEasy-v0", {"num_level": 200}, "num_level"),
         ("CartPole-v1", {"num_envs": 0}, "cannot make CartPole-v1"),
         ("CartPole-v1", {"seed": -3}, "`seed`=-3 cannot work"),
+        ("CartPole-v1", {"max_episode_steps": 0}, "`max_episode_steps`=0 cannot work"),
+        ("CoinrunEasy-v0", {"max_episode_steps": 2000}, "ends this game after 1000 steps"),
     ):
         with pytest.raises(ArgumentError, match=complaint):
             EnvPoolVecEnv(env_id, **{"num_envs": 2, **options})
