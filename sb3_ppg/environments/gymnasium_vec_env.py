@@ -1,5 +1,6 @@
 """Gymnasium's vector environments (``gymnasium.make_vec``) as a ``VecEnv`` of Stable-Baselines3."""
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class GymnasiumVecEnv(EpisodicVecEnv):
         if self._resets_later:
             warn(
                 f"{type(env.unwrapped).__name__} resets in the step after an episode's end, which is lost for training: "
-                'gymnasium.make_vec(..., vectorization_mode="sync") loses none'
+                f"{_same_without_loss(type(env.unwrapped))} loses none"
             )
         self._last: dict[int, Any] = {}  # last observations, by environment, of episodes that ended in the previous step
         self.reward_weights: np.ndarray | None = None  # a number for each component of vector rewards
@@ -151,3 +152,12 @@ class GymnasiumVecEnv(EpisodicVecEnv):
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
         # So that `evaluate_policy` uses the returns and lengths that are recorded here
         return [issubclass(wrapper_class, Monitor) for _ in self._get_indices(indices)]
+
+
+def _same_without_loss(cls: type[VectorEnv]) -> str:
+    """Return code that makes the environments of a class, which may not be those of ``vectorization_mode="sync"``."""
+    if cls.__name__.endswith("EnvPool"):
+        return "sb3_ppg.environments.EnvPoolVecEnv(...)"
+    if "autoreset_mode" in inspect.signature(cls).parameters:  # ALE's: each single environment has raw frames and rewards
+        return "gymnasium.make_vec(..., autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)"
+    return 'gymnasium.make_vec(..., vectorization_mode="sync")'

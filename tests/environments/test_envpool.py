@@ -13,7 +13,7 @@ from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecMonitor, VecNormalize, VecVideoRecorder
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN
-from sb3_ppg.environments import EnvPoolEnv, EnvPoolVecEnv
+from sb3_ppg.environments import EnvPoolEnv, EnvPoolVecEnv, GymnasiumVecEnv
 from sb3_ppg.environments.envpool_vec_env import import_envpool
 from sb3_ppg.errors import MissingExtraError, pip_install
 from sb3_ppg.zoo import register
@@ -206,6 +206,11 @@ def test_images_with_channels_last_and_the_information_of_resets():
     assert venv.reset().shape == (2, 64, 64, 3)
     assert {info["level_seed"] for info in venv.reset_infos} <= {7, 8, 9}
     assert PPG("CnnPolicy", venv, **SMALL).observation_space.shape == (3, 64, 64)
+
+
+def test_the_advice_for_environments_that_envpool_made_is_to_use_ours():
+    with pytest.warns(UserWarning, match=r"resets in the step after.*EnvPoolVecEnv"):
+        GymnasiumVecEnv(import_envpool().make_gymnasium("CartPole-v1", num_envs=2))
 
 
 def test_bad_input():

@@ -158,6 +158,19 @@ class WithoutLastObservations(Silent):
         return np.zeros((1, 2), np.float32), {}
 
 
+class Atari(Silent):
+    """Like ALE's, whose single environments have other observations and rewards."""
+
+    def __init__(self, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP):
+        self.metadata = {"autoreset_mode": autoreset_mode}
+
+
+def test_the_advice_keeps_the_environment():
+    with pytest.warns(UserWarning, match=r"Atari resets in the step after.*autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"):
+        GymnasiumVecEnv(Atari())
+    GymnasiumVecEnv(Atari(AutoresetMode.SAME_STEP))
+
+
 def test_ends_of_episodes_that_cannot_be_found_are_an_error():
     with pytest.raises(ArgumentError, match=r"has metadata\['autoreset_mode'\]=None"):
         PPG("MlpPolicy", Silent(), **SMALL)
