@@ -16,7 +16,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
@@ -290,6 +290,25 @@ def test_a_forward_that_disagrees_with_the_losses_is_an_error_after_the_first_ro
         PPG(ActsOtherwise, "CartPole-v1", **SMALL).learn(32)
     model = PPG(Wraps, "CartPole-v1", **SMALL).learn(32)
     assert model.policy.probabilities.shape == (1, 2)
+
+
+class Noisy(FlattenExtractor):
+    """Is random in evaluation mode, too, as NoisyNet is."""
+
+    def forward(self, observations):
+        return super().forward(observations) + 0.5 * th.randn(observations.shape[0], self.features_dim)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "env"),
+    [(PPG, "MlpPolicy", "Pendulum-v1"), (RecurrentPPG, "MlpLstmPolicy", "CartPole-v1"), (MaskablePPG, "MlpPolicy", MaskedEnv())],
+)
+def test_networks_that_are_random_train_with_a_warning_that_says_so(algorithm, policy, env):
+    model = algorithm(policy, env, **SMALL, policy_kwargs=dict(features_extractor_class=Noisy))
+    model.policy.action_net.weight.data *= 100
+    with pytest.warns(UserWarning, match="The policy's networks are random: two passes with the same weights"):
+        model.learn(64)
+    assert model.n_aux_phases == 1
 
 
 def test_the_latest_distribution_can_be_read_and_copies_do_not_have_it():

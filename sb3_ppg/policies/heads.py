@@ -1,6 +1,6 @@
 """Value heads: their values, their loss, and the unit in which they work."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch as th
@@ -60,6 +60,13 @@ class ValueHead(nn.Linear):
         if self.layers is not None:
             latent = self.layers(latent)
         return th.addcmul(self.mean, self.std, super().forward(latent))
+
+    def _load_from_state_dict(self, state_dict: dict[str, th.Tensor], prefix: str, *args: Any) -> None:
+        """Load weights; those of a head without a unit, such as PPO's, predict in the unit of the return."""
+        if f"{prefix}weight" in state_dict:
+            initial = {f"{prefix}mean": th.zeros_like(self.mean), f"{prefix}std": th.ones_like(self.std)}
+            state_dict = initial | state_dict
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @th.no_grad()
     def change_units(self, mean: float | np.ndarray, std: float | np.ndarray) -> th.Tensor:

@@ -18,9 +18,10 @@ from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
 from sb3_ppg.buffers.rollouts import Observations, arrays_by_step, order_by_environment, samples
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
-from sb3_ppg.errors import ArgumentError, NonFiniteActionError
+from sb3_ppg.errors import ArgumentError, NonFiniteActionError, warn
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.protocols import PhasicModel
+from sb3_ppg.saving.generators import generators_kept
 
 
 def take_steps(
@@ -137,9 +138,11 @@ def as_stored(rollout_buffer: RolloutBuffer, observations: Any) -> Observations:
 LARGEST_DIFFERENCE = 0.1
 
 
-@th.no_grad()
 def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
-    """Refuse a policy whose log π of the last actions, as it acted, is not the one that the losses evaluate."""
+    """
+    Refuse a policy whose log π of the last actions, as it acted, is not the one that the losses evaluate, and warn if the
+    reason is that its networks are random.
+    """
     if not is_recomputable(rollout_buffer) or (model.use_sde and model.policy.squash_output):  # tanh is inverted inexactly
         return
     last_step = copy.copy(rollout_buffer)
@@ -148,8 +151,20 @@ def check_log_probs(model: PhasicModel, rollout_buffer: RolloutBuffer) -> None:
     last_step.buffer_size = 1
     order_by_environment(last_step)
     ((_, batch),) = samples(last_step, model.n_envs, np.arange)
-    distribution = model.policy.evaluate(*model.network_inputs(batch), reads=("distribution",)).distribution
-    log_prob = distribution.log_prob(model.policy.actions.from_buffer(batch.actions))
+
+    def evaluate() -> th.Tensor:
+        distribution = model.policy.evaluate(*model.network_inputs(batch), reads=("distribution",)).distribution
+        return distribution.log_prob(model.policy.actions.from_buffer(batch.actions))
+
+    with th.no_grad(), generators_kept():  # a resumed run draws the same numbers
+        log_prob, again = evaluate(), evaluate()
+    if not th.allclose(log_prob, again):
+        warn(
+            "The policy's networks are random: two passes with the same weights and observations give different log π(a|s) in "
+            "evaluation mode, so this noise is in the ratio of the losses and in the KL divergence. To avoid it, draw random "
+            "numbers only where `self.training` is True"
+        )
+        return
     worst = int((log_prob - batch.old_log_prob).abs().argmax())
     acted, evaluated = batch.old_log_prob[worst].item(), log_prob[worst].item()
     if abs(acted - evaluated) > LARGEST_DIFFERENCE * max(1, abs(acted)):

@@ -62,11 +62,16 @@ def test_load_by_revision(hub_server, model):
         hub.load("me/model", revision="nonsense")
 
 
-def test_private_and_missing_repositories(hub_server, model):
+def test_private_and_missing_repositories(hub_server, model, tmp_path, monkeypatch):
     hub.push(model, "me/secret", private=True)
     for repo_id, token in (("me/secret", False), ("me/secret", "hf_somebody_else"), ("me/nothing", None)):
         with pytest.raises(HubError, match="no such repository, or you may not see it"):
             hub.load(repo_id, token=token)
+    (tmp_path / "me" / "nothing").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("me/nothing", "me", str(tmp_path)):
+        with pytest.raises(HubError, match=f"{name} could not be loaded from the Hub. To read this folder, use hub.from_pretrained"):
+            hub.load(name)
     assert same(model, hub.load("me/secret", device="cpu"))
     with pytest.raises(HubError, match="me/other could not be pushed"):
         hub.push(model, "me/other", token="hf_somebody_else")

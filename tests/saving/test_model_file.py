@@ -106,10 +106,14 @@ def test_what_to_do_with_a_file_of_ppo_works(tmp_path):
     ) as caught:
         PPG.load(tmp_path / "ppo")
     assert "model.policy.load_state_dict(PPO.load(path).policy.state_dict()" in str(caught.value)
-    model = PPG("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
-    model.policy.load_state_dict(PPO.load(tmp_path / "ppo.zip").policy.state_dict(), strict=False)
     observations = np.random.default_rng(0).normal(size=(20, 4))
-    assert np.array_equal(model.predict(observations, deterministic=True)[0], ppo.predict(observations, deterministic=True)[0])
+    for model in (PPG("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32).learn(n) for n in (0, 64)):
+        assert (model.policy.value_unit > 1) == (model.num_timesteps > 0)
+        model.policy.load_state_dict(PPO.load(tmp_path / "ppo.zip").policy.state_dict(), strict=False)
+        actions, expected = (one.predict(observations, deterministic=True)[0] for one in (model, ppo))
+        assert np.array_equal(actions, expected)
+        values, expected = (one.policy.predict_values(th.as_tensor(observations, dtype=th.float32)) for one in (model, ppo))
+        th.testing.assert_close(values, expected)
 
 
 def test_loading_leaves_the_generators_alone_unless_asked(model_file, monkeypatch):
