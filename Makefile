@@ -4,7 +4,7 @@ RUN := $(VENV)/bin/python
 # More threads than this slow small networks down
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: train test quick attack lint format type check docs dist benchmark sb3-suite clean
+.PHONY: train test quick attack lint format type check docs dist versions benchmark sb3-suite clean
 
 # Each builds .venv when it is missing or its requirements have changed: for training, and for everything
 $(VENV)/.training: EXTRAS := zoo,plots
@@ -69,6 +69,11 @@ dist: $(VENV)/.installed
 	$(RUN) -m build --no-isolation --outdir dist
 	$(RUN) -m twine check --strict dist/*
 	$(RUN) -m tests.release dist/*.whl $(PYTHONS)
+
+# Runs the fast tests with the lowest declared versions and the first of these interpreters, and with the newest and the last;
+# writes the table of docs/versions.md. Half an hour, and gigabytes unless pip finds CPU builds of PyTorch
+versions: $(VENV)/.installed
+	$(RUN) -m tests.versions $(PYTHONS)
 
 # Measures speed as ratios within one run: benchmarks/results/speed.md and speed.png. Half an hour
 benchmark: $(VENV)/.installed

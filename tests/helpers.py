@@ -1,5 +1,6 @@
 """Helpers of several tests."""
 
+import inspect
 import io
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -27,6 +29,11 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
 from sb3_ppg.zoo import launcher
+
+# Older versions of torch train without compiling
+needs_compiler = pytest.mark.skipif(
+    "isolate_recompiles" not in inspect.signature(th.compile).parameters, reason="updates are compiled by torch 2.13"
+)
 
 
 class RandomEnv(gym.Env):

@@ -301,7 +301,11 @@ class Noisy(FlattenExtractor):
 
 @pytest.mark.parametrize(
     ("algorithm", "policy", "env"),
-    [(PPG, "MlpPolicy", "Pendulum-v1"), (RecurrentPPG, "MlpLstmPolicy", "CartPole-v1"), (MaskablePPG, "MlpPolicy", MaskedEnv())],
+    [
+        (PPG, "MlpPolicy", "Pendulum-v1"),
+        (RecurrentPPG, "MlpLstmPolicy", "CartPole-v1"),
+        (MaskablePPG, "MlpPolicy", MaskedEnv()),
+    ],
 )
 def test_networks_that_are_random_train_with_a_warning_that_says_so(algorithm, policy, env):
     model = algorithm(policy, env, **SMALL, policy_kwargs=dict(features_extractor_class=Noisy))

@@ -14,6 +14,7 @@ from stable_baselines3 import PPO
 from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 from sb3_ppg.errors import requirement
 from tests.helpers import ROOT
+from tests.versions import lower_bounds
 
 REPOSITORY = "https://github.com/sb3-ppg/sb3_ppg"
 EXTRAS = ["rl_zoo3", "envpool", "matplotlib", "pandas", "huggingface_hub", "safetensors", "tensorboard", "ale_py"]
@@ -74,6 +75,14 @@ def test_pages_install_the_package_from_where_messages_do():
 def test_the_progress_bar_works_without_extras():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {"rich", "tqdm"} <= {*dependencies}
+
+
+def test_the_page_on_versions_has_a_result_for_every_declared_lower_bound():
+    page = (ROOT / "docs" / "versions.md").read_text()
+    tried = {name: f"{version}.0" for name, version in re.findall(r"^\| `([\w-]+)` \| ([\d.]+) \|", page, re.MULTILINE)}
+    declared = lower_bounds()
+    assert tried.keys() == declared.keys()
+    assert all(tried[name].startswith(f"{version}.") for name, version in declared.items())
 
 
 def test_the_page_on_installing_has_every_extra():

@@ -65,7 +65,8 @@ class RewardNormalizer:
         self.last_returns = previous.copy()
         self.return_rms.update_from_moments(mean, std**2, n_steps * n_envs * n_processes())
         scale = np.sqrt(self.return_rms.var + self.epsilon)
-        return np.clip(rewards / scale, -self.clip, self.clip).astype(rewards.dtype)
+        normalized = np.divide(rewards, scale, dtype=np.float64)  # NumPy 1 would take the type of the rewards
+        return np.clip(normalized, -self.clip, self.clip).astype(rewards.dtype)
 
 
 class NormalizedRewardRolloutBuffer(RolloutBuffer):

@@ -33,10 +33,9 @@ class EnvPoolVecEnv(EpisodicVecEnv):
     An environment whose episode has ended is reset in the same step, as SB3 expects (EnvPool itself resets it in the next
     step). Its last observation is in ``infos[i]["terminal_observation"]``, ``infos[i]["TimeLimit.truncated"]`` says whether
     the episode was truncated, ``infos[i]["episode"]`` has its return "r", length "l" and the seconds since the start "t".
-    Except for Atari, EnvPool does not tell whether an episode that ends exactly at the environment's own limit has also failed:
-    it counts as truncated.
-    EnvPool's own information is in the infos of environments whose episode has ended, or, with ``all_infos``, of all.
-    float64 is converted to float32.
+    Outside Atari, EnvPool does not tell whether an episode that ends exactly at the environment's own limit has also failed;
+    it counts as truncated. EnvPool's own information is in the infos of environments whose episode has ended, or, with
+    ``all_infos``, of all. float64 is converted to float32.
 
     :param env_id: EnvPool's name of the environment
     :param num_envs: the number of environments

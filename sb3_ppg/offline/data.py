@@ -81,7 +81,7 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.rewards)
 
-    def _require(self, condition: bool | np.bool, name: str, problem: str) -> None:
+    def _require(self, condition: bool | np.bool_, name: str, problem: str) -> None:
         if not condition:
             raise ArgumentError(f"{self.source}: `{name}` {problem}")
 

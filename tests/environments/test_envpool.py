@@ -86,7 +86,7 @@ def test_time_limits_are_bootstrapped_unless_they_are_ends(treated_as_end):
 
 
 def first_episodes(env_id: str, n_steps: int, **options) -> tuple[np.ndarray, np.ndarray]:
-    """Return lengths of the first episodes, (8,), whose end may not be reached, and whether they were cut off, of random play."""
+    """Play at random; return lengths of the first episodes, (8,), n_steps + 1 if they go on, and whether they were cut off."""
     venv, rng = EnvPoolVecEnv(env_id, 8, seed=1, all_infos=True, **options), np.random.default_rng(0)
     lengths, were_cut_off = np.full(8, n_steps + 1), np.zeros(8, dtype=bool)
     venv.reset()
@@ -104,7 +104,7 @@ def first_episodes(env_id: str, n_steps: int, **options) -> tuple[np.ndarray, np
 
 @pytest.mark.parametrize(
     ("env_id", "n_steps"),
-    [("CartPole-v1", 60), ("LeaperEasy-v0", 90), ("Highway-v0", 39), ("Catch-v0", 20), ("FrozenLake-v1", 60), ("Breakout-v5", 300)],
+    [("CartPole-v1", 60), ("LeaperEasy-v0", 90), ("Highway-v0", 39), ("Catch-v0", 20), ("Breakout-v5", 300)],
 )
 def test_max_episode_steps_ends_episodes_and_a_failure_in_the_last_step_stays_one(env_id, n_steps):
     lengths, _ = first_episodes(env_id, n_steps)

@@ -166,7 +166,7 @@ class Atari(Silent):
 
 
 def test_the_advice_keeps_the_environment():
-    with pytest.warns(UserWarning, match=r"Atari resets in the step after.*autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"):
+    with pytest.warns(UserWarning, match=r"Atari resets in the step after.*autoreset_mode=gymnasium.*SAME_STEP\) loses none"):
         GymnasiumVecEnv(Atari())
     GymnasiumVecEnv(Atari(AutoresetMode.SAME_STEP))
 

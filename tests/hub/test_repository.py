@@ -70,7 +70,7 @@ def test_private_and_missing_repositories(hub_server, model, tmp_path, monkeypat
     (tmp_path / "me" / "nothing").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for name in ("me/nothing", "me", str(tmp_path)):
-        with pytest.raises(HubError, match=f"{name} could not be loaded from the Hub. To read this folder, use hub.from_pretrained"):
+        with pytest.raises(HubError, match=rf"{name} could not be loaded from the Hub\. .* use hub\.from_pretrained"):
             hub.load(name)
     assert same(model, hub.load("me/secret", device="cpu"))
     with pytest.raises(HubError, match="me/other could not be pushed"):

@@ -22,8 +22,9 @@ from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
 from sb3_ppg.objectives import PaperObjective
 from sb3_ppg.optim.compiled import cause, n_optimizer_steps
-from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, random_envs
+from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, needs_compiler, random_envs
 
+pytestmark = needs_compiler
 ROLLOUT = 64
 SIZES = dict(n_steps=32, batch_size=16, n_epochs=2, n_policy_iterations=1, n_aux_epochs=2, aux_batch_size=32)
 

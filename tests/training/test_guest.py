@@ -13,7 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ppg import PPG, MaskablePPG
 from sb3_ppg.optim.compiled import tracing
-from tests.helpers import distributions_are_validated
+from tests.helpers import distributions_are_validated, needs_compiler
 
 SMALL: dict[str, Any] = dict(n_steps=8, batch_size=8, n_epochs=2, n_policy_iterations=1, n_aux_epochs=1, device="cpu")
 seen: list[tuple[bool, bool]] = []
@@ -48,6 +48,7 @@ class LookingCallback(BaseCallback):
     _on_rollout_start = _on_rollout_end = look
 
 
+@needs_compiler
 @pytest.mark.parametrize(("cls", "compile_updates"), [(PPG, False), (PPG, True), (MaskablePPG, False)])
 def test_environments_and_callbacks_run_with_the_users_settings(cls, compile_updates, monkeypatch):
     monkeypatch.setattr(th, "compile", functools.wraps(th.compile)(functools.partial(th.compile, backend="eager")))

@@ -1,0 +1,67 @@
+"""
+Run the fast tests with the lowest and the newest versions that pyproject.toml allows, each in a new environment, and write the
+table of docs/versions.md.
+
+    python -m tests.versions python3.11 python3.13
+"""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.helpers import ROOT
+
+PAGE = ROOT / "docs" / "versions.md"
+EXTRAS = ("zoo", "plots", "tensorboard", "export", "atari", "box2d", "mujoco", "minigrid", "minatar")
+ONLY_NEWEST = ("offline",)  # Minari needs NumPy 2
+TOOLS = ("hypothesis", "ipykernel", "nbclient", "onnxruntime", "pytest")
+LIST_VERSIONS = "import sys, importlib.metadata as m; print(sys.version.split()[0], *map(m.version, sys.argv[1:]))"
+
+
+def lower_bounds() -> dict[str, str]:
+    """Return the lowest versions that pyproject.toml declares, by package: the dependencies, then those of ``EXTRAS``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = (project["optional-dependencies"][extra] for extra in ("hub", *EXTRAS))
+    found = (re.match(r"([\w-]+)>=([\d.]+)", one) for one in sum(extras, project["dependencies"]))
+    return {one[1]: one[2] for one in found if one}
+
+
+def try_out(python: str, extras: tuple[str, ...], constraints: dict[str, str]) -> list[str]:
+    """
+    Install the package with versions of its dependencies, and run the fast tests.
+
+    :param python: the interpreter
+    :param extras: to install
+    :param constraints: versions by package; of others, and without any, the newest
+    :return: the versions of Python and the packages in ``lower_bounds``, and the number of tests that passed
+    :raises subprocess.CalledProcessError: if a step or a test fails
+    """
+    with TemporaryDirectory() as folder:
+        subprocess.run([python, "-m", "venv", folder], check=True)
+        own = next(path for path in (Path(folder, "bin", "python"), Path(folder, "Scripts", "python.exe")) if path.exists())
+        pinned = Path(folder, "constraints.txt")
+        pinned.write_text("\n".join(f"{name}=={version}" for name, version in constraints.items()))
+        install = [own, "-m", "pip", "install", "--quiet"]
+        subprocess.run([*install, "--upgrade", "pip"], check=True)
+        subprocess.run([*install, "-c", pinned, "-e", f".[{','.join(extras)}]", *TOOLS], check=True, cwd=ROOT)
+        versions = subprocess.check_output([own, "-c", LIST_VERSIONS, *lower_bounds()], text=True)
+        tests = [own, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider"]
+        result = subprocess.run(tests, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        print(result.stdout)
+        result.check_returncode()
+        return [*(version.split("+")[0] for version in versions.split()), *re.findall(r"(\d+) passed", result.stdout)]
+
+
+def table(lowest: list[str], newest: list[str]) -> str:
+    """Return a table in Markdown with two results of ``try_out``."""
+    names = ["Python", *(f"`{name}`" for name in lower_bounds()), "fast tests that passed"]
+    rows = [("", "lowest", "newest"), ("---",) * 3, *zip(names, lowest, newest, strict=True)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+    results = try_out(sys.argv[1], EXTRAS, lower_bounds()), try_out(sys.argv[-1], EXTRAS + ONLY_NEWEST, {})
+    PAGE.write_text(re.sub(r"\|  \| lowest \| newest \|\n(\|.*\n)*", lambda _: table(*results), PAGE.read_text()))
