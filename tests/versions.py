@@ -19,6 +19,7 @@ EXTRAS = ("zoo", "plots", "tensorboard", "export", "atari", "box2d", "mujoco", "
 ONLY_NEWEST = ("offline",)  # Minari needs NumPy 2
 TOOLS = ("hypothesis", "ipykernel", "nbclient", "onnxruntime", "pytest")
 LIST_VERSIONS = "import sys, importlib.metadata as m; print(sys.version.split()[0], *map(m.version, sys.argv[1:]))"
+TEST_OF_THE_TABLE = "tests/test_packaging.py::test_the_page_on_versions"
 
 
 def lower_bounds() -> dict[str, str]:
@@ -37,7 +38,8 @@ def try_out(python: str, extras: tuple[str, ...], constraints: dict[str, str]) -
     :param extras: to install
     :param constraints: versions by package; of others, and without any, the newest
     :return: the versions of Python and the packages in ``lower_bounds``, and the number of tests that passed
-    :raises subprocess.CalledProcessError: if a step or a test fails
+    :raises subprocess.CalledProcessError: if a version cannot be installed
+    :raises AssertionError: if a test fails
     """
     with TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
@@ -48,11 +50,13 @@ def try_out(python: str, extras: tuple[str, ...], constraints: dict[str, str]) -
         subprocess.run([*install, "--upgrade", "pip"], check=True)
         subprocess.run([*install, "-c", pinned, "-e", f".[{','.join(extras)}]", *TOOLS], check=True, cwd=ROOT)
         versions = subprocess.check_output([own, "-c", LIST_VERSIONS, *lower_bounds()], text=True)
-        tests = [own, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider"]
-        result = subprocess.run(tests, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        print(result.stdout)
-        result.check_returncode()
-        return [*(version.split("+")[0] for version in versions.split()), *re.findall(r"(\d+) passed", result.stdout)]
+        tests = [own, "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", f"--deselect={TEST_OF_THE_TABLE}"]
+        output = subprocess.run(tests, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
+        print(output)
+        # Not the exit status: old versions of torch leave temporary files, which is no fault of ours
+        (counts,) = re.findall(r"^=+ (\d+ .*) in [\d.]+s", output, re.MULTILINE)
+        assert not re.search("failed|error", counts), counts
+        return [*(version.split("+")[0] for version in versions.split()), *re.findall(r"(\d+) passed", counts)]
 
 
 def table(lowest: list[str], newest: list[str]) -> str:
