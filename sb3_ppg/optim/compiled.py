@@ -30,11 +30,12 @@ from sb3_ppg.policies.extractors import has_convolutions
 from sb3_ppg.protocols import PhasicModel
 
 # Number of optimizer steps in a run from which "auto" compiles
-WORTHWHILE_STEPS = 100_000
+WORTHWHILE_STEPS = 50_000
 # Maximum number of minibatch sizes to compile; minibatches of an evenly split epoch differ by at most one sequence
 MAX_SIZES = 2
-# Steps of a small network that one call of a compiled function takes. A call takes Python about as long as such a step
-STEPS_PER_CALL = 4
+# Steps of a small network that one call of a compiled function takes. With more, a step is a little faster, but they take longer
+# to compile
+STEPS_PER_CALL = 2
 # Attributes in which torch stores registered hooks
 STEPS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
 HOOKS = [f"_{step}_hooks" for step in STEPS.split()]
@@ -117,11 +118,12 @@ class CompiledStep(CompiledFunction):
 
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
         function = take_steps if takes_step else loss_gradient
-        super().__init__(model, f"{name} update", f"The {name} updates are", function, options=dict(cpp_wrapper=True))
+        options = dict(cpp_wrapper=model.device.type == "cpu")  # which starts the kernels without Python
+        super().__init__(model, f"{name} update", f"The {name} updates are", function, options=options)
         self.losses_of = MinibatchLosses(model, losses)
         self.takes_step = takes_step
         is_watched = name == "policy" and type(model.objective).after_policy_step is not Objective.after_policy_step
-        self.n_at_once = 1 if not takes_step or is_watched or has_convolutions(model.policy) else STEPS_PER_CALL
+        self.n_at_once = 1 if not takes_step or is_watched else STEPS_PER_CALL
         self._compiled_sizes: set[int] = set()
 
     def begin_update(self, optimizer: th.optim.Optimizer, coefficients: Any) -> None:
@@ -313,7 +315,9 @@ class CompiledTraining:
         if not self.is_enabled:
             return None
         looks_at_kl = name == "policy" and self.model.target_kl is not None
-        takes_step = type(optimizer) in (th.optim.Adam, th.optim.AdamW) and n_processes() == 1 and not looks_at_kl
+        is_adam = type(optimizer) in (th.optim.Adam, th.optim.AdamW)
+        is_small = not has_convolutions(self.model.policy)  # which are slower on views of a flat tensor
+        takes_step = is_adam and is_small and n_processes() == 1 and not looks_at_kl
         key = (losses, takes_step)
         if key not in self._steps:
             self._steps[key] = CompiledStep(self.model, name, losses, takes_step)

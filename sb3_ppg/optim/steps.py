@@ -3,7 +3,6 @@ Optimizer steps as functions that torch compiles: losses, gradient, clipping and
 that a step of a small network is a few kernels instead of dozens.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -53,7 +52,7 @@ class FlatGroup(NamedTuple):
     """Parameters of one of Adam's groups that have taken equally many steps, N numbers in all."""
 
     names: list[list[str]]  # of each parameter in its network
-    layouts: list[tuple[list[int], list[int]]]  # of each parameter, see ``_layout``
+    shapes: list[th.Size]
     values: th.Tensor  # (N,)
     moments: list[th.Tensor]  # means of the gradients, of their squares, and the largest of these with `amsgrad`, (N,) each
     n_steps: th.Tensor  # (1,), because torch 2.13's compiled code does not change an argument of shape () and dtype float64
@@ -62,8 +61,8 @@ class FlatGroup(NamedTuple):
 
     def split(self, numbers: th.Tensor) -> list[th.Tensor]:
         """Split a tensor of N numbers into the parts of the parameters, in their shapes."""
-        parts = numbers.split([math.prod(sizes) for sizes, _ in self.layouts])
-        return [part.view(sizes).permute(dims) for part, (sizes, dims) in zip(parts, self.layouts, strict=True)]
+        parts = numbers.split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def step(self, gradient: th.Tensor, is_taken: th.Tensor) -> None:
         """Change values and state in place by a step, unless it is not taken. ``gradient``: (N,); ``is_taken``: ()."""
@@ -104,13 +103,13 @@ class FlatAdam:
                 states = [optimizer.state[parameter] for parameter in some]
                 self._originals.append((group, some, states))
                 columns = [some, *([state[name] for state in states] for name in MOMENTS if name in states[0])]
-                values, *moments = (_joined(column, some) for column in columns)
+                values, *moments = (th.cat([one.detach().flatten() for one in column]) for column in columns)
                 beta1, beta2 = group["betas"]
                 options = {name: group[name] for name in OPTIONS} | dict(beta1=beta1, beta2=beta2, foreach=False, fused=False)
                 self.groups.append(
                     FlatGroup(
                         names=[names[parameter] for parameter in some],
-                        layouts=[_layout(parameter) for parameter in some],
+                        shapes=[parameter.shape for parameter in some],
                         values=values,
                         moments=moments,
                         n_steps=states[0]["step"].double().reshape(1),  # in eager mode, Adam computes with it in Python
@@ -144,22 +143,6 @@ def _places_of_parameters(network: nn.Module) -> dict[nn.Parameter, list[str]]:
         for name, parameter in module.named_parameters(recurse=False):
             names.setdefault(parameter, []).append(f"{place}.{name}")
     return names
-
-
-def _order(parameter: nn.Parameter) -> list[int]:
-    """Return the dimensions in the order of memory, which is another one in the channels-last format of convolutions."""
-    return sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
-
-
-def _layout(parameter: nn.Parameter) -> tuple[list[int], list[int]]:
-    """Return the sizes of the dimensions in the order of memory, and the place of each dimension there."""
-    order = _order(parameter)
-    return [parameter.shape[dim] for dim in order], [order.index(dim) for dim in range(len(order))]
-
-
-def _joined(tensors: Sequence[th.Tensor], parameters: Sequence[nn.Parameter]) -> th.Tensor:
-    """Join tensors that have the shapes of parameters, each in the order of its parameter's memory, (N,)."""
-    return th.cat([one.detach().permute(_order(like)).flatten() for one, like in zip(tensors, parameters, strict=True)])
 
 
 # ---- compiled functions ----

@@ -39,7 +39,6 @@ def backend(monkeypatch):
         return compile_(*args, backend=chosen[0], **kwargs)
 
     monkeypatch.setattr(th, "compile", with_backend)
-    monkeypatch.setattr("sb3_ppg.optim.compiled.STEPS_PER_CALL", 2)  # each takes its time to capture
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # pytest would collect all of it
     yield chosen
     th._dynamo.reset()
