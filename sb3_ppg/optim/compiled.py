@@ -33,8 +33,7 @@ from sb3_ppg.protocols import PhasicModel
 WORTHWHILE_STEPS = 50_000
 # Maximum number of minibatch sizes to compile; minibatches of an evenly split epoch differ by at most one sequence
 MAX_SIZES = 2
-# Steps of a small network that one call of a compiled function takes. With more, a step is a little faster, but they take longer
-# to compile
+# Steps of a small network in one call of a compiled function. With more, each is a little faster, and compiling takes longer
 STEPS_PER_CALL = 2
 # Attributes in which torch stores registered hooks
 STEPS = "forward forward_pre backward backward_pre post_accumulate_grad optimizer_step_pre optimizer_step_post"
