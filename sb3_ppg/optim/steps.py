@@ -68,10 +68,10 @@ class FlatGroup(NamedTuple):
         """Change values and state in place by a step, unless it is not taken. ``gradient``: (N,); ``is_taken``: ()."""
         tensors = [self.values, *self.moments, self.n_steps]
         values, *moments, n_steps = changed = [tensor.clone() for tensor in tensors]
-        of_all: Any = [[one] for one in (values, gradient, *moments)]
-        of_all += [[]] * (5 - len(of_all))  # without `amsgrad`
-        # A view of shape (), with which the result of arithmetic on float32 is float32
-        adam(*of_all, [n_steps[0]], lr=self.learning_rate, **self.options)
+        lists: Any = [[one] for one in (values, gradient, *moments)]
+        lists += [[]] * (5 - len(lists))  # without `amsgrad`
+        lists.append([n_steps[0]])  # of shape (), as float32 numbers stay float32 in arithmetic with it
+        adam(*lists, lr=self.learning_rate, **self.options)
         for tensor, new in zip(tensors, changed, strict=True):
             tensor.copy_(th.where(is_taken, new, tensor))
 
