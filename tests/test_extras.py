@@ -185,7 +185,6 @@ OBSERVATION = np.zeros(3, np.float32)
     [
         dict(of_reset=OBSERVATION),
         dict(of_step=(OBSERVATION, None, False, False, {})),
-        dict(of_step=(OBSERVATION, [1.0, 2.0], False, False, {})),
         dict(of_step=(OBSERVATION, 1.0, False, {})),
         dict(of_step=(OBSERVATION, 1.0, False, False, None)),
         dict(of_step=(np.zeros(4, np.float32), 1.0, False, False, {})),

@@ -156,12 +156,11 @@ def read_model(
     Read a model as ``from_pretrained`` does, and its normalization, around environments that cannot be stepped; None if it was
     trained without.
     """
-    if not os.path.lexists(folder):
-        raise ModelFormatError(f"{folder}: there is no such folder; to fetch a model from the Hub, use hub.load")
     if not os.path.lexists(folder / DESCRIPTION):
         raise ModelFormatError(
-            f"{folder} holds no model: there is no {DESCRIPTION}. An SB3 zip file is not read here, because loading one runs "
-            "whatever code its author put in, with your rights; PPG.load loads one whose author you trust"
+            f"{folder} holds no model: there is no {DESCRIPTION}. hub.load fetches a model from the Hub. An SB3 zip file is "
+            "not read here, because loading one runs whatever code its author put in, with your rights; PPG.load loads one "
+            "whose author you trust"
         )
     device = get_device(device)
     with _as_format_error(folder):
