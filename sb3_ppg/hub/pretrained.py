@@ -157,8 +157,9 @@ def read_model(
     trained without.
     """
     if not os.path.lexists(folder / DESCRIPTION):
+        missing = DESCRIPTION if os.path.lexists(folder) else f"such folder, and so no {DESCRIPTION}"
         raise ModelFormatError(
-            f"{folder} holds no model: there is no {DESCRIPTION}. hub.load fetches a model from the Hub. An SB3 zip file is "
+            f"{folder} holds no model: there is no {missing}. hub.load fetches a model from the Hub. An SB3 zip file is "
             "not read here, because loading one runs whatever code its author put in, with your rights; PPG.load loads one "
             "whose author you trust"
         )
