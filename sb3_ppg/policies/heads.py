@@ -63,8 +63,8 @@ class ValueHead(nn.Linear):
 
     def _load_from_state_dict(self, state_dict: dict[str, th.Tensor], prefix: str, *args: Any) -> None:
         """Load weights; those of a head without a unit, such as PPO's, predict in the unit of the return."""
-        if f"{prefix}weight" in state_dict:
-            initial = {f"{prefix}mean": th.zeros_like(self.mean), f"{prefix}std": th.ones_like(self.std)}
+        initial = {f"{prefix}mean": th.zeros_like(self.mean), f"{prefix}std": th.ones_like(self.std)}
+        if f"{prefix}weight" in state_dict and not initial.keys() & state_dict.keys():
             state_dict = initial | state_dict
         super()._load_from_state_dict(state_dict, prefix, *args)
 

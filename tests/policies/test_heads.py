@@ -119,3 +119,14 @@ def test_heads_of_which_value_units_need_more_are_refused_when_the_model_is_made
     with pytest.raises(ArgumentError, match=r"`normalize_value_targets`=True.*`value_net` has no mean, std.*HasUnits"):
         PPG(Own, "CartPole-v1", **SMALL)
     assert not untrained(PPG(Own, "CartPole-v1", normalize_value_targets=False, **SMALL), 2)
+
+
+def test_weights_without_a_unit_are_in_that_of_the_return_and_half_a_unit_is_refused():
+    head, other = ValueHead(3), ValueHead(3)
+    head.change_units(5.0, 2.0)
+    other.load_state_dict({name: one for name, one in head.state_dict().items() if name in ("weight", "bias")})
+    latent = th.randn(4, 3)
+    th.testing.assert_close(other(latent), nn.functional.linear(latent, head.weight, head.bias))
+    for name in ("mean", "std"):
+        with pytest.raises(RuntimeError, match=f"Missing key.*{name}"):
+            other.load_state_dict({key: one for key, one in head.state_dict().items() if key != name})
