@@ -104,8 +104,9 @@ def print_best(study: optuna.Study, arguments: list[str], storage: str | None) -
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-n", "--n-timesteps")
     parser.add_argument("-optimize", "--optimize-hyperparameters", action="store_true")
-    parser.add_argument("--algo")  # given twice where it is not our default, as is the folder
+    parser.add_argument("--algo")  # given twice where it is not our default, as is the folder; the study is named below
     parser.add_argument("-f", "--log-folder")
+    parser.add_argument("--study-name")
     given, others = parser.parse_known_args(arguments)
     others = ["--algo", given.algo, "-f", given.log_folder, *others]
     command = shlex.join(["sb3-ppg", "train", *others, "--study-name", study.study_name, "--trial-id", str(number)])
