@@ -236,6 +236,8 @@ def test_an_optimizer_of_which_no_other_can_be_made_is_refused_unless_its_policy
     make = partial(NeedsMore, more=True)
     with pytest.raises(ArgumentError, match=r"`policy`=Own has .* no NeedsMore can be made .*'more'.*`make_optimizer`"):
         PPG(policy_with(make), "CartPole-v1", **SMALL)
+    with pytest.raises(ArgumentError, match="LBFGS cannot work"):
+        PPG(policy_with(th.optim.LBFGS), "CartPole-v1", **SMALL)
     policy = policy_with(make, make_optimizer=lambda self, learning_rate, parameters: make(parameters, learning_rate))
     model = PPG(policy, "CartPole-v1", **SMALL)
     assert type(model.value_optimizer) is type(model.aux_optimizer) is NeedsMore

@@ -354,9 +354,12 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
 
         :param learning_rate: initial learning rate
         :param parameters: parameters to optimize; those that are in no group of ``optimizer`` join its first one
-        :raises ArgumentError: if the class needs more than the options that its optimizer has
+        :raises ArgumentError: if the class needs more than the options that its optimizer has, or a closure for each step
         """
         cls: Any = type(self.optimizer)
+        closure = inspect.signature(cls.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ArgumentError(f"{cls.__name__} cannot work, because it evaluates losses several times per step: use Adam")
         parameters, known = list(parameters), inspect.signature(cls).parameters
         groups: list[dict[str, Any]] = [
             {name: value for name, value in group.items() if name not in ("lr", "initial_lr", "param_names")} | {"params": []}
