@@ -75,3 +75,8 @@ def split_arrays(tree: Any, sizes: Sequence[int]) -> Sequence[Any]:
 def has_samples(value: Any) -> bool:
     """Return whether a value is a tensor with at least one dimension; the first one is that of the samples."""
     return isinstance(value, th.Tensor) and value.dim() > 0
+
+
+def parameters_of(optimizer: th.optim.Optimizer) -> list[Any]:
+    """Return the parameters of all groups of an optimizer, in their order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -27,6 +27,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED, flat_space
 from sb3_ppg.arguments import arguments_explained, made_from, policy_kwargs_explained
+from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
 from sb3_ppg.buffers.rollouts import RolloutEnd, store_floats, zero_observations
@@ -167,7 +168,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
         self.clip_range_vf = None if self.clip_range_vf is None else FloatSchedule(self.clip_range_vf)
         self.objective = make_objective(self.objective_class, self.policy, self.objective_kwargs).to(self.device)
-        of_policy = [parameter for group in self.policy.optimizer.param_groups for parameter in group["params"]]
+        of_policy = parameters_of(self.policy.optimizer)
         trained = [*of_policy, *self.objective.trained_with_policy()]
         # The policy's own optimizer is the one of the policy (or joint) epochs
         self.value_optimizer = self.policy.make_optimizer(self.value_lr_schedule(1), of_policy)

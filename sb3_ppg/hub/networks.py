@@ -8,6 +8,7 @@ import torch as th
 from stable_baselines3.common.save_util import recursive_getattr
 from torch.overrides import TorchFunctionMode
 
+from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.memory import total_memory
 from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.errors import ModelFormatError
@@ -91,7 +92,7 @@ def _optimizers(model: PPG) -> dict[str, th.optim.Optimizer]:
 
 def _load_optimizer(optimizer: th.optim.Optimizer, arrays: Arrays, name: str) -> None:
     """Read the state of an optimizer. Torch does not check states, so a step makes one of the right shapes first."""
-    for parameter in [parameter for group in optimizer.param_groups for parameter in group["params"]]:
+    for parameter in parameters_of(optimizer):
         parameter.grad = th.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()

@@ -18,7 +18,7 @@ import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
-from sb3_ppg.arrays import map_arrays, n_samples
+from sb3_ppg.arrays import map_arrays, n_samples, parameters_of
 from sb3_ppg.distributed.collectives import n_processes
 from sb3_ppg.errors import printable, warn
 from sb3_ppg.losses import Losses
@@ -129,7 +129,7 @@ class CompiledStep(CompiledFunction):
         """Begin an update, in which these arguments and the model's settings stay the same."""
         model = self.model
         self._optimizer = optimizer
-        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._parameters = parameters_of(optimizer)
         # Tensors, as torch would compile again for another number
         numbers = (coefficients, model.max_grad_norm)
         self._coefficients, self._max_grad_norm = map_arrays(

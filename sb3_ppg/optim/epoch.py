@@ -12,7 +12,7 @@ import numpy as np
 import torch as th
 from torch import nn
 
-from sb3_ppg.arrays import Minibatch, map_arrays, n_samples, split
+from sb3_ppg.arrays import Minibatch, map_arrays, n_samples, parameters_of, split
 from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
@@ -74,7 +74,8 @@ def optimize_epoch(
     """
     optimizers = [optimizer] if adversary is None else [optimizer, adversary[0]]
     restore = _backed_up(networks, optimizers)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
+    others = [] if adversary is None else parameters_of(adversary[0])
     history: list[th.Tensor] = []
     of_adversary: list[str] = []
     sizes: list[int] = []
@@ -82,7 +83,6 @@ def optimize_epoch(
 
     def eager(minibatch: Minibatch) -> Gradient:
         if adversary is not None:
-            others = [parameter for group in adversary[0].param_groups for parameter in group["params"]]
             gradient = compute_gradient(others, adversary[1], minibatch, micro_batch_size)
             _average_and_clip(gradient, others, max_grad_norm)
             adversary[0].step()

@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb3_ppg.arguments import check_value, count
-from sb3_ppg.arrays import n_samples
+from sb3_ppg.arrays import n_samples, parameters_of
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.policies.mlp import (
     EVERYTHING,
@@ -193,7 +193,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
         )
         (self.optimizer,) = of_build  # which does not know the LSTMs
         of_lstms = [one.parameters() for one in (self.lstm_actor, self.critic, self.lstm_critic) if one is not None]
-        of_policy = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        of_policy = parameters_of(self.optimizer)
         self.optimizer = self.make_optimizer(lr_schedule(1), chain(of_policy, *of_lstms))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
