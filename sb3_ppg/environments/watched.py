@@ -98,10 +98,12 @@ def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: 
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 place = tuple(np.argwhere(~np.isfinite(array))[0])
                 of_key = "" if key is None else f" (key {key!r})"
-                remedy = ". If the policy can handle such numbers, use `allow_nonfinite_observations`=True"
+                remedy = "If the policy can handle such numbers, use `allow_nonfinite_observations`=True"
+                if name.startswith("reward"):
+                    remedy = "SB3 also makes NaN of a reward that is None"
+                of_environment = place[0] if index is None else index
                 raise NonFiniteEnvironmentError(
-                    f"The {name}{of_key} of environment {place[0] if index is None else index} is {array[place]} {when}"
-                    f"{'' if name.startswith('reward') else remedy}"
+                    f"The {name}{of_key} of environment {of_environment} is {array[place]} {when}. {remedy}"
                 )
     for normalizer in normalizers:
         for name, rms in statistics(normalizer).items():

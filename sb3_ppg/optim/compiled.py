@@ -43,7 +43,8 @@ HOOKS = [f"_{step}_hooks" for step in STEPS.split()]
 class CompiledFunction:
     """
     A function that torch compiles when it is first called, as one graph, which is independent of the graphs of other models.
-    After an error of any kind it is not called again, and the caller does its work without.
+    After an error of any kind it is not called again, and the caller does its work without; "auto" then compiles nothing more
+    in this run.
 
     :param model: model
     :param name: name of the function in the line that says how long its compilation took
@@ -52,7 +53,7 @@ class CompiledFunction:
     :param options: arguments of ``torch.compile``
     """
 
-    failure: ClassVar[str] = "torch cannot compile it"
+    them: ClassVar[str] = "it"
 
     def __init__(self, model: PhasicModel, name: str, subject: str, function: Callable[..., Any], **options: Any):
         self.model = model
@@ -75,18 +76,20 @@ class CompiledFunction:
                         self._compiled = th.compile(self._function, **self._options)
                 return self._compiled(*arguments)
         except Exception as error:
-            self.give_up(f"{self.failure} ({cause(error)})", is_error=True)
+            self.has_failed = True
+            training, message = self.model.compiled_training, cause(error)
+            if self.model.compile_updates == "auto":
+                training.stop()
+            if message not in training.reported:  # a compiler that is missing fails for each function
+                training.reported.add(message)
+                warn(f"{self.subject} not compiled: torch cannot compile {self.them} ({message})")
             return None
 
-    def give_up(self, reason: str, is_error: bool = False) -> None:
-        """Leave the work to the caller from now on. After an error, "auto" compiles nothing more in this run."""
-        if self.has_failed:
-            return
-        self.has_failed = True
-        if is_error and self.model.compile_updates == "auto":
-            self.model.compiled_training.stop()
-        if is_error or self.model.compile_updates is True:
+    def give_up(self, reason: str) -> None:
+        """Leave the work to the caller from now on."""
+        if not self.has_failed and self.model.compile_updates is True:
             warn(f"{self.subject} not compiled: {reason}")
+        self.has_failed = True
 
 
 def _only_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,7 +116,7 @@ class CompiledStep(CompiledFunction):
     optimizer's state, and minibatches of a size that does not occur twice in a row, like a truncated minibatch.
     """
 
-    failure: ClassVar[str] = "torch cannot compile these losses"
+    them: ClassVar[str] = "these losses"
 
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
         function = take_steps if takes_step else loss_gradient
@@ -275,6 +278,7 @@ class CompiledTraining:
         self.is_enabled = False
         self._steps: dict[tuple[Callable[..., Losses], bool], CompiledStep] = {}
         self._policy: CompiledPolicy | None = None
+        self.reported: set[str] = set()  # errors that the user has been warned about
 
     def begin(self, total_timesteps: float, continues: bool = False) -> None:
         """
