@@ -41,15 +41,9 @@ class Losses(NamedTuple):
         :raises ArgumentError: if one of them is not a scalar tensor
         """
         scalars = {"loss": self.total, **self.terms}
-        try:
-            return th.stack([*scalars.values()]).detach()
-        except (TypeError, RuntimeError) as error:
-            wrong = {
-                name: f"tensor of shape {tuple(value.shape)}" if isinstance(value, th.Tensor) else type(value).__name__
-                for name, value in scalars.items()
-                if not isinstance(value, th.Tensor) or value.dim() > 0
-            }
-            raise ArgumentError(f"Each of an objective's `Losses` must be a scalar tensor, not {wrong}") from error
+        if wrong := [name for name, value in scalars.items() if not isinstance(value, th.Tensor) or value.dim() > 0]:
+            raise ArgumentError(f"Each of an objective's `Losses` must be a scalar tensor; change {', '.join(wrong)}")
+        return th.stack([*scalars.values()]).detach()
 
 
 def check_same_shape(**tensors: th.Tensor) -> None:

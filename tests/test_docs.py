@@ -14,7 +14,7 @@ import pytest
 import torch as th
 
 from sb3_ppg import PPG, RecurrentPPG, hub
-from sb3_ppg.objectives import PaperObjective, SampleData
+from sb3_ppg.objectives import Objective, SampleData
 from tests.helpers import ROOT, SMALL, code_blocks, learn_and_log, random_envs
 
 DOCS = ROOT / "docs"
@@ -168,7 +168,7 @@ def test_what_an_objective_keeps_belongs_to_its_observations():
         actions: Any = None
         episode_starts: Any = None
 
-    class KeepsRewards(PaperObjective):
+    class KeepsRewards(Objective):
         aux_data_class = Kept
 
     env = random_envs(n_envs=3, episode_length=100)

@@ -244,7 +244,7 @@ def test_units_that_are_turned_off_later_are_those_of_the_return_again(off, tmp_
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("objective", "ewma", "`objective`=.*ewma.*made with .*PaperObjective"),
+        ("objective", "ewma", "`objective`=.*ewma.*made with .*Objective"),
         ("aux_batch_size", 24, "`aux_batch_size`=24"),
         ("replay_kwargs", dict(policy_rollouts=3), "`replay_kwargs`=.* cannot work: this model was made with others"),
     ],

@@ -359,7 +359,6 @@ def test_the_policy_alone_is_saved_and_loaded(tmp_path):
 BAD_NETWORKS = [
     (dict(architecture="dual", shared_lstm=True), "shared_lstm.*contradicts.*'dual'.*'detached'"),
     (dict(architecture="shared", shared_lstm=False), "shared_lstm.*contradicts.*'shared'.*'dual'"),
-    (dict(architecture="detached", enable_critic_lstm=True), "enable_critic_lstm.*contradicts"),
     (dict(architecture="single"), "`architecture`='single' cannot work"),
     (dict(lstm_kwargs=dict(bidirectional=True)), "lstm_kwargs.*bidirectional"),
     (dict(lstm_hidden_size=8.5), "`lstm_hidden_size`=8.5 cannot work"),

@@ -16,7 +16,7 @@ from benchmarks.scores import Task
 from sb3_ppg import PPG
 from sb3_ppg.family import FAMILY
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives import PaperObjective
+from sb3_ppg.objectives import Objective
 from sb3_ppg.zoo import register
 from sb3_ppg.zoo.hyperparameters import FAMILIES, evaluated, hyperparameter_file
 
@@ -46,7 +46,7 @@ TASKS = [
 ]
 
 
-class PerMinibatch(PaperObjective):
+class PerMinibatch(Objective):
     """The paper's objective, with advantages that are normalised again in each minibatch, as PPO's are."""
 
     def surrogate(self, policy: Any, inputs: tuple, batch: Any, *args: Any, **kwargs: Any) -> Losses:

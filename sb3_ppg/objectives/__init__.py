@@ -8,16 +8,15 @@ from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.advantage_head import AdvantageHeadObjective, OrderObjective
-from sb3_ppg.objectives.base import Coefficients, Objective
 from sb3_ppg.objectives.delayed_critic import DelayedCriticObjective, DynamicsObjective
 from sb3_ppg.objectives.distillation import DistillationObjective
 from sb3_ppg.objectives.ewma import DecoupledObjective, EWMAObjective
-from sb3_ppg.objectives.paper import PaperObjective, targets_of
+from sb3_ppg.objectives.paper import Coefficients, Objective, targets_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 # Objectives by name, as the algorithms' argument `objective` takes them
 OBJECTIVES: dict[str, type[Objective]] = {
-    "ppg": PaperObjective,
+    "ppg": Objective,
     "decoupled": DecoupledObjective,
     "ewma": EWMAObjective,
     "dcpg": DelayedCriticObjective,
@@ -80,7 +79,6 @@ __all__ = [
     "Losses",
     "Objective",
     "OrderObjective",
-    "PaperObjective",
     "RolloutEnd",
     "SampleData",
     "find_objective",

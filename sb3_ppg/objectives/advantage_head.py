@@ -22,14 +22,12 @@ from sb3_ppg.buffers.rollouts import RolloutEnd
 from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients
-from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy
-from sb3_ppg.policies.heads import has_own_loss
 from sb3_ppg.protocols import PhasicModel
 
 
-class AdvantageHeadObjective(PaperObjective):
+class AdvantageHeadObjective(Objective):
     """
     DAAC: separate networks for policy and value function. In the policy phase, a head on the policy network learns the
     normalized advantage of (features, action). The value network has its own epochs after the policy's, every
@@ -66,7 +64,7 @@ class AdvantageHeadObjective(PaperObjective):
         require(model, model.n_aux_epochs == 0, "n_aux_epochs", f"{name} has no auxiliary phase; use 0")
         require(model, model.clip_range_vf is None, "clip_range_vf", f"{name} clips values by `clip_range`; use None")
         remedy = f"{name} clips values by it, and `value_net` has a loss of its own; use None"
-        require(model, model.clip_range is None or not has_own_loss(model.policy.value_net), "clip_range", remedy)
+        require(model, model.clip_range is None or not hasattr(model.policy.value_net, "loss"), "clip_range", remedy)
 
     def n_value_epochs(self, n_value_epochs: int) -> int:
         is_due = self.n_rollouts.item() % self.value_frequency == 0
@@ -173,25 +171,12 @@ class OrderObjective(AdvantageHeadObjective):
         for env, done in enumerate(dones):
             level = (reset_infos if done else infos)[env].get(self.level_key)
             if level is not None:
-                levels[env] = self.number_of(level)
+                levels[env] = hash(str(level)) % 2**62  # a number of at least 0, for levels of any type
         # A first frame without a level gets that of the following frames
         unknown = (self.levels[-1] < 0) & np.logical_not(dones)
         self.levels[-1] = np.where(unknown, levels, self.levels[-1])
         self.levels.append(levels)
         self.episode_steps.append(np.where(dones, 0, self.episode_steps[-1] + 1))
-
-    def number_of(self, level: Any) -> int:
-        """
-        :param level: level in an environment's info: a number, a string, or an array of these
-        :return: number of the level, at least 0, the same for equal levels
-        :raises ArgumentError: if the level cannot be hashed
-        """
-        array = np.asarray(level)
-        key = array.item() if array.size == 1 else array.tobytes()
-        try:
-            return hash(key) % 2**62 + (key == -1)  # hash(-1) equals hash(-2)
-        except TypeError as error:
-            raise ArgumentError(f"infos[{self.level_key!r}]={level!r} names no level: use a number or a string") from error
 
     def _new_levels(self, n_envs: int) -> np.ndarray:
         """Return new negative numbers, one for each environment, for episodes whose level is not known."""

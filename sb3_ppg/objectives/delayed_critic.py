@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
@@ -20,14 +19,13 @@ from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
 from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients
-from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
 from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.protocols import PhasicModel
 
 
-class DelayedCriticObjective(PaperObjective):
+class DelayedCriticObjective(Objective):
     """
     DCPG: one network for policy and value function. The policy phase only keeps the values near those at collection; the
     auxiliary phase trains them, while a KL term keeps the policy unchanged (``beta_clone`` is the authors'
@@ -123,9 +121,6 @@ class DynamicsObjective(DelayedCriticObjective):
             raise ArgumentError(
                 f"{name} cannot work with batch normalization: it also evaluates frames that are not in the minibatch"
             )
-        require(model, model.n_steps > 1, "n_steps", f"{name} needs another transition in each minibatch; use at least 2")
-        if isinstance(model.action_space, spaces.Discrete) and model.action_space.n < 2:
-            raise ArgumentError(f"{name} cannot work with {model.action_space}: there is no other action")
         remedy = f"{name} draws other actions and frames from the whole minibatch; use None"
         require(model, not isinstance(model.micro_batch_size, int), "micro_batch_size", remedy)
 

@@ -17,15 +17,14 @@ from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, ordered_gae
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import Coefficients
-from sb3_ppg.objectives.paper import PaperObjective
+from sb3_ppg.objectives.paper import Coefficients, Objective
 from sb3_ppg.policies import PhasicActorCriticPolicy, head_loss
 from sb3_ppg.protocols import PhasicModel
 
 Constraint = Literal["kl", "reverse_kl", "logits"]
 
 
-class DistillationObjective(PaperObjective):
+class DistillationObjective(Objective):
     """
     DNA: policy and value network are trained separately, with different λ for advantages and value targets. Then, the value
     network's predictions are distilled into the policy network's auxiliary value head, while a constraint, weighted by

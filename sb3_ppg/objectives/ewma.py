@@ -16,22 +16,21 @@ from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, is_number, number, require
 from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
-from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients
-from sb3_ppg.objectives.paper import PaperObjective, weights_of
+from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy
 from sb3_ppg.protocols import PhasicModel
 
 Parameters = tuple[th.Tensor, ...] | list[th.Tensor]
 
 
-class DecoupledObjective(PaperObjective):
+class DecoupledObjective(Objective):
     """
     The paper's objective for data of older policies: clipping and KL penalty refer to a proximal policy, the policy before the
     update, and importance weights correct for the policy that collected the data. With fresh data, it equals the paper's.
 
     :param policy: policy in training
     :param importance_limit: the largest importance weight π / π_behavior
-    :param value_clip: see ``PaperObjective``
+    :param value_clip: see ``Objective``
     :raises ArgumentError: for a limit below one
     """
 
@@ -100,7 +99,7 @@ class EWMAObjective(DecoupledObjective):
     :param advantage_decay: decay per rollout of the averages of the moments that normalize advantages. 0: each rollout is
         normalized by its own moments
     :param importance_limit: see ``DecoupledObjective``
-    :param value_clip: see ``PaperObjective``
+    :param value_clip: see ``Objective``
     :raises ArgumentError: for numbers that cannot work
     """
 

@@ -1,7 +1,10 @@
-"""The objectives of the paper: Phasic Policy Gradient, https://arxiv.org/abs/2009.04416."""
+"""
+The objective of the paper: Phasic Policy Gradient, https://arxiv.org/abs/2009.04416. It is the base class of all others.
+"""
 
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
@@ -9,36 +12,92 @@ from torch import nn
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, number, require
+from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
 from sb3_ppg.buffers.sample_data import SampleData
+from sb3_ppg.distributed.collectives import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives.base import MAX_WEIGHT, Coefficients, Objective
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss
-from sb3_ppg.policies.heads import has_own_loss
 from sb3_ppg.protocols import PhasicModel
 
 
-class PaperObjective(Objective):
+class Coefficients(NamedTuple):
     """
-    L^clip + entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase.
+    Weights and limits of the losses' terms, the same for all minibatches of an update: numbers, or, in compiled updates,
+    scalar tensors.
+
+    :param clip_range: ε, or None for no clipping
+    :param clip_range_vf: in value units, or None for no clipping
+    :param value_unit: unit in which value errors are measured, in the units of the (normalized) return
+    :param ent_coef: weight of the entropy bonus
+    :param vf_coef: weight of the value loss of the policy phase
+    :param kl_coef: weight of the KL penalty of the policy phase, or None for no penalty
+    :param beta_clone: β_clone, weight of the KL term of the auxiliary phase
+    """
+
+    clip_range: float | None
+    clip_range_vf: float | None
+    value_unit: float
+    ent_coef: float
+    vf_coef: float
+    kl_coef: float | None
+    beta_clone: float
+
+
+MAX_WEIGHT = 1e6
+
+
+class Objective(nn.Module):
+    """
+    The losses that the epochs of both phases minimize, and the networks and data that they need. Those of the paper: L^clip,
+    entropy bonus and L^value in the policy phase, L^joint and L^value in the auxiliary phase. To write an objective, derive
+    from this class and override what differs.
+
+    An objective uses policies, their inputs and batches, but no algorithm: observations, memory and masks are in ``inputs``,
+    which it passes on to the policy's ``evaluate``. Its own networks are attributes, as in every ``nn.Module``: the policy's
+    optimizers train their parameters, which are saved, shared and restored with the model.
 
     ``weights`` of ``extras`` weight each sample's terms in the policy phase, those of ``aux_data`` the value losses of the
     auxiliary phase. KL terms, and terms that a relative adds, such as DCPG's distance or DAAC's advantage error, are not
     weighted.
 
-    :param policy: policy in training
+    :param policy: policy in training, to make networks of matching sizes or copies of it. Do not keep it: each method gets it
     :param dual_clip: see ``losses.policy_gradient_loss``; DI-engine has 3 or 5. None: no dual clipping, as in the paper
     :param value_clip: ε of ``losses.clipped_value_loss`` for the value losses of both phases, in the unit of the value heads,
         against the values at collection. None: no clipping, as in the paper
     :raises ArgumentError: for a number that cannot work
     """
 
+    # Class of ``aux_data``. The fields that it adds to ``SampleData`` have the names of arrays of the rollout buffer
+    aux_data_class: ClassVar[type[SampleData]] = SampleData
+    # The only architecture of the policy that can work. None: any
+    architecture: ClassVar[str | None] = None
+    # Whether the value function's epochs come before the policy's, where the two are not joint
+    values_first: ClassVar[bool] = True
+    # Minibatch size of the value function's own epochs, in samples. None: the policy's
+    value_batch_size: int | None = None
+    # Whether the auxiliary phase shuffles whole sequences of ``n_steps`` samples; False: single samples, without memory
+    shuffles_sequences: ClassVar[bool] = True
+    # Whether auxiliary minibatches must consist of whole sequences, because a loss uses the samples that follow a sample
+    needs_whole_sequences: ClassVar[bool] = False
+    # Whether it needs the state after a rollout
+    needs_rollout_end: ClassVar[bool] = False
+    # Whether micro-batches would change the losses by more than rounding
+    needs_whole_minibatches: ClassVar[bool] = False
+    # Whether the policy may learn from data of older policies
+    corrects_for_staleness: ClassVar[bool] = False
+    # ``ddof`` of the standard deviation that advantages are divided by, and the number that is added to it
+    degrees_of_freedom: ClassVar[int] = 0
+    epsilon: ClassVar[float] = 1e-8
+    # Optimizer of the parameters that only ``adversary_losses`` trains. None: no adversary
+    adversary_optimizer: th.optim.Optimizer | None = None
+
     def __init__(
         self, policy: PhasicActorCriticPolicy, dual_clip: float | None = None, value_clip: float | None = None
     ) -> None:
-        super().__init__(policy)
+        super().__init__()
         if dual_clip is not None:
             check_value("dual_clip", dual_clip, number(1, MAX_WEIGHT))
         if value_clip is not None:
@@ -47,35 +106,71 @@ class PaperObjective(Objective):
         self.value_clip = value_clip
 
     def check(self, model: PhasicModel) -> None:
-        super().check(model)
+        """
+        :param model: complete
+        :raises ArgumentError: for what this objective cannot work with
+        """
+        if self.architecture not in (None, model.policy.architecture):
+            raise ArgumentError(
+                f"`architecture`={model.policy.architecture!r} cannot work with {type(self).__name__}: use "
+                f"policy_kwargs=dict(architecture={self.architecture!r})"
+            )
         remedy = "`value_clip` of the objective clips, too; use one of them"
         require(model, model.clip_range_vf is None or self.value_clip is None, "clip_range_vf", remedy)
         for name in ("value_net", "aux_value_net"):
-            if has_own_loss(getattr(model.policy, name)):
+            if hasattr(getattr(model.policy, name), "loss"):
                 remedy = f"`{name}` has a loss of its own, which is not clipped; use None"
                 require(model, model.clip_range_vf is None, "clip_range_vf", remedy)
                 if self.value_clip is not None:
                     raise ArgumentError(f"`value_clip`={self.value_clip} cannot work: {remedy}")
 
-    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> SampleData:
-        kept = super().aux_data(rollout_buffer, end)
-        if self.value_clip is not None:
-            kept.values = by_environment(rollout_buffer, rollout_buffer.values)
-        return kept
+    # ---- losses ----
 
     def joint_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
+        """
+        Return the losses of the policy phase if policy and value function share their epochs.
+
+        :param policy: policy in training
+        :param inputs: arguments of its ``evaluate``: observations, and memory or masks
+        :param batch: B samples of a rollout, as SB3's buffers return them; ``SampleData.of`` returns those of ``extras``
+        :param coefficients: weights of the terms
+        :return: sum of the terms, and each term
+        """
         distribution, _, latent_vf, _ = policy.evaluate(*inputs)
         of_policy = self.surrogate(policy, inputs, batch, distribution, coefficients)
         of_values = self.value_error(policy, latent_vf, batch, coefficients)
         return Losses(of_policy.total + of_values.total, {**of_policy.terms, **of_values.terms}, of_policy.log_ratio)
 
     def policy_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
+        """Return the losses of the policy phase's epochs on the policy alone; see ``joint_losses``."""
         distribution = policy.evaluate(*inputs, reads=("distribution",)).distribution
         return self.surrogate(policy, inputs, batch, distribution, coefficients)
 
     def value_losses(self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients) -> Losses:
+        """Return the losses of the policy phase's epochs on the value function alone; see ``joint_losses``."""
         latent_vf = policy.evaluate(*inputs, reads=("latent_vf",)).latent_vf
         return self.value_error(policy, latent_vf, batch, coefficients)
+
+    def adversary_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: Any, coefficients: Coefficients
+    ) -> Losses:
+        """Return the losses of ``adversary_optimizer``, which steps before the policy's does; see ``joint_losses``."""
+        raise NotImplementedError
+
+    def auxiliary_losses(
+        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
+    ) -> Losses:
+        """
+        Return the losses of the auxiliary phase.
+
+        :param policy: policy in training
+        :param inputs: arguments of its ``evaluate``
+        :param batch: B samples of the phase; its field ``recorded`` has those of ``recorded``, and ``SampleData.of`` returns
+            those of ``aux_data``
+        :param coefficients: weights of the terms
+        :return: sum of the terms, and each term
+        """
+        return self.evaluated_losses(policy, policy.evaluate(*inputs, auxiliary=True), batch, coefficients)
 
     def surrogate(
         self,
@@ -162,11 +257,6 @@ class PaperObjective(Objective):
             return losses.value_loss(*in_units, clip_range_vf, weights)
         return losses.clipped_value_loss(*in_units, self.value_clip, weights)
 
-    def auxiliary_losses(
-        self, policy: PhasicActorCriticPolicy, inputs: tuple, batch: AuxiliaryBatch, coefficients: Coefficients
-    ) -> Losses:
-        return self.evaluated_losses(policy, policy.evaluate(*inputs, auxiliary=True), batch, coefficients)
-
     def evaluated_losses(
         self, policy: PhasicActorCriticPolicy, evaluation: Evaluation, batch: AuxiliaryBatch, coefficients: Coefficients
     ) -> Losses:
@@ -187,6 +277,110 @@ class PaperObjective(Objective):
         }
         total = terms["aux_value_loss"] + coefficients.beta_clone * terms["kl"] + terms["value_loss"]
         return Losses(total, terms)
+
+    # ---- data ----
+
+    def value_targets(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> np.ndarray:
+        """
+        :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
+        :param end: state after the rollout
+        :return: V_targ, (n_envs * n_steps, 1), in the units of the (normalized) return
+        """
+        return rollout_buffer.returns
+
+    def normalized_advantages(self, advantages: np.ndarray, device: th.device | str = "cpu") -> np.ndarray:
+        """
+        Normalize the advantages of a rollout, if ``normalize_advantage`` is set: once, over the samples of all processes.
+
+        :param advantages: advantages of a rollout, of any shape, in the units of the (normalized) reward
+        :param device: device of the process group's backend
+        :return: advantages of mean 0 and standard deviation 1
+        """
+        mean, std = moments(advantages, device)
+        n_samples = advantages.size * n_processes()
+        return (advantages - mean) / (std * (n_samples / (n_samples - self.degrees_of_freedom)) ** 0.5 + self.epsilon)
+
+    def extras(self, policy: PhasicActorCriticPolicy, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> SampleData:
+        """
+        Return further data of each sample for the losses of the policy phase.
+
+        :param policy: policy before the update
+        :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
+        :param end: state after the rollout
+        :return: arrays, (n_envs * n_steps, ...), environment by environment
+        """
+        return SampleData()
+
+    def aux_data(self, rollout_buffer: RolloutBuffer, end: RolloutEnd) -> SampleData:
+        """
+        Return the arrays of a rollout that the auxiliary phase keeps for its losses.
+
+        :param rollout_buffer: the rollout, environment by environment, (n_envs * n_steps, ...)
+        :param end: state after the rollout
+        :return: arrays, (n_envs, n_steps, ...), or (n_envs, 1, ...) for data that a sequence has once
+        """
+        names = self.aux_data_class.__dataclass_fields__.keys() - SampleData.__dataclass_fields__.keys()
+        if self.value_clip is not None:
+            names |= {"values"}
+        arrays = {name: by_environment(rollout_buffer, getattr(rollout_buffer, name)) for name in names}
+        return self.aux_data_class(**arrays)
+
+    def recorded(self, policy: PhasicActorCriticPolicy, inputs: tuple) -> th.Tensor:
+        """
+        Compute the data that the auxiliary losses refer to, for all samples of a phase, once before its epochs.
+
+        :param policy: policy before the epochs
+        :param inputs: arguments of its ``evaluate``
+        :return: the parameters of π_old(.|s), (B, P)
+        """
+        return policy.actions.parameters(policy.evaluate(*inputs, reads=("distribution",)).distribution)
+
+    def kl_to_recorded(self, policy: PhasicActorCriticPolicy, distribution: Distribution, recorded: th.Tensor) -> th.Tensor:
+        """
+        :param policy: policy in training
+        :param distribution: π(.|s)
+        :param recorded: result of ``recorded``, (B, P)
+        :return: KL(π_old(.|s), π(.|s)), (B,), in nats
+        """
+        return policy.actions.kl_divergence(distribution, recorded)
+
+    # ---- moments ----
+
+    def n_value_epochs(self, n_value_epochs: int) -> int:
+        """Return the number of value epochs on this rollout, given the algorithm's argument, which is not None here."""
+        return n_value_epochs
+
+    def is_due(self, n_samples: int) -> bool:
+        """Return whether to run the auxiliary phase, after a rollout before which ``n_samples`` samples were collected."""
+        return True
+
+    def before_rollout(self, episode_starts: np.ndarray) -> None:
+        """Called before a rollout; ``episode_starts``, (n_envs,), says whether the latest observations begin an episode."""
+
+    def after_environment_step(
+        self, dones: np.ndarray, infos: list[dict[str, Any]], reset_infos: list[dict[str, Any]]
+    ) -> None:
+        """
+        :param dones: whether an episode has ended, (n_envs,)
+        :param infos: infos of the step
+        :param reset_infos: infos of the reset of each environment that has started a new episode
+        """
+
+    def before_policy_phase(self, policy: PhasicActorCriticPolicy) -> None:
+        """Called before the update on a rollout."""
+
+    def after_policy_step(self, policy: PhasicActorCriticPolicy) -> None:
+        """Called after each optimizer step on the policy's loss, alone or joint with the value function's."""
+
+    def after_auxiliary_phase(self, policy: PhasicActorCriticPolicy) -> None:
+        """Called after the epochs of the auxiliary phase."""
+
+    # ---- parameters ----
+
+    def trained_with_policy(self) -> list[nn.Parameter]:
+        """Return the parameters that the policy's optimizers train in addition to the policy's: all but the adversary's."""
+        others = set() if self.adversary_optimizer is None else {id(one) for one in parameters_of(self.adversary_optimizer)}
+        return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in others]
 
 
 def weights_of(batch: Any) -> th.Tensor | None:

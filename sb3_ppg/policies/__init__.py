@@ -2,7 +2,6 @@
 
 from sb3_ppg.policies.heads import HasUnits, ValueHead, VectorValueHead, head_loss
 from sb3_ppg.policies.mlp import (
-    ARCHITECTURES,
     AuxiliaryEvaluation,
     CnnPolicy,
     Evaluation,
@@ -16,7 +15,6 @@ from sb3_ppg.policies.mlp import (
 )
 
 __all__ = [
-    "ARCHITECTURES",
     "AuxiliaryEvaluation",
     "CnnPolicy",
     "Evaluation",

@@ -122,11 +122,6 @@ def head_loss(
     :param weights: see ``losses.weighted_mean``, (B,), or None
     :return: scalar
     """
-    if has_own_loss(head):
+    if hasattr(head, "loss"):
         return head.loss(latent, targets, unit, weights)  # type: ignore[operator]
     return losses.value_loss(head(latent).flatten() / unit, targets / unit, weights=weights)
-
-
-def has_own_loss(head: nn.Module) -> bool:
-    """Return whether a value head has a method ``loss``, which replaces the squared error and cannot be clipped."""
-    return hasattr(head, "loss")

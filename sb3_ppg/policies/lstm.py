@@ -10,6 +10,7 @@ import torch as th
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.torch_layers import MlpExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
@@ -138,6 +139,7 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
     """
 
     algorithm: ClassVar[str] = "RecurrentPPG"
+    trunk_class: ClassVar[type[MlpExtractor]] = MlpExtractor  # policy and value function share the network up to the LSTM
     lstm_critic: nn.LSTM | None
     critic: nn.Linear | None
 
@@ -162,11 +164,6 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
             other = "'dual'" if one_network else "'detached' or 'shared'"
             raise ArgumentError(
                 f"`shared_lstm`={shared_lstm} contradicts `architecture`={architecture!r}: leave it out, or use {other}"
-            )
-        if shared_lstm and enable_critic_lstm:
-            raise ArgumentError(
-                f"`enable_critic_lstm`=True contradicts `architecture`={architecture!r}, where the value function reads the "
-                "policy's LSTM: leave it out, or use 'dual'"
             )
         enable_critic_lstm = not shared_lstm if enable_critic_lstm is None else enable_critic_lstm
         check_value("lstm_hidden_size", lstm_hidden_size, count())
@@ -209,9 +206,6 @@ class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCr
 
     def _build_mlp_extractor(self) -> None:
         RecurrentActorCriticPolicy._build_mlp_extractor(self)
-
-    def _check_trunk(self) -> None:
-        """Check nothing: policy and value function share the network only up to the LSTM."""
 
     def evaluate(
         self,

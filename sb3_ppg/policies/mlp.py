@@ -5,7 +5,7 @@ import inspect
 import math
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch as th
@@ -40,7 +40,6 @@ from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 
 Architecture = Literal["dual", "detached", "shared"]
-ARCHITECTURES: tuple[Architecture, ...] = ("dual", "detached", "shared")
 MixedPrecision = Literal["bf16", "tf32"]
 LATEST = ("distribution", "distributions")  # torch's objects in those of SB3 and sb3-contrib
 DERIVED = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
@@ -132,6 +131,7 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
     """
 
     algorithm: ClassVar[str] = "PPG"  # the algorithm that can train it
+    trunk_class: ClassVar[type[MlpExtractor]] = SharedTrunk  # base class of ``mlp_extractor`` in one network
     mixed_precision: MixedPrecision | None = None
     temperature: Any = 1.0  # temperature of the action distribution; only `Player` sets it, in a copy
     value_net: ValueHead
@@ -176,10 +176,11 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
         if share_features_extractor is None:
             # A FlattenExtractor has no weights, so dual networks flatten once
             share_features_extractor = architecture != "dual" or features_extractor_class is FlattenExtractor
-        if net_arch is None and _makes(features_extractor_class, NatureCNN, ImpalaCNN):
+        extractor_class = features_extractor_class if isinstance(features_extractor_class, type) else object  # any callable
+        if net_arch is None and issubclass(extractor_class, (NatureCNN, ImpalaCNN)):
             net_arch = []
         if ortho_init is None:
-            ortho_init = not _makes(features_extractor_class, ImpalaCNN)
+            ortho_init = not issubclass(extractor_class, ImpalaCNN)
 
         self.architecture = architecture
         self.detach_value_in_aux_phase = detach_value_in_aux_phase
@@ -206,12 +207,9 @@ class PhasicActorCriticPolicy(ActorCriticPolicy):
             share_features_extractor=share_features_extractor,
             **kwargs,
         )
-        self._check_trunk()
-
-    def _check_trunk(self) -> None:
-        if self.architecture != "dual" and not isinstance(self.mlp_extractor, SharedTrunk):
+        if architecture != "dual" and not isinstance(self.mlp_extractor, self.trunk_class):
             raise ArgumentError(
-                f"`architecture`={self.architecture!r} cannot work: the `mlp_extractor` is a "
+                f"`architecture`={architecture!r} cannot work: the `mlp_extractor` is a "
                 f"{type(self.mlp_extractor).__name__}; derive it from sb3_ppg.policies.SharedTrunk, or use architecture='dual'"
             )
 
@@ -644,11 +642,6 @@ class MultiInputPhasicActorCriticPolicy(PhasicActorCriticPolicy):
         super().__init__(*args, **kwargs)
 
 
-def _makes(features_extractor_class: Any, *classes: type) -> bool:
-    """Return whether a features extractor class, which may be any callable, is one of these classes or derived from one."""
-    return isinstance(features_extractor_class, type) and issubclass(features_extractor_class, classes)
-
-
 def _with_integers(space: Any) -> Any:
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: _with_integers(part) for key, part in space.spaces.items()})
@@ -673,7 +666,7 @@ def _check_overrides(cls: type) -> None:
 
 
 def _check_architecture(architecture: Any, detach_value_in_aux_phase: Any, share_features_extractor: Any) -> None:
-    check_value("architecture", architecture, choice(*ARCHITECTURES))
+    check_value("architecture", architecture, choice(*get_args(Architecture)))
     check_value("detach_value_in_aux_phase", detach_value_in_aux_phase, FLAG)
     check_value("share_features_extractor", share_features_extractor, optional(FLAG, "to follow `architecture`"))
     if detach_value_in_aux_phase and architecture != "detached":

@@ -12,7 +12,7 @@ from sb3_ppg.buffers.advantages import gae
 from sb3_ppg.buffers.protocol import has_new_arrays, is_recomputable
 from sb3_ppg.buffers.rollouts import by_environment
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
-from sb3_ppg.objectives import PaperObjective, SampleData
+from sb3_ppg.objectives import Objective, SampleData
 from sb3_ppg.training.preparing import recompute_advantages
 from tests.helpers import code_blocks, random_envs
 
@@ -96,7 +96,7 @@ class EveryOther(RolloutBuffer):
         yield from list(super().get(batch_size))[::2]
 
 
-class Marking(PaperObjective):
+class Marking(Objective):
     def extras(self, policy, rollout_buffer, end):
         return SampleData(weights=np.zeros(rollout_buffer.buffer_size * rollout_buffer.n_envs))
 

@@ -205,7 +205,6 @@ REFUSED = [
     ("dna", dict(objective_kwargs=dict(td_lambda=2)), "`td_lambda`=2 cannot work"),
     ("dna", dict(recompute_advantages=True), "`recompute_advantages`=True cannot work: DistillationObjective has its own"),
     ("ppg_ewma", dict(clip_range=lambda progress: 2 - 1.9 * progress), "`clip_range`=.* cannot work"),
-    ("ddcpg", dict(n_steps=1, batch_size=2), "`n_steps`=1 cannot work"),
     ("dna", dict(env=random_envs(action_space=NESTED), objective_kwargs=dict(constraint="logits")), "constraint.* Dict"),
     ("ppg_ewma", dict(objective_kwargs=dict(decay=1.0)), "`decay`=1.0 cannot work"),
     ("ppg_ewma", dict(objective_kwargs=dict(decay=0.5, center_of_mass=1)), "say the same"),
@@ -281,7 +280,7 @@ class Levels(RandomEnv):
     def reset(self, **kwargs):
         observation, _ = super().reset(**kwargs)
         Levels.n_levels += 1
-        level = Levels.n_levels if self.kind == "ordered" else int(self.np_random.integers(2))
+        level = Levels.n_levels if self.kind == "ordered" else -1 - int(self.np_random.integers(2))
         self.info = {} if self.kind == "silent" else {"level_seed": level}
         return observation, self.info
 
@@ -317,7 +316,7 @@ def test_frames_are_compared_with_frames_of_their_level(kind):
         assert (np.diff(steps)[np.diff(steps) != 1] < 0).all()  # else an episode goes on
         same_episode = np.diff(steps) == 1
         assert (np.diff(levels)[same_episode] == 0).all()
-        assert (levels < 0).all() if kind == "silent" else set(np.unique(levels)) <= {0, 1}
+        assert (levels < 0).all() if kind == "silent" else (levels >= 0).all() and len(np.unique(levels)) == 2
         flat = np.concatenate([levels[:, :-1].ravel(), levels[:, -1]])
         np.testing.assert_array_equal(flat[found.other], levels[:, :-1].ravel())
     assert len({tuple(one[0].ravel()) for one in seen}) == 4
@@ -340,17 +339,6 @@ def test_environments_that_are_reset_have_other_levels(kind, episode_length, cal
     for levels, steps, *_ in seen:
         assert (levels[:, :-1] == levels[:, :1]).all() and (steps[:, :-1] == np.arange(8)).all()
     assert len(np.unique(np.stack([levels[:, 0] for levels, *_ in seen]))) == 2 * len(seen)
-
-
-@pytest.mark.parametrize("level", [3, -2, np.int64(3), np.array([3]), "forest", [1, 2], np.array([1.0, 2.0]), (1, 2)])
-def test_levels_of_all_kinds(level):
-    """Equal ones have one number, different ones two, even -2 and -1, which have one hash in CPython."""
-    model = make("idaac", random_envs())
-    other = "desert" if isinstance(level, str) else np.array(level) + 1
-    assert model.objective.number_of(level) == model.objective.number_of(copy.deepcopy(level)) >= 0
-    assert model.objective.number_of(level) != model.objective.number_of(other)
-    with pytest.raises(ArgumentError, match=r"infos\['level_seed'\]=.* names no level"):
-        model.objective.number_of({"level": level})
 
 
 def test_a_preset_is_not_the_tables_own():

@@ -1,23 +1,21 @@
 """Mistakes in objectives of a user's are named where they are made."""
 
-from dataclasses import make_dataclass
-
 import pytest
 from torch.nn import functional as F
 
 from sb3_ppg import PPG, ArgumentError
-from sb3_ppg.objectives import Losses, PaperObjective, SampleData
+from sb3_ppg.objectives import Losses, Objective
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=1, n_aux_epochs=1, device="cpu")
 
 
-class KeepsThePolicy(PaperObjective):
+class KeepsThePolicy(Objective):
     def __init__(self, policy):
         super().__init__(policy)
         self.policy = policy
 
 
-class KeepsAHead(PaperObjective):
+class KeepsAHead(Objective):
     def __init__(self, policy):
         super().__init__(policy)
         self.head = policy.aux_value_net
@@ -29,19 +27,10 @@ def test_keeping_the_policy_would_train_its_parameters_twice(objective):
         PPG("MlpPolicy", "CartPole-v1", objective=objective, **SMALL)
 
 
-@pytest.mark.parametrize("names", [("rewardz",), ("actions", "buffer_size")])
-def test_what_the_buffer_does_not_have_cannot_be_kept(names):
-    class Misspelt(PaperObjective):
-        aux_data_class = make_dataclass("Kept", [(name, object, None) for name in names], bases=(SampleData,))
-
-    with pytest.raises(ArgumentError, match=rf"`aux_data_class` of Misspelt has \['{names[-1]}'\].*'rewards'"):
-        PPG("MlpPolicy", "CartPole-v1", objective=Misspelt, **SMALL).learn(32)
-
-
 @pytest.mark.parametrize("wrong", ["a term", "the total", "a term per sample"])
 @pytest.mark.parametrize("micro_batch_size", [None, 8])
 def test_losses_are_scalar_tensors(wrong, micro_batch_size):
-    class Floats(PaperObjective):
+    class Floats(Objective):
         def evaluated_losses(self, policy, evaluation, batch, coefficients):
             paper = super().evaluated_losses(policy, evaluation, batch, coefficients)
             per_sample = F.mse_loss(evaluation.latent_pi, evaluation.latent_pi, reduction="none")
@@ -49,5 +38,5 @@ def test_losses_are_scalar_tensors(wrong, micro_batch_size):
             return Losses(2.5 if wrong == "the total" else paper.total, {**paper.terms, "own_term": own})
 
     model = PPG("MlpPolicy", "CartPole-v1", objective=Floats, micro_batch_size=micro_batch_size, **SMALL)
-    with pytest.raises(ArgumentError, match=r"must be a scalar tensor, not .*'(own_term|loss)': '(float|tensor of shape)"):
+    with pytest.raises(ArgumentError, match=r"must be a scalar tensor; change (own_term|loss)"):
         model.learn(32)

@@ -13,7 +13,7 @@ from torch import nn
 from sb3_ppg import PPG, PhasicCallback
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.rollouts import by_environment
-from sb3_ppg.objectives import Coefficients, DecoupledObjective, PaperObjective, SampleData
+from sb3_ppg.objectives import Coefficients, DecoupledObjective, Objective, SampleData
 from tests.helpers import WITH_CONTEXT, make_kind, saved_and_loaded
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ every_kind = pytest.mark.parametrize("kind", WITH_CONTEXT)
 # ---- weights ----
 
 
-class Weighted(PaperObjective):
+class Weighted(Objective):
     """Each sample weighs as much as the argument says, in both phases."""
 
     def __init__(self, policy, weight: float):
@@ -68,7 +68,7 @@ class Returns(SampleData):
     returns: Any = None
 
 
-class Watching(PaperObjective):
+class Watching(Objective):
     """Takes each sample's return along, and compares it with what the minibatch has."""
 
     n_seen = 0

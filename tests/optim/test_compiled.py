@@ -20,7 +20,7 @@ from torch import nn
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, RecurrentPPG, VectorRewards
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.family import with_preset
-from sb3_ppg.objectives import PaperObjective
+from sb3_ppg.objectives import Objective
 from sb3_ppg.optim.compiled import cause, n_optimizer_steps
 from tests.helpers import BOX, MIXED, NESTED, VECTOR, VectorRewardEnv, image_space, masked_envs, needs_compiler, random_envs
 
@@ -119,7 +119,7 @@ class Freezing(PhasicCallback):
         self.model.aux_optimizer.param_groups[0]["lr"] *= 2
 
 
-class OwnRate(PaperObjective):
+class OwnRate(Objective):
     """Change the learning rate after each step."""
 
     def after_policy_step(self, policy) -> None:

@@ -5,7 +5,7 @@ import torch as th
 from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, MlpPolicy
-from sb3_ppg.objectives import PaperObjective
+from sb3_ppg.objectives import Objective
 from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import ValueHead, head_loss
 from tests.helpers import untrained
@@ -40,7 +40,7 @@ def test_a_run_rescales_the_moments_of_every_optimizer_of_a_head():
         states = [one.state[head.weight] for head in heads for one in optimizers if head.weight in one.state]
         return float(policy.value_unit), [state["exp_avg"].clone() for state in states]
 
-    class Watching(PaperObjective):
+    class Watching(Objective):
         def before_policy_phase(self, policy):
             after.append(moments(policy))
 
