@@ -22,10 +22,7 @@ PLAY_RECURRENT = """obs, states, episode_starts = env.reset(), None, np.ones(env
 for _ in range(1000):
     action, states = model.predict(obs, states, episode_starts, deterministic=True)
     obs, rewards, episode_starts, infos = env.step(action)"""
-PLAY_MASKABLE = """obs = env.reset()
-for _ in range(1000):
-    action, _ = model.predict(obs, deterministic=True, action_masks=get_action_masks(env))
-    obs, rewards, dones, infos = env.step(action)"""
+PLAY_MASKABLE = PLAY.replace("deterministic=True", "deterministic=True, action_masks=get_action_masks(env)")
 
 
 class Member(NamedTuple):

@@ -206,8 +206,7 @@ def value_loss(
     """
     check_same_shape(values=values, targets=targets)
     if clip_range_vf is not None:
-        if old_values is None:
-            raise ValueError("`clip_range_vf` needs `old_values`")
+        assert old_values is not None
         check_same_shape(values=values, old_values=old_values)
         values = old_values + th.clamp(values - old_values, -clip_range_vf, clip_range_vf)
     return F.mse_loss(values, targets) if weights is None else weighted_mean((values - targets).square(), weights)

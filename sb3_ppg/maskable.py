@@ -73,17 +73,6 @@ class MaskablePhasicActorCriticPolicy(PhasicActorCriticPolicy):
             evaluation.distribution.apply_masking(action_masks)  # type: ignore[attr-defined]
         return evaluation
 
-    def predict(  # type: ignore[override]
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: tuple[np.ndarray, ...] | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        action_masks: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Choose actions under the masks, with sb3-contrib's arguments."""
-        return super().predict(observation, state, episode_start, deterministic, action_masks=action_masks)
-
 
 class MaskablePhasicActorCriticCnnPolicy(PhasicActorCriticCnnPolicy, MaskablePhasicActorCriticPolicy):
     """``MaskablePhasicActorCriticPolicy`` for images, by default with SB3's ``NatureCNN``."""

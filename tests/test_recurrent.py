@@ -5,7 +5,6 @@ from functools import partial
 from itertools import product
 from unittest.mock import patch
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -187,17 +186,6 @@ def test_auxiliary_minibatches_are_a_sixteenth_of_the_phase():
     """With memory it is a sixteenth of the phase (128 samples here), not of a rollout (8)."""
     model = make(env=make_env(n_envs=4), n_policy_iterations=16, n_aux_epochs=1, n_steps=2, batch_size=8)
     assert auxiliary_batch_sizes(model, 2 * 4 * 16) == [8] * 16
-
-
-def test_squashed_actions_reach_the_environments_bounds():
-    """The actions of sb3-contrib's RecurrentPPO stay within [-1, 1]."""
-    policy_kwargs = dict(squash_output=True, log_std_init=1.0)
-    model = make(env=make_env(action_space=spaces.Box(-5.0, 20.0, (2,))), use_sde=True, policy_kwargs=policy_kwargs)
-    steps = calls_of(model.env, "step_async")
-    model.learn(8 * 2)
-    taken = np.array([actions for (actions,), _ in steps])
-    assert np.max(taken) > 10 and np.min(taken) < -2
-    assert np.abs(model.rollout_buffer.actions).max() <= 1
 
 
 # ---- the auxiliary phase ----
@@ -392,17 +380,3 @@ def test_only_the_first_states_of_a_sequence_are_kept(tmp_path):
         assert states.shape == (2, 1, 4, 1, 6)
         assert states.base is None or states.base.nbytes == states.nbytes
         assert np.shares_memory(model.aux_buffer.rollouts[0].observations, model.rollout_buffer.observations) == (not storage)
-
-
-def test_no_memory_from_another_life():
-    """An environment that is reset between two trainings starts without memory."""
-    env = gym.make("CartPole-v1")
-    model = RecurrentPPG("MlpLstmPolicy", env, n_steps=8, batch_size=8, learning_rate=0.0, seed=0)
-    model.learn(8)
-    assert np.abs(model.memory()).max() > 0
-    model.learn(8)  # resets
-    first = next(model.rollout_buffer.get(8))
-    _, _, starts = model.network_inputs(first)
-    zeros = model.policy.initial_states(1)
-    values = model.policy.predict_values(first.observations[:1], zeros.vf, th.zeros(1))
-    assert starts[0] == 1 and values.item() == pytest.approx(first.old_values[0].item(), abs=1e-6)

@@ -110,19 +110,14 @@ class EWMAObjective(DecoupledObjective):
     def __init__(
         self,
         policy: PhasicActorCriticPolicy,
-        center_of_mass: float | None = None,
+        center_of_mass: float = 8.0,
         decay: float | None = None,
         advantage_decay: float = 0.0,
         importance_limit: float = 100.0,
         value_clip: float | None = None,
     ) -> None:
-        if center_of_mass is not None and decay is not None:
-            raise ArgumentError(f"`decay`={decay!r} and `center_of_mass`={center_of_mass!r} say the same: use one of them")
-        if center_of_mass is not None:
-            check_value("center_of_mass", center_of_mass, number(0, MAX_WEIGHT))
-        if decay is None:
-            center_of_mass = 8.0 if center_of_mass is None else center_of_mass
-            decay = center_of_mass / (1 + center_of_mass)
+        check_value("center_of_mass", center_of_mass, number(0, MAX_WEIGHT))
+        decay = center_of_mass / (1 + center_of_mass) if decay is None else decay
         for name, value in (("decay", decay), ("advantage_decay", advantage_decay)):
             if not (is_number(value) and 0 <= value < 1):
                 raise ArgumentError(f"`{name}`={value!r} cannot work: use a number in [0, 1)")

@@ -1,6 +1,6 @@
 """Policies with LSTMs, in the networks of sb3-contrib's ``RecurrentPPO``."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -67,7 +67,10 @@ def run_lstm(
         states.append(of_pieces)
 
     outputs, where, n_outputs = [], np.empty(cuts.size, dtype=np.int64), 0
-    for group in _of_similar_length(lengths):
+    order = np.argsort(-lengths, kind="stable")
+    while len(order) > 0:  # the next pieces in order: those that are longer than half of the first
+        n_similar = int(np.count_nonzero(2 * lengths[order] > lengths[order[0]]))
+        group, order = order[:n_similar], order[n_similar:]
         steps = np.arange(lengths[group].max())[:, None]  # (longest, pieces)
         index = places[group] + np.minimum(steps, lengths[group] - 1)  # padded with a piece's last step
         real = steps < lengths[group]
@@ -97,15 +100,6 @@ def last_states(
         for state, new in zip(after, states, strict=True):
             state[:, group] = new
     return tuple(after)
-
-
-def _of_similar_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the indices of the pieces in groups, in each of which the longest is less than twice as long as the shortest."""
-    order = np.argsort(-lengths, kind="stable")
-    while len(order) > 0:
-        n_similar = int(np.count_nonzero(2 * lengths[order] > lengths[order[0]]))
-        yield order[:n_similar]
-        order = order[n_similar:]
 
 
 class RecurrentPhasicActorCriticPolicy(PhasicActorCriticPolicy, RecurrentActorCriticPolicy):  # type: ignore[misc] # SB3's

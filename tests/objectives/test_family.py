@@ -116,23 +116,11 @@ def test_masks(name, actions):
     check_training(make(name, masked_envs(actions=actions), cls=MaskablePPG))
 
 
-class Looks(PhasicCallback):
-    """Reads minibatches before the update, as is possible with PPO."""
-
-    def __init__(self):
-        super().__init__()
-        self.returns = []
-
-    def _on_rollout_end(self) -> None:
-        self.returns.extend(batch.returns.mean() for batch in self.model.rollout_buffer.get(4))
-
-
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_zip_file_and_the_hubs_files_keep_everything_and_the_log_is_explained(name, tmp_path):
     constraint = dict(objective_kwargs=dict(constraint="logits")) if name == "dna" else {}
-    model, looks = make(name, random_envs(), **constraint), Looks()
-    model.learn(4 * 16, callback=looks, log_interval=None)
-    assert len(looks.returns) == 4 * 16 / 4 and np.isfinite(looks.returns).all()
+    model = make(name, random_envs(), **constraint)
+    model.learn(4 * 16, log_interval=None)
     glossary = (ROOT / "docs" / "logs.md").read_text()
     logged = [value for value in model.logger.name_to_value if value.startswith(("train/", "aux/"))]
     assert logged and not [value for value in logged if f"`{value}`" not in glossary]
@@ -207,7 +195,6 @@ REFUSED = [
     ("ppg_ewma", dict(clip_range=lambda progress: 2 - 1.9 * progress), "`clip_range`=.* cannot work"),
     ("dna", dict(env=random_envs(action_space=NESTED), objective_kwargs=dict(constraint="logits")), "constraint.* Dict"),
     ("ppg_ewma", dict(objective_kwargs=dict(decay=1.0)), "`decay`=1.0 cannot work"),
-    ("ppg_ewma", dict(objective_kwargs=dict(decay=0.5, center_of_mass=1)), "say the same"),
     ("ppg_ewma", dict(objective_kwargs=dict(importance_limit=0.5)), "`importance_limit`=0.5 cannot work"),
     ("ppg_ewma", dict(objective_kwargs=dict(deccay=0.5)), "'deccay'.*use a dictionary with center_of_mass, decay"),
     ("ppg", dict(objective_kwargs=dict(dual_clip=0.5)), "`dual_clip`=0.5 cannot work"),

@@ -6,39 +6,24 @@ from torch import nn
 
 from sb3_ppg import PPG, ArgumentError, MlpPolicy
 from sb3_ppg.objectives import Objective
-from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import ValueHead, head_loss
 from tests.helpers import untrained
 
 SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, n_policy_iterations=2, n_aux_epochs=1, seed=0, device="cpu")
 
 
-def test_optimizers_remember_gradients_in_the_new_unit():
-    """A unit of 4 makes the weights of the last layer, and their gradients, a quarter as large."""
-    model = PPG("MlpPolicy", "CartPole-v1", normalize_value_targets=False, **SMALL).learn(64)
-    heads, optimizers = (model.policy.value_net, model.policy.aux_value_net), (model.policy.optimizer, model.aux_optimizer)
-    states = [optimizer.state[head.weight] for head in heads for optimizer in optimizers if head.weight in optimizer.state]
-    before = [(state["exp_avg"].clone(), state["exp_avg_sq"].clone()) for state in states]
-    trunk = model.policy.optimizer.state[model.policy.action_net.weight]["exp_avg"].clone()
-    set_value_units(model.policy, optimizers, 10.0, 4.0)
-    assert len(states) == 3 and model.policy.value_unit == 4
-    for state, (average, square) in zip(states, before, strict=True):
-        th.testing.assert_close(state["exp_avg"], average / 4)
-        th.testing.assert_close(state["exp_avg_sq"], square / 16)
-    assert th.equal(model.policy.optimizer.state[model.policy.action_net.weight]["exp_avg"], trunk)
-
-
 def test_a_run_rescales_the_moments_of_every_optimizer_of_a_head():
-    """Each rollout changes the unit before its epochs, and with it the moments of all three optimizers."""
-    after: list[tuple[float, list[th.Tensor]]] = []
+    """
+    Each rollout changes the unit before its epochs, and with it the moments of the heads in all three optimizers: a unit that
+    is four times as large makes the weights of the last layer, and their gradients, a quarter as large.
+    """
+    after: list[tuple] = []
 
-    def moments(policy: MlpPolicy) -> tuple[float, list[th.Tensor]]:
-        optimizers, heads = (
-            (policy.optimizer, model.value_optimizer, model.aux_optimizer),
-            (policy.value_net, policy.aux_value_net),
-        )
-        states = [one.state[head.weight] for head in heads for one in optimizers if head.weight in one.state]
-        return float(policy.value_unit), [state["exp_avg"].clone() for state in states]
+    def moments(policy: MlpPolicy) -> tuple[float, list[list[th.Tensor]]]:
+        optimizers = (policy.optimizer, model.value_optimizer, model.aux_optimizer)
+        parameters = (policy.value_net.weight, policy.aux_value_net.weight, policy.action_net.weight)
+        states = [optimizer.state[one] for one in parameters for optimizer in optimizers if one in optimizer.state]
+        return policy.value_unit, [[state["exp_avg"].clone(), state["exp_avg_sq"].clone()] for state in states]
 
     class Watching(Objective):
         def before_policy_phase(self, policy):
@@ -49,9 +34,10 @@ def test_a_run_rescales_the_moments_of_every_optimizer_of_a_head():
     old_unit, before = moments(model.policy)
     model.learn(32, reset_num_timesteps=False)
     new_unit, rescaled = after[-1]
-    assert old_unit != new_unit and len(before) == 3
-    for old, new in zip(before, rescaled, strict=True):
-        th.testing.assert_close(new, old * old_unit / new_unit)
+    assert old_unit != new_unit and len(before) == 5
+    for place, (old, new) in enumerate(zip(before, rescaled, strict=True)):
+        factor = old_unit / new_unit if place < 3 else 1.0  # the action net's stay
+        th.testing.assert_close(new, [old[0] * factor, old[1] * factor**2])
 
 
 def test_a_plain_head_is_trained_on_the_squared_error_and_another_by_its_own_loss():

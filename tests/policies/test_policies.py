@@ -178,17 +178,17 @@ def test_impala_has_the_authors_initialisation():
     features = policy.pi_features_extractor(th.zeros(2, 3, 36, 36))
     assert features.shape == (2, 256)
 
-
-def test_orthogonal_initialisation_can_be_asked_for():
     policy = make(CnnPolicy, IMAGE, features_extractor_class=ImpalaCNN, ortho_init=True)
     np.testing.assert_allclose(norms(policy.action_net), 0.01, rtol=1e-4)
     np.testing.assert_allclose(norms(policy.aux_value_net), 1.0, rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [7, 16, 64, 84])
-def test_impala_takes_any_image(size):
+def test_impala_takes_any_image_but_no_vectors(size):
     extractor = ImpalaCNN(spaces.Box(0, 255, (1, size, size + 1), np.uint8), features_dim=9, channels=(2, 3))
     assert extractor(th.zeros(2, 1, size, size + 1)).shape == (2, 9)
+    with pytest.raises(ArgumentError, match="MlpPolicy"):
+        ImpalaCNN(spaces.Box(-1, 1, (size,)))
 
 
 # ---- refusals ----
@@ -237,17 +237,9 @@ def test_a_gaussian_of_sb3s_may_be_asked_for():
     assert actions.std() > 1 and (actions >= -5).all() and (actions <= 20).all()
 
 
-def test_impala_refuses_vectors():
-    with pytest.raises(ValueError, match="MlpPolicy"):
-        ImpalaCNN(VECTOR)
-
-
-def test_layers_of_no_network_are_refused():
+def test_equal_layers_may_be_given_as_a_dictionary_with_the_names_of_the_networks():
     with pytest.raises(ArgumentError, match=r"`net_arch`=.*its keys are 'pi' and 'vf'"):
         make(MlpPolicy, VECTOR, net_arch=dict(pi=[8], v=[8]))
-
-
-def test_equal_layers_may_be_given_as_a_dictionary():
     policy = make(MlpPolicy, VECTOR, architecture="shared", net_arch=dict(pi=[8], vf=[8]))
     assert [m.out_features for m in policy.mlp_extractor.policy_net if isinstance(m, nn.Linear)] == [8]
 
