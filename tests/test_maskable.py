@@ -23,18 +23,15 @@ from sb3_ppg.errors import WorkerError
 from sb3_ppg.policies import MlpPolicy
 from sb3_ppg.training.preparing import record
 from tests.helpers import (
-    DICT,
     MASKED_ACTIONS,
     SMALL,
     VECTOR,
     MaskedEnv,
     RandomEnv,
     StepsChanged,
-    assert_both_phases_train,
     assert_trains_like,
     calls_of,
     collect,
-    image_space,
     losses_of,
     masked_envs,
     random_envs,
@@ -43,27 +40,6 @@ from tests.helpers import (
 
 def make(policy: str = "MlpPolicy", observation_space: spaces.Space = VECTOR, actions: str = "Discrete", **kwargs):
     return MaskablePPG(policy, masked_envs(observation_space, actions), **{**SMALL, "n_aux_epochs": 2, **kwargs})
-
-
-@pytest.mark.parametrize(
-    ("policy", "space", "actions", "architecture"),
-    [
-        ("MlpPolicy", VECTOR, "MultiDiscrete", "dual"),
-        ("CnnPolicy", image_space(36, 36, 1), "Discrete", "shared"),
-        ("MultiInputPolicy", DICT, "MultiBinary", "detached"),
-    ],
-    ids=["Mlp", "Cnn", "MultiInput"],
-)
-def test_every_policy_trains(policy, space, actions, architecture, tmp_path):
-    """No invalid action is taken in either phase, every parameter moves, and the model is saved and loaded."""
-    model = make(policy, space, actions, policy_kwargs=dict(architecture=architecture))
-    assert_both_phases_train(model)
-    obs, masks = model.env.reset(), np.stack(model.env.env_method("action_masks"))
-    model.save(tmp_path / "model.zip")
-    loaded = MaskablePPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
-    expected, _ = model.predict(obs, deterministic=True, action_masks=masks)
-    np.testing.assert_array_equal(loaded.predict(obs, deterministic=True, action_masks=masks)[0], expected)
-    loaded.learn(16)
 
 
 @pytest.mark.parametrize("actions", MASKED_ACTIONS)

@@ -29,12 +29,10 @@ from tests.helpers import (
     SMALL,
     VECTOR,
     Clock,
-    assert_both_phases_train,
     assert_trains_like,
     auxiliary_batch_sizes,
     calls_of,
     collect,
-    image_space,
     random_envs,
 )
 
@@ -270,34 +268,6 @@ def test_what_follows_a_rollout_that_could_not_be_learned_from_follows_no_stored
     model.learn(2 * 8 * 2, reset_num_timesteps=False)
     stored = [one.context["goes_on"].all() for one in model.aux_buffer.rollouts]
     assert stored == [False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("policy", "space", "actions", "architecture"),
-    [
-        ("MlpLstmPolicy", VECTOR, spaces.Discrete(3), "dual"),
-        ("MlpLstmPolicy", spaces.MultiDiscrete([2, 3]), BOX, "detached"),
-        ("CnnLstmPolicy", image_space(36, 36, 1), spaces.MultiDiscrete([3, 2]), "shared"),
-        ("MultiInputLstmPolicy", DICT, spaces.MultiBinary(3), "dual"),
-    ],
-    ids=["Mlp", "MultiDiscrete", "Cnn", "MultiInput"],
-)
-def test_every_policy_trains_on_every_space(policy, space, actions, architecture, tmp_path):
-    """Every parameter moves in both phases; the loaded model predicts the same and trains on."""
-    model = make(policy, make_env(space, actions), policy_kwargs=dict(architecture=architecture, n_lstm_layers=2))
-    assert_both_phases_train(model)
-    model.save(tmp_path / "model.zip")
-    loaded = RecurrentPPG.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
-    obs, state, other = model.env.reset(), None, None
-    start = np.ones(2, dtype=bool)
-    for _ in range(4):
-        action, state = model.predict(obs, state, start, deterministic=True)
-        got, other = loaded.predict(obs, other, start, deterministic=True)
-        np.testing.assert_array_equal(got, action)
-        np.testing.assert_array_equal(other[0], state[0])
-        obs, _, start, _ = model.env.step(action)
-    assert np.abs(state[0]).max() > 0
-    loaded.learn(16)
 
 
 @pytest.mark.parametrize(

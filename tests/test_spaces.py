@@ -3,17 +3,20 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
+from sb3_contrib.common.maskable.utils import get_action_masks
 
-from sb3_ppg import PPG
+from sb3_ppg import PPG, MaskablePPG, RecurrentPPG
 from tests.helpers import (
     ARCHITECTURES,
     BOX,
+    DICT,
     SMALL,
     VECTOR,
     RandomEnv,
     assert_both_phases_train,
     collect,
     image_space,
+    masked_envs,
     random_envs,
 )
 
@@ -43,27 +46,47 @@ OBSERVATIONS = {
 
 
 # Each space with one of the architectures, in turn
-CASES = [("MlpPolicy", VECTOR, space, kwargs) for space, kwargs in ACTIONS.values()]
-CASES += [(policy, space, spaces.Discrete(3), {}) for policy, space in OBSERVATIONS.values()]
+CASES = [(PPG, "MlpPolicy", VECTOR, space, kwargs) for space, kwargs in ACTIONS.values()]
+CASES += [(PPG, policy, space, spaces.Discrete(3), {}) for policy, space in OBSERVATIONS.values()]
+CASES += [
+    (RecurrentPPG, "MlpLstmPolicy", VECTOR, spaces.Discrete(3), {}),
+    (RecurrentPPG, "MlpLstmPolicy", spaces.MultiDiscrete([2, 3]), BOX, {}),
+    (RecurrentPPG, "CnnLstmPolicy", image_space(36, 36, 1), spaces.MultiDiscrete([3, 2]), {}),
+    (RecurrentPPG, "MultiInputLstmPolicy", DICT, spaces.MultiBinary(3), {}),
+    (MaskablePPG, "MlpPolicy", VECTOR, "MultiDiscrete", {}),
+    (MaskablePPG, "CnnPolicy", image_space(36, 36, 1), "Discrete", {}),
+    (MaskablePPG, "MultiInputPolicy", DICT, "MultiBinary", {}),
+]
 CASES = [(*case, ARCHITECTURES[place % 3]) for place, case in enumerate(CASES)]
-NAMES = [*ACTIONS, *(f"from {name}" for name in OBSERVATIONS)]
+NAMES = [*ACTIONS, *(f"from {name}" for name in OBSERVATIONS), *(f"{case[0].__name__}-{case[1]}" for case in CASES[-7:])]
 
 
-@pytest.mark.parametrize(("policy", "observation_space", "action_space", "kwargs", "architecture"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("cls", "policy", "observation_space", "actions", "kwargs", "architecture"), CASES, ids=NAMES)
 def test_both_phases_train_every_parameter_and_the_loaded_model_predicts_the_same(
-    policy, observation_space, action_space, kwargs, architecture, tmp_path
+    cls, policy, observation_space, actions, kwargs, architecture, tmp_path
 ):
-    policy_kwargs = {**kwargs.get("policy_kwargs", {}), "architecture": architecture}
-    model = PPG(policy, random_envs(observation_space, action_space), **{**SMALL, **kwargs, "policy_kwargs": policy_kwargs})
+    """The loaded model then trains on. Environments refuse actions that their masks exclude."""
+    of_memory = dict(lstm_hidden_size=6, n_lstm_layers=2) if cls is RecurrentPPG else {}
+    policy_kwargs = {**kwargs.get("policy_kwargs", {}), **of_memory, "architecture": architecture}
+    env = (masked_envs if cls is MaskablePPG else random_envs)(observation_space, actions)
+    model = cls(policy, env, **{**SMALL, **kwargs, "policy_kwargs": policy_kwargs})
     assert_both_phases_train(model)
     model.save(tmp_path / "model.zip")
-    loaded = PPG.load(tmp_path / "model.zip", device="cpu")
-    # Images that were transposed for training are transposed for prediction, too
-    sample = observation_space.sample()
-    raw = {key: np.asarray(value)[None] for key, value in sample.items()} if isinstance(sample, dict) else np.array([sample])
-    action, _ = model.predict(raw, deterministic=True)
-    np.testing.assert_array_equal(action, loaded.predict(raw, deterministic=True)[0])
-    assert action_space.contains(action[0])
+    loaded = cls.load(tmp_path / "model.zip", device="cpu")
+    state = other = None
+    start, raw = np.ones(2, dtype=bool), env.reset()  # images that were transposed for training are transposed here, too
+    for _ in range(4):
+        masks = dict(action_masks=get_action_masks(env)) if cls is MaskablePPG else {}
+        action, state = model.predict(raw, state, start, deterministic=True, **masks)
+        again, other = loaded.predict(raw, other, start, deterministic=True, **masks)
+        np.testing.assert_array_equal(again, action)
+        assert env.action_space.contains(action[0])
+        if cls is RecurrentPPG:
+            np.testing.assert_array_equal(other, state)
+        raw, _, start, _ = env.step(action)
+    assert state is None or np.abs(state[0]).max() > 0
+    loaded.set_env(env)
+    loaded.learn(16)
 
 
 class Bandit(RandomEnv):
