@@ -108,10 +108,12 @@ def test_heads_of_which_value_units_need_more_are_refused_when_the_model_is_made
 
 
 def test_weights_without_a_unit_are_in_that_of_the_return_and_half_a_unit_is_refused():
-    head, other = ValueHead(3), ValueHead(3)
+    """Another unit leaves a head's values as they are."""
+    head, other, latent = ValueHead(3), ValueHead(3), th.randn(4, 3)
+    before = head(latent)
     head.change_units(5.0, 2.0)
+    th.testing.assert_close(head(latent), before)
     other.load_state_dict({name: one for name, one in head.state_dict().items() if name in ("weight", "bias")})
-    latent = th.randn(4, 3)
     th.testing.assert_close(other(latent), nn.functional.linear(latent, head.weight, head.bias))
     for name in ("mean", "std"):
         with pytest.raises(RuntimeError, match=f"Missing key.*{name}"):
