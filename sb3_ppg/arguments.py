@@ -118,7 +118,7 @@ RULES: dict[str, Rule] = {
         'use an integer of at least 1, "auto", or None for whole minibatches',
     ),
     "compile_updates": choice(True, False, "auto"),
-    "mixed_precision": optional(choice("bf16", "tf32"), "for float32"),
+    "mixed_precision": optional(choice("bf16"), "for float32"),
     "n_aux_epochs": count(0),
     "sde_sample_freq": Rule(lambda value: is_count(value, -1), "use an integer of at least 1, or -1 or 0 for never"),
     **dict.fromkeys(("gamma", "gae_lambda"), one_or_several(number(0, 1))),

@@ -17,8 +17,7 @@ from sb3_ppg.distributed.collectives import average_batch_statistics, n_processe
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective, find_objective
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, log_policy_phase, record_all
-from sb3_ppg.optim.epoch import mean_losses
-from sb3_ppg.optim.update import Update
+from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.phasic_algorithm import PhasicAlgorithm
 from sb3_ppg.policies import MixedPrecision, PhasicActorCriticPolicy
 from sb3_ppg.training.checks import check_policy_class, warn_of_unlikely_arguments
@@ -124,8 +123,7 @@ class PPG(PhasicAlgorithm):
         first time on a machine, and makes training of small networks about twice as fast; docs/guides/speed.md says what is
         not compiled. "auto": only if the run is long enough to gain from it
     :param mixed_precision: "bf16": the features extractor computes in bfloat16; weights, heads, losses and optimizers stay
-        float32. It is faster on hardware that multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). "tf32": matrix products in
-        TensorFloat-32, on NVIDIA GPUs (experimental: nobody has run it). None: float32
+        float32. It is faster on hardware that multiplies bfloat16 (AVX-512 BF16, AMX, GPUs). None: float32
     :param objective: The losses that the epochs minimize: "ppg", the paper's; "decoupled", "ewma", "dcpg", "ddcpg", "daac",
         "idaac" or "dna", those of its relatives; or a class derived from ``sb3_ppg.objectives.Objective``
     :param objective_kwargs: Keyword arguments to pass to the objective on creation

@@ -21,9 +21,9 @@ from benchmarks.turns import Measure, collect, medians, ready, seconds
 from sb3_ppg import PPG, ImpalaCNN
 from sb3_ppg.buffers.rollouts import order_by_environment
 from sb3_ppg.environments import EnvPoolVecEnv
-from sb3_ppg.optim.epoch import optimize_epoch
 from sb3_ppg.optim.micro_batches import keep_freed_memory
 from sb3_ppg.optim.steps import minibatch_losses
+from sb3_ppg.optim.update import optimize_epoch
 
 N_THREADS = os.cpu_count() or 1
 N_ENVS, N_STEPS, N_AUX_EPOCHS = 64, 256, 6

@@ -19,7 +19,7 @@ from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
-from sb3_ppg.optim.epoch import mean_losses, optimize_epoch
+from sb3_ppg.optim.update import mean_losses, optimize_epoch
 from sb3_ppg.optim.value_units import change_value_units
 from sb3_ppg.policies import head_loss
 from sb3_ppg.protocols import PhasicModel

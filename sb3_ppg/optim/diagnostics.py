@@ -15,9 +15,8 @@ from sb3_ppg.buffers.rollouts import samples
 from sb3_ppg.buffers.vector_rewards import component_summary
 from sb3_ppg.distributed.collectives import average_over_processes, explained_variance
 from sb3_ppg.objectives import targets_of
-from sb3_ppg.optim.epoch import mean_losses
 from sb3_ppg.optim.precision import unvalidated_distributions
-from sb3_ppg.optim.update import Update
+from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.protocols import PhasicModel
 
 # The number of samples, about, on which the outcome of an auxiliary phase, and the leaves of nested actions, are evaluated

@@ -1,4 +1,4 @@
-"""Settings of torch that change while a model trains: validation of distributions, TensorFloat-32."""
+"""A setting of torch that changes while a model trains."""
 
 import threading
 from collections.abc import Iterator
@@ -28,25 +28,3 @@ def unvalidated_distributions() -> Iterator[None]:
             before = _before.pop()
             if not _before:
                 distributions.set_default_validate_args(before)
-
-
-@contextmanager
-def tensor_float_32(enabled: bool) -> Iterator[None]:
-    """
-    Let NVIDIA GPUs round the factors of float32 matrix products to TensorFloat-32, which has ten bits of mantissa. (For
-    convolutions, torch allows this by default.) Experimental, as nobody has run it.
-
-    :param enabled: False: change nothing
-    """
-    settings = th.backends.cuda.matmul
-    before = getattr(settings, "fp32_precision", None)  # since torch 2.9
-    if not enabled or before == "tf32" or (before is None and settings.allow_tf32):
-        yield
-        return
-    settings.allow_tf32 = True  # the older name: after setting `fp32_precision`, torch's compiler could not read the older one
-    try:
-        yield
-    finally:
-        settings.allow_tf32 = False
-        if before is not None:
-            settings.fp32_precision = before

@@ -1,12 +1,12 @@
 """The unit in which both value heads work: the standard deviation of the value targets, as in Pop-Art."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import torch as th
+from torch import nn
 
 from sb3_ppg.distributed.collectives import moments
-from sb3_ppg.optim.epoch import rescale_moments
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 
@@ -51,3 +51,25 @@ def set_value_units(
         factor = head.change_units(mean, std)
         for optimizer in optimizers:
             rescale_moments(optimizer, head.parameters(recurse=False), factor)
+
+
+# Powers by which the states of torch's optimizers scale with the gradient (not RMSprop's momentum and Adadelta's steps)
+FIRST_MOMENTS = ("exp_avg", "grad_avg", "exp_inf", "prev")
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "row_var", "col_var", "variance")
+MOMENTS = {**dict.fromkeys(FIRST_MOMENTS, 1), **dict.fromkeys(SECOND_MOMENTS, 2)}
+
+
+@th.no_grad()
+def rescale_moments(optimizer: th.optim.Optimizer, parameters: Iterable[nn.Parameter], factor: th.Tensor) -> None:
+    """
+    Rescale an optimizer's moments when a change of units rescales all gradients.
+
+    :param factor: factor of the change, (1,), or one for each row of a parameter, (n,)
+    """
+    powers = {**MOMENTS, "momentum_buffer": 1} if isinstance(optimizer, th.optim.SGD) else MOMENTS
+    for parameter in parameters:
+        state, of_rows = optimizer.state.get(parameter, {}), factor.reshape(-1, *[1] * (parameter.dim() - 1))
+        for name, power in powers.items():
+            if name in state:  # Adafactor's column variances have no rows
+                has_rows = len(state[name]) == len(of_rows) or len(of_rows) == 1
+                state[name].mul_((of_rows if has_rows else of_rows.mean()) ** power)

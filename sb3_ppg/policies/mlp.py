@@ -40,7 +40,7 @@ from sb3_ppg.policies.extractors import ImpalaCNN, init_normed
 from sb3_ppg.policies.heads import ValueHead, VectorValueHead, lacks_for_units
 
 Architecture = Literal["dual", "detached", "shared"]
-MixedPrecision = Literal["bf16", "tf32"]
+MixedPrecision = Literal["bf16"]
 LATEST = ("distribution", "distributions")  # torch's objects in those of SB3 and sb3-contrib
 DERIVED = ("evaluate_actions", "get_distribution", "predict_values")  # from `evaluate`
 EVERYTHING = ("distribution", "latent_pi", "latent_vf")  # fields of `Evaluation` that need the networks

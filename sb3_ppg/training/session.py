@@ -27,7 +27,6 @@ from sb3_ppg.errors import (
     warn,
 )
 from sb3_ppg.optim.compiled import CompiledPolicy
-from sb3_ppg.optim.precision import tensor_float_32
 from sb3_ppg.protocols import PhasicModel
 from sb3_ppg.saving.checkpoints import check_checkpoint_callbacks, checkpoint_callbacks
 from sb3_ppg.training.checks import warn_of_missing_rollouts, warn_of_stale_data
@@ -74,7 +73,6 @@ def training(model: PhasicModel, callback: MaybeCallback, total_timesteps: float
         model.compiled_training.begin(total_timesteps, continues=not reset_num_timesteps)
         with (
             results_explained(),
-            tensor_float_32(model.mixed_precision == "tf32"),
             workers_watched(model.env),
             _signals_noted(model.session, callback),
         ):

@@ -28,7 +28,7 @@ from torch import nn
 from sb3_ppg import PPG, NonFiniteLossError, PhasicCheckpointCallback, RewardNormalizer, latest_checkpoint
 from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.epoch import optimize_epoch
+from sb3_ppg.optim.update import optimize_epoch
 from tests.helpers import RandomEnv, changed, run_in_a_new_process, weights
 from tests.saving.small_models import numbers_of, resumed, small
 

@@ -1,11 +1,11 @@
-"""bfloat16 and TensorFloat-32 stay where they belong."""
+"""bfloat16 and unvalidated distributions stay where they belong."""
 
 import numpy as np
 import pytest
 import torch as th
 
 from sb3_ppg import PPG
-from sb3_ppg.optim.precision import tensor_float_32, unvalidated_distributions
+from sb3_ppg.optim.precision import unvalidated_distributions
 from tests.helpers import calls_of, collect, distributions_are_validated, losses_of
 from tests.helpers import make_on_images as make
 
@@ -45,38 +45,6 @@ def test_mixed_precision_is_kept_by_a_saved_model(tmp_path):
     obs = np.stack([model.observation_space.sample() for _ in range(3)])
     assert loaded.mixed_precision == loaded.policy.mixed_precision == "bf16"
     assert th.equal(loaded.policy.predict_values(th.as_tensor(obs)), model.policy.predict_values(th.as_tensor(obs)))
-
-
-@pytest.mark.skipif(not hasattr(th.backends.cuda.matmul, "fp32_precision"), reason="torch 2.9 has a new name for it")
-def test_tf32_holds_while_training():
-    matmul = th.backends.cuda.matmul
-    before = matmul.fp32_precision
-    assert before != "tf32"
-    found = []
-
-    def look(*_):
-        """By each of torch's names for it; its compiler asks by the second."""
-        found.append((matmul.fp32_precision, th.get_float32_matmul_precision(), matmul.allow_tf32))
-        return True
-
-    model = make(mixed_precision="tf32")
-    model.learn(32, callback=look)
-    assert set(found) == {("tf32", "high", True)}
-    look()
-    assert found[-1] == (before, "highest", False)
-    with pytest.raises(RuntimeError), tensor_float_32(True):
-        raise RuntimeError
-    assert matmul.fp32_precision == before
-
-
-def test_without_tf32_the_users_setting_stays():
-    th.set_float32_matmul_precision("high")
-    try:
-        found = []
-        make(n_aux_epochs=0).learn(32, callback=lambda *_: found.append(th.get_float32_matmul_precision()) or True)
-        assert {*found, th.get_float32_matmul_precision()} == {"high"}
-    finally:
-        th.set_float32_matmul_precision("highest")
 
 
 def test_distributions_are_validated_again_whichever_training_ends_first():

@@ -10,7 +10,8 @@ from torch import nn
 from sb3_ppg.distributed.collectives import moments
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses
-from sb3_ppg.optim.epoch import Epoch, compute_gradient, mean_losses, optimize_epoch, rescale_moments
+from sb3_ppg.optim.update import Epoch, compute_gradient, mean_losses, optimize_epoch
+from sb3_ppg.optim.value_units import rescale_moments
 
 
 class Batch(NamedTuple):
