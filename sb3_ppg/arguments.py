@@ -2,22 +2,17 @@
 
 import inspect
 import math
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_ppg.errors import ArgumentError, missing_extras_named, nearest, warn
 from sb3_ppg.protocols import PhasicModel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Arguments of a policy that the algorithm gives
-OF_THE_ALGORITHM = {"observation_space", "action_space", "lr_schedule", "use_sde", "n_reward_components"}
 
 
 def without_numpy(value: Any) -> Any:
@@ -34,14 +29,6 @@ def is_number(value: Any) -> bool:
     """Return whether a value is a finite number (not a Boolean)."""
     is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     return is_real and math.isfinite(value)
-
-
-def is_device(value: Any) -> bool:
-    """Return whether a value names a device of PyTorch, or leaves the choice to SB3 ("auto")."""
-    try:
-        return value == "auto" or th.device(value) is not None
-    except (RuntimeError, TypeError):
-        return False
 
 
 # ---- rules ----
@@ -109,7 +96,6 @@ def optional(rule: Rule, meaning: str = "to do without") -> Rule:
 
 FLAG = Rule(lambda value: isinstance(value, (bool, np.bool_)), "use True or False")
 FINITE = Rule(is_number, "use a finite number")
-DICTIONARY = Rule(lambda value: isinstance(value, dict), "use a dictionary")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("n_steps", "batch_size", "n_epochs", "n_policy_iterations", "stats_window_size"), count()),
     **dict.fromkeys(("n_value_epochs", "aux_batch_size"), optional(count())),
@@ -147,7 +133,10 @@ RULES: dict[str, Rule] = {
         lambda value: FLAG.is_allowed(value) or is_count(value),
         "use True, False, or the step at which a time limit ends episodes",
     ),
-    **dict.fromkeys(("objective_kwargs", "rollout_buffer_kwargs", "policy_kwargs"), optional(DICTIONARY, "")),
+    **dict.fromkeys(
+        ("objective_kwargs", "replay_kwargs", "aux_buffer_kwargs", "rollout_buffer_kwargs", "policy_kwargs"),
+        optional(Rule(lambda value: isinstance(value, dict), "use a dictionary"), ""),
+    ),
     # Play
     "epsilon": number(0, 1),
     "temperature": number(0, exclusive=True),
@@ -161,7 +150,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("value_rollouts", "policy_uses", "value_uses"), optional(count())),
     "staleness": count(0),
     "seed": optional(Rule(lambda value: is_count(value, 0) and value < 2**32, "use an integer from 0 to 2**32 - 1")),
-    "device": Rule(is_device, 'use "auto", "cpu", "cuda", "cuda:0", or another name that torch.device takes'),
     # Auxiliary buffer
     "storage": choice("memory", "mmap"),
     "capacity": optional(count()),
@@ -213,20 +201,6 @@ def argument_names(cls: type, method: str = "__init__") -> list[str]:
     return [name for name in names if name != "self"]
 
 
-@contextmanager
-def policy_kwargs_explained(policy: type, policy_kwargs: dict[str, Any]) -> Iterator[None]:
-    """Suggest the nearest name for an unknown entry of ``policy_kwargs``, where the policy is made within the block."""
-    try:
-        yield
-    except TypeError as error:
-        found = re.search(r"unexpected keyword argument '(\w+)'$", str(error))
-        if found is None or found[1] not in policy_kwargs:
-            raise
-        there = {*argument_names(policy), *inspect.signature(ActorCriticPolicy).parameters} - OF_THE_ALGORITHM
-        remedy = nearest(found[1], there)
-        raise ArgumentError(f"`policy_kwargs`: {policy.__name__} has no argument `{found[1]}`{remedy}") from error
-
-
 # Arguments that a model keeps under another name
 ATTRIBUTES = {"objective": "objective_class", "stats_window_size": "_stats_window_size"}
 
@@ -252,20 +226,8 @@ def require(model: Any, condition: bool, argument: str, remedy: str) -> None:
         raise ArgumentError(f"`{argument}`={argument_value(model, argument)!r} cannot work: {remedy}")
 
 
-def made_from(argument: str, kwargs: dict[str, Any] | None, make: Callable[..., Any], *args: Any) -> Any:
-    """
-    Make an object from the value of an argument that holds keyword arguments, such as ``replay_kwargs``.
-
-    :raises ArgumentError: if the class does not take these keyword arguments
-    """
-    signature = inspect.signature(make)
-    try:
-        signature.bind(*args, **(kwargs or {}))
-    except TypeError as error:
-        names = ", ".join([*signature.parameters][len(args) :])
-        raise ArgumentError(
-            f"`{argument}`={kwargs!r} cannot work ({error}): use a dictionary with {names}, or None"
-        ) from error
+def made_from(kwargs: dict[str, Any] | None, make: Callable[..., Any], *args: Any) -> Any:
+    """Make an object from the value of an argument that holds keyword arguments, such as ``replay_kwargs``."""
     return make(*args, **{name: without_numpy(value) for name, value in (kwargs or {}).items()})
 
 

@@ -5,7 +5,7 @@ import importlib
 import io
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED, flat_space
-from sb3_ppg.arguments import arguments_explained, made_from, policy_kwargs_explained
+from sb3_ppg.arguments import arguments_explained, made_from
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
@@ -51,7 +51,7 @@ from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
-from sb3_ppg.training.checks import check_arguments, check_environment, check_networks, check_objective, check_samples
+from sb3_ppg.training.checks import check_arguments, check_environment, check_networks, check_objective
 from sb3_ppg.training.collecting import as_stored, check_log_probs, take_steps
 from sb3_ppg.training.session import Session, training
 
@@ -154,15 +154,12 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
             **buffer_kwargs,
         )
         policy: Any = self.policy_class
-        with policy_kwargs_explained(policy, policy_kwargs):
-            self.policy = policy(
-                self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs
-            ).to(self.device)
+        spaces_ = (self.observation_space, self.action_space)
+        self.policy = policy(*spaces_, self.lr_schedule, use_sde=self.use_sde, **policy_kwargs).to(self.device)
         self._maybe_recommend_cpu()
-        self._reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
+        self.reward_reader = None if self.n_reward_components is None else RewardReader(self.n_reward_components)
         self.time_limits = TimeLimits()
         store_floats(self.rollout_buffer, self.env)
-        check_samples(self)
         self.policy.mixed_precision = self.mixed_precision
         # Schedules from here on, as in PPO
         self.clip_range = None if self.clip_range is None else FloatSchedule(self.clip_range)
@@ -175,8 +172,8 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
         self.aux_optimizer = self.policy.make_optimizer(self.aux_lr_schedule(1), trained)
         if len(trained) > len(of_policy):
             self.policy.optimizer = self.policy.make_optimizer(self.lr_schedule(1), trained)
-        self.aux_buffer = made_from("aux_buffer_kwargs", self.aux_buffer_kwargs, AuxBuffer, self.device)
-        self.replay = made_from("replay_kwargs", self.replay_kwargs, RolloutReplay)
+        self.aux_buffer = made_from(self.aux_buffer_kwargs, AuxBuffer, self.device)
+        self.replay = made_from(self.replay_kwargs, RolloutReplay)
         self._tell_weights()
         check_networks(self)
         check_objective(self)
@@ -262,15 +259,6 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
     def after_environment_step(self) -> None:
         """Update the model after an environment step, unless a callback has stopped the run."""
-
-    def vector_reader(self) -> Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None:
-        """
-        :return: reader of vector rewards, which gets the infos of each step of the next rollout; None for scalar rewards
-        """
-        if self._reward_reader is None:
-            return None
-        self._reward_reader.begin(self._last_episode_starts)
-        return self._reward_reader.read
 
     def next_values(
         self, observations: PyTorchObs, episode_starts: np.ndarray, env: int | None = None, memory: np.ndarray | None = None
@@ -619,7 +607,7 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         of_training = ("rollout_end", "session", "compiled_training", "_fitting_micro_batch_size")
-        of_environments = ("_reward_reader", "time_limits")
+        of_environments = ("reward_reader", "time_limits")
         return [*super()._excluded_save_params(), "aux_buffer", "replay", "objective", *of_training, *of_environments]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from gymnasium.vector import VectorEnv
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_ppg.arguments import arguments_explained, check_values, warn_of_missing_gpu
+from sb3_ppg.arguments import arguments_explained, check_value, warn_of_missing_gpu
 from sb3_ppg.buffers.replay import Kind
 from sb3_ppg.callbacks import tell
 from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
@@ -194,7 +194,7 @@ class PPG(PhasicAlgorithm):
         reward_weights: list[float] | Literal["observation"] | None = None,
     ):
         check_policy_class(policy, type(self))
-        check_values(seed=seed, device=device)
+        check_value("seed", seed)
         super().__init__(
             policy,
             env,  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ class PPG(PhasicAlgorithm):
             ent_coef=ent_coef,  # type: ignore[arg-type]
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
-            use_sde=False,  # set below, and checked by `check_arguments`, whose message says more than SB3's
+            use_sde=use_sde,
             sde_sample_freq=sde_sample_freq,
             rollout_buffer_class=rollout_buffer_class,
             rollout_buffer_kwargs=rollout_buffer_kwargs,
@@ -218,7 +218,6 @@ class PPG(PhasicAlgorithm):
             _init_setup_model=False,
             supported_action_spaces=self.action_spaces,
         )
-        self.use_sde = use_sde
         self.aux_learning_rate = aux_learning_rate
         self.value_learning_rate = value_learning_rate
         self.batch_size = batch_size

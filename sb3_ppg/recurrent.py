@@ -107,7 +107,7 @@ class RecurrentPPG(PPG):
     def check_arguments(self) -> None:
         super().check_arguments()
         # Rollouts of the replay share a minibatch
-        n_rollouts = max(made_from("replay_kwargs", self.replay_kwargs, RolloutReplay).n_rollouts.values())
+        n_rollouts = max(made_from(self.replay_kwargs, RolloutReplay).n_rollouts.values())
         for n in range(1, n_rollouts + 1):
             self._check_sequences("batch_size", self.batch_size, math.ceil(self.batch_size / n))
 

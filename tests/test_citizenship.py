@@ -12,7 +12,6 @@ from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from torch import nn
 
 from sb3_ppg import PPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
@@ -124,14 +123,6 @@ def test_reward_normaliser_by_hand():
             RewardNormalizer(**kwargs)
 
 
-# ---- callbacks, logs ----
-
-
-def test_tensorboard(tmp_path):
-    make(tensorboard_log=str(tmp_path / "tb")).learn(16, tb_log_name="run")
-    assert list((tmp_path / "tb" / "run_1").glob("events*"))
-
-
 # ---- policies ----
 
 
@@ -151,19 +142,6 @@ def test_train_and_eval_mode():
     assert model.policy.training
     predictions = {model.predict(obs, deterministic=True)[0].item() for _ in range(5)}
     assert len(predictions) == 1 and not model.policy.training
-
-
-def test_custom_extractor_activation_and_optimizer():
-    model = make(
-        policy_kwargs=dict(
-            features_extractor_class=BatchNormExtractor,
-            activation_fn=nn.ReLU,
-            net_arch=dict(pi=[8], vf=[9, 10]),
-            optimizer_class=th.optim.RMSprop,
-            optimizer_kwargs=dict(alpha=0.9),
-        )
-    ).learn(PHASE)
-    assert isinstance(model.aux_optimizer, th.optim.RMSprop) and model.policy.value_net.in_features == 10
 
 
 def test_compiled_policy(tmp_path):

@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import dataclasses
 import pickle
 from functools import partial
 
@@ -12,7 +11,6 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
@@ -382,35 +380,6 @@ def test_values_stay_readable_after_learn_and_are_written_once(tmp_path):
 
 
 # ---- rollouts ----
-
-
-class Objects(RolloutBuffer):
-    def reset(self):
-        super().reset()
-        self.observations = np.empty((self.buffer_size, self.n_envs), dtype=object)
-
-
-class Tensors(RolloutBuffer):
-    def reset(self):
-        super().reset()
-        self.observations = th.zeros(self.buffer_size, self.n_envs, *self.obs_shape)
-
-
-@dataclasses.dataclass
-class Samples:
-    observations: th.Tensor
-    actions: th.Tensor
-
-
-class Dataclasses(RolloutBuffer):
-    def _get_samples(self, *args):
-        return Samples(*super()._get_samples(*args)[:2])
-
-
-@pytest.mark.parametrize(("cls", "needed"), [(Objects, "arrays"), (Tensors, "arrays"), (Dataclasses, "named tuples")])
-def test_buffers_whose_samples_cannot_be_used_are_refused(cls, needed):
-    with pytest.raises(ArgumentError, match=f"{cls.__name__}.*{needed}"):
-        PPG("MlpPolicy", "CartPole-v1", rollout_buffer_class=cls, **SMALL)
 
 
 class CollectsItself(PPG):

@@ -6,16 +6,13 @@ import pydoc
 import re
 import shlex
 import sys
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
 
 from sb3_ppg import PPG, RecurrentPPG, hub
-from sb3_ppg.objectives import Objective, SampleData
-from tests.helpers import ROOT, SMALL, code_blocks, learn_and_log, random_envs
+from tests.helpers import ROOT, code_blocks, learn_and_log
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "results" not in path.parts)]
@@ -157,22 +154,3 @@ def test_everything_public_is_documented(module):
         for method, function in inspect.getmembers(thing, inspect.isroutine) if inspect.isclass(thing) else []:
             if not method.startswith("_") and str(getattr(function, "__module__", "")).startswith("sb3_ppg"):
                 assert inspect.getdoc(function), f"{name}.{method}"
-
-
-def test_what_an_objective_keeps_belongs_to_its_observations():
-    """RandomEnv's reward is the first number of the observation that follows: kept rewards and observations agree."""
-
-    @dataclass
-    class Kept(SampleData):
-        rewards: Any = None
-        actions: Any = None
-        episode_starts: Any = None
-
-    class KeepsRewards(Objective):
-        aux_data_class = Kept
-
-    env = random_envs(n_envs=3, episode_length=100)
-    model = PPG("MlpPolicy", env, **{**SMALL, "n_policy_iterations": 3}, objective=KeepsRewards).learn(2 * 24)
-    for observations, context, _ in model.aux_buffer.rollouts:
-        np.testing.assert_allclose(context["rewards"][:, :-1, 0], observations[:, 1:, 0], rtol=1e-6)
-        assert context["actions"].shape == context["episode_starts"].shape == (3, 8, 1)

@@ -150,15 +150,11 @@ def test_an_argument_that_there_is_not_names_the_nearest(algorithm, policy, wron
         algorithm(policy, "CartPole-v1", **{wrong: 3})
 
 
-def test_an_unknown_argument_of_learn_or_of_the_policy_names_the_nearest():
+def test_an_unknown_argument_of_learn_names_the_nearest():
     with pytest.raises(TypeError, match=r"^PPG\.learn has no argument `progressbar`; nearest: progress_bar$"):
         PPG("MlpPolicy", "CartPole-v1", **SMALL).learn(16, progressbar=True)
     with pytest.raises(TypeError, match=r"^MaskablePPG\.learn has no argument `masking`; nearest: use_masking$"):
         MaskablePPG("MlpPolicy", "CartPole-v1", **SMALL).learn(16, masking=False)
-    with pytest.raises(ArgumentError, match=r"`policy_kwargs`: \w+ has no argument `net_archs`; nearest: net_arch$"):
-        PPG("MlpPolicy", "CartPole-v1", policy_kwargs=dict(net_archs=[8]))
-    with pytest.raises(TypeError, match=r"^FlattenExtractor"):  # an argument of another class is not the policy's
-        PPG("MlpPolicy", "CartPole-v1", policy_kwargs=dict(features_extractor_kwargs=dict(net_archs=[8])))
 
 
 class Returns(RandomEnv):

@@ -213,8 +213,8 @@ def test_a_worker_that_dies_while_it_is_asked_for_masks_is_named():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        (dict(policy=MlpPolicy), "is for PPG, not for MaskablePPG: use one of 'MlpPolicy'"),
-        (dict(policy="MlpLstmPolicy"), "'MlpLstmPolicy' is unknown to MaskablePPG: use one of 'MlpPolicy'"),
+        (dict(policy=MlpPolicy), "is not for MaskablePPG: use one of 'MlpPolicy'"),
+        (dict(policy="MlpLstmPolicy"), "'MlpLstmPolicy' is not for MaskablePPG: use one of 'MlpPolicy'"),
         (dict(rollout_buffer_class=NormalizedRewardRolloutBuffer), "class`=.*MaskableRolloutBuffer"),
     ],
 )

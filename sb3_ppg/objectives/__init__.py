@@ -54,10 +54,10 @@ def make_objective(objective: Any, policy: PhasicActorCriticPolicy, kwargs: dict
     :param policy: policy in training
     :param kwargs: keyword arguments of the class
     :return: the objective
-    :raises ArgumentError: if there is no such objective, if it does not take these arguments, or if it keeps the policy
+    :raises ArgumentError: if there is no such objective, or if it keeps the policy
     """
     cls = find_objective(objective)
-    made = made_from("objective_kwargs", kwargs, cls, policy)
+    made = made_from(kwargs, cls, policy)
     of_policy = {id(parameter) for parameter in policy.parameters()}
     if shared := [name for name, parameter in made.named_parameters() if id(parameter) in of_policy]:
         raise ArgumentError(

@@ -10,9 +10,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
@@ -47,18 +47,14 @@ class CompiledFunction:
     in this run.
 
     :param model: model
-    :param name: name of the function in the line that says how long its compilation took
-    :param subject: beginning of the sentence that says why it is not compiled
+    :param name: name of the function in messages
     :param function: function
     :param options: arguments of ``torch.compile``
     """
 
-    them: ClassVar[str] = "it"
-
-    def __init__(self, model: PhasicModel, name: str, subject: str, function: Callable[..., Any], **options: Any):
+    def __init__(self, model: PhasicModel, name: str, function: Callable[..., Any], **options: Any):
         self.model = model
         self.name = name
-        self.subject = subject
         self.has_failed = False
         self._function = _only_compiled(function)
         self._options = dict(fullgraph=True, isolate_recompiles=True) | options  # torch's own types do not have the latter
@@ -69,12 +65,14 @@ class CompiledFunction:
         :param is_new: whether torch compiles the function for these arguments
         :return: the result; None after an error
         """
+        start, is_announced = time.perf_counter(), is_new and self.model.verbose >= 1
+        if is_announced:
+            print(f"Compiling the {self.name}, ", end="", flush=True)
         try:
-            with _announced(self.name, self.model.verbose >= 1 and is_new):
-                if self._compiled is None:
-                    with unvalidated_distributions():  # the first use of the compiler turns validation off for the process
-                        self._compiled = th.compile(self._function, **self._options)
-                return self._compiled(*arguments)
+            if self._compiled is None:
+                with unvalidated_distributions():  # the first use of the compiler turns validation off for the process
+                    self._compiled = th.compile(self._function, **self._options)
+            return self._compiled(*arguments)
         except Exception as error:
             self.has_failed = True
             training, message = self.model.compiled_training, cause(error)
@@ -82,13 +80,16 @@ class CompiledFunction:
                 training.stop()
             if message not in training.reported:  # a compiler that is missing fails for each function
                 training.reported.add(message)
-                warn(f"{self.subject} not compiled: torch cannot compile {self.them} ({message})")
+                warn(f"The {self.name} is not compiled: torch cannot compile it ({message})")
             return None
+        finally:
+            if is_announced:
+                print(f"{time.perf_counter() - start:.0f} s")
 
     def give_up(self, reason: str) -> None:
         """Leave the work to the caller from now on."""
         if not self.has_failed and self.model.compile_updates is True:
-            warn(f"{self.subject} not compiled: {reason}")
+            warn(f"The {self.name} is not compiled: {reason}")
         self.has_failed = True
 
 
@@ -116,12 +117,10 @@ class CompiledStep(CompiledFunction):
     optimizer's state, and minibatches of a size that does not occur twice in a row, like a truncated minibatch.
     """
 
-    them: ClassVar[str] = "these losses"
-
     def __init__(self, model: PhasicModel, name: str, losses: Callable[..., Losses], takes_step: bool):
         function = take_steps if takes_step else loss_gradient
         options = dict(cpp_wrapper=model.device.type == "cpu")  # which starts the kernels without Python
-        super().__init__(model, f"{name} update", f"The {name} updates are", function, options=options)
+        super().__init__(model, f"{name} update", function, options=options)
         self.losses_of = MinibatchLosses(model, losses)
         self.takes_step = takes_step
         is_watched = name == "policy" and type(model.objective).after_policy_step is not Objective.after_policy_step
@@ -231,7 +230,7 @@ class CompiledStep(CompiledFunction):
             return False
         if not self._reached:
             if not all(map(th.equal, self._generator_states, self._get_generator_states())):
-                self.give_up("they draw random numbers, and compiled code would draw different ones")
+                self.give_up("it draws random numbers, and compiled code would draw different ones")
                 return False
             groups = self._optimizer.param_groups
             self._reached = [[one for one in group["params"] if one.grad is not None] for group in groups]
@@ -251,7 +250,7 @@ class CompiledPolicy(CompiledFunction):
         self.policy: PhasicActorCriticPolicy = model.policy
         self._is_new = True
         options = dict(fallback_random=True)
-        super().__init__(model, "acting policy", "The acting policy is", self.policy.forward, options=options)
+        super().__init__(model, "acting policy", self.policy.forward, options=options)
 
     def __call__(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Act like ``PPG.act``."""
@@ -285,17 +284,13 @@ class CompiledTraining:
         Decide whether a run is compiled. If it ``continues`` an earlier one, "auto" keeps its choice, because compiled updates
         round differently.
         """
-        model, choice, earlier = self.model, self.model.compile_updates, None
-        if choice == "auto":
-            earlier = model._compiles_updates if continues else None
-            choice = is_worthwhile(model, total_timesteps) if earlier is None else earlier
-        of_model = reason_against(model) if choice else None
-        reason = of_model or (missing_compiler(model) if choice else None)
-        if reason is not None and model.compile_updates is True:
-            warn(f"`compile_updates`=True has no effect: {reason}")
-        elif reason is not None and earlier:
-            warn(f"This run began with compiled updates, and goes on without: {reason}")
-        elif reason != of_model:
+        model, choice = self.model, self.model.compile_updates
+        if choice == "auto" and continues and model._compiles_updates is not None:
+            choice = model._compiles_updates
+        elif choice == "auto":
+            choice = reason_against(model) is None and is_worthwhile(model, total_timesteps)
+        reason = (reason_against(model) or missing_compiler(model)) if choice else None
+        if reason is not None:
             warn(f"The updates are not compiled: {reason}")
         self.is_enabled = bool(choice) and reason is None
         if not continues or model._compiles_updates is None:
@@ -355,17 +350,12 @@ def missing_compiler(model: PhasicModel) -> str | None:
 
 
 def is_worthwhile(model: PhasicModel, total_timesteps: float) -> bool:
-    """Return whether compiling is likely to make a run faster, judging by its length and its networks."""
+    """Return whether compiling is likely to make a run faster, judging by its networks and its number of optimizer steps."""
     if model.device.type != "cpu" or has_convolutions(model.policy):
         return False
-    return WORTHWHILE_STEPS <= n_optimizer_steps(model, total_timesteps) < math.inf  # infinite if a callback ends it
-
-
-def n_optimizer_steps(model: PhasicModel, total_timesteps: float) -> float:
-    """Estimate the number of optimizer steps in a run of this budget."""
     n_epochs = model.n_epochs + (model.n_value_epochs or 0)
     per_sample = n_epochs / model.batch_size + model.n_aux_epochs / model.aux_samples_per_batch()
-    return total_timesteps / n_processes() * per_sample
+    return WORTHWHILE_STEPS <= total_timesteps / n_processes() * per_sample < math.inf  # infinite if a callback ends it
 
 
 # ---- torch's compiler ----
@@ -377,19 +367,6 @@ def tracing() -> AbstractContextManager[None]:
     random numbers, which it would replace by its own.
     """
     return th._dynamo.config.patch(trace_autograd_ops=True, automatic_dynamic_shapes=False, use_numpy_random_stream=True)
-
-
-@contextmanager
-def _announced(name: str, is_on: bool) -> Iterator[None]:
-    """Print the name of the function that is compiled in a block, and the time that this takes."""
-    start = time.perf_counter()
-    if is_on:
-        print(f"Compiling the {name}, ", end="", flush=True)
-    try:
-        yield
-    finally:
-        if is_on:
-            print(f"{time.perf_counter() - start:.0f} s")
 
 
 def cause(error: BaseException) -> str:

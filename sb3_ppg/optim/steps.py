@@ -51,7 +51,7 @@ class MinibatchLosses(nn.Module):
 class FlatGroup(NamedTuple):
     """Parameters of one of Adam's groups that have taken equally many steps, N numbers in all."""
 
-    names: list[list[str]]  # of each parameter in its network
+    names: list[str]  # of each parameter in its network
     shapes: list[th.Size]
     values: th.Tensor  # (N,)
     moments: list[th.Tensor]  # means of the gradients, of their squares, and the largest of these with `amsgrad`, (N,) each
@@ -91,7 +91,7 @@ class FlatAdam:
         reached: Sequence[Sequence[nn.Parameter]],
         network: nn.Module,
     ):
-        names = _places_of_parameters(network)
+        names = {parameter: name for name, parameter in network.named_parameters()}
         self.groups: list[FlatGroup] = []
         self._originals: list[tuple[dict[str, Any], list[nn.Parameter], list[dict[str, th.Tensor]]]] = []
         for group, parameters in zip(optimizer.param_groups, reached, strict=True):
@@ -136,15 +136,6 @@ class FlatAdam:
                 parameter.grad = gradient
 
 
-def _places_of_parameters(network: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Return the names under which modules of a network hold each parameter, which is more than one if it is shared."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for place, module in network.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            names.setdefault(parameter, []).append(f"{place}.{name}")
-    return names
-
-
 # ---- compiled functions ----
 
 
@@ -176,9 +167,8 @@ def take_steps(
         leaves = [group.values.detach().requires_grad_() for group in groups]
         parameters: dict[str, th.Tensor] = {}
         for group, leaf in zip(groups, leaves, strict=True):
-            for names, part in zip(group.names, group.split(leaf), strict=True):
-                parameters.update(dict.fromkeys(names, part))
-        losses = th.func.functional_call(losses_of, parameters, (coefficients, minibatch), tie_weights=False)
+            parameters.update(zip(group.names, group.split(leaf), strict=True))
+        losses = th.func.functional_call(losses_of, parameters, (coefficients, minibatch))
         gradients = th.autograd.grad(losses.total, leaves)
         is_taken = number < n_steps
         with th.no_grad():

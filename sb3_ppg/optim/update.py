@@ -63,17 +63,14 @@ class Update:
         self.history: list[Epoch] = []
         self._losses = partial(minibatch_losses, model, losses, self.coefficients)
         self._compiled = model.compiled_training.begin_update(kind, losses, self.optimizer, self.coefficients)
-        self._of_policy: dict[str, Any] = {} if kind != "policy" else self._policy_arguments()
-
-    def _policy_arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``optimize_epoch`` for epochs on the policy's loss alone."""
-        model, objective = self.model, self.model.objective
-        arguments = dict(target_kl=model.target_kl, after_step=partial(objective.after_policy_step, model.policy))
-        if objective.adversary_optimizer is None:
-            return arguments
-        update_learning_rate(objective.adversary_optimizer, self.learning_rate)
-        losses = partial(minibatch_losses, model, objective.adversary_losses, self.coefficients)
-        return {**arguments, "adversary": (objective.adversary_optimizer, losses)}
+        self._of_policy: dict[str, Any] = {}
+        if kind == "policy":
+            objective = model.objective
+            self._of_policy = dict(target_kl=model.target_kl, after_step=partial(objective.after_policy_step, model.policy))
+            if (adversary := objective.adversary_optimizer) is not None:
+                update_learning_rate(adversary, self.learning_rate)
+                of_adversary = partial(minibatch_losses, model, objective.adversary_losses, self.coefficients)
+                self._of_policy["adversary"] = (adversary, of_adversary)
 
     def epoch(self, minibatches: Iterable[Any]) -> Epoch:
         """Take one optimizer step per minibatch, see ``optimize_epoch``; ``history`` gets the record of the epoch."""

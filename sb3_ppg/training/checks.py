@@ -1,26 +1,22 @@
 """Checks of arguments that must fit together, and fit environments, networks, buffers and objectives."""
 
-from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.buffers import DictRolloutBuffer
 
 from sb3_ppg.actions.nested import by_leaf
-from sb3_ppg.arguments import FINITE, argument_value, check_value, made_from, require
+from sb3_ppg.arguments import FINITE, argument_value, check_value, require
 from sb3_ppg.arguments import check_arguments as check_each
 from sb3_ppg.buffers.protocol import has_usual_samples, is_recomputable
-from sb3_ppg.buffers.replay import RolloutReplay, full_like
 from sb3_ppg.buffers.reward_normalizer import RewardNormalizer
 from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective
-from sb3_ppg.policies import PhasicActorCriticPolicy, VectorValueHead
+from sb3_ppg.policies import VectorValueHead
 from sb3_ppg.policies.extractors import looks_at_the_batch
 from sb3_ppg.protocols import PhasicModel
-from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.training.preparing import has_single_samples
 
 COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Text, spaces.OneOf)  # of other spaces or lengths
@@ -28,21 +24,14 @@ COMPOSED = (spaces.Tuple, spaces.Dict, spaces.Sequence, spaces.Graph, spaces.Tex
 
 def check_policy_class(policy: Any, algorithm: type[PhasicModel]) -> None:
     """Refuse a policy that is neither a known name nor a class for this algorithm."""
-    names = ", ".join(map(repr, algorithm.policy_aliases))
-    base = next(iter(algorithm.policy_aliases.values()))
-    if isinstance(policy, str):
-        if policy not in algorithm.policy_aliases:
-            other = ", or sb3_ppg.RecurrentPPG, which has LSTMs" if "Lstm" in policy else ""
-            raise ArgumentError(f"`policy`={policy!r} is unknown to {algorithm.__name__}: use one of {names}{other}")
-        return
-    place = f"{base.__module__}.{base.__name__}"
-    if base is PhasicActorCriticPolicy:
-        place = "sb3_ppg.MlpPolicy (images: CnnPolicy, Dict observations: MultiInputPolicy) in place of SB3's class"
-    remedy = f"use one of {names}, or derive your class from {place}"
-    if not isinstance(policy, type) or not issubclass(policy, PhasicActorCriticPolicy):
-        raise ArgumentError(f"`policy`={getattr(policy, '__name__', policy)} has no auxiliary value head: {remedy}")
-    if not issubclass(policy, base) or policy.algorithm not in [cls.__name__ for cls in algorithm.__mro__]:
-        raise ArgumentError(f"`policy`={policy.__name__} is for {policy.algorithm}, not for {algorithm.__name__}: {remedy}")
+    names, base = ", ".join(map(repr, algorithm.policy_aliases)), next(iter(algorithm.policy_aliases.values()))
+    is_class = isinstance(policy, type) and issubclass(policy, base)
+    is_for_it = is_class and policy.algorithm in [cls.__name__ for cls in algorithm.__mro__]
+    if not is_for_it and policy not in [*algorithm.policy_aliases]:
+        given = getattr(policy, "__name__", repr(policy))
+        remedy = f"use one of {names}, or derive your class from {base.__module__}.{base.__name__}"
+        lstm = "LSTM policies are for sb3_ppg.RecurrentPPG"
+        raise ArgumentError(f"`policy`={given} is not for {algorithm.__name__}: {remedy}. {lstm}")
 
 
 def check_environment(env: Any) -> None:
@@ -68,15 +57,16 @@ def check_arguments(model: PhasicModel) -> None:
     check_each(model)
     remedy = "nothing would hold the policy near the one that collected the data; set `kl_coef` above 0, or a clip range"
     require(model, model.clip_range is not None or model.kl_coef > 0, "clip_range", remedy)
-    remedy = f"gSDE is for continuous actions (Box), these are {model.action_space}; leave it False"
-    require(model, not model.use_sde or isinstance(model.action_space, spaces.Box), "use_sde", remedy)
     remedy = "the advantage of a single sample is normalized to zero; use more steps, or normalize_advantage=False"
     require(model, model.n_steps * model.n_envs > 1 or not model.normalize_advantage, "n_steps", remedy)
     for coefficient in by_leaf(model.action_space, "ent_coef", model.ent_coef):
         check_value("ent_coef", coefficient, FINITE)
     remedy = "both losses share one optimizer; set `n_value_epochs`, which gives the value function its own, or use None"
     require(model, model.value_learning_rate is None or model.n_value_epochs is not None, "value_learning_rate", remedy)
-    check_rollout_buffer_class(model)
+    cls, base = model.rollout_buffer_class, model.rollout_buffer_classes[isinstance(model.observation_space, spaces.Dict)]
+    is_class = cls is None or (isinstance(cls, type) and issubclass(cls, base))
+    remedy = f"use a subclass of {base.__module__}.{base.__name__} for these observations, or None"
+    require(model, is_class, "rollout_buffer_class", remedy)
     check_vector_rewards(model)
     if hasattr(model, "aux_buffer"):  # the model is complete
         check_networks(model)
@@ -89,9 +79,6 @@ def check_networks(model: PhasicModel) -> None:
     splits = isinstance(model.micro_batch_size, int)
     remedy = "batch normalization of micro-batches differs from that of their minibatch; use None"
     require(model, not splits or not looks_at_the_batch(model.policy), "micro_batch_size", remedy)
-    mode = model.policy.compile_mode
-    remedy = f"CUDA graphs (compile_mode={mode!r}) do not add up gradients over micro-batches; use None or another mode"
-    require(model, not splits or mode not in ("reduce-overhead", "max-autotune"), "micro_batch_size", remedy)
     has_layers = any(True for _ in model.policy.features_extractor.parameters())
     remedy = "it is for the features extractor, and this one has no layers; leave it None"
     require(model, model.mixed_precision != "bf16" or has_layers, "mixed_precision", remedy)
@@ -108,23 +95,17 @@ def check_networks(model: PhasicModel) -> None:
 def check_objective(model: PhasicModel) -> None:
     """Refuse arguments that the objective cannot work with."""
     cls = type(model.objective)
-    if cls is not model.objective_class:
-        is_made = isinstance(model.objective, Objective)
-        given, made_with = (model.objective_class, cls) if is_made else (model.objective, model.objective_class)
-        remedy = f"this model was made with {made_with.__name__}: give another one to the constructor"
-        raise ArgumentError(f"`objective`={given!r} cannot work: {remedy}")
     remedy = (
         f"{cls.__name__} adds data to minibatches, and this class draws them in its own way; use one without `get`, or "
         "with `recomputable = True`, see docs/extending.md"
     )
     is_possible = cls.extras is Objective.extras or has_usual_samples(model.rollout_buffer)
     require(model, is_possible, "rollout_buffer_class", remedy)
-    has_own_targets = cls.value_targets is not Objective.value_targets
-    remedy = f"{cls.__name__} has its own value targets, which are scalar; use another objective, or None"
-    require(model, model.reward_weights is None or not has_own_targets, "reward_weights", remedy)
-    remedy = f"{cls.__name__} has its own value targets, which are not recomputed; use False"
-    require(model, not (model.recompute_advantages and has_own_targets), "recompute_advantages", remedy)
-    require(model, not (model.replay.capacity > 1 and has_own_targets), "replay_kwargs", remedy.replace("False", "None"))
+    if cls.value_targets is not Objective.value_targets:
+        remedy = f"{cls.__name__} has its own value targets, which are scalar and not recomputed; use "
+        require(model, model.reward_weights is None, "reward_weights", f"{remedy}another objective, or None")
+        require(model, not model.recompute_advantages, "recompute_advantages", f"{remedy}False")
+        require(model, model.replay.capacity == 1, "replay_kwargs", f"{remedy}None")
     check_replay(model)
     model.objective.check(model)
 
@@ -146,17 +127,6 @@ def warn_of_unlikely_arguments(model: PhasicModel) -> None:
                 f"`{name}`={rate:g} is above 1, which ruins any network. Is it meant for another argument? PPG takes "
                 "PPO's arguments in PPO's order, and its own by keyword only"
             )
-
-
-def check_rollout_buffer_class(model: PhasicModel) -> None:
-    """Refuse a class that cannot hold rollouts of this algorithm and these observations."""
-    cls = model.rollout_buffer_class
-    for_dict = isinstance(model.observation_space, spaces.Dict)
-    base = model.rollout_buffer_classes[for_dict]
-    is_class = isinstance(cls, type) and issubclass(cls, base) and issubclass(cls, DictRolloutBuffer) == for_dict
-    wanted = f"{base.__module__}.{base.__name__}" + ("" if for_dict else " that is not a DictRolloutBuffer")
-    remedy = f"use a subclass of {wanted} for these observations, or None"
-    require(model, cls is None or is_class, "rollout_buffer_class", remedy)
 
 
 def check_vector_rewards(model: PhasicModel) -> None:
@@ -191,21 +161,6 @@ def check_vector_rewards(model: PhasicModel) -> None:
         require(model, weights != "observation" or not is_normalized, "reward_weights", remedy)
 
 
-def check_samples(model: PhasicModel) -> None:
-    """Refuse a custom buffer without arrays of numbers, or whose samples are not named tuples that begin with observations."""
-    buffer = model.rollout_buffer
-    arrays = buffer.observations.values() if isinstance(buffer.observations, dict) else [buffer.observations]
-    is_numeric = all(isinstance(one, np.ndarray) and one.dtype != object for one in arrays)
-    remedy = "the auxiliary phase keeps its `observations`, which must be NumPy arrays of numbers; use another class"
-    require(model, is_numeric, "rollout_buffer_class", remedy)
-    if not has_usual_samples(buffer):
-        fields: tuple[str, ...] = ("observations",)
-        with generators_kept(), suppress(Exception):  # the class may not accept a rollout of zeros
-            fields = getattr(next(iter(full_like(buffer).get(model.batch_size))), "_fields", ("",))
-        remedy = "`get` must yield named tuples that begin with `observations`, as SB3's does; use a class that does"
-        require(model, fields[0] == "observations", "rollout_buffer_class", remedy)
-
-
 def check_replay(model: PhasicModel) -> None:
     """Refuse ``replay_kwargs`` whose rollouts the epochs cannot use, or whose advantages cannot be recomputed."""
     replay, buffer = model.replay, model.rollout_buffer
@@ -217,10 +172,6 @@ def check_replay(model: PhasicModel) -> None:
     require(model, not model.recompute_advantages or is_possible, "recompute_advantages", f"{remedy}False")
     require(model, replay.capacity == 1 or is_possible, "replay_kwargs", f"{remedy}None")
     require(model, model.reward_weights is None or is_possible, "reward_weights", f"{remedy}None")
-    asked = made_from("replay_kwargs", model.replay_kwargs, RolloutReplay)
-    is_same = all(vars(asked)[name] == vars(replay)[name] for name in ("n_rollouts", "max_uses", "staleness"))
-    remedy = "this model was made with others: give these to the constructor, or to `load`"
-    require(model, is_same, "replay_kwargs", remedy)
     given = {name for name, value in (model.replay_kwargs or {}).items() if value is not None}
     has_value_epochs = model.n_value_epochs is not None or not given & {"value_rollouts", "value_uses"}
     remedy = "without `n_value_epochs` there are no epochs on values alone; leave out `value_rollouts` and `value_uses`"

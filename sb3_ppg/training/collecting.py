@@ -44,7 +44,10 @@ def take_steps(
     rollout_buffer.reset()
     callback.on_rollout_start()
     model.time_limits.begin(model._last_episode_starts, model.ignore_terminations)
-    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.time_limits, model.vector_reader())
+    if model.reward_reader is not None:
+        model.reward_reader.begin(model._last_episode_starts)
+    read_rewards = None if model.reward_reader is None else model.reward_reader.read
+    steps = CheckedSteps(env, model.allow_nonfinite_observations, model.time_limits, read_rewards)
     if model.use_sde:
         model.policy.reset_noise(env.num_envs)
     while n_steps < n_rollout_steps:

@@ -183,8 +183,7 @@ def test_clipping_against_old_policies_is_warned_about():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(replay_kwargs=3), "use a dictionary with policy_rollouts, value_rollouts"),
-        (dict(replay_kwargs=dict(rollouts=3)), "use a dictionary with policy_rollouts, value_rollouts"),
+        (dict(replay_kwargs=3), "use a dictionary"),
         (dict(replay_kwargs=dict(policy_rollouts=0)), "`policy_rollouts`=0 cannot work: use an integer of at least"),
         (dict(replay_kwargs=dict(staleness=-1)), "`staleness`=-1 cannot work: use an integer of at least"),
         (dict(replay_kwargs=dict(value_rollouts=2)), "without `n_value_epochs`"),

@@ -69,7 +69,7 @@ def large(*shape: int) -> dict[str, Any]:
 MALICE: list[tuple[str, Any, str]] = [
     ("algorithm", {"$class": "os.system"}, "'os.system'} is not on the list"),
     ("algorithm", {"$class": "ReLU"}, "is not PPG"),
-    ("policy", {"$class": "ReLU"}, "no auxiliary value head"),
+    ("policy", {"$class": "ReLU"}, "is not for PPG"),
     (f"{KWARGS}.activation_fn", {"$class": "x.y"}, "policy_kwargs.activation_fn: {'\\$class': 'x.y'} is not on"),
     (f"{KWARGS}.activation_fn", {"$class": "Adam"}, "no model can be made"),
     (KWARGS, "dict(net_arch=[1])", "no model can be made"),

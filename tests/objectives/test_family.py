@@ -196,7 +196,6 @@ REFUSED = [
     ("dna", dict(env=random_envs(action_space=NESTED), objective_kwargs=dict(constraint="logits")), "constraint.* Dict"),
     ("ppg_ewma", dict(objective_kwargs=dict(decay=1.0)), "`decay`=1.0 cannot work"),
     ("ppg_ewma", dict(objective_kwargs=dict(importance_limit=0.5)), "`importance_limit`=0.5 cannot work"),
-    ("ppg_ewma", dict(objective_kwargs=dict(deccay=0.5)), "'deccay'.*use a dictionary with center_of_mass, decay"),
     ("ppg", dict(objective_kwargs=dict(dual_clip=0.5)), "`dual_clip`=0.5 cannot work"),
     ("ppg", dict(objective="ewna"), "`objective`='ewna' is unknown.*'ewma'"),
     ("ppg", dict(objective_kwargs=[1]), "`objective_kwargs`=.*use a dictionary"),

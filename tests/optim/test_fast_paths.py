@@ -118,21 +118,6 @@ def test_rollout_buffers_of_the_users_own_are_asked_for_each_minibatch():
     assert set(sizes) == {8}
 
 
-def test_moments_from_a_contiguous_file_fit_channels_last_weights():
-    """Training goes on in the same way, however the moments lie in memory."""
-    models = []
-    for contiguous in (False, True):
-        model = make().learn(32)
-        if contiguous:
-            for state in model.policy.optimizer.state.values():
-                for name in ("exp_avg", "exp_avg_sq"):
-                    state[name] = state[name].contiguous()
-        np.random.seed(0)
-        th.manual_seed(0)
-        models.append(model.learn(32, reset_num_timesteps=False))
-    th.testing.assert_close([*models[0].policy.parameters()], [*models[1].policy.parameters()], rtol=1e-6, atol=1e-7)
-
-
 def test_bfloat16_gradients_point_where_float32s_do():
     models = [make(), make(mixed_precision="bf16")]
     vectors = []

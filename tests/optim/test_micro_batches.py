@@ -72,40 +72,33 @@ def test_the_size_is_the_largest_power_of_two_that_fits(extractor, shape, mixed_
     assert model.resolved_micro_batch_size() == expected
 
 
-def test_on_other_devices_minibatches_are_whole():
-    assert fitting_micro_batch_size(make().policy.to("meta"), th.zeros(1)) is None
-
-
-def test_a_micro_batch_holds_at_least_one_sample(monkeypatch):
+def test_other_devices_run_whole_minibatches_and_micro_batches_hold_at_least_one_sample(monkeypatch):
     monkeypatch.setattr("sb3_ppg.optim.micro_batches.HEAP_LIMIT", 1000)
-    assert make().resolved_micro_batch_size() == 1
-
-
-def test_looking_for_the_size_keeps_nothing_alive():
-    """Float images, which a convolution keeps for its backward pass, would stay with the graph for ever."""
-    extractor = dict(channels=(8,), features_dim=32, normalized_image=True)
-    space = spaces.Box(0, 1, (4, 10, 10))
-    model = make(dict(normalize_images=False, features_extractor_kwargs=extractor), space=space)
-    images = th.zeros(1, 4, 10, 10)
-    fitting_micro_batch_size(model.policy, images)
-    alive = weakref.ref(images)
-    del images
-    gc.collect()
-    assert alive() is None
+    model = make()
+    assert model.resolved_micro_batch_size() == 1
+    assert fitting_micro_batch_size(model.policy.to("meta"), th.zeros(1)) is None
 
 
 def test_looking_for_the_size_leaves_no_trace():
-    """Neither in the generator (dropout), nor in gradients, training mode, precision or the activations."""
+    """
+    Neither in the generator (dropout), nor in gradients, training mode, precision or memory: float images, which a convolution
+    keeps for its backward pass, would stay with the graph for ever.
+    """
 
     class Dropping(ImpalaCNN):
         def forward(self, x):
             return F.dropout(super().forward(x), 0.5, self.training)
 
-    model = make(dict(features_extractor_class=Dropping), mixed_precision="bf16")
+    extractor = dict(channels=(8,), features_dim=32, normalized_image=True)
+    networks = dict(features_extractor_class=Dropping, features_extractor_kwargs=extractor, normalize_images=False)
+    model = make(networks, space=spaces.Box(0, 1, (4, 10, 10)), mixed_precision="bf16")
     model.policy.set_training_mode(True)
-    state = th.get_rng_state()
-    model.resolved_micro_batch_size()
-    assert th.equal(th.get_rng_state(), state)
+    state, images = th.get_rng_state(), th.zeros(1, 4, 10, 10)
+    fitting_micro_batch_size(model.policy, images)
+    alive = weakref.ref(images)
+    del images
+    gc.collect()
+    assert alive() is None and th.equal(th.get_rng_state(), state)
     assert model.policy.training and model.policy.mixed_precision == "bf16"
     assert all(parameter.grad is None for parameter in model.policy.parameters())
 
