@@ -28,19 +28,6 @@ from tests.zoo.test_commands import n_frames
 pytestmark = pytest.mark.slow
 
 
-def test_continue_training(trained, run_folder):
-    """From the weights and the optimizers that were saved."""
-    options = ("--env", "CartPole-v1", "-n", "1024", "--eval-freq", "-1", "-f", "more")
-    run("train", *options, "-i", str(run_folder / "CartPole-v1.zip"), "-params", "learning_rate:0.0", cwd=trained)
-    before = PPG.load(run_folder / "CartPole-v1.zip", device="cpu")
-    after = PPG.load(trained / "more" / "ppg" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu")
-    heads = ("value_net", "aux_value_net")  # whose units follow the returns, though the learning rate is 0
-    for name, parameter in after.policy.state_dict().items():
-        assert name.startswith(heads) or th.equal(parameter, before.policy.state_dict()[name]), name
-    steps = [optimizer.state_dict()["state"][0]["step"] for optimizer in (before.policy.optimizer, after.policy.optimizer)]
-    assert steps[1] > steps[0] > 0
-
-
 def test_training_goes_on_exactly(tmp_path):
     """Stopped after 3 of 6 rollouts (N_π = 2) and continued, each counter and schedule going on; and once more."""
     options = ("train", "--env", "CartPole-v1", "--eval-freq", "-1", "--seed", "3", "--save-replay-buffer")
