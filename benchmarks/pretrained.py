@@ -18,7 +18,7 @@ from huggingface_sb3 import EnvironmentName
 
 from sb3_ppg import hub
 from sb3_ppg.zoo import patched, sharing
-from sb3_ppg.zoo.environment_file import ZOO, Environment
+from sb3_ppg.zoo.sharing import ZOO, Environment
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "pretrained"

@@ -1,13 +1,9 @@
 """The benchmarks' harness: identity of a run, the queue, scores, what the suites' report says."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 from matplotlib.figure import Figure
 
@@ -22,7 +18,6 @@ from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Traini
 from benchmarks.suites.experiment import SPEED, SUITES, comparisons
 from benchmarks.suites.training import Episodes, curve, train
 from sb3_ppg import PPG
-from tests.helpers import ROOT, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -87,28 +82,6 @@ def test_a_kill_between_curve_and_row_leaves_no_curve_twice(experiment):
     assert second in experiment.missing([first, second])
     experiment.add(second, ({"heads": 1}, pd.DataFrame({"steps": [1, 2], "return": [7.0, 8.0]})))
     assert list(experiment.curves()["return"]) == [0.5, 0.0, 7.0, 8.0] and len(experiment.rows()) == 2
-
-
-def test_a_queue_that_is_killed_leaves_no_run_behind(tmp_path):
-    """Even SIGKILL, after which the queue can tell its workers nothing, ends them."""
-    program = tmp_path / "trains.py"
-    program.write_text(
-        "import os, pathlib, sys, time\n"
-        "from benchmarks.harness import pool\n"
-        "def work(file):\n"
-        "    pathlib.Path(file).write_text(str(os.getpid()))\n"
-        "    time.sleep(600)\n"
-        "if __name__ == '__main__':\n"
-        "    with pool(1) as processes:\n"
-        "        processes.submit(work, sys.argv[1]).result()\n"
-    )
-    file = tmp_path / "pid"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, str(program), str(file)], env=environment) as queue:
-        wait_for(lambda: file.exists() and file.read_text() != "")
-        worker = psutil.Process(int(file.read_text()))
-        queue.kill()
-    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.parametrize("experiment", [COMPILED, LEARNING, STARTS], ids=lambda experiment: experiment.name)

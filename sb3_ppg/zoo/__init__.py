@@ -15,5 +15,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with missing_extras_named():
+        import rl_zoo3  # noqa: F401  first: its extra brings all that the others need
+
         from sb3_ppg.zoo import registration
     return getattr(registration, name)

@@ -1,15 +1,28 @@
-"""Our hyperparameter files."""
+"""
+Our hyperparameter files, and Optuna's search space for ``train -optimize``: the hyperparameters of PPG and its variants, and
+of BCQ.
+"""
 
+import argparse
+import shlex
 from collections.abc import Callable
+from functools import partial
+from math import log2
 from pathlib import Path
 from typing import Any
 
+import optuna
 import rl_zoo3.exp_manager
 import yaml
+from matplotlib import pyplot as plt
+from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
+from rl_zoo3.hyperparams_opt import convert_offpolicy_params
+from torch import nn
 
 import sb3_ppg
 from sb3_ppg import ImpalaCNN, MinAtarCNN
-from sb3_ppg.errors import ArgumentError
+from sb3_ppg.family import FAMILY, with_preset
+from sb3_ppg.offline import BCQ
 from sb3_ppg.zoo.environments import PROCGEN_IDS
 
 # Entries that stand for several environments, in addition to the Zoo's "atari", and whether an environment belongs to them
@@ -28,17 +41,10 @@ def hyperparameter_file(algo: str) -> Path:
 
 
 def entry_of(env_id: str, config: str) -> str:
-    """
-    Return the entry of the environment's family, if the file has that and none for the environment; else ``env_id``.
-
-    :raises ArgumentError: if a hyperparameter file cannot be read
-    """
+    """Return the entry of the environment's family, if the file has that and none for the environment; else ``env_id``."""
     if not config.endswith((".yml", ".yaml")):
         return env_id
-    try:
-        entries = yaml.safe_load(Path(config).read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{config} cannot be read: {' '.join(str(error).split())}") from error
+    entries = yaml.safe_load(Path(config).read_text())
     family = next((name for name, is_member in FAMILIES.items() if is_member(env_id)), env_id)
     return family if env_id not in entries and family in entries else env_id
 
@@ -46,3 +52,135 @@ def entry_of(env_id: str, config: str) -> str:
 def evaluated(expression: str) -> Any:
     """Evaluate Python in a hyperparameter file, which knows the names in the Zoo's ``exp_manager``, and our extractors."""
     return eval(expression, {**vars(rl_zoo3.exp_manager), "ImpalaCNN": ImpalaCNN, "MinAtarCNN": MinAtarCNN})
+
+
+# ---- searching ----
+
+NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
+ACTIVATION_FNS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+# Ranges of log2: steps of an environment in a rollout, rollouts in a phase
+N_STEPS_POW, N_POLICY_ITERATIONS_POW = (5, 10), (1, 5)
+SHORTEST_PHASE_POW, LONGEST_PHASE_POW = (a + b for a, b in zip(N_STEPS_POW, N_POLICY_ITERATIONS_POW, strict=True))
+N_PHASES = 3  # minimum number of phases in a trial, unless it is shorter than this many of the shortest phases
+BUDGET = "n_timesteps"  # user attribute of a trial
+OFFLINE: dict[str, type[BCQ]] = {"bcq": BCQ}  # algorithms that learn from recorded data
+
+
+def sample_params(
+    zoo_name: str, trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    Choose hyperparameters for a trial, as one of the Zoo's samplers. If the trial's budget is known, at least three phases fit
+    into it: with fewer, the auxiliary phase would hardly contribute to the score. As with every sampler of the Zoo, the
+    sampled ``policy_kwargs`` replace those of the file. Arguments that define a member of the family are not searched.
+    """
+    longest = LONGEST_PHASE_POW
+    if (budget := trial.user_attrs.get(BUDGET)) is not None:
+        longest = min(longest, max(SHORTEST_PHASE_POW, int(log2(budget / (N_PHASES * n_envs)))))
+    trial.suggest_int("n_envs", n_envs, n_envs)  # not searched, but batches are not longer than the rollout of all
+    # First the steps of an environment in a phase, then the length of a rollout, as a place between the shortest and the
+    # longest that such a phase can have: samplers need the same ranges in all trials of a study
+    trial.suggest_int("phase_pow", SHORTEST_PHASE_POW, longest)
+    trial.suggest_float("n_steps_place", 0, 1)
+    trial.suggest_int("batch_size_pow", 5, 10)
+    trial.suggest_float("one_minus_gamma", 0.0001, 0.1, log=True)
+    trial.suggest_float("one_minus_gae_lambda", 0.001, 0.2, log=True)
+    trial.suggest_float("learning_rate", 1e-5, 3e-3, log=True)
+    trial.suggest_float("ent_coef", 1e-8, 0.1, log=True)
+    trial.suggest_categorical("clip_range", [0.1, 0.2, 0.3, 0.4])
+    trial.suggest_categorical("n_epochs", [1, 2, 4, 8, 16])
+    trial.suggest_float("max_grad_norm", 0.3, 2)
+    preset = FAMILY[zoo_name].preset
+    if "n_value_epochs" in preset:
+        trial.suggest_float("value_learning_rate", 1e-5, 3e-3, log=True)
+    if preset.get("n_aux_epochs") != 0:
+        if "n_aux_epochs" not in preset:
+            trial.suggest_categorical("n_aux_epochs", [1, 3, 6, 9])
+        trial.suggest_float("aux_learning_rate", 1e-5, 3e-3, log=True)
+        trial.suggest_float("beta_clone", 0.1, 10, log=True)
+    if "architecture" not in preset.get("policy_kwargs", {}):
+        trial.suggest_categorical("architecture", ["dual", "detached", "shared"])
+    trial.suggest_categorical("net_arch", list(NET_ARCHS))
+    trial.suggest_categorical("activation_fn", list(ACTIVATION_FNS))
+    for name, choices in FAMILY[zoo_name].searched.items():
+        trial.suggest_categorical(name, choices)
+    sampled = convert_params(zoo_name, trial.params)
+    for name in ("gamma", "gae_lambda", "n_steps", "n_policy_iterations", "batch_size"):
+        trial.set_user_attr(name, sampled[name])
+    return sampled
+
+
+def convert_params(zoo_name: str, sampled_params: dict[str, Any]) -> dict[str, Any]:
+    """Convert the values that Optuna stores of a trial to arguments of the member's algorithm."""
+    hyperparams = dict(sampled_params)
+    for name in ("gamma", "gae_lambda"):
+        hyperparams[name] = 1 - hyperparams.pop(f"one_minus_{name}")
+    phase_pow = hyperparams.pop("phase_pow")
+    minimum = max(N_STEPS_POW[0], phase_pow - N_POLICY_ITERATIONS_POW[1])
+    maximum = min(N_STEPS_POW[1], phase_pow - N_POLICY_ITERATIONS_POW[0])
+    n_steps_pow = min(minimum + int(hyperparams.pop("n_steps_place") * (maximum - minimum + 1)), maximum)
+    hyperparams["n_steps"] = 2**n_steps_pow
+    hyperparams["n_policy_iterations"] = 2 ** (phase_pow - n_steps_pow)
+    if "n_policy_iterations" in FAMILY[zoo_name].preset:
+        del hyperparams["n_policy_iterations"]
+    rollout = hyperparams["n_steps"] * hyperparams.pop("n_envs")
+    hyperparams["batch_size"] = min(2 ** hyperparams.pop("batch_size_pow"), rollout)
+    hyperparams["aux_batch_size"] = None  # the default, a sixteenth of a rollout: the file's may be longer than a phase
+    hyperparams["policy_kwargs"] = {
+        "net_arch": NET_ARCHS[hyperparams.pop("net_arch")],
+        "activation_fn": ACTIVATION_FNS[hyperparams.pop("activation_fn")],
+    }
+    for name in ("architecture", *FAMILY[zoo_name].searched):
+        if name in hyperparams:
+            hyperparams["policy_kwargs"][name] = hyperparams.pop(name)
+    return with_preset(zoo_name, hyperparams)
+
+
+def print_best(study: optuna.Study, arguments: list[str], storage: str | None) -> None:
+    """Say which trial of a search with this command line is the best, and how to train it."""
+    number = study.best_trial.number
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", "--n-timesteps")
+    parser.add_argument("-optimize", "--optimize-hyperparameters", action="store_true")
+    parser.add_argument("--algo")  # given twice where it is not our default, as is the folder; the study is named below
+    parser.add_argument("-f", "--log-folder")
+    parser.add_argument("--study-name")
+    given, others = parser.parse_known_args(arguments)
+    others = ["--algo", given.algo, "-f", given.log_folder, *others]
+    command = shlex.join(["sb3-ppg", "train", *others, "--study-name", study.study_name, "--trial-id", str(number)])
+    remedy = f"train it with: {command}" if storage else "only a search with --storage keeps it for training"
+    print(f"The best trial is number {number}; {remedy}")
+
+
+def draw(study: optuna.Study, file: Path) -> None:
+    """Draw the study, as pictures whose names begin with that of the file."""
+    for plot in (plot_optimization_history, plot_param_importances):
+        picture = f"{file}_{plot.__name__.removeprefix('plot_')}.png"
+        try:
+            plot(study)
+            plt.savefig(picture, bbox_inches="tight")
+            plt.close()
+            print(f"Saved {picture}")
+        except (ValueError, ImportError, RuntimeError) as error:
+            print(f"There is no {picture}: {error}")
+
+
+def sample_params_of_bcq(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+    """Choose hyperparameters for a trial of BCQ, as one of the Zoo's samplers: ``n_actions`` is 0 if actions are discrete."""
+    trial.suggest_float("one_minus_gamma", 0.0001, 0.1, log=True)
+    trial.suggest_float("learning_rate", 1e-5, 3e-3, log=True)
+    trial.suggest_int("batch_size_pow", 5, 9)
+    trial.suggest_float("tau", 0.001, 0.05, log=True)
+    trial.suggest_categorical("net_arch", ["small", "medium", "big"])
+    trial.suggest_categorical("activation_fn", list(ACTIVATION_FNS))
+    if n_actions > 0:
+        trial.suggest_float("phi", 0.0, 0.3)
+        trial.suggest_float("lmbda", 0.5, 1.0)
+        trial.suggest_float("latent_kl_coef", 0.01, 1.0, log=True)
+    else:
+        trial.suggest_float("threshold", 0.0, 0.9)
+    return convert_offpolicy_params(trial.params)
+
+
+SAMPLERS = {name: partial(sample_params, name) for name in FAMILY} | {"bcq": sample_params_of_bcq}
+CONVERTERS = {name: partial(convert_params, name) for name in FAMILY} | {"bcq": convert_offpolicy_params}

@@ -29,10 +29,10 @@ class Script(NamedTuple):
 SCRIPTS = {
     "train": Script("train an agent, or search for hyperparameters (-optimize)", "sb3_ppg.zoo.scripts:train", "-i"),
     "enjoy": Script("watch a trained agent, or evaluate it", "rl_zoo3.enjoy", "-f"),
-    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.report:main", "-f"),
+    "report": Script("evaluate an agent and draw its learning curve", "sb3_ppg.zoo.scripts:report", "-f"),
     "record_video": Script("record a trained agent", "rl_zoo3.record_video", "-f"),
     "record_training": Script("record all checkpoints of a run, as one video", "sb3_ppg.zoo.scripts:record_training"),
-    "record_dataset": Script("record a Minari data set from a trained agent", "sb3_ppg.zoo.record_dataset:main", "-f"),
+    "record_dataset": Script("record a Minari data set from a trained agent", "sb3_ppg.zoo.scripts:record_dataset", "-f"),
     "benchmark": Script("evaluate all trained agents of a folder", "rl_zoo3.benchmark", defaults=["--log-dir", "logs"]),
     "push_to_hub": Script("share a trained agent on the Hugging Face Hub", "sb3_ppg.zoo.sharing:push"),
     "load_from_hub": Script("fetch a trained agent from there", "sb3_ppg.zoo.sharing:fetch", defaults=ALGO),
@@ -59,9 +59,9 @@ OWN_OPTIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
 }
 # Errors that are shown without a traceback
-EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, ModuleNotFoundError)
-# The disk is full or read-only, or a path is a file instead of a folder, or the reverse
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EFBIG)
+FILES = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+EXPLAINED = (ArgumentError, HubError, ModelFormatError, ProcessGroupError, ModuleNotFoundError, *FILES)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # it is full or read-only
 
 
 def main() -> None:
@@ -89,8 +89,7 @@ def _main() -> None:
         except Exception as error:
             is_explained = isinstance(error, EXPLAINED) or getattr(error, "errno", None) in DISK
             is_missing_package = isinstance(error, ImportError) and "pip install" in str(error)
-            is_wrong_path = isinstance(error, FileNotFoundError) and name != "train"  # where it may be a fault
-            if not (is_explained or is_missing_package or is_wrong_path):
+            if not (is_explained or is_missing_package):
                 raise
             from sb3_ppg.distributed.collectives import is_shared
 

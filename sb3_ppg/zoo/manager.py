@@ -27,7 +27,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
-from sb3_ppg.arguments import argument_names, check_value, count
+from sb3_ppg.arguments import argument_names
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
@@ -37,22 +37,19 @@ from sb3_ppg.saving.checkpoints import latest_checkpoint
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.training_state import files_of_processes
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
-from sb3_ppg.zoo.hyperparameters import entry_of, evaluated, hyperparameter_file
+from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, draw, entry_of, evaluated, hyperparameter_file, print_best
 from sb3_ppg.zoo.resuming import (
     forget_later_episodes,
     make_run_folder,
     mark_unfinished,
-    next_monitor_number,
     options_of,
     restore_evaluations,
     sigterm_blocked_in_children,
     unfinished_run,
 )
-from sb3_ppg.zoo.search import BUDGET, OFFLINE, draw, print_best
 
-# Hyperparameters that RL Zoo consumes, and arguments that its options or itself give
+# Hyperparameters that RL Zoo consumes
 OF_THE_ZOO = "n_timesteps n_envs normalize frame_stack env_wrapper vec_env_wrapper callback env_kwargs monitor_kwargs".split()
-NOT_IN_FILES = "env seed device verbose tensorboard_log _init_setup_model".split()
 # Hyperparameters that may be schedules
 SCHEDULED = ("learning_rate", "aux_learning_rate", "value_learning_rate", "clip_range", "clip_range_vf")
 
@@ -175,10 +172,9 @@ class Manager(ExperimentManager):
 
     def _check_hyperparameters(self, hyperparams: dict[str, Any]) -> None:
         place = f"(from {self.config}, -params or a study)"
-        known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO} - {*NOT_IN_FILES}
+        known = {*argument_names(ALGOS[self.algo]), *OF_THE_ZOO}
         for name in hyperparams.keys() - known:
             raise ArgumentError(f"{self.algo.upper()} has no hyperparameter {name!r} {place}{nearest(name, known)}")
-        check_value("n_envs", hyperparams.get("n_envs", 1), count(1))
         for name in SCHEDULED:
             if isinstance(value := hyperparams.get(name), str) and "_" not in value:
                 remedy = "use a number, which in YAML has a dot (3.0e-4), or a linear schedule such as lin_3e-4"
@@ -196,7 +192,8 @@ class Manager(ExperimentManager):
             if rank() == 0:
                 checkpoint = self._make_or_resume_run()
                 Path(self.save_path, self.env_name).mkdir(exist_ok=True)
-                self.first_monitor = next_monitor_number(Path(self.save_path))
+                numbers = [int(path.name.split(".")[0]) for path in Path(self.save_path).glob("*.monitor.csv")]
+                self.first_monitor = max(numbers, default=-1) + 1
         self.seed, self.save_path, checkpoint, self.first_monitor = broadcast(
             (self.seed, self.save_path, checkpoint, self.first_monitor)
         )
@@ -328,10 +325,7 @@ class Manager(ExperimentManager):
             with continued:
                 super().learn(model)
         except SystemExit:
-            remedy = (
-                "the same command with --resume continues it" if self.has_checkpoints else "--save-freq would have saved it"
-            )
-            print(f"A signal has ended the run after {model.num_timesteps} steps; {remedy}")
+            print(f"A signal has ended the run after {model.num_timesteps} steps (--resume continues one with --save-freq)")
             raise
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:

@@ -1,26 +1,44 @@
-"""Makes our algorithms and environments known to RL Zoo, which has no plugin mechanism."""
+"""
+Makes our algorithms and environments known to RL Zoo, which has no plugin mechanism, and fixes bugs in its scripts (rl_zoo3
+2.9.2). There is one function for each bug, which returns a context manager within which it is fixed; ``patched`` enters those
+in ``REPAIRS``. (``manager`` fixes bugs in ``ExperimentManager``.)
+"""
 
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-from sb3_ppg import PPG
-from sb3_ppg.errors import MissingExtraError, pip_install
+import imageio_ffmpeg
+import matplotlib
+import numpy as np
+import rl_zoo3.exp_manager
+import rl_zoo3.load_from_hub
+import rl_zoo3.train
+import rl_zoo3.utils
+from huggingface_hub import repocard
+from huggingface_hub.errors import RemoteEntryNotFoundError
+from huggingface_sb3 import EnvironmentName
+from matplotlib import pyplot as plt
+from rl_zoo3 import ALGOS as ZOO_ALGOS
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+from rl_zoo3.utils import create_test_env, get_model_path, get_trained_models
+from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ppg import PPG, MaskablePPG
+from sb3_ppg.errors import ArgumentError, nearest, requirement
 from sb3_ppg.family import FAMILY
-
-try:
-    import rl_zoo3.exp_manager
-    import rl_zoo3.train
-    from rl_zoo3 import ALGOS as ZOO_ALGOS
-    from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
-
-    from sb3_ppg.zoo.environments import register_environments
-    from sb3_ppg.zoo.manager import Manager
-    from sb3_ppg.zoo.repairs import REPAIRS
-    from sb3_ppg.zoo.search import CONVERTERS, OFFLINE, SAMPLERS
-except ImportError as error:
-    is_another_version = type(error) is ImportError and str(error.name).startswith("rl_zoo3")  # a name is not there
-    remedy = 'pip install "rl_zoo3==2.9.2"' if is_another_version else pip_install("zoo")
-    raise MissingExtraError(f"RL Zoo cannot be used ({error}): {remedy}") from error
+from sb3_ppg.zoo.environments import check_is_registered, register_environments
+from sb3_ppg.zoo.hyperparameters import CONVERTERS, OFFLINE, SAMPLERS
+from sb3_ppg.zoo.manager import Manager
 
 ALGOS: dict[str, type[PPG]] = {name: member.algorithm for name, member in FAMILY.items()}
 
@@ -64,3 +82,186 @@ def patched() -> Iterator[None]:
         for repair in REPAIRS:
             repairs.enter_context(repair())
         yield
+
+
+# ---- repairs ----
+
+
+def _patched_in_the_zoo(name: str, new: Any) -> AbstractContextManager:
+    """Replace a function of ``rl_zoo3.utils`` for scripts that import it within a block."""
+    patches = ExitStack()
+    for module in (rl_zoo3, rl_zoo3.utils):
+        if hasattr(module, name):
+            patches.enter_context(patch.object(module, name, new))
+    return patches
+
+
+def children_through_our_launcher() -> AbstractContextManager:
+    """
+    rl_zoo3 2.9.2: ``benchmark`` starts ``python enjoy.py``, which exists only in the Zoo's own folder, and
+    ``record_training`` starts ``python -m rl_zoo3.record_video``, which does not know our algorithms.
+    """
+    original = subprocess.call
+
+    def call(command: Any, *args: Any, **kwargs: Any) -> int:
+        match command:
+            case ["python", "enjoy.py", *options]:
+                options = [one.gym_id if isinstance(one, EnvironmentName) else one for one in options]
+                command = [sys.executable, "-m", "sb3_ppg", "enjoy", *options]
+            case ["python", "-m", str(module), *options] if module.startswith("rl_zoo3."):
+                command = [sys.executable, "-m", "sb3_ppg", module.removeprefix("rl_zoo3."), *options]
+        return original(command, *args, **kwargs)
+
+    return patch.object(subprocess, "call", call)
+
+
+def names_of_folders() -> AbstractContextManager:
+    """rl_zoo3 2.9.2: ``benchmark`` looks for folders by the environment's ID; in their names, slashes are dashes."""
+
+    def named(log_folder: str) -> dict[str, tuple[str, str]]:
+        return {name: (algo, EnvironmentName(env_id)) for name, (algo, env_id) in get_trained_models(log_folder).items()}
+
+    return _patched_in_the_zoo("get_trained_models", named)
+
+
+@contextmanager
+def newer_libraries_of_the_hub() -> Iterator[None]:
+    """
+    rl_zoo3 2.9.2 with sb3-team-hf-integration 3 and huggingface_hub 2: ``push_to_hub`` imports a name that no longer exists,
+    and ``load_from_hub`` expects another library's error where a model has no normalization statistics.
+    """
+    integration, script = importlib.import_module("huggingface_sb3.push_to_hub"), rl_zoo3.load_from_hub
+
+    def generate_metadata(*args: Any) -> dict[str, Any]:
+        return integration._generate_metadata(*args).to_dict()
+
+    with (
+        patch.object(integration, "generate_metadata", generate_metadata, create=True),
+        patch.object(script, "HTTPError", (script.HTTPError, RemoteEntryNotFoundError)),
+    ):
+        yield
+
+
+@contextmanager
+def latest_model() -> Iterator[None]:
+    """
+    rl_zoo3 2.9.2: scripts take the run with the greatest number, whether or not it holds a model, and end in an error that
+    does not say which models there are. Only their look-up is replaced: ``train`` still numbers new runs as before.
+    """
+
+    def get_latest_run_id(log_path: str, env_name: EnvironmentName) -> int:
+        runs = [run.name.rpartition("_") for run in Path(log_path).glob("*") if any(run.glob("*.zip"))]
+        return max((int(number) for name, _, number in runs if name == env_name and number.isdecimal()), default=0)
+
+    def explained(exp_id: int, folder: str, algo: str, env_name: EnvironmentName, *which: Any) -> tuple[str, str, str]:
+        check_is_registered(env_name.gym_id)
+        try:
+            return get_model_path(exp_id, folder, algo, env_name, *which)
+        except (AssertionError, ValueError) as error:
+            models = map(str, Path(folder, algo).glob("*/*.zip"))
+            raise ArgumentError(f"{error}{nearest(str(error).split('path: ')[-1], models)}") from error
+
+    with (
+        patch.object(rl_zoo3.utils, "get_latest_run_id", get_latest_run_id),
+        _patched_in_the_zoo("get_model_path", explained),
+    ):
+        yield
+
+
+@contextmanager
+def environments_for_playing() -> Iterator[None]:
+    """
+    rl_zoo3 2.9.2: ``record_video`` makes an environment without the ``env_kwargs`` of the hyperparameters, and ``enjoy`` and
+    ``record_video`` ask a model for actions without action masks. Here a MaskablePPG that is given none acts under those of
+    the environment that was made for playing.
+    """
+    predict: Any = MaskablePPG.predict
+    masked: list[VecEnv] = []
+
+    def create(env_id: str, *, hyperparams: dict[str, Any], env_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> VecEnv:
+        env_kwargs = {**hyperparams.pop("env_kwargs", {}), **(env_kwargs or {})}
+        env = create_test_env(env_id, hyperparams=hyperparams, env_kwargs=env_kwargs, **kwargs)
+        masked[:] = [env] if is_masking_supported(env) else []
+        return env
+
+    def predict_under_masks(*args: Any, action_masks: np.ndarray | None = None, **kwargs: Any) -> Any:
+        if action_masks is None and masked:
+            action_masks = get_action_masks(masked[0])
+        return predict(*args, action_masks=action_masks, **kwargs)
+
+    with _patched_in_the_zoo("create_test_env", create), patch.object(MaskablePPG, "predict", predict_under_masks):
+        yield
+
+
+def figures_as_files() -> AbstractContextManager:
+    """
+    rl_zoo3 2.9.2: without a display, the scripts that plot do nothing. Save their figures instead. Figures without data are an
+    error.
+    """
+    show = plt.show
+
+    def show_or_save(*args: Any, **kwargs: Any) -> None:
+        has_display = plt.get_backend().lower() != "agg"
+        for figure in map(plt.figure, plt.get_fignums()):
+            label = str(figure.get_label() or figure.number)
+            if not any(axes.has_data() for axes in figure.axes):
+                remedy = "no run here has such data, or as many episodes as the window, for which -w takes a smaller number"
+                raise ArgumentError(f"{label!r} would be empty: {remedy}")
+            if not has_display:
+                file = f"{label}.png".replace(" ", "_").replace("/", "-").lower()
+                figure.savefig(file)
+                print(f"No display: saved as {file}")
+        if has_display:
+            show(*args, **kwargs)
+
+    return patch.object(plt, "show", show_or_save)
+
+
+REPAIRS = (
+    children_through_our_launcher,
+    names_of_folders,
+    newer_libraries_of_the_hub,
+    latest_model,
+    environments_for_playing,
+    figures_as_files,
+)
+
+
+# ---- for the scripts that need it ----
+
+
+def our_commands_on_cards() -> AbstractContextManager:
+    """rl_zoo3 2.9.2: the model cards of ``push_to_hub`` name the Zoo's own commands, which do not know our algorithms."""
+    original = repocard.metadata_save
+
+    def save(card: Path, metadata: dict[str, Any]) -> None:
+        text = (
+            card.read_text()
+            .replace("python -m rl_zoo3.", "sb3-ppg ")
+            .replace("install rl_zoo3", f"install {requirement('zoo')}")
+        )
+        card.write_text(text)
+        original(card, metadata)
+
+    return patch.object(repocard, "metadata_save", save)
+
+
+@contextmanager
+def ffmpeg_on_path() -> Iterator[None]:
+    """
+    rl_zoo3 2.9.2: ``record_training`` and ``push_to_hub`` call ``ffmpeg``. Where there is none, use the one of imageio-ffmpeg,
+    and matplotlib's font for names in the picture.
+    """
+    if shutil.which("ffmpeg") is not None:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="sb3_ppg_ffmpeg_") as folder:
+        program = imageio_ffmpeg.get_ffmpeg_exe()
+        shutil.copy(program, Path(folder) / ("ffmpeg.exe" if program.endswith(".exe") else "ffmpeg"))
+        fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+        config = Path(folder) / "fonts.conf"
+        config.write_text(f"<fontconfig><dir>{fonts}</dir><cachedir>{folder}</cachedir></fontconfig>")
+        variables = {"FONTCONFIG_FILE": str(config), **os.environ}
+        variables["PATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PATH")]))
+        with patch.dict(os.environ, variables):
+            yield

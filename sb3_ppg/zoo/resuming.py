@@ -122,12 +122,6 @@ def restore_evaluations(callback: EvalCallback, n_steps: int) -> None:
     callback.best_mean_reward = max((float(np.mean(one)) for one in callback.evaluations_results), default=-np.inf)
 
 
-def next_monitor_number(folder: Path) -> int:
-    """Return the first number that no monitor file in the folder has."""
-    numbers = [path.name.split(".")[0] for path in folder.glob("*.monitor.csv")]
-    return max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
-
-
 # ---- signals ----
 
 

