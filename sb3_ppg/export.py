@@ -10,7 +10,6 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
@@ -66,8 +65,7 @@ class DeterministicPolicy(nn.Module):
         actions, of_space = self.policy.actions, leaves(model.action_space)
         is_nested = isinstance(actions, NestedActions)
         kinds = actions.kinds if is_nested else [actions]
-        outputs = (ActionOutput(leaf.space, kind.bounded) for leaf, kind in zip(of_space, kinds, strict=True))
-        self.actions = nn.ModuleList(outputs)
+        self.actions = [(leaf.space, kind.bounded) for leaf, kind in zip(of_space, kinds, strict=True)]
         self.n_choices = sum(n_choices(model.action_space))
         self.input_names = [*self.parts]
         self.output_names = [f"action.{leaf.path}" for leaf in of_space] if is_nested else ["action"]
@@ -79,7 +77,7 @@ class DeterministicPolicy(nn.Module):
         names = self.input_names + self.output_names
         if clashing := {name for name in names if names.count(name) > 1}:
             raise ArgumentError(f"the observation's keys {sorted(clashing)} are names of other inputs or outputs: rename them")
-        self.normalizers = nn.ModuleDict()
+        self.statistics: dict[str, tuple[th.Tensor, th.Tensor, float]] = {}  # in VecNormalize's float64
         vec_normalize = vec_normalize or only_normalizer(model.env)
         if vec_normalize is not None and vec_normalize.norm_obs:
             statistics = vec_normalize.obs_rms
@@ -89,20 +87,23 @@ class DeterministicPolicy(nn.Module):
                         f"`VecNormalize` normalizes observations of shape {one.mean.shape}, the model takes "
                         f"{self.parts[name].shape}: let it be the outermost wrapper"
                     )
-                self.normalizers[name] = Normalizer(vec_normalize, one)
+                mean, std = (th.as_tensor(part) for part in (one.mean.copy(), np.sqrt(one.var + vec_normalize.epsilon)))
+                self.statistics[name] = mean, std, vec_normalize.clip_obs
         self.eval().requires_grad_(False)
 
     def forward(self, *inputs: th.Tensor) -> th.Tensor | tuple[th.Tensor, ...]:
         given = dict(zip(self.input_names, inputs, strict=True))
         parts = {name: given.pop(name) for name in self.parts}
-        parts |= {name: normalizer(parts[name]) for name, normalizer in self.normalizers.items()}
+        for name, (mean, std, clip) in self.statistics.items():
+            parts[name] = ((parts[name].double() - mean) / std).clamp(-clip, clip).float()
         observation = parts if self.is_dict else parts["observation"]
         if "hidden" in given:
             distribution, states = self._with_memory(observation, **given)
         else:
             distribution, states = self.policy.evaluate(observation, **given, reads=("distribution",)).distribution, ()
         of_leaves = distribution.distributions if isinstance(distribution, NestedDistribution) else [distribution]
-        outputs = (*(action(one.mode()) for action, one in zip(self.actions, of_leaves, strict=True)), *states)
+        actions = (for_environments(one.mode(), *leaf) for one, leaf in zip(of_leaves, self.actions, strict=True))
+        outputs = (*actions, *states)
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _with_memory(
@@ -129,48 +130,15 @@ class DeterministicPolicy(nn.Module):
         return tuple(inputs)
 
 
-class ActionOutput(nn.Module):
-    """The conversion of a distribution's actions, which lie in [-1, 1] if ``bounded``, to those that environments take."""
-
-    low: th.Tensor  # of Box actions
-    high: th.Tensor
-    start: th.Tensor  # of discrete ones
-
-    def __init__(self, space: Any, bounded: bool):
-        super().__init__()
-        self.shape, self.bounded, self.is_box = space.shape, bounded, isinstance(space, spaces.Box)
-        self.dtype: Any = th.as_tensor(np.zeros((), space.dtype)).dtype
-        if self.is_box:
-            exact = np.promote_types(space.dtype, np.float32)  # float64 for wide integers
-            self.register_buffer("low", th.as_tensor(space.low.astype(exact)))
-            self.register_buffer("high", th.as_tensor(space.high.astype(exact)))
-        self.register_buffer("start", th.as_tensor(getattr(space, "start", 0)))
-
-    def forward(self, actions: th.Tensor) -> th.Tensor:
-        actions = actions.reshape(-1, *self.shape)
-        if self.bounded:
-            actions = self.low + 0.5 * (actions + 1) * (self.high - self.low)
-        elif self.is_box:
-            actions = actions.clamp(self.low, self.high)
-        if self.is_box and not self.dtype.is_floating_point:
-            actions = actions.round()
-        return (actions + self.start).to(self.dtype)
-
-
-class Normalizer(nn.Module):
-    """``VecNormalize``'s arithmetic for observations with some statistics, in its float64."""
-
-    mean: th.Tensor
-    std: th.Tensor
-
-    def __init__(self, vec_normalize: VecNormalize, statistics: RunningMeanStd):
-        super().__init__()
-        self.register_buffer("mean", th.as_tensor(statistics.mean))
-        self.register_buffer("std", th.as_tensor(np.sqrt(statistics.var + vec_normalize.epsilon)))
-        self.clip = vec_normalize.clip_obs
-
-    def forward(self, observation: th.Tensor) -> th.Tensor:
-        return ((observation.double() - self.mean) / self.std).clamp(-self.clip, self.clip).float()
+def for_environments(actions: th.Tensor, space: Any, bounded: bool) -> th.Tensor:
+    """Convert a distribution's actions, which lie in [-1, 1] if ``bounded``, to those that environments take."""
+    actions, dtype = actions.reshape(-1, *space.shape), th.as_tensor(np.zeros((), space.dtype)).dtype
+    if isinstance(space, spaces.Box):
+        exact = np.promote_types(space.dtype, np.float32)  # float64 for wide integers
+        low, high = th.as_tensor(space.low.astype(exact)), th.as_tensor(space.high.astype(exact))
+        actions = low + 0.5 * (actions + 1) * (high - low) if bounded else actions.clamp(low, high)
+        actions = actions if dtype.is_floating_point else actions.round()
+    return (actions + th.as_tensor(getattr(space, "start", 0))).to(dtype)
 
 
 def to_torchscript(model: PPG, path: str | Path, vec_normalize: VecNormalize | None = None) -> None:

@@ -3,9 +3,8 @@
 from sb3_ppg.errors import missing_extras_named
 
 with missing_extras_named():
-    from sb3_ppg.hub.model_card import Evaluation, python_usage
     from sb3_ppg.hub.pretrained import from_pretrained, load_vec_normalize, save_pretrained
-    from sb3_ppg.hub.repository import download, load, push, write_repository
+    from sb3_ppg.hub.repository import Evaluation, download, load, push, python_usage, write_repository
 
 __all__ = [
     "Evaluation",

@@ -1,15 +1,26 @@
-"""Files that a stranger may have written: regular files only, of limited size, without following links."""
+"""
+Files that a stranger may have written, and the weights and optimizer states in them, which are compared with the described
+model before memory is taken.
+"""
 
+import copy
 import os
 import stat
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import torch as th
 from safetensors import safe_open
+from stable_baselines3.common.save_util import recursive_getattr
+from torch.overrides import TorchFunctionMode
 
+from sb3_ppg.arrays import parameters_of
+from sb3_ppg.buffers.memory import total_memory
+from sb3_ppg.buffers.rollouts import n_bytes
 from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.ppg import PPG
 
 MAX_JSON_BYTES = 2**22
 MAX_HEADER_BYTES = 2**20  # of safetensors files; room for about ten thousand arrays
@@ -21,15 +32,10 @@ def regular_file(path: Path) -> Path:
     Return the path of a file's content, or raise ``ModelFormatError`` for links, pipes and devices. Links in the cache of the
     Hugging Face Hub's client, from ``snapshots/<commit>/`` to ``blobs/``, are followed.
     """
-    place, snapshot = path, path.parent.resolve()
-    if path.is_symlink() and snapshot.parent.name == "snapshots":
-        target = Path(os.path.realpath(path))
-        place = target if target.parent == (snapshot.parent.parent / "blobs").resolve() else path
-    try:
-        is_regular = stat.S_ISREG(os.lstat(place).st_mode)
-    except FileNotFoundError as error:
-        raise ModelFormatError(f"{path.parent}: {path.name} is missing") from error
-    if not is_regular:
+    snapshot, target = path.parent.resolve(), Path(os.path.realpath(path))
+    is_of_client = snapshot.parent.name == "snapshots" and target.parent == snapshot.parent.parent / "blobs"
+    place = target if is_of_client else path
+    if not stat.S_ISREG(os.lstat(place).st_mode):
         raise ModelFormatError(f"{path} is not a regular file: put the file itself there, not a link or a device")
     return place
 
@@ -78,3 +84,91 @@ class Arrays:
         if not array.isfinite().all():
             raise ModelFormatError(f"{self._path}: {name!r} has numbers that are not finite")
         return array.clone()
+
+
+# ---- networks ----
+
+NETWORKS = ("policy", "objective")  # attributes whose weights are shared
+META = th.device("meta")
+MAX_CALLS = 2**14  # of torch's functions when networks are made: about a thousand tensors
+MAX_MASK_BYTES = 2**28  # of a rollout's action masks, which are filled when the model is made
+
+
+def weights(model: PPG) -> dict[str, th.Tensor]:
+    """Return the parameters and buffers of all networks by name."""
+    networks = {name: getattr(model, name) for name in NETWORKS}
+    return {f"{name}.{key}": tensor for name, network in networks.items() for key, tensor in network.state_dict().items()}
+
+
+class _SizesOnly(TorchFunctionMode):
+    """Tensors that are made in this context are on torch's device "meta", with shapes and types, but without numbers."""
+
+    n_calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is th.Tensor.__bool__:  # gSDE's distribution checks its parameters
+            return True
+        if func is th.Tensor.to:  # SB3 moves some layers to its default device
+            args = [META if isinstance(argument, (str, th.device)) else argument for argument in args]
+        result = func(*args, **(kwargs or {}))
+        self.n_calls += 1
+        if self.n_calls > MAX_CALLS:  # after the call, which may be the end of `no_grad`
+            raise ModelFormatError("it describes networks of too many layers")
+        return result
+
+
+def check_sizes(model: PPG, arrays: Arrays) -> None:
+    """Compare the networks that a model is going to have with the arrays of a file, and its rollouts with this machine."""
+    made = copy.copy(model)
+    made.device, made.env, made.n_steps, made.n_envs = META, None, 2, 1  # some objectives need two steps
+    made._maybe_recommend_cpu = lambda *_: None  # type: ignore[method-assign] # it would take the device for a GPU
+    with META, _SizesOnly(), th.no_grad():
+        made._setup_model()
+    for name, tensor in weights(made).items():
+        arrays.find(name, tensor)
+    times, parts = model.n_steps * model.n_envs / 2, vars(made.rollout_buffer)
+    named = {name: part for name, part in parts.items() if isinstance(part, np.ndarray) or name == "observations"}
+    claimed, of_masks = times * n_bytes(named), times * n_bytes(named.get("action_masks", {}))
+    if claimed > total_memory() or of_masks > MAX_MASK_BYTES:
+        sizes = f"n_steps={model.n_steps} with n_envs={model.n_envs}"
+        raise ModelFormatError(f"{sizes} claims {claimed:.1e} bytes of memory for a rollout")
+
+
+def all_arrays(model: PPG) -> dict[str, th.Tensor]:
+    """
+    Return weights and optimizer states by name, "<optimizer>.<number of the parameter>.<part>". Options of optimizers are not
+    among them: the constructor makes them from the model's arguments, and each update sets the learning rate.
+    """
+    arrays = weights(model)
+    for name, optimizer in _optimizers(model).items():
+        for index, state in optimizer.state_dict()["state"].items():
+            arrays |= {f"{name}.{index}.{key}": th.as_tensor(part) for key, part in state.items() if part is not None}
+    return arrays
+
+
+@th.no_grad()
+def load_arrays(model: PPG, arrays: Arrays) -> None:
+    """Read the weights and optimizer states of a new model, which are all arrays that are left."""
+    for name, optimizer in _optimizers(model).items():
+        parameters = parameters_of(optimizer)
+        for parameter in parameters:
+            parameter.grad = th.zeros_like(parameter)
+        optimizer.step()  # torch does not check states: this makes one of the right shapes
+        optimizer.zero_grad()
+        for index, parameter in enumerate(parameters):
+            state = {key: part for key, part in optimizer.state[parameter].items() if part is not None}
+            if arrays.left.isdisjoint(f"{name}.{index}.{key}" for key in state):  # it was never trained
+                del optimizer.state[parameter]
+                continue
+            for key, part in state.items():
+                array = arrays.take(f"{name}.{index}.{key}", th.as_tensor(part))
+                # Some optimizers keep numbers of Python's
+                optimizer.state[parameter][key] = part.copy_(array) if isinstance(part, th.Tensor) else array.item()
+    for name, tensor in weights(model).items():
+        tensor.copy_(arrays.take(name, tensor))
+    if arrays.left:
+        raise ModelFormatError(f"the file has arrays that no part of the model is for: {sorted(arrays.left)}")
+
+
+def _optimizers(model: PPG) -> dict[str, th.optim.Optimizer]:
+    return {name: recursive_getattr(model, name) for name in model.get_parameters() if name not in NETWORKS}

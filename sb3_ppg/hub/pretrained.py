@@ -28,11 +28,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 
 from sb3_ppg.arguments import argument_names
 from sb3_ppg.environments.watched import only_normalizer, statistics
-from sb3_ppg.errors import ModelFormatError, warn
-from sb3_ppg.hub.files import Arrays, read_json
-from sb3_ppg.hub.networks import all_arrays, check_sizes, load_arrays
-from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, decode, encode
-from sb3_ppg.hub.spaces import describe, make
+from sb3_ppg.errors import ModelFormatError
+from sb3_ppg.hub.files import Arrays, all_arrays, check_sizes, load_arrays, read_json
+from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, decode, describe, encode, make
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
@@ -82,7 +80,7 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
             observation_space=describe(model.observation_space, "observation_space"),
             action_space=describe(model.action_space, "action_space"),
             n_envs=model.n_envs,
-            counters=Counters(**{name: getattr(model, name) for name in Counters.__struct_fields__}),
+            counters=msgspec.convert(model, Counters, from_attributes=True),
             vec_normalize=None
             if normalizer is None
             else Normalization(
@@ -96,10 +94,8 @@ def save_pretrained(model: PPG, folder: str | Path, custom_objects: Mapping[str,
         new_text.write_bytes(text)
         # safetensors' own errors of writing would not be OSErrors
         new_arrays.write_bytes(save({name: array.detach().cpu().contiguous().clone() for name, array in arrays.items()}))
-        try:
+        with _as_format_error("A model that nobody could load"):
             _read(new_text, new_arrays, None, th.device("cpu"), custom)
-        except Exception as error:
-            raise ModelFormatError(f"A model that nobody could load ({type(error).__name__}): {error}") from error
 
 
 def from_pretrained(
@@ -157,11 +153,9 @@ def read_model(
     trained without.
     """
     if not os.path.lexists(folder / DESCRIPTION):
-        missing = DESCRIPTION if os.path.lexists(folder) else f"such folder, and so no {DESCRIPTION}"
         raise ModelFormatError(
-            f"{folder} holds no model: there is no {missing}. hub.load fetches a model from the Hub. An SB3 zip file is "
-            "not read here, because loading one runs whatever code its author put in, with your rights; PPG.load loads one "
-            "whose author you trust"
+            f"{folder} holds no model: there is no {DESCRIPTION}. hub.load fetches a model from the Hub. An SB3 zip file is "
+            "not read, because loading one runs whatever code its author put in; PPG.load loads one whose author you trust"
         )
     device = get_device(device)
     with _as_format_error(folder):
@@ -241,8 +235,7 @@ def _build(
         check_sizes(model, arrays)
     model._setup_model()
     model.seed = seed
-    for name in Counters.__struct_fields__:
-        setattr(model, name, getattr(description.counters, name))
+    vars(model).update(msgspec.structs.asdict(description.counters))
     return model
 
 
@@ -300,23 +293,12 @@ def _wrap_in_vec_normalize(venv: VecEnv, saved: VecNormalize) -> VecNormalize:
     return env
 
 
-def _has_statistics(normalizer: VecNormalize) -> bool:
-    return not normalizer.norm_obs or any(rms.count >= 1 for rms in statistics(normalizer).values())
-
-
 def _set_env(model: PPG, venv: VecEnv, normalizer: VecNormalize | None) -> None:
     """Put the model into environments, as SB3's ``load`` does."""
-    if normalizer is not None:
-        own = unwrap_vec_normalize(venv)
-        if own is None:
-            if venv.observation_space != normalizer.venv.observation_space:
-                venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
-            venv = _wrap_in_vec_normalize(venv, normalizer)
-        elif _has_statistics(normalizer) and not _has_statistics(own):
-            warn(
-                "`env` is in a VecNormalize without statistics, so the model sees other observations than in training: use "
-                "hub.load_vec_normalize(folder, ...) in its place"
-            )
+    if normalizer is not None and unwrap_vec_normalize(venv) is None:
+        if venv.observation_space != normalizer.venv.observation_space:
+            venv = model._wrap_env(venv, verbose=0)  # images may have been transposed inside
+        venv = _wrap_in_vec_normalize(venv, normalizer)
     venv = model._wrap_env(venv, verbose=0)
     try:
         check_for_correct_spaces(venv, model.observation_space, model.action_space)
