@@ -1,11 +1,11 @@
-"""The base class of PPG: set-up, training loop, hooks and files, as Stable-Baselines3 has them."""
+"""The base class of PPG: constructor, training loop, hooks and files, as Stable-Baselines3 has them."""
 
 import copy
 import importlib
 import io
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED, flat_space
-from sb3_ppg.arguments import arguments_explained, made_from
+from sb3_ppg.arguments import arguments_explained, check_value, made_from, warn_of_missing_gpu
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
@@ -51,7 +51,14 @@ from sb3_ppg.saving.files import atomic_write
 from sb3_ppg.saving.generators import generators_kept
 from sb3_ppg.saving.model_file import checked_model_file, mark_class
 from sb3_ppg.saving.training_state import load_training_state, save_training_state
-from sb3_ppg.training.checks import check_arguments, check_environment, check_networks, check_objective
+from sb3_ppg.training.checks import (
+    check_arguments,
+    check_environment,
+    check_networks,
+    check_objective,
+    check_policy_class,
+    warn_of_unlikely_arguments,
+)
 from sb3_ppg.training.collecting import as_stored, check_log_probs, take_steps
 from sb3_ppg.training.session import Session, training
 
@@ -60,8 +67,8 @@ WRITTEN = ("stdout", "log", "json", "csv", "tensorboard")  # SB3's names of all 
 
 class PhasicAlgorithm(OnPolicyAlgorithm):
     """
-    Base class of ``PPG``: all that Stable-Baselines3 asks of an algorithm, and hooks for memory and masks. ``PPG`` adds the
-    arguments and Algorithm 1 of the paper.
+    Base class of ``PPG``: all that Stable-Baselines3 asks of an algorithm, and hooks for memory and masks. ``PPG`` documents
+    the arguments, and adds Algorithm 1 of the paper.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -87,47 +94,138 @@ class PhasicAlgorithm(OnPolicyAlgorithm):
     replay: RolloutReplay
     rollout_end: RolloutEnd | None = None  # what follows the latest rollout
     session: Session | None = None  # while `learn` runs
-    # Arguments of the constructor, see ``PPG``
-    batch_size: int
-    n_epochs: int
-    n_value_epochs: int | None
-    n_policy_iterations: int
-    n_aux_epochs: int
-    aux_batch_size: int | None
+    # Arguments that SB3 has, too, as other types
     gamma: Any
     gae_lambda: Any
     ent_coef: Any
-    clip_range: Any  # a schedule, or None, once the model is complete
-    clip_range_vf: Any
-    beta_clone: float
-    kl_coef: float
-    target_kl: float | None
     max_grad_norm: float | None  # type: ignore[assignment]
-    aux_learning_rate: float | Schedule | None
-    value_learning_rate: float | Schedule | None
-    normalize_advantage: bool
-    normalize_value_targets: bool | Literal["running"]
-    recompute_advantages: bool
-    micro_batch_size: int | Literal["auto"] | None
-    compile_updates: bool | Literal["auto"]
-    mixed_precision: MixedPrecision | None
-    objective_class: type[Objective]
-    objective_kwargs: dict[str, Any] | None
-    replay_kwargs: dict[str, Any] | None
-    aux_buffer_kwargs: dict[str, Any] | None
-    allow_nonfinite_observations: bool
-    ignore_terminations: bool | int
-    reward_weights: list[float] | Literal["observation"] | None
     # State
     _last_obs: Any
     _last_episode_starts: Any
-    _n_rollouts: int  # number of rollouts that have been learned from
-    _n_aux_phases: int
     _compiles_updates: bool | None = None  # in the latest run
     # Numbers of stored and replayed rollouts that a model had in whose file they are not, until they are here or given up
     _missing_rollouts: tuple[int, int] | None = None
     _checkpoint: list[Any] | None = None  # the latest of PhasicCheckpointCallback: its run, and when it was written
     _fitting_micro_batch_size: tuple[int | None] | None = None  # None until it is known
+
+    @arguments_explained
+    def __init__(
+        self,
+        policy: str | type[PhasicActorCriticPolicy],
+        env: GymEnv | VectorEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 1024,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float | list[float] = 0.99,
+        gae_lambda: float | list[float] = 0.95,
+        clip_range: float | Schedule | None = 0.3,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float | dict[str, Any] | Sequence[Any] = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float | None = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        aux_learning_rate: float | Schedule | None = None,
+        value_learning_rate: float | Schedule | None = None,
+        n_value_epochs: int | None = None,
+        n_policy_iterations: int = 4,
+        n_aux_epochs: int = 6,
+        aux_batch_size: int | None = None,
+        beta_clone: float = 1.0,
+        kl_coef: float = 0.0,
+        normalize_value_targets: bool | Literal["running"] = True,
+        recompute_advantages: bool = False,
+        replay_kwargs: dict[str, Any] | None = None,
+        micro_batch_size: int | Literal["auto"] | None = "auto",
+        compile_updates: bool | Literal["auto"] = "auto",
+        mixed_precision: MixedPrecision | None = None,
+        objective: str | type[Objective] = "ppg",
+        objective_kwargs: dict[str, Any] | None = None,
+        aux_buffer_kwargs: dict[str, Any] | None = None,
+        allow_nonfinite_observations: bool = False,
+        ignore_terminations: bool | int = False,
+        reward_weights: list[float] | Literal["observation"] | None = None,
+    ):
+        check_policy_class(policy, type(self))
+        check_value("seed", seed)
+        super().__init__(
+            policy,
+            env,  # type: ignore[arg-type]
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            gamma=gamma,  # type: ignore[arg-type]
+            gae_lambda=gae_lambda,  # type: ignore[arg-type]
+            ent_coef=ent_coef,  # type: ignore[arg-type]
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose if rank() == 0 else 0,
+            device=device,
+            seed=seed,
+            _init_setup_model=False,
+            supported_action_spaces=self.action_spaces,
+        )
+        self.aux_learning_rate = aux_learning_rate
+        self.value_learning_rate = value_learning_rate
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.n_value_epochs = n_value_epochs
+        self.n_policy_iterations = n_policy_iterations
+        self.n_aux_epochs = n_aux_epochs
+        self.aux_batch_size = aux_batch_size
+        self.beta_clone = beta_clone
+        self.normalize_value_targets = normalize_value_targets
+        self.clip_range: Any = clip_range  # a schedule, or None, once the model is complete
+        self.clip_range_vf: Any = clip_range_vf
+        self.kl_coef = kl_coef
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.recompute_advantages = recompute_advantages
+        self.replay_kwargs = replay_kwargs
+        self.micro_batch_size = micro_batch_size
+        self.compile_updates = compile_updates
+        self.mixed_precision = mixed_precision
+        self.objective_class = find_objective(objective)
+        self.objective_kwargs = objective_kwargs
+        self.aux_buffer_kwargs = aux_buffer_kwargs
+        self.allow_nonfinite_observations = allow_nonfinite_observations
+        self.ignore_terminations = ignore_terminations
+        self.reward_weights = reward_weights
+
+        warn_of_missing_gpu(device, self.device)
+        self._n_aux_phases = 0
+        self._n_rollouts = 0  # number of rollouts that have been learned from
+        if self.env is not None:
+            self.check_arguments()
+            warn_of_unlikely_arguments(self)
+        if _init_setup_model:
+            self._setup_model()
+            if self.env is not None:  # a loaded model's batches are checked when it learns: it may only play
+                self.check_arguments()
+
+    @property
+    def n_aux_phases(self) -> int:
+        """Number of auxiliary phases so far."""
+        return self._n_aux_phases
 
     @staticmethod
     def _wrap_env(env: GymEnv | VectorEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

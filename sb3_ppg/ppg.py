@@ -1,26 +1,16 @@
 """Phasic Policy Gradient: Algorithm 1 of https://arxiv.org/abs/2009.04416 on Stable-Baselines3."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
 
-import torch as th
-from gymnasium.vector import VectorEnv
-from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.type_aliases import GymEnv, Schedule
-
-from sb3_ppg.arguments import arguments_explained, check_value, warn_of_missing_gpu
 from sb3_ppg.buffers.replay import Kind
 from sb3_ppg.callbacks import tell
-from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
+from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes
 from sb3_ppg.losses import Losses
-from sb3_ppg.objectives import Objective, find_objective
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, log_policy_phase, record_all
 from sb3_ppg.optim.update import Update, mean_losses
 from sb3_ppg.phasic_algorithm import PhasicAlgorithm
-from sb3_ppg.policies import MixedPrecision, PhasicActorCriticPolicy
-from sb3_ppg.training.checks import check_policy_class, warn_of_unlikely_arguments
 from sb3_ppg.training.preparing import prepare_rollouts, prepare_sequences, recompute_advantages, record
 
 
@@ -141,125 +131,6 @@ class PPG(PhasicAlgorithm):
     :raises ArgumentError: (a ``ValueError``) if arguments cannot work, alone or together
     :raises TypeError: for an unknown argument
     """
-
-    @arguments_explained
-    def __init__(
-        self,
-        policy: str | type[PhasicActorCriticPolicy],
-        env: GymEnv | VectorEnv | str,
-        learning_rate: float | Schedule = 3e-4,
-        n_steps: int = 1024,
-        batch_size: int = 64,
-        n_epochs: int = 10,
-        gamma: float | list[float] = 0.99,
-        gae_lambda: float | list[float] = 0.95,
-        clip_range: float | Schedule | None = 0.3,
-        clip_range_vf: float | Schedule | None = None,
-        normalize_advantage: bool = True,
-        ent_coef: float | dict[str, Any] | Sequence[Any] = 0.0,
-        vf_coef: float = 0.5,
-        max_grad_norm: float | None = 0.5,
-        use_sde: bool = False,
-        sde_sample_freq: int = -1,
-        rollout_buffer_class: type[RolloutBuffer] | None = None,
-        rollout_buffer_kwargs: dict[str, Any] | None = None,
-        target_kl: float | None = None,
-        stats_window_size: int = 100,
-        tensorboard_log: str | None = None,
-        policy_kwargs: dict[str, Any] | None = None,
-        verbose: int = 0,
-        seed: int | None = None,
-        device: th.device | str = "auto",
-        _init_setup_model: bool = True,
-        *,
-        aux_learning_rate: float | Schedule | None = None,
-        value_learning_rate: float | Schedule | None = None,
-        n_value_epochs: int | None = None,
-        n_policy_iterations: int = 4,
-        n_aux_epochs: int = 6,
-        aux_batch_size: int | None = None,
-        beta_clone: float = 1.0,
-        kl_coef: float = 0.0,
-        normalize_value_targets: bool | Literal["running"] = True,
-        recompute_advantages: bool = False,
-        replay_kwargs: dict[str, Any] | None = None,
-        micro_batch_size: int | Literal["auto"] | None = "auto",
-        compile_updates: bool | Literal["auto"] = "auto",
-        mixed_precision: MixedPrecision | None = None,
-        objective: str | type[Objective] = "ppg",
-        objective_kwargs: dict[str, Any] | None = None,
-        aux_buffer_kwargs: dict[str, Any] | None = None,
-        allow_nonfinite_observations: bool = False,
-        ignore_terminations: bool | int = False,
-        reward_weights: list[float] | Literal["observation"] | None = None,
-    ):
-        check_policy_class(policy, type(self))
-        check_value("seed", seed)
-        super().__init__(
-            policy,
-            env,  # type: ignore[arg-type]
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            gamma=gamma,  # type: ignore[arg-type]
-            gae_lambda=gae_lambda,  # type: ignore[arg-type]
-            ent_coef=ent_coef,  # type: ignore[arg-type]
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose if rank() == 0 else 0,
-            device=device,
-            seed=seed,
-            _init_setup_model=False,
-            supported_action_spaces=self.action_spaces,
-        )
-        self.aux_learning_rate = aux_learning_rate
-        self.value_learning_rate = value_learning_rate
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.n_value_epochs = n_value_epochs
-        self.n_policy_iterations = n_policy_iterations
-        self.n_aux_epochs = n_aux_epochs
-        self.aux_batch_size = aux_batch_size
-        self.beta_clone = beta_clone
-        self.normalize_value_targets = normalize_value_targets
-        self.clip_range = clip_range
-        self.clip_range_vf = clip_range_vf
-        self.kl_coef = kl_coef
-        self.normalize_advantage = normalize_advantage
-        self.target_kl = target_kl
-        self.recompute_advantages = recompute_advantages
-        self.replay_kwargs = replay_kwargs
-        self.micro_batch_size = micro_batch_size
-        self.compile_updates = compile_updates
-        self.mixed_precision = mixed_precision
-        self.objective_class = find_objective(objective)
-        self.objective_kwargs = objective_kwargs
-        self.aux_buffer_kwargs = aux_buffer_kwargs
-        self.allow_nonfinite_observations = allow_nonfinite_observations
-        self.ignore_terminations = ignore_terminations
-        self.reward_weights = reward_weights
-
-        warn_of_missing_gpu(device, self.device)
-        self._n_aux_phases = 0
-        self._n_rollouts = 0  # that have been learned from
-        if self.env is not None:
-            self.check_arguments()
-            warn_of_unlikely_arguments(self)
-        if _init_setup_model:
-            self._setup_model()
-            if self.env is not None:  # a loaded model's batches are checked when it learns: it may only play
-                self.check_arguments()
-
-    @property
-    def n_aux_phases(self) -> int:
-        """Number of auxiliary phases so far."""
-        return self._n_aux_phases
 
     # ---- Algorithm 1 ----
 
