@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from sb3_ppg.arguments import arguments_explained, check_value, warn_of_missing_gpu
 from sb3_ppg.buffers.replay import Kind
 from sb3_ppg.callbacks import tell
-from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes, rank
+from sb3_ppg.distributed import average_batch_statistics, n_processes, rank
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective, find_objective
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, log_policy_phase, record_all

@@ -20,7 +20,7 @@ from sb3_ppg import (
     RewardNormalizer,
     VectorRewards,
 )
-from sb3_ppg.buffers.advantages import gae
+from sb3_ppg.buffers.rollouts import gae
 from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import VectorValueHead
 from tests.helpers import SMALL, FirstReward, VectorRewardEnv, collect, learn_and_log, saved_and_loaded

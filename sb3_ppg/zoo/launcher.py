@@ -92,7 +92,7 @@ def _main() -> None:
             is_wrong_path = isinstance(error, FileNotFoundError) and name != "train"  # where it may be a fault
             if not (is_explained or is_missing_package or is_wrong_path):
                 raise
-            from sb3_ppg.distributed.collectives import is_shared
+            from sb3_ppg.distributed import is_shared
 
             is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
             is_module = isinstance(error, ModuleNotFoundError)
@@ -106,9 +106,7 @@ def run(name: str, arguments: list[str]) -> None:
 
     :raises ArgumentError: if that names something that does not exist
     """
-    from sb3_ppg.distributed.agreement import agreed, require_equal
-    from sb3_ppg.distributed.collectives import n_processes, rank
-    from sb3_ppg.distributed.group import process_group
+    from sb3_ppg.distributed import agreed, n_processes, process_group, rank, require_equal
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.manager import Manager
     from sb3_ppg.zoo.scripts import acting_with_epsilon

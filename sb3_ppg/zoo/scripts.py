@@ -25,7 +25,7 @@ from huggingface_sb3 import EnvironmentName
 from rl_zoo3 import ALGOS
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed import agreed
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.environments import check_is_registered

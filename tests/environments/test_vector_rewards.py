@@ -116,8 +116,8 @@ def test_a_bad_component_is_named():
 @pytest.mark.parametrize(
     ("env", "weights", "complaint"),
     [
-        (lambda: VectorRewardEnv(), None, r"gives vectors as rewards: use PPG\(..., reward_weights"),
-        (ListReward, None, r"gives vectors as rewards: use PPG\(..., reward_weights"),
+        (lambda: VectorRewardEnv(), None, r"gives vectors as rewards.*use PPG\(..., reward_weights"),
+        (ListReward, None, r"gives vectors as rewards.*use PPG\(..., reward_weights"),
         (ListReward, [1.0, 2.0, 3.0], r"gives the reward \[.*array of 3 numbers"),
         (lambda: DummyVecEnv([ListReward] * 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
         (lambda: make_vec_env(ListReward, 2), [1.0, 2.0], "wrap each environment in sb3_ppg.VectorRewards"),
