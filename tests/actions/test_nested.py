@@ -289,22 +289,6 @@ def test_vectorized_environments_take_the_structure(kind):
     model.get_env().close()
 
 
-class FirstNumber(RandomEnv):
-    """The reward is a number of the action."""
-
-    def step(self, action):
-        observation, _, *others = super().step(action)
-        return observation, float(action["move"]["far"][0]), *others
-
-
-def test_each_environment_takes_its_own_action():
-    env = GymnasiumVecEnv(gym.vector.SyncVectorEnv([lambda: FirstNumber(VECTOR, NESTED)] * 3))
-    env.reset()
-    actions = [NESTED.sample() for _ in range(3)]
-    _, rewards, _, _ = env.step(actions)
-    np.testing.assert_allclose(rewards, [action["move"]["far"][0] for action in actions], rtol=1e-6)
-
-
 LEAVES = {
     "text": spaces.Text(3),
     "sequence": spaces.Sequence(spaces.Discrete(2)),
@@ -362,15 +346,3 @@ def test_leaves_have_temperatures():
     assert spread["far"] < 2e-3 and spread["here"] > 0.3
     with pytest.raises(ArgumentError, match="`temperature`=0"):
         model.predict(observation, temperature=dict(kind=0, how=1, move=1))
-
-
-def test_epsilon_replaces_whole_actions():
-    """Gaussians' samples and modes differ."""
-    model = PPG("MlpPolicy", nested_envs(), **SMALL)
-    observation = np.stack([VECTOR.sample()] * 1000)
-    modes, _ = model.predict(observation, deterministic=True)
-    actions, _ = model.predict(observation, deterministic=True, epsilon=0.2)
-    explored = [action["move"]["far"] != mode["move"]["far"] for action, mode in zip(actions, modes, strict=True)]
-    assert 0.15 < np.mean(explored) < 0.25
-    one, _ = model.predict(observation[0], deterministic=True, epsilon=1.0)
-    assert NESTED.contains(one)

@@ -7,13 +7,13 @@ import pytest
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, PhasicCallback, RewardNormalizer
+from sb3_ppg import PPG, ArgumentError, PhasicCallback
 from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 from sb3_ppg.training.preparing import recompute_advantages
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
-from tests.helpers import changed, learn_and_log, make_kind, saved_and_loaded, weights
+from tests.helpers import changed, learn_and_log, make_kind, normalized_rewards, saved_and_loaded, weights
 
 
 def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IMAGES, **kwargs) -> RolloutReplay:
@@ -236,9 +236,7 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
 
 def test_replayed_rewards_are_normalised_once():
     """An older rollout keeps the rewards that it had when it was new."""
-    buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer)
-    kwargs = dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()), replay_kwargs=dict(policy_rollouts=3))
-    model = make(**buffer, **kwargs).learn(3 * 16)
+    model = make(replay_kwargs=dict(policy_rollouts=3), **normalized_rewards()).learn(3 * 16)
     rewards = [rollout.buffer.rewards.copy() for rollout in model.replay.rollouts]
     model.learn(16, reset_num_timesteps=False)
     kept = [rollout.buffer.rewards for rollout in model.replay.rollouts]

@@ -16,7 +16,18 @@ from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
 from sb3_ppg.buffers.rollouts import by_environment, gae, has_new_arrays, is_recomputable, order_by_environment
 from sb3_ppg.objectives import Objective, SampleData
 from sb3_ppg.training.preparing import recompute_advantages
-from tests.helpers import KINDS, SMALL, VectorRewardEnv, changed, code_blocks, collect, make_kind, random_envs, weights
+from tests.helpers import (
+    KINDS,
+    SMALL,
+    VectorRewardEnv,
+    changed,
+    code_blocks,
+    collect,
+    make_kind,
+    normalized_rewards,
+    random_envs,
+    weights,
+)
 
 
 def test_worked_numbers():
@@ -26,13 +37,6 @@ def test_worked_numbers():
     advantages = gae(rewards, values, starts, np.array([100.0, 8.0]), np.array([1.0, 0.0]), 0.5, 0.5)
     # last step: 2 - 6 = -4, and 2 + 8/2 - 6 = 0; first step: 1 + 6/2 - 4 + (-4)/4 = -1, and 1 - 4 = -3
     np.testing.assert_allclose(advantages, [[-1.0, -3.0], [-4.0, 0.0]])
-
-
-def normalized_rewards(**kwargs) -> dict:
-    return dict(
-        rollout_buffer_class=NormalizedRewardRolloutBuffer,
-        rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(**kwargs)),
-    )
 
 
 MODELS = {kind: partial(make_kind, kind) for kind in KINDS} | {

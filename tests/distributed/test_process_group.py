@@ -330,15 +330,3 @@ def test_a_scheduler_that_ends_a_run_can_start_it_again(tmp_path):
     steps = int(checkpoint.name.split("_")[2])
     assert steps > 0 and steps % 8 == 0 and aux_buffer_path(checkpoint).exists()
     assert resumed(tmp_path).learn(80, reset_num_timesteps=False).num_timesteps == steps + 80
-
-
-class EndsInLastUpdate(PhasicCheckpointCallback):
-    def _on_training_end(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        super()._on_training_end()
-
-
-def test_a_signal_in_the_last_update_is_not_lost(tmp_path):
-    with pytest.raises(SystemExit) as end:
-        make().learn(PHASE, callback=EndsInLastUpdate(1, tmp_path))
-    assert end.value.code == 143 and latest_checkpoint(tmp_path).name == f"ppg_model_{PHASE}_steps.zip"

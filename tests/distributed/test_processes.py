@@ -42,6 +42,7 @@ from tests.helpers import (
     VectorRewardEnv,
     image_space,
     learn_and_log,
+    normalized_rewards,
     random_envs,
 )
 from tests.helpers import collect as collect_rollout
@@ -78,8 +79,7 @@ def variants() -> dict[str, PPG]:
         "vector rewards": make(
             env=make_vec_env(lambda: VectorRewards(VectorRewardEnv()), N_ENVS),
             reward_weights=[1.0, 0.3],
-            rollout_buffer_class=NormalizedRewardRolloutBuffer,
-            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+            **normalized_rewards(),
         ),
         "batch normalisation": make(env=random_env(), policy_kwargs=dict(features_extractor_class=BatchNormExtractor)),
         "mmap": make(aux_buffer_kwargs=dict(storage="mmap", path=f"disk{rank()}"), recompute_advantages=True),
