@@ -331,17 +331,15 @@ class EnvPoolVecEnv(EpisodicVecEnv):
             was_cut_off = not (failed[index] or self.treat_truncation_as_termination)
             infos[index] |= self._end_episode(index, observation_at(observations, index), was_cut_off)
         # EnvPool resets what it has ended in its next step, where Atari's game goes on with the next life
-        for ended, begin in ((terminated | truncated, self._step_without_action), (cut_off, self._pool.reset)):
+        for ended, is_reset in ((terminated | truncated, False), (cut_off, True)):
             if ended.any():
-                first, *_, first_infos = begin(ended.nonzero()[0].astype(np.int32))
+                indices, space = ended.nonzero()[0].astype(np.int32), self._pool_action_space
+                step = (np.zeros((len(indices), *space.shape), space.dtype), indices)
+                first, *_, first_infos = self._pool.reset(indices) if is_reset else self._pool.step(*step)
                 for row, index in enumerate(first_infos["env_id"]):
                     self.reset_infos[index] = _info_of(first_infos, row)
                 replace(observations, _copied(first), first_infos["env_id"])
         return observations, rewards, dones, infos
-
-    def _step_without_action(self, indices: np.ndarray) -> tuple[Any, ...]:
-        space = self._pool_action_space
-        return self._pool.step(np.zeros((len(indices), *space.shape), space.dtype), indices)
 
     # ---- the rest of a VecEnv ----
 

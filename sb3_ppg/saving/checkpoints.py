@@ -153,8 +153,7 @@ class PhasicCheckpointCallback(BaseCallback):
                     self.model.save(file)
         if n_processes() > 1:  # all have written their own files
             with agreed():
-                if rank() == 0:
-                    self.model.save(path)
+                self.model.save(path)  # only the first one writes
         self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
             print(f"Saving model checkpoint to {path}")
