@@ -328,8 +328,6 @@ def test_spaces_without_actions_or_with_ambiguous_paths_are_refused(space, messa
 def test_arguments_for_one_distribution_are_refused():
     with pytest.raises(ArgumentError, match=r"(?s)`distribution_class`=.*make_leaf_distribution"):
         PPG("MlpPolicy", nested_envs(), policy_kwargs=dict(distribution_class=DiagGaussianDistribution), **SMALL)
-    with pytest.raises(ArgumentError, match="`use_sde`=True"):
-        PPG("MlpPolicy", nested_envs(), use_sde=True, **SMALL)
 
 
 # ---- play ----

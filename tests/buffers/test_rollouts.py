@@ -1,4 +1,4 @@
-"""What a class of rollout buffers can do; advantages, and those that are recomputed before further epochs."""
+"""Rollout buffers: what a class declares, advantages, and those that are recomputed before further epochs."""
 
 from functools import partial
 
