@@ -2,13 +2,13 @@
 
 from importlib.metadata import version
 
-from sb3_ppg.buffers.reward_normalizer import (
+from sb3_ppg.buffers.rollout_buffers import (
     NormalizedRewardDictRolloutBuffer,
     NormalizedRewardRolloutBuffer,
     RewardNormalizer,
 )
 from sb3_ppg.callbacks import PhasicCallback
-from sb3_ppg.distributed.group import process_group
+from sb3_ppg.distributed import process_group
 from sb3_ppg.environments.vector_rewards import DrawnWeights, VectorRewards
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
 from sb3_ppg.maskable import MaskablePPG

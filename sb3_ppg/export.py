@@ -13,8 +13,7 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from sb3_ppg.actions import NestedActions, NestedDistribution, leaves
-from sb3_ppg.actions.nested import n_choices
+from sb3_ppg.actions import NestedActions, NestedDistribution, leaves, n_choices
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.maskable import MaskablePhasicActorCriticPolicy

@@ -30,15 +30,13 @@ from sb3_ppg.arguments import arguments_explained, check_value, made_from, warn_
 from sb3_ppg.arrays import parameters_of
 from sb3_ppg.buffers.aux_buffer import AuxBuffer, AuxiliaryBatch
 from sb3_ppg.buffers.replay import Rollout, RolloutReplay, full_like
+from sb3_ppg.buffers.rollout_buffers import component_context, with_vector_rewards
 from sb3_ppg.buffers.rollouts import RolloutEnd, store_floats, zero_observations
-from sb3_ppg.buffers.vector_rewards import component_context, with_vector_rewards
 from sb3_ppg.callbacks import without_rank_zero_callbacks
-from sb3_ppg.distributed.agreement import agreed
-from sb3_ppg.distributed.collectives import rank
-from sb3_ppg.environments.episodes import TimeLimits
-from sb3_ppg.environments.gymnasium_vec_env import GymnasiumVecEnv
+from sb3_ppg.distributed import agreed, rank
+from sb3_ppg.environments.vec_envs import GymnasiumVecEnv
 from sb3_ppg.environments.vector_rewards import RewardReader, mean_vector_return, tell_weights
-from sb3_ppg.environments.watched import check_first_observations, innermost, normalizers, statistics_protected
+from sb3_ppg.environments.watched import TimeLimits, check_first_observations, innermost, normalizers, statistics_protected
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives import Coefficients, Objective, find_objective, make_objective, objective_name
 from sb3_ppg.offline.warm_start import fit_to_data
@@ -47,10 +45,8 @@ from sb3_ppg.optim.diagnostics import record_all
 from sb3_ppg.optim.micro_batches import fitting_micro_batch_size
 from sb3_ppg.play import Player
 from sb3_ppg.policies import CnnPolicy, MixedPrecision, MlpPolicy, MultiInputPolicy, PhasicActorCriticPolicy
-from sb3_ppg.saving.files import atomic_write
-from sb3_ppg.saving.generators import generators_kept
-from sb3_ppg.saving.model_file import checked_model_file, mark_class
-from sb3_ppg.saving.training_state import load_training_state, save_training_state
+from sb3_ppg.saving.files import atomic_write, checked_model_file, mark_class
+from sb3_ppg.saving.training_state import generators_kept, load_training_state, save_training_state
 from sb3_ppg.training.checks import (
     check_arguments,
     check_environment,

@@ -10,7 +10,7 @@ import torch as th
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.utils import is_masking_supported
 
-from sb3_ppg.actions.nested import by_leaf
+from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import check_value
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.errors import ArgumentError

@@ -6,7 +6,7 @@ from functools import partial
 
 from sb3_ppg.buffers.replay import Kind
 from sb3_ppg.callbacks import tell
-from sb3_ppg.distributed.collectives import average_batch_statistics, n_processes
+from sb3_ppg.distributed import average_batch_statistics, n_processes
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.diagnostics import auxiliary_outcome, log_policy_phase, record_all
 from sb3_ppg.optim.update import Update, mean_losses

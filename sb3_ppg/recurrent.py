@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg.arguments import made_from
 from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
 from sb3_ppg.buffers.replay import RolloutReplay
-from sb3_ppg.buffers.sequences import SequenceDictRolloutBuffer, SequenceRolloutBuffer, longest_equal_part
+from sb3_ppg.buffers.rollout_buffers import SequenceDictRolloutBuffer, SequenceRolloutBuffer, longest_equal_part
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.policies.lstm import (
     RecurrentMultiInputPhasicActorCriticPolicy,

@@ -24,7 +24,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
-from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, RecurrentPPG
+from sb3_ppg import PPG, ImpalaCNN, MaskablePPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.family import PAPERS_VALUES
 from sb3_ppg.losses import Losses
@@ -236,6 +236,11 @@ def make_on_images(policy_kwargs=None, n_envs: int = 4, space: spaces.Space | No
     )
     policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy"
     return PPG(policy, env, policy_kwargs={**impala, **(policy_kwargs or {})}, **{**arguments, **kwargs})
+
+
+def normalized_rewards(cls: type = NormalizedRewardRolloutBuffer, **kwargs: Any) -> dict[str, Any]:
+    """Return the arguments for the authors' reward normalizer."""
+    return dict(rollout_buffer_class=cls, rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer(**kwargs)))
 
 
 def collect(model: PPG) -> None:

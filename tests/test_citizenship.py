@@ -14,7 +14,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_ppg import PPG, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer
-from sb3_ppg.buffers.sequences import SequenceRolloutBuffer
+from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
 from tests.helpers import BatchNormExtractor, RandomEnv, changed, make_kind, weights
 from tests.saving.small_models import same
 

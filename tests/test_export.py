@@ -14,8 +14,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN, MaskablePPG, RecurrentPPG, export
-from sb3_ppg.actions import leaves
-from sb3_ppg.actions.nested import structure
+from sb3_ppg.actions import leaves, structure
 from tests.actions.test_nested import MaskedNested
 from tests.helpers import DICT, MASKED_ACTIONS, NESTED, SMALL, VECTOR, image_space, masked_envs, random_envs
 

@@ -20,7 +20,7 @@ from sb3_ppg import (
     PhasicCallback,
     RecurrentPPG,
 )
-from sb3_ppg.buffers.sequences import longest_equal_part
+from sb3_ppg.buffers.rollout_buffers import longest_equal_part
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies.lstm import RecurrentPhasicActorCriticPolicy, last_states, pack_states, run_lstm, unpack_states
 from tests.helpers import (

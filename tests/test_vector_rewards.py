@@ -15,15 +15,14 @@ from sb3_ppg import (
     DrawnWeights,
     MaskablePPG,
     NormalizedRewardDictRolloutBuffer,
-    NormalizedRewardRolloutBuffer,
     RecurrentPPG,
     RewardNormalizer,
     VectorRewards,
 )
-from sb3_ppg.buffers.advantages import gae
+from sb3_ppg.buffers.rollouts import gae
 from sb3_ppg.optim.value_units import set_value_units
 from sb3_ppg.policies import VectorValueHead
-from tests.helpers import SMALL, FirstReward, VectorRewardEnv, collect, learn_and_log, saved_and_loaded
+from tests.helpers import SMALL, FirstReward, VectorRewardEnv, collect, learn_and_log, normalized_rewards, saved_and_loaded
 
 
 class WithMasks(gym.Wrapper):
@@ -37,10 +36,6 @@ def vector_envs(n_components: int = 2, n_envs: int = 2, wrapper: Any = VectorRew
     return make_vec_env(lambda: wrapper(WithMasks(VectorRewardEnv(n_components))), n_envs, seed=0)
 
 
-def normalized(cls: type = NormalizedRewardRolloutBuffer) -> dict[str, Any]:
-    return dict(rollout_buffer_class=cls, rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()))
-
-
 LSTM = dict(algorithm=RecurrentPPG, policy="MlpLstmPolicy", policy_kwargs=dict(lstm_hidden_size=4))
 SETTINGS: dict[str, Any] = {
     "joint": lambda: {},
@@ -51,7 +46,7 @@ SETTINGS: dict[str, Any] = {
     "replay": lambda: dict(objective="decoupled", replay_kwargs=dict(policy_rollouts=2)),
     "EWMA": lambda: dict(objective="ewma", normalize_value_targets="running"),
     "DDCPG": lambda: dict(objective="ddcpg", policy_kwargs=dict(architecture="shared")),
-    "normalised": normalized,
+    "normalised": normalized_rewards,
     "LSTM": lambda: LSTM,
     "masks": lambda: dict(algorithm=MaskablePPG),
 }
@@ -158,7 +153,7 @@ def test_rewards_are_normalised_by_component():
 # ---- one policy for all weights ----
 
 
-@pytest.mark.parametrize("kwargs", [{}, normalized(NormalizedRewardDictRolloutBuffer)], ids=["raw", "normalised"])
+@pytest.mark.parametrize("kwargs", [{}, normalized_rewards(NormalizedRewardDictRolloutBuffer)], ids=["raw", "normalised"])
 def test_advantages_are_combined_by_the_weights_of_each_step(kwargs):
     env = vector_envs(wrapper=DrawnWeights)
     model = make(env, policy="MultiInputPolicy", reward_weights="observation", n_steps=32, gamma=[0.9, 0.5], **kwargs)
@@ -213,7 +208,7 @@ def test_rewards_that_vec_normalize_changes_are_refused():
 
 
 def test_statistics_of_other_rewards_are_refused():
-    kwargs = normalized()
+    kwargs = normalized_rewards()
     make(vector_envs(), reward_weights=[1.0, 1.0], **kwargs).learn(16)
     for other in (dict(reward_weights=[1.0, 1.0, 1.0]), {}):
         with pytest.raises(ArgumentError, match="statistics of another number of components"):

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Self
@@ -19,8 +20,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays, split_arrays
 from sb3_ppg.buffers.memory import available_memory
-from sb3_ppg.buffers.protocol import has_new_arrays
-from sb3_ppg.buffers.rollouts import GATHERED_BYTES, Observations, n_bytes
+from sb3_ppg.buffers.rollouts import GATHERED_BYTES, Observations, has_new_arrays, n_bytes
 from sb3_ppg.errors import ArgumentError
 
 
@@ -41,6 +41,38 @@ class AuxiliaryBatch(NamedTuple):
     recorded: th.Tensor
 
 
+@dataclass
+class SampleData:
+    """
+    Data of each sample in addition to the fields of rollout buffers; None where there is none. ``Objective.extras`` and
+    ``aux_data`` return it for a rollout, as arrays; ``of`` returns it for a minibatch, as tensors. An objective that needs
+    more derives a dataclass, whose fields have the default None.
+
+    :param weights: weight of each sample in the paper's terms, see ``losses.weighted_mean``, (B,)
+    :param values: V(s) at collection, in the auxiliary phase, (B,)
+    :param component_targets: V_targ of each component of vector rewards, (B, K); set by the algorithm
+    :param component_values: V(s) of each component at collection, in the policy phase, (B, K); set by the algorithm
+    """
+
+    weights: Any = None
+    values: Any = None
+    component_targets: Any = None
+    component_values: Any = None
+
+    @classmethod
+    def of(cls, batch: Any) -> Self:
+        """
+        :param batch: minibatch of either phase
+        :return: its tensors
+        """
+        by_name = batch.context if isinstance(batch, AuxiliaryBatch) else getattr(batch, "extras", {})
+        return cls(**{name: by_name.get(name) for name in cls.__dataclass_fields__})
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the fields that are not None, as buffers keep them."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
 class StoredRollout(NamedTuple):
     """Arrays of a rollout that the auxiliary phase keeps."""
 
@@ -57,7 +89,7 @@ class AuxBuffer:
     Sequences are numbered rollout by rollout, then environment by environment, then by time.
 
     The arrays of the rollout buffer are kept by reference, because SB3's buffers allocate new ones for each rollout. The
-    arrays of a buffer that may reuse its memory are copied, see ``buffers.protocol``.
+    arrays of a buffer that may reuse its memory are copied, see ``buffers.rollouts``.
 
     With a GPU, the observations are copied to it for the auxiliary phase, in their own type, if they take no more than half of
     its free memory. Otherwise, each minibatch is copied through pinned memory while the previous one trains. This is
@@ -286,35 +318,26 @@ class AuxBuffer:
         """Copy sequences from arrays (n_envs, n_steps or 1, ...) to one tensor, (len(ids) * sequence length or 1, ...)."""
 
         def gather(*arrays: Any) -> th.Tensor:
-            n_envs, n_steps = self.rollouts[0].value_targets.shape
-            if not self.single_samples:
-                places = zip(*(numbers.tolist() for numbers in np.divmod(ids, n_envs)), strict=True)
-                return self._on_device([arrays[rollout][env] for rollout, env in places])
-            # One indexed copy for each rollout; arrays have a row for each sample, or for each environment
-            _, rows_per_env, *shape = arrays[0].shape
-            numbers, rows = np.divmod(ids // (n_steps // rows_per_env), n_envs * rows_per_env)
-            on_device = isinstance(arrays[0], th.Tensor)
-            size = (len(ids), *shape)
-            gathered: Any = arrays[0].new_empty(size) if on_device else np.empty(size, arrays[0].dtype)
+            n_envs, n_rows, *shape = arrays[0].shape
+            length = min(self.sequence_length, n_rows)
+            n_pieces = n_envs * n_rows // length  # of each array; single samples of an environment may share one
+            numbers, pieces = np.divmod(ids // (self.n_sequences // (n_pieces * len(arrays))), n_pieces)
+            size, is_tensor = (len(ids), length, *shape), isinstance(arrays[0], th.Tensor)
+            gathered: Any = arrays[0].new_empty(size) if is_tensor else np.empty(size, arrays[0].dtype)
             for number in np.unique(numbers):
                 of_rollout = np.flatnonzero(numbers == number)
-                gathered[of_rollout] = arrays[number].reshape(n_envs * rows_per_env, *shape)[rows[of_rollout]]
-            return self._on_device([gathered])
+                gathered[of_rollout] = arrays[number].reshape(n_pieces, length, *shape)[pieces[of_rollout]]
+            return self._on_device(gathered.reshape(len(ids) * length, *shape))
 
         return map_arrays(gather, *rollouts)
 
-    def _on_device(self, sequences: list[Any]) -> th.Tensor:
-        """Concatenate arrays or tensors to a tensor on the device."""
-        if isinstance(sequences[0], th.Tensor):
-            return th.cat(sequences)
-        if self.device.type != "cuda":
-            return th.as_tensor(np.concatenate(sequences), device=self.device)
-        dtype = th.from_numpy(np.empty(0, sequences[0].dtype)).dtype
-        pinned = th.empty(sum(map(len, sequences)), *sequences[0].shape[1:], dtype=dtype, pin_memory=True)
-        np.concatenate(sequences, out=pinned.numpy())
+    def _on_device(self, array: Any) -> th.Tensor:
+        """Copy an array to the device, where a tensor is already."""
+        if self.device.type != "cuda" or isinstance(array, th.Tensor):
+            return th.as_tensor(array, device=self.device)
         copying, training = _copy_stream(self.device), th.cuda.current_stream(self.device)
         with th.cuda.stream(copying):  # so that the copy does not wait for queued training
-            on_device = pinned.to(self.device, non_blocking=True)
+            on_device = th.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
         training.wait_stream(copying)
         on_device.record_stream(training)
         return on_device

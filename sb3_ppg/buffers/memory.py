@@ -1,5 +1,6 @@
 """The memory that is available, within the limits of this process's control group, and whether rollouts fit into it."""
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +9,7 @@ import psutil
 
 from sb3_ppg.arguments import require
 from sb3_ppg.buffers.rollouts import n_bytes
-from sb3_ppg.distributed.collectives import n_local_processes
+from sb3_ppg.distributed import n_local_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.protocols import PhasicModel
 
@@ -32,10 +33,9 @@ def _cgroups() -> Iterator[tuple[int, int]]:
 
     Source: ``man 7 cgroups``, version 2, whose line in ``/proc/self/cgroup`` is "0::path".
     """
-    lines = OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []
-    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for folder in (CGROUP_ROOT.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)):
+    own = re.search(r"^0::/(.*)$", OWN_CGROUPS.read_text() if OWN_CGROUPS.exists() else "", re.MULTILINE)
+    innermost = CGROUP_ROOT / (own[1] if own else "")
+    for folder in (innermost, *innermost.parents):
         with suppress(OSError, ValueError, StopIteration):  # a group without this controller, or without a limit: "max"
             limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
             statistics = (folder / "memory.stat").read_text().splitlines()

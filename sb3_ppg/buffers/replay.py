@@ -14,8 +14,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.buffers.protocol import has_new_arrays
-from sb3_ppg.buffers.rollouts import RolloutEnd, minibatches, order_by_environment
+from sb3_ppg.buffers.rollouts import RolloutEnd, has_new_arrays, minibatches, order_by_environment
 
 Kind = Literal["policy", "value"]  # of epochs; joint ones are the policy's
 KINDS: tuple[Kind, ...] = ("policy", "value")
@@ -131,13 +130,18 @@ class RolloutReplay:
         Draw one epoch from the rollouts that are ``due``, at least one, and count it as a use of each.
 
         :param kind: kind of the epoch
-        :param batch_size: in samples
-        :return: minibatches, see ``mixed_minibatches``
+        :param batch_size: in samples, rounded up to parts of equal size
+        :return: minibatches of all samples, shuffled, with equally many of each rollout
         """
         due = self.due(kind)
         for rollout in due:
             rollout.uses[kind] += 1
-        return mixed_minibatches(due, batch_size)
+        n_samples = due[0].buffer.buffer_size * due[0].buffer.n_envs
+        n_minibatches = math.ceil(len(due) * n_samples / batch_size)
+        size = batch_size if len(due) == 1 else math.ceil(n_samples / n_minibatches)
+        parts = [minibatches(rollout.buffer, size, rollout.extras) for rollout in due]
+        for some in zip(*parts, strict=True):
+            yield some[0] if len(some) == 1 else map_arrays(lambda *arrays: th.cat(arrays), *some)
 
 
 def independent_copy(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
@@ -152,16 +156,3 @@ def full_like(rollout_buffer: RolloutBuffer) -> RolloutBuffer:
     other.full, other.pos = True, other.buffer_size
     order_by_environment(other)
     return other
-
-
-def mixed_minibatches(rollouts: Sequence[Rollout], batch_size: int) -> Iterator[Any]:
-    """
-    Draw one epoch: all samples of rollouts of the same size, shuffled, in minibatches with equally many samples of each, at
-    least one. ``batch_size`` is rounded up to parts of equal size.
-    """
-    n_samples = rollouts[0].buffer.buffer_size * rollouts[0].buffer.n_envs
-    n_minibatches = math.ceil(len(rollouts) * n_samples / batch_size)
-    size = batch_size if len(rollouts) == 1 else math.ceil(n_samples / n_minibatches)
-    parts = [minibatches(rollout.buffer, size, rollout.extras) for rollout in rollouts]
-    for some in zip(*parts, strict=True):
-        yield some[0] if len(some) == 1 else map_arrays(lambda *arrays: th.cat(arrays), *some)

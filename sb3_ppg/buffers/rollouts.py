@@ -1,21 +1,21 @@
-"""Functions on SB3's and custom rollout buffers: the order of their arrays, minibatches, types."""
+"""Functions on SB3's and custom rollout buffers: what a class declares, minibatches, the order of arrays, GAE, types."""
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arrays import map_arrays, split
-from sb3_ppg.buffers.advantages import gae
-from sb3_ppg.buffers.protocol import SB3_CLASSES, GivesSequences
 from sb3_ppg.environments.watched import normalizers
 
+SB3_CLASSES = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 # Small minibatches are gathered together, by one indexed copy of up to this size
 GATHERED_BYTES = 2**22
 Observations = np.ndarray | dict[str, np.ndarray]
@@ -35,6 +35,57 @@ class RolloutEnd(NamedTuple):
     values: np.ndarray
     dones: np.ndarray
     memory: np.ndarray | None = None
+
+
+# ---- how a class differs from SB3's ----
+
+
+@runtime_checkable
+class SeparatesBootstrap(Protocol):
+    """A rollout buffer that gets γ V at time limits in ``bootstrapped``, instead of added to the rewards."""
+
+    bootstrapped: np.ndarray  # (n_steps, n_envs)
+
+
+@runtime_checkable
+class GivesSequences(Protocol):
+    """A rollout buffer whose minibatches are not just a selection of samples, such as sequences."""
+
+    def samples(self, batch_size: int, order: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
+        """
+        :param batch_size: largest number of samples in a minibatch
+        :param order: maps the number of sequences, n, to an order of 0, ..., n - 1
+        :return: for each minibatch, the indices of its samples (environment by environment), and the samples
+        """
+
+
+def is_recomputable(rollout_buffer: RolloutBuffer) -> bool:
+    """
+    Return whether a buffer's advantages are GAE of its ``rewards`` and ``get`` yields all samples, so that its rollouts can be
+    used again with newer values. A class that overrides ``compute_returns_and_advantage`` or ``get`` declares this by the
+    class attribute ``recomputable = True``.
+    """
+    return _declared(rollout_buffer, "recomputable", ("compute_returns_and_advantage", "get"))
+
+
+def has_usual_samples(rollout_buffer: RolloutBuffer) -> bool:
+    """Return whether minibatches are SB3's, or the class declares by ``recomputable = True`` that they are equivalent."""
+    return _declared(rollout_buffer, "recomputable", ("get", "_get_samples"))
+
+
+def has_new_arrays(rollout_buffer: RolloutBuffer) -> bool:
+    """
+    Return whether collecting a rollout leaves the arrays of the previous one unchanged, so that they need not be copied. A
+    class that overrides ``reset`` declares this by the class attribute ``new_arrays = True``.
+    """
+    return _declared(rollout_buffer, "new_arrays", ("reset",))
+
+
+def _declared(rollout_buffer: RolloutBuffer, attribute: str, methods: tuple[str, ...]) -> bool:
+    """Return the value of a class attribute, or, without it, whether these methods are those of a buffer of SB3."""
+    cls = type(rollout_buffer)
+    are_sb3s = all(any(getattr(cls, method) is getattr(one, method) for one in SB3_CLASSES) for method in methods)
+    return getattr(cls, attribute, are_sb3s)
 
 
 # ---- samples ----
@@ -113,23 +164,6 @@ def by_environment(rollout_buffer: RolloutBuffer, array: np.ndarray) -> np.ndarr
     return array.reshape(rollout_buffer.n_envs, rollout_buffer.buffer_size, -1)
 
 
-def ordered_gae(
-    rollout_buffer: RolloutBuffer,
-    values: np.ndarray,
-    last_values: np.ndarray,
-    last_dones: np.ndarray,
-    gamma: float,
-    gae_lambda: float,
-) -> np.ndarray:
-    """
-    Compute ``advantages.gae``, (n_envs * n_steps, 1), of a buffer that is ordered by environment, with other values: V(s),
-    (n_envs * n_steps,), and V after the last step, (n_envs,).
-    """
-    arrays = (rollout_buffer.rewards, values, rollout_buffer.episode_starts)
-    rewards, values, starts = (by_environment(rollout_buffer, array)[:, :, 0].T for array in arrays)
-    return gae(rewards, values, starts, last_values, last_dones, gamma, gae_lambda).T.reshape(-1, 1)
-
-
 def zero_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations:
     """Return n observations of zeros with the shapes and types of a buffer's, ``(n, *observation shape)``."""
     shapes: Any = rollout_buffer.obs_shape
@@ -139,6 +173,61 @@ def zero_observations(rollout_buffer: RolloutBuffer, n: int) -> Observations:
 def n_bytes(observations: Observations | PyTorchObs) -> int:
     """Return the size of an array or a tensor, or of nested dictionaries of such, in bytes."""
     return sum(map(n_bytes, observations.values())) if isinstance(observations, dict) else observations.nbytes
+
+
+# ---- advantages ----
+
+
+def gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    episode_starts: np.ndarray,
+    last_values: np.ndarray,
+    last_dones: np.ndarray,
+    gamma: float | np.ndarray,
+    gae_lambda: float | np.ndarray,
+) -> np.ndarray:
+    """
+    Generalized Advantage Estimation (Schulman et al. 2016, https://arxiv.org/abs/1506.02438), as SB3's rollout buffers do it:
+
+    .. code-block:: none
+
+        δ_t = r_t + γ (1 - start_{t+1}) V(s_{t+1}) - V(s_t)
+        A_t = δ_t + γ λ (1 - start_{t+1}) A_{t+1}
+
+    The value targets are A + V.
+
+    :param rewards: r, (n_steps, n_envs), or (n_steps, n_envs, K) for vector rewards
+    :param values: V(s), in the units of the rewards, of the same shape
+    :param episode_starts: whether a step begins an episode, (n_steps, n_envs); for vector rewards (n_steps, n_envs, 1)
+    :param last_values: V of the observations after the last step, (n_envs,) or (n_envs, K)
+    :param last_dones: whether these begin an episode, (n_envs,) or (n_envs, 1)
+    :param gamma: γ, a number or (K,)
+    :param gae_lambda: λ, a number or (K,)
+    :return: A, in the shape and type of the values, in which it is also computed
+    """
+    dtype, advantages = values.dtype, np.zeros_like(values)
+    gamma, decay = np.asarray(gamma, dtype), np.asarray(np.multiply(gamma, gae_lambda), dtype)
+    continues, last_continues = 1 - episode_starts.astype(dtype), 1 - last_dones.astype(dtype)
+    next_values, following, next_continues = last_values, np.zeros_like(last_values), last_continues
+    for step in reversed(range(len(rewards))):
+        delta = rewards[step] + gamma * next_values * next_continues - values[step]
+        following = delta + decay * next_continues * following
+        advantages[step] = following
+        next_values, next_continues = values[step], continues[step]
+    return advantages
+
+
+def ordered_gae(
+    buffer: RolloutBuffer, values: np.ndarray, last_values: np.ndarray, last_dones: np.ndarray, gamma: float, gae_lambda: float
+) -> np.ndarray:
+    """
+    Compute ``gae``, (n_envs * n_steps, 1), of a buffer that is ordered by environment, with other values: V(s),
+    (n_envs * n_steps,), and V after the last step, (n_envs,).
+    """
+    arrays = (buffer.rewards, values, buffer.episode_starts)
+    rewards, values, starts = (by_environment(buffer, array)[:, :, 0].T for array in arrays)
+    return gae(rewards, values, starts, last_values, last_dones, gamma, gae_lambda).T.reshape(-1, 1)
 
 
 # ---- types ----

@@ -1,8 +1,10 @@
-"""Checks of environments while a rollout is collected: non-finite numbers and dead workers raise an error that names them."""
+"""Checks of environments while a rollout is collected: time limits, non-finite numbers, and workers that die."""
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,54 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from sb3_ppg.environments.episodes import TimeLimits
-from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, WorkerError
+from sb3_ppg.errors import ArgumentError, NonFiniteEnvironmentError, WorkerError, warn
 
 Numbers = tuple[str, Any, int | None]  # see `check_finite`
+N_ENDS = 10  # number of episodes whose ends tell whether an environment reports its time limit as a termination
+
+# ---- time limits ----
+
+
+class TimeLimits:
+    """Marks ends of episodes as time limits for ``ignore_terminations``, and warns of environments that seem to need it."""
+
+    def __init__(self) -> None:
+        self.ignored: bool | int = False  # argument ``ignore_terminations``
+        self.steps = np.zeros(0, dtype=int)  # of the current episodes, (n_envs,)
+        self.ends: list[tuple[int, bool]] = []  # lengths of the first episodes, and whether a time limit ended them
+
+    def begin(self, episode_starts: np.ndarray, ignored: bool | int) -> None:
+        """Start a rollout; ``episode_starts`` says whether the latest observations begin an episode, (n_envs,)."""
+        if len(self.steps) != len(episode_starts):
+            self.steps = np.zeros(len(episode_starts), dtype=int)
+        self.steps[episode_starts.astype(bool)] = 0
+        self.ignored = ignored
+
+    def marked(self, dones: np.ndarray, infos: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the infos of a step, in which "TimeLimit.truncated" is set for ends that ``ignore_terminations`` ignores."""
+        self.steps += 1
+        infos = list(infos)
+        for index in dones.nonzero()[0].tolist():
+            length, self.steps[index] = int(self.steps[index]), 0
+            if self.ignored is True or self.ignored == length:
+                infos[index] = {**infos[index], "TimeLimit.truncated": True}
+            if len(self.ends) < N_ENDS:
+                self.ends.append((length, bool(infos[index].get("TimeLimit.truncated", False))))
+                if self.ends == [(length, False)] * N_ENDS and length > 1:
+                    warn(
+                        f"All of the first {N_ENDS} episodes ended at step {length}, as terminations, so the value function "
+                        "learns that no reward follows. If this is a time limit (which some environments report as a "
+                        f"termination, or as both), use `ignore_terminations`={length}; if the task itself ends there, ignore "
+                        "this warning, see docs/good_to_know.md"
+                    )
+        return infos
+
 
 # ---- non-finite numbers ----
 # SB3's VecCheckNan names neither environment nor step, and a further wrapper would break `sync_envs_normalization`
 
 
+@dataclass
 class CheckedSteps:
     """
     Steps the environments in a rollout, and checks that all numbers are finite.
@@ -29,20 +70,15 @@ class CheckedSteps:
     :param read_vectors: returns vector rewards, (n_envs, K), from ``dones`` and ``infos``. None: rewards are scalar
     """
 
-    def __init__(
-        self,
-        env: VecEnv,
-        allow_observations: bool,
-        time_limits: TimeLimits,
-        read_vectors: Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None = None,
-    ):
-        self.env = env
-        self.allow_observations = allow_observations
-        self.time_limits = time_limits
-        self.read_vectors = read_vectors
+    env: VecEnv
+    allow_observations: bool
+    time_limits: TimeLimits
+    read_vectors: Callable[[np.ndarray, list[dict[str, Any]]], np.ndarray] | None = None
+
+    def __post_init__(self) -> None:
         self.also_stored: dict[str, Any] = {}  # further arguments of the rollout buffer's ``add``
-        self.normalizers = [*normalizers(env)]
-        self.innermost = innermost(env)
+        self.normalizers = [*normalizers(self.env)]
+        self.innermost = innermost(self.env)
 
     def take(self, actions: np.ndarray, step: int) -> VecEnvStepReturn:
         """
@@ -97,14 +133,11 @@ def check_finite(normalizers: list[VecNormalize], numbers: list[Numbers], when: 
             array = np.asarray(part)  # the last observation of an episode is as its environment returned it
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 place = tuple(np.argwhere(~np.isfinite(array))[0])
-                of_key = "" if key is None else f" (key {key!r})"
+                where = f"{'' if key is None else f' (key {key!r})'} of environment {place[0] if index is None else index}"
                 remedy = "If the policy can handle such numbers, use `allow_nonfinite_observations`=True"
                 if name.startswith("reward"):
                     remedy = "SB3 also makes NaN of a reward that is None"
-                of_environment = place[0] if index is None else index
-                raise NonFiniteEnvironmentError(
-                    f"The {name}{of_key} of environment {of_environment} is {array[place]} {when}. {remedy}"
-                )
+                raise NonFiniteEnvironmentError(f"The {name}{where} is {array[place]} {when}. {remedy}")
     for normalizer in normalizers:
         for name, rms in statistics(normalizer).items():
             if not (np.isfinite(rms.mean).all() and np.isfinite(rms.var).all()):
@@ -145,13 +178,10 @@ def results_explained() -> Iterator[None]:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if frame.f_globals["__name__"] not in READERS:
             raise
-        if np.ndim(frame.f_locals.get("reward", 0)) > 0 or "with a sequence" in str(error):  # the latter is NumPy's
-            remedy = f"use PPG(..., reward_weights=[...]) and, if there are several, {HOW_TO_WRAP}"
-            raise ArgumentError(f"an environment gives vectors as rewards: {remedy}") from error
         raise ArgumentError(
             f"an environment has returned what cannot be used ({error}): `reset` returns (observation, info), `step` "
-            "(observation, reward, terminated, truncated, info), where the reward is a number; "
-            "stable_baselines3.common.env_checker.check_env(env) says what is wrong"
+            "(observation, reward, terminated, truncated, info), which stable_baselines3.common.env_checker.check_env checks. "
+            f"If it gives vectors as rewards: use PPG(..., reward_weights=[...]) and, if there are several, {HOW_TO_WRAP}"
         ) from error
 
 
@@ -241,9 +271,8 @@ class _WatchedRemote:
         self._exchange(self.remote.send, message)
 
     def recv(self) -> Any:
-        while not self.remote.poll(timeout=1):
-            if not self.process.is_alive():  # a sibling holds the other end of its pipe
-                self._raise_if_dead()
+        if self.remote not in wait([self.remote, self.process.sentinel]):  # a sibling holds the other end of its pipe
+            self._raise_if_dead()
         return self._exchange(self.remote.recv)
 
     def _exchange(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -34,7 +34,7 @@ from sb3_ppg.hub.schema import Bounded, Counters, Description, Normalization, de
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.ppg import PPG
 from sb3_ppg.saving.files import atomic_writes
-from sb3_ppg.saving.generators import generators_kept
+from sb3_ppg.saving.training_state import generators_kept
 
 DESCRIPTION, ARRAYS = "model.json", "model.safetensors"
 # Arguments of the algorithm that belong to a machine or a run, not to the model; of `aux_buffer_kwargs` all but the capacity

@@ -3,8 +3,8 @@
 from typing import Any
 
 from sb3_ppg.arguments import made_from
+from sb3_ppg.buffers.aux_buffer import SampleData
 from sb3_ppg.buffers.rollouts import RolloutEnd
-from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.errors import ArgumentError, nearest
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.advantage_head import AdvantageHeadObjective, OrderObjective

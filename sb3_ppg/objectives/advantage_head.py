@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from sb3_ppg import losses
 from sb3_ppg.arguments import Rule, check_value, count, number, require
 from sb3_ppg.arrays import map_arrays
+from sb3_ppg.buffers.aux_buffer import SampleData
 from sb3_ppg.buffers.rollouts import RolloutEnd
-from sb3_ppg.buffers.sample_data import SampleData
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective

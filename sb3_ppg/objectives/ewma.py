@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, is_number, number, require
-from sb3_ppg.distributed.collectives import moments, n_processes
+from sb3_ppg.distributed import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives.paper import MAX_WEIGHT, Coefficients, Objective, weights_of
 from sb3_ppg.policies import PhasicActorCriticPolicy

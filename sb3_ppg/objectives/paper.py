@@ -13,10 +13,9 @@ from torch import nn
 from sb3_ppg import losses
 from sb3_ppg.arguments import check_value, number, require
 from sb3_ppg.arrays import parameters_of
-from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch
+from sb3_ppg.buffers.aux_buffer import AuxiliaryBatch, SampleData
 from sb3_ppg.buffers.rollouts import RolloutEnd, by_environment
-from sb3_ppg.buffers.sample_data import SampleData
-from sb3_ppg.distributed.collectives import moments, n_processes
+from sb3_ppg.distributed import moments, n_processes
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses
 from sb3_ppg.policies import Evaluation, PhasicActorCriticPolicy, head_loss

@@ -14,8 +14,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ppg.actions import NESTED
-from sb3_ppg.actions.kinds import SquashedGaussianActions
+from sb3_ppg.actions import NESTED, SquashedGaussianActions
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Observations
 from sb3_ppg.environments.watched import normalizers

@@ -23,7 +23,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
-from sb3_ppg.actions.kinds import SquashedGaussianActions
+from sb3_ppg.actions import SquashedGaussianActions
 from sb3_ppg.arrays import n_samples
 from sb3_ppg.offline import losses
 

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ppg.actions import NESTED
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.environments.episodes import replace
+from sb3_ppg.environments.vec_envs import replace
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 from sb3_ppg.offline.data import ARRAYS, Dataset, bounds, joined

@@ -12,9 +12,9 @@ from stable_baselines3.common.utils import configure_logger, obs_as_tensor, upda
 
 from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays, n_samples
-from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
+from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
 from sb3_ppg.buffers.rollouts import Observations
-from sb3_ppg.distributed.collectives import n_processes
+from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import only_normalizer
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.losses import Losses

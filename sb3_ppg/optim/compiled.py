@@ -19,7 +19,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
 from sb3_ppg.arrays import map_arrays, n_samples, parameters_of
-from sb3_ppg.distributed.collectives import n_processes
+from sb3_ppg.distributed import n_processes
 from sb3_ppg.errors import printable, warn
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective

@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import update_learning_rate
 from torch import nn
 
 from sb3_ppg.arrays import Minibatch, map_arrays, n_samples, parameters_of, split
-from sb3_ppg.distributed.collectives import average_gradients, average_over_processes, n_processes
+from sb3_ppg.distributed import average_gradients, average_over_processes, n_processes
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses, approximate_kl
 from sb3_ppg.optim.compiled import CompiledStep

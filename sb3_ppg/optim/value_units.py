@@ -6,7 +6,7 @@ import numpy as np
 import torch as th
 from torch import nn
 
-from sb3_ppg.distributed.collectives import moments
+from sb3_ppg.distributed import moments
 from sb3_ppg.policies import PhasicActorCriticPolicy
 
 

@@ -30,9 +30,15 @@ from stable_baselines3.common.utils import is_vectorized_observation
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from sb3_ppg.actions import NESTED, Actions, NestedDistribution, actions_class_of, flat_space
-from sb3_ppg.actions.base import with_python_integers
-from sb3_ppg.actions.kinds import SquashedGaussianDistribution
+from sb3_ppg.actions import (
+    NESTED,
+    Actions,
+    NestedDistribution,
+    SquashedGaussianDistribution,
+    actions_class_of,
+    flat_space,
+    with_python_integers,
+)
 from sb3_ppg.arguments import FLAG, check_value, choice, optional
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError

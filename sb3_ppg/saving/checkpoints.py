@@ -1,6 +1,5 @@
 """Checkpoints: the model and the rest of the state of its run, written together."""
 
-import glob
 import re
 import time
 import uuid
@@ -13,11 +12,9 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_ppg.arguments import check_value, count, optional
 from sb3_ppg.callbacks import called_by, every
-from sb3_ppg.distributed.agreement import agreed, check_weights
-from sb3_ppg.distributed.collectives import broadcast, gather, has_abandoned_group, n_processes, rank
+from sb3_ppg.distributed import agreed, broadcast, check_weights, gather, has_abandoned_group, n_processes, rank
 from sb3_ppg.errors import ArgumentError, warn
-from sb3_ppg.saving.files import atomic_writes
-from sb3_ppg.saving.model_file import checkpoint_of, is_whole
+from sb3_ppg.saving.files import atomic_writes, checkpoint_of, is_whole
 from sb3_ppg.saving.training_state import (
     file_of_process,
     files_of_processes,
@@ -116,10 +113,6 @@ class PhasicCheckpointCallback(BaseCallback):
             self._run = self.model._checkpoint[0]
         else:
             self._run = broadcast(uuid.uuid4().hex)
-        if rank() == 0:  # after a kill between the two files of a checkpoint
-            for buffers in self.save_path.glob(f"{glob.escape(self.name_prefix)}_*_steps.aux_buffer*.npz"):
-                if not buffers.with_name(f"{buffers.name.split('.aux_buffer')[0]}.zip").exists():
-                    buffers.unlink(missing_ok=True)
         there = _checkpoints(self.save_path, self.name_prefix)
         self._saved = [one.path for one in there if one.run == self._run]
         self._latest = there[-1].time if there else 0
@@ -160,8 +153,7 @@ class PhasicCheckpointCallback(BaseCallback):
                     self.model.save(file)
         if n_processes() > 1:  # all have written their own files
             with agreed():
-                if rank() == 0:
-                    self.model.save(path)
+                self.model.save(path)  # only the first one writes
         self._saved_at = self.model.num_timesteps
         if self.verbose >= 2:
             print(f"Saving model checkpoint to {path}")
@@ -206,23 +198,19 @@ def latest_checkpoint(save_path: str | Path, name_prefix: str = "ppg_model") -> 
         keep, or else to the time of modification. Damaged checkpoints are passed over, with a warning
     :raises FileNotFoundError: if there is none
     """
-    # Twice: a run that goes on may replace all files between the listing and the reading
-    for checkpoints in (_checkpoints(Path(save_path), name_prefix) for _ in range(2)):
-        for checkpoint in reversed(checkpoints):
-            files = [checkpoint.path, *files_of_processes(aux_buffer_path(checkpoint.path))]
-            damaged = [file for file in files if not is_whole(file)]
-            if not damaged:
-                return checkpoint.path
-            if damaged[0].exists():
-                warn(f"{damaged[0]} is damaged: its checkpoint is passed over, for the one before it")
+    for checkpoint in reversed(_checkpoints(Path(save_path), name_prefix)):
+        files = [checkpoint.path, *files_of_processes(aux_buffer_path(checkpoint.path))]
+        damaged = [file for file in files if not is_whole(file)]
+        if not damaged:
+            return checkpoint.path
+        warn(f"{damaged[0]} is damaged: its checkpoint is passed over, for the one before it")
     raise FileNotFoundError(f"There is no checkpoint named {name_prefix}_..._steps.zip in {save_path} that can be read")
 
 
 class _Checkpoint(NamedTuple):
-    """A model's file: time of writing in nanoseconds, steps, and the run that wrote it."""
+    """A model's file, with the time of writing in nanoseconds and the run that wrote it."""
 
     time: int
-    n_steps: int
     path: Path
     run: str | None
 
@@ -231,8 +219,8 @@ def _checkpoints(folder: Path, name_prefix: str) -> list[_Checkpoint]:
     """Return the checkpoints in the order in which they were written."""
     found = []
     for path in folder.glob("*.zip"):
-        if match := re.fullmatch(rf"{re.escape(name_prefix)}_(\d+)_steps\.zip", path.name):
+        if re.fullmatch(rf"{re.escape(name_prefix)}_\d+_steps\.zip", path.name):
             with suppress(FileNotFoundError):  # a run that goes on has removed it
                 run, written = checkpoint_of(path)
-                found.append(_Checkpoint(written, int(match[1]), path, run))
+                found.append(_Checkpoint(written, path, run))
     return sorted(found)

@@ -1,18 +1,31 @@
-"""Write files so that each is complete or not there: an error or a kill leaves the previous file as it was."""
+"""
+Files: written so that each is complete or not there, and zip files of models, which are checked before they are read.
+
+An error or a kill leaves the previous file as it was.
+"""
 
 import errno
+import io
+import json
 import os
 import shutil
-import tempfile
 import time
+import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
+from stable_baselines3.common.save_util import open_path
 
-# A file system may refuse these: renaming onto a mounted file, making a file in a folder, flushing
+from sb3_ppg.errors import ModelFormatError, warn
+from sb3_ppg.protocols import PhasicModel
+
+FORMAT_VERSION = 1  # of models
+SAVED_BY = "_saved_by"  # attribute in the file: the version of its format, and the writer's `_class_names`
+# A file system may refuse to rename onto a mounted file, or to flush
 REFUSED = {errno.EPERM, errno.EACCES, errno.EBUSY, errno.EXDEV, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 QUIET = 60  # seconds; a temporary file to which nothing was written for so long may be a leftover
 
@@ -65,8 +78,8 @@ def atomic_writes(paths: list[Path]) -> Iterator[list[Path]]:
 
 def _make_temporary(path: Path) -> Path:
     """
-    Make the temporary file for ``path`` in its folder or, if that is not writable, in the system's temporary folder, and
-    remove those of processes that were killed while they wrote ``path``; another machine's process may still write.
+    Make the temporary file for ``path`` in its folder, and remove those of processes that were killed while they wrote
+    ``path``; another machine's process may still write.
     """
     prefix = f".sb3_ppg-{zlib.crc32(path.name.encode()):08x}-"  # a name may be as long as the file system allows
     with suppress(OSError, ValueError):  # a folder that cannot be listed, or another program's file
@@ -75,14 +88,7 @@ def _make_temporary(path: Path) -> Path:
             if is_quiet and not psutil.pid_exists(int(leftover.stem.split("-")[-1])):
                 leftover.unlink(missing_ok=True)
     temporary = path.with_name(f"{prefix}{os.getpid()}.tmp")
-    try:
-        temporary.touch()
-    except OSError as error:
-        if error.errno not in REFUSED or not path.exists():
-            raise
-        number, name = tempfile.mkstemp(prefix=prefix, suffix=".tmp")  # SB3 adds a suffix to a name without one
-        os.close(number)
-        return Path(name)
+    temporary.touch()
     return temporary
 
 
@@ -96,3 +102,90 @@ def _flush(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+# ---- zip files of models ----
+
+
+def _class_names(cls: type) -> list[str]:
+    """Return the names of a class and of its bases, up to the algorithm of sb3_ppg."""
+    n_above = next(n for n, base in enumerate(cls.__mro__) if base.__module__.split(".")[0] == "sb3_ppg")
+    return [base.__name__ for base in cls.__mro__[: n_above + 1]]
+
+
+def mark_class(model: PhasicModel) -> None:
+    """Give a model the attribute by which ``checked_model_file`` knows the class that saved a file."""
+    vars(model)[SAVED_BY] = [FORMAT_VERSION, *_class_names(type(model))]
+
+
+@contextmanager
+def checked_model_file(path: str | Path | io.BufferedIOBase, cls: type) -> Iterator[io.BufferedIOBase]:
+    """
+    Open a model's file (".zip" may be left out) for a class, and check all of it without unpickling anything. SB3's ``load``
+    then reads what was checked, even if another file takes its place meanwhile.
+
+    :raises ModelFormatError: if the file is damaged, another class's or a newer version's
+    """
+    with nullcontext(path) if isinstance(path, io.BufferedIOBase) else open_path(path, "r", suffix="zip") as file:
+        path = getattr(file, "name", path)
+        attributes = _attributes(file, path, check_all=True)
+        if SAVED_BY not in attributes:
+            raise ModelFormatError(
+                f"{path} is another class's file: no algorithm of sb3_ppg saved it. Use the `load` of the class that did, "
+                "PPO.load for instance; PPG can go on from PPO's networks: "
+                "model.policy.load_state_dict(PPO.load(path).policy.state_dict(), strict=False)"
+            )
+        version, writer, *bases = attributes[SAVED_BY]
+        if version != FORMAT_VERSION:
+            raise ModelFormatError(
+                f"{path} has version {version} of its format, this sb3_ppg reads {FORMAT_VERSION}: use the one that wrote it"
+            )
+        if cls.__name__ in bases:
+            warn(f"{path} was saved by {writer}, a class derived from {cls.__name__}: what it adds is not there")
+        elif writer not in _class_names(cls):
+            raise ModelFormatError(
+                f"{path} is another class's file: it was saved by {writer}, not by {cls.__name__}; use {writer}.load"
+            )
+        yield file
+
+
+def checkpoint_of(path: Path) -> tuple[str | None, int]:
+    """
+    Return the run of ``PhasicCheckpointCallback`` that wrote a model's file, and the time of writing in nanoseconds. For any
+    other file, damaged ones included, which are refused when they are loaded: None, and the time of modification.
+    """
+    with suppress(ModelFormatError), path.open("rb") as file:
+        if checkpoint := _attributes(file, path).get("_checkpoint"):
+            return tuple(checkpoint)
+    return None, path.stat().st_mtime_ns
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a model's file or an auxiliary buffer's is there, and all its checksums are right."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # In a truncated file, zipfile may find one of torch's zip files, which are inside
+            _check_archive(archive)
+            return not {"data", "description.npy"}.isdisjoint(archive.namelist())
+    except Exception:  # zipfile raises errors of many kinds for a wrong byte
+        return False
+
+
+def _attributes(file: io.BufferedIOBase, path: Any, check_all: bool = False) -> dict[str, Any]:
+    """Return the model's attributes as JSON has them, most of them pickled; with ``check_all``, verify all checksums first."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if check_all:
+                _check_archive(archive)
+            return json.loads(archive.read("data"))
+    except Exception as error:  # zipfile raises errors of many kinds for a wrong byte
+        raise ModelFormatError(f"{path} is damaged, or no model's file: {error}") from error
+
+
+def _check_archive(archive: zipfile.ZipFile) -> None:
+    """Verify all checksums, and that the table of contents has as many entries as its end says, which zipfile ignores."""
+    assert archive.fp is not None
+    archive.fp.seek(-22 - len(archive.comment), io.SEEK_END)
+    n_entries = int.from_bytes(archive.fp.read(12)[10:], "little")
+    if n_entries != len(archive.infolist()) or archive.testzip() is not None:
+        raise ValueError("a checksum or the table of contents is wrong")

@@ -2,6 +2,10 @@
 
 import glob
 import json
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +16,15 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from sb3_ppg.buffers.aux_buffer import StoredRollout
 from sb3_ppg.buffers.memory import check_room
 from sb3_ppg.buffers.replay import KINDS, Rollout
-from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
-from sb3_ppg.distributed.collectives import rank_and_size
+from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
+from sb3_ppg.distributed import rank_and_size
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteError, warn
 from sb3_ppg.protocols import COUNTERS, PhasicModel
 from sb3_ppg.saving.files import atomic_write
-from sb3_ppg.saving.generators import generator_states, restore_generators
 
 FORMAT_VERSION = 1
+_lock = threading.RLock()
 
 
 def file_of_process(path: Path) -> Path:
@@ -225,3 +229,52 @@ def _read(archive: Any, name: str, like: Any, allow_observations: bool = False) 
     if not _is_finite(array) and not (allow_observations and "observations" in name):
         raise ValueError(f"{name} has a number that is not finite")
     return array
+
+
+# ---- random generators ----
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the state of each global generator in tuples, dictionaries, arrays, tensors; CUDA's once torch has used it."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": th.get_rng_state(),
+        "cuda": th.cuda.get_rng_state_all() if th.cuda.is_initialized() else [],
+    }
+
+
+def restore_generators(states: dict[str, Any]) -> None:
+    """
+    Put the global generators into the states that ``generator_states`` has returned; lists may stand for tuples, arrays and
+    tensors, as they do after JSON. States of GPUs that this machine does not have are left out. If a generator refuses its
+    state, all are as they were.
+    """
+    before = generator_states()
+    try:
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(words), gauss))
+        np.random.set_state(states["numpy"])
+        th.set_rng_state(th.as_tensor(states["torch"], dtype=th.uint8))
+        n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
+        for index, state in enumerate(states["cuda"][:n_gpus]):
+            th.cuda.set_rng_state(th.as_tensor(state, dtype=th.uint8), index)
+    except Exception:
+        restore_generators(before)
+        raise
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """
+    Leave the global generators as they were before the block, even if it seeds them. Only one thread at a time is in such a
+    block: two would restore each other's states.
+    """
+    with _lock:
+        before, seed = generator_states(), th.initial_seed()
+        try:
+            yield
+        finally:
+            restore_generators(before)
+            if not before["cuda"]:
+                th.cuda.manual_seed_all(seed)  # takes effect when a GPU is first used, and replaces a seed from the block

@@ -6,11 +6,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from sb3_ppg.actions.nested import by_leaf
+from sb3_ppg.actions import by_leaf
 from sb3_ppg.arguments import FINITE, argument_value, check_value, require
 from sb3_ppg.arguments import check_arguments as check_each
-from sb3_ppg.buffers.protocol import has_usual_samples, is_recomputable
-from sb3_ppg.buffers.reward_normalizer import RewardNormalizer
+from sb3_ppg.buffers.rollout_buffers import RewardNormalizer
+from sb3_ppg.buffers.rollouts import has_usual_samples, is_recomputable
 from sb3_ppg.environments.watched import normalizers
 from sb3_ppg.errors import ArgumentError, warn
 from sb3_ppg.objectives import Objective

@@ -14,14 +14,20 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.arguments import require
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.buffers.protocol import SeparatesBootstrap, is_recomputable
-from sb3_ppg.buffers.rollouts import Observations, arrays_by_step, order_by_environment, samples
-from sb3_ppg.distributed.collectives import n_processes
+from sb3_ppg.buffers.rollouts import (
+    Observations,
+    SeparatesBootstrap,
+    arrays_by_step,
+    is_recomputable,
+    order_by_environment,
+    samples,
+)
+from sb3_ppg.distributed import n_processes
 from sb3_ppg.environments.watched import CheckedSteps
 from sb3_ppg.errors import ArgumentError, NonFiniteActionError, warn
 from sb3_ppg.optim.precision import unvalidated_distributions
 from sb3_ppg.protocols import PhasicModel
-from sb3_ppg.saving.generators import generators_kept
+from sb3_ppg.saving.training_state import generators_kept
 
 
 def take_steps(

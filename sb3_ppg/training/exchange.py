@@ -10,9 +10,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_ppg.arguments import argument_names, argument_value
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.buffers.reward_normalizer import NormalizedRewardRolloutBuffer
-from sb3_ppg.distributed.agreement import agreed, require_equal, separate_generators
-from sb3_ppg.distributed.collectives import broadcast, gather, gpu_name, mark_shared, n_processes, rank
+from sb3_ppg.buffers.rollout_buffers import NormalizedRewardRolloutBuffer
+from sb3_ppg.distributed import agreed, broadcast, gather, gpu_name, mark_shared, n_processes, rank, require_equal, seed_apart
 from sb3_ppg.environments.watched import all_statistics
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.protocols import COUNTERS, PhasicModel
@@ -34,7 +33,7 @@ def start_together(model: PhasicModel, settings: dict[str, Any]) -> None:
                     ArgumentError(f"`device`={str(model.device)!r} is one GPU for several processes: use device='auto'")
                 )
         _share_state(model)
-        separate_generators(model.device)
+        seed_apart(model.device)
 
 
 def _settings(model: PhasicModel) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from sb3_ppg.arrays import split
 from sb3_ppg.buffers.replay import Kind, Rollout
+from sb3_ppg.buffers.rollout_buffers import VectorRewardBuffer, component_samples
 from sb3_ppg.buffers.rollouts import RolloutEnd, ordered_gae, samples
-from sb3_ppg.buffers.vector_rewards import VectorRewardBuffer, component_samples
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.objectives import objective_name
 from sb3_ppg.optim.precision import unvalidated_distributions

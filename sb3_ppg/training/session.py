@@ -13,9 +13,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from sb3_ppg.buffers.memory import check_room, check_room_for_replay
-from sb3_ppg.distributed.agreement import agreed
-from sb3_ppg.distributed.collectives import gather, is_shared, leave_group, mark_shared, n_processes, rank
-from sb3_ppg.distributed.group import check_group
+from sb3_ppg.distributed import agreed, check_group, gather, is_shared, leave_group, mark_shared, n_processes, rank
 from sb3_ppg.environments.watched import all_statistics, innermost, results_explained, workers_watched
 from sb3_ppg.errors import (
     ArgumentError,

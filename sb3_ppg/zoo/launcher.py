@@ -91,7 +91,7 @@ def _main() -> None:
             is_missing_package = isinstance(error, ImportError) and "pip install" in str(error)
             if not (is_explained or is_missing_package):
                 raise
-            from sb3_ppg.distributed.collectives import is_shared
+            from sb3_ppg.distributed import is_shared
 
             is_said_by_another = is_shared(error) and os.environ.get("LOCAL_RANK", "0") != "0"  # of this machine
             is_module = isinstance(error, ModuleNotFoundError)
@@ -105,9 +105,7 @@ def run(name: str, arguments: list[str]) -> None:
 
     :raises ArgumentError: if that names something that does not exist
     """
-    from sb3_ppg.distributed.agreement import agreed, require_equal
-    from sb3_ppg.distributed.collectives import n_processes, rank
-    from sb3_ppg.distributed.group import process_group
+    from sb3_ppg.distributed import agreed, n_processes, process_group, rank, require_equal
     from sb3_ppg.zoo import patched
     from sb3_ppg.zoo.manager import Manager
     from sb3_ppg.zoo.scripts import acting_with_epsilon

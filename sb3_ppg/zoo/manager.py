@@ -28,14 +28,12 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg import PPG, MaskablePPG, PhasicCallback, PhasicCheckpointCallback, aux_buffer_path
 from sb3_ppg.arguments import argument_names
-from sb3_ppg.distributed.agreement import agreed
-from sb3_ppg.distributed.collectives import broadcast, n_processes, rank
+from sb3_ppg.distributed import agreed, broadcast, n_processes, rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest
 from sb3_ppg.family import FAMILY, with_preset
 from sb3_ppg.optim.micro_batches import keep_freed_memory
 from sb3_ppg.saving.checkpoints import latest_checkpoint
-from sb3_ppg.saving.generators import generators_kept
-from sb3_ppg.saving.training_state import files_of_processes
+from sb3_ppg.saving.training_state import files_of_processes, generators_kept
 from sb3_ppg.zoo.environments import PROCGEN_IDS, make_procgen
 from sb3_ppg.zoo.hyperparameters import BUDGET, OFFLINE, draw, entry_of, evaluated, hyperparameter_file, print_best
 from sb3_ppg.zoo.resuming import (

@@ -16,8 +16,7 @@ from typing import TextIO
 import numpy as np
 from stable_baselines3.common.callbacks import EvalCallback
 
-from sb3_ppg.saving.files import atomic_write
-from sb3_ppg.saving.model_file import checkpoint_of
+from sb3_ppg.saving.files import atomic_write, checkpoint_of
 
 try:
     import fcntl

@@ -33,7 +33,7 @@ from stable_baselines3.common.monitor import LoadMonitorResultsError, load_resul
 from stable_baselines3.common.utils import set_random_seed
 from tqdm import tqdm
 
-from sb3_ppg.distributed.agreement import agreed
+from sb3_ppg.distributed import agreed
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import Evaluation
 from sb3_ppg.offline.recording import check_new, record, save_as_minari

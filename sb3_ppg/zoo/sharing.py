@@ -29,7 +29,7 @@ from stable_baselines3.common.vec_env import VecVideoRecorder
 
 import sb3_ppg
 from sb3_ppg import hub
-from sb3_ppg.distributed.collectives import rank
+from sb3_ppg.distributed import rank
 from sb3_ppg.errors import ArgumentError, ModelFormatError, nearest, requirement
 from sb3_ppg.family import FAMILY, zoo_name_of
 from sb3_ppg.hub.files import read_json

@@ -7,13 +7,13 @@ import pytest
 import torch as th
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from sb3_ppg import PPG, ArgumentError, ModelFormatError, NormalizedRewardRolloutBuffer, PhasicCallback, RewardNormalizer
-from sb3_ppg.buffers.replay import RolloutReplay, mixed_minibatches
+from sb3_ppg import PPG, ArgumentError, PhasicCallback
+from sb3_ppg.buffers.replay import RolloutReplay
 from sb3_ppg.errors import NonFiniteError
 from sb3_ppg.family import PAPERS_VALUES, with_preset
 from sb3_ppg.training.preparing import recompute_advantages
 from tests.buffers.test_aux_buffer import DICT, IMAGES, N_ENVS, N_STEPS, ReusingRolloutBuffer, fill, make_rollout_buffer
-from tests.helpers import changed, learn_and_log, make_kind, saved_and_loaded, weights
+from tests.helpers import changed, learn_and_log, make_kind, normalized_rewards, saved_and_loaded, weights
 
 
 def replay_of(n_collected: int, cls: type[RolloutBuffer] | None = None, space=IMAGES, **kwargs) -> RolloutReplay:
@@ -52,7 +52,7 @@ def test_a_rollout_is_used_so_often_and_no_more():
                     pass
     assert used == [[0], [0], [0, 1], [1], [1, 2], [2], [2, 3], [3], [3, 4], [4]]
     assert all(rollout.uses["value"] == 0 for rollout in replay.rollouts)
-    replay.epoch("value", 15)
+    list(replay.epoch("value", 15))
     assert replay.due("value") == [] and numbers(replay.due("policy")) == [4]
 
 
@@ -70,10 +70,10 @@ def test_late_rollouts():
 )
 def test_minibatches_have_equally_many_of_each_and_an_epoch_has_all(space, cls):
     replay = replay_of(4, cls, space, policy_rollouts=3)
-    batches = list(mixed_minibatches(replay.due("policy"), 10))  # 3 of each
+    batches = list(replay.epoch("policy", 10))  # 3 of each
     assert [len(batch.returns) for batch in batches] == [9] * 5
-    assert [len(batch.returns) for batch in mixed_minibatches(replay.due("policy"), 16)] == [15] * 3
-    assert [len(batch.returns) for batch in mixed_minibatches(replay.due("policy"), 11)] == [9] * 5  # no small rest
+    assert [len(batch.returns) for batch in replay.epoch("policy", 16)] == [15] * 3
+    assert [len(batch.returns) for batch in replay.epoch("policy", 11)] == [9] * 5  # no small rest
     for batch in batches:
         assert [int((batch.returns // 100 == number).sum()) for number in (1, 2, 3)] == [3, 3, 3]
     places = np.concatenate([batch.returns for batch in batches])
@@ -222,20 +222,6 @@ def test_saved_and_read_again(kind, tmp_path):
     np.testing.assert_array_equal(one.buffer.advantages, same.buffer.advantages)
 
 
-@pytest.mark.parametrize("damage", [lambda array: array[:-1], lambda array: array * np.nan], ids=["short", "nan"])
-def test_a_file_with_damaged_rollouts_is_refused(damage, tmp_path):
-    model = make(replay_kwargs=dict(policy_rollouts=2)).learn(3 * 16)
-    model.save_aux_buffer(tmp_path / "state.npz")
-    with np.load(tmp_path / "state.npz") as file:
-        arrays = dict(file)
-    arrays["replay/1/rewards"] = damage(arrays["replay/1/rewards"])
-    np.savez(tmp_path / "state.npz", **arrays)
-    before = list(model.replay.rollouts)
-    with pytest.raises(ModelFormatError, match="replay/1/rewards"):
-        model.load_aux_buffer(tmp_path / "state.npz")
-    assert model.replay.rollouts == before
-
-
 def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
     model = make(replay_kwargs=dict(policy_rollouts=3)).learn(4 * 16)
     model.save(tmp_path / "model.zip")
@@ -250,9 +236,7 @@ def test_without_its_rollouts_a_model_goes_on_with_new_ones(tmp_path):
 
 def test_replayed_rewards_are_normalised_once():
     """An older rollout keeps the rewards that it had when it was new."""
-    buffer = dict(rollout_buffer_class=NormalizedRewardRolloutBuffer)
-    kwargs = dict(rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()), replay_kwargs=dict(policy_rollouts=3))
-    model = make(**buffer, **kwargs).learn(3 * 16)
+    model = make(replay_kwargs=dict(policy_rollouts=3), **normalized_rewards()).learn(3 * 16)
     rewards = [rollout.buffer.rewards.copy() for rollout in model.replay.rollouts]
     model.learn(16, reset_num_timesteps=False)
     kept = [rollout.buffer.rewards for rollout in model.replay.rollouts]
@@ -282,6 +266,12 @@ def test_after_an_error_no_rollout_is_there_twice(phase, error, monkeypatch, tmp
     assert not any(np.array_equal(one, other) for one, other in itertools.combinations(observations, 2))
 
 
+def test_there_has_to_be_room(monkeypatch):
+    monkeypatch.setattr("sb3_ppg.buffers.memory.available_memory", lambda: 10)
+    with pytest.raises(ArgumentError, match=r"`replay_kwargs`=.*observations of 2 rollouts take .* only 10 are available"):
+        make(n_aux_epochs=0, replay_kwargs=dict(policy_rollouts=2)).learn(16)
+
+
 def test_only_rollouts_that_epochs_use_are_brought_up_to_date():
     model = make(replay_kwargs=dict(policy_rollouts=4, policy_uses=1), normalize_advantage=False)
     assert learn_and_log(model, 5 * 16)["train/older_rollouts"] == 0
@@ -294,9 +284,3 @@ def test_the_auxiliary_phase_has_the_latest_targets_as_without_a_replay():
     latest = model.replay.rollouts[-1].buffer.returns
     np.testing.assert_array_equal(model.aux_buffer.rollouts[-1].value_targets.ravel(), latest.ravel())
     assert model.rollout_buffer is not model.replay.rollouts[-1].buffer
-
-
-def test_there_has_to_be_room(monkeypatch):
-    monkeypatch.setattr("sb3_ppg.buffers.memory.available_memory", lambda: 10)
-    with pytest.raises(ArgumentError, match=r"`replay_kwargs`=.*observations of 2 rollouts take .* only 10 are available"):
-        make(n_aux_epochs=0, replay_kwargs=dict(policy_rollouts=2)).learn(16)

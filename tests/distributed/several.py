@@ -11,7 +11,7 @@ from typing import Any
 import torch as th
 import torch.multiprocessing as mp
 
-from sb3_ppg.distributed.group import process_group
+from sb3_ppg.distributed import process_group
 
 
 def free_port() -> int:

@@ -3,10 +3,8 @@
 import importlib
 import multiprocessing
 import os
-import pickle
 import re
 import signal
-import socket
 import sys
 import time
 import warnings
@@ -18,17 +16,14 @@ import numpy as np
 import pytest
 import torch as th
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_ppg import ArgumentError, PhasicCheckpointCallback, aux_buffer_path, latest_checkpoint, process_group
-from sb3_ppg.distributed import group
-from sb3_ppg.distributed.collectives import gather, n_processes, rank
-from sb3_ppg.distributed.group import choose_backend
+from sb3_ppg.distributed import choose_backend, gather, n_processes, rank
 from sb3_ppg.errors import NonFiniteError, ProcessGroupError, WorkerError
-from tests.distributed.several import free_port, in_processes, work
+from tests.distributed.several import free_port, in_processes
 from tests.distributed.test_processes import N_ENVS, N_STEPS, PHASE, make, random_env, shared_state
 from tests.helpers import run_in_a_new_process
 from tests.saving.small_models import everything, numbers_of, resumed, small
@@ -252,18 +247,6 @@ def found(folder) -> list[dict[str, Any]]:
 # ---- meeting ----
 
 
-def with_another_version(number: int, *arguments: Any) -> None:
-    if number == 1:
-        group.version = lambda package: "0.1"
-    work(number, *arguments)
-
-
-def test_other_versions_are_refused_by_all(tmp_path):
-    mp.start_processes(with_another_version, (2, free_port(), tmp_path, rank, ()), nprocs=2, start_method="forkserver")
-    for result in (pickle.loads((tmp_path / f"result_{number}").read_bytes()) for number in range(2)):
-        assert re.search("ArgumentError: `sb3-ppg` differs between the processes, .*, '0.1': use one value", result)
-
-
 @pytest.fixture
 def one_of_two(monkeypatch) -> Callable[..., None]:
     """Let this process be one of two, of which the other one does not start."""
@@ -282,16 +265,6 @@ def test_a_process_without_the_others_says_so_when_its_time_is_over(one_of_two):
     with pytest.raises(ProcessGroupError, match="process 0 of 2 has not met the others within 0:00:01"), process_group():
         pass
     assert time.perf_counter() - begin < 10
-
-
-def test_a_port_that_is_taken_is_named(one_of_two):
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        port = listening.getsockname()[1]
-        one_of_two(0, port)
-        with pytest.raises(ProcessGroupError, match=str(port)), process_group():
-            pass
 
 
 def test_processes_that_cannot_know_where_to_meet_do_not_train_alone(one_of_two, monkeypatch):
@@ -357,15 +330,3 @@ def test_a_scheduler_that_ends_a_run_can_start_it_again(tmp_path):
     steps = int(checkpoint.name.split("_")[2])
     assert steps > 0 and steps % 8 == 0 and aux_buffer_path(checkpoint).exists()
     assert resumed(tmp_path).learn(80, reset_num_timesteps=False).num_timesteps == steps + 80
-
-
-class EndsInLastUpdate(PhasicCheckpointCallback):
-    def _on_training_end(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        super()._on_training_end()
-
-
-def test_a_signal_in_the_last_update_is_not_lost(tmp_path):
-    with pytest.raises(SystemExit) as end:
-        make().learn(PHASE, callback=EndsInLastUpdate(1, tmp_path))
-    assert end.value.code == 143 and latest_checkpoint(tmp_path).name == f"ppg_model_{PHASE}_steps.zip"

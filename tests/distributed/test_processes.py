@@ -24,9 +24,9 @@ from sb3_ppg import (
     RecurrentPPG,
     RewardNormalizer,
     VectorRewards,
+    distributed,
 )
-from sb3_ppg.distributed import agreement
-from sb3_ppg.distributed.collectives import gather, n_processes, rank
+from sb3_ppg.distributed import gather, n_processes, rank
 from sb3_ppg.errors import ProcessGroupError
 from sb3_ppg.family import with_preset
 from tests.distributed.several import in_processes
@@ -42,6 +42,7 @@ from tests.helpers import (
     VectorRewardEnv,
     image_space,
     learn_and_log,
+    normalized_rewards,
     random_envs,
 )
 from tests.helpers import collect as collect_rollout
@@ -78,8 +79,7 @@ def variants() -> dict[str, PPG]:
         "vector rewards": make(
             env=make_vec_env(lambda: VectorRewards(VectorRewardEnv()), N_ENVS),
             reward_weights=[1.0, 0.3],
-            rollout_buffer_class=NormalizedRewardRolloutBuffer,
-            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
+            **normalized_rewards(),
         ),
         "batch normalisation": make(env=random_env(), policy_kwargs=dict(features_extractor_class=BatchNormExtractor)),
         "mmap": make(aux_buffer_kwargs=dict(storage="mmap", path=f"disk{rank()}"), recompute_advantages=True),
@@ -121,10 +121,10 @@ def test_processes_get_seeds_of_their_own_if_the_generators_of_actions_are_equal
     """The generator of the CPU does not matter where a GPU draws the actions."""
     monkeypatch.setattr(th.cuda, "get_rng_state", lambda device: th.zeros(16, dtype=th.uint8))
     for other, is_kept in ((b"another", True), (None, False)):
-        monkeypatch.setattr(agreement, "gather", lambda own, other=other: [own, other or own])
+        monkeypatch.setattr(distributed, "gather", lambda own, other=other: [own, other or own])
         for device in ("cpu", "cuda"):
             th.manual_seed(5)
-            agreement.separate_generators(th.device(device))
+            distributed.seed_apart(th.device(device))
             assert (th.initial_seed() == 5) == is_kept
 
 

@@ -8,18 +8,17 @@ from argparse import Namespace
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch as th
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecMonitor, VecNormalize, VecVideoRecorder
 
 from sb3_ppg import PPG, ArgumentError, ImpalaCNN
-from sb3_ppg.environments import EnvPoolEnv, EnvPoolVecEnv, GymnasiumVecEnv
-from sb3_ppg.environments.envpool_vec_env import import_envpool
+from sb3_ppg.environments import EnvPoolEnv, EnvPoolVecEnv
+from sb3_ppg.environments.vec_envs import import_envpool
 from sb3_ppg.errors import MissingExtraError, pip_install
 from sb3_ppg.zoo import register
 from sb3_ppg.zoo.environments import PROCGEN_IDS
 from sb3_ppg.zoo.manager import Manager
-from tests.helpers import collect, run
+from tests.helpers import run
 
 pytestmark = pytest.mark.slow
 
@@ -60,29 +59,6 @@ def test_the_same_episodes_as_gymnasium(env_id, n_steps):
         else:
             assert infos[1] == {}
     assert len(ends) >= 2 and set(ends) == {not is_cart}
-
-
-@pytest.mark.parametrize("treated_as_end", [False, True])
-def test_time_limits_are_bootstrapped_unless_they_are_ends(treated_as_end):
-    venv = EnvPoolVecEnv("Pendulum-v1", 1, treat_truncation_as_termination=treated_as_end)
-    model = PPG("MlpPolicy", venv, **{**SMALL, "n_steps": 250})
-    seen = []
-    original = venv.step_wait
-
-    def watch():
-        result = original()
-        seen.append((result[1].copy(), result[3][0].get("terminal_observation")))
-        return result
-
-    venv.step_wait = watch  # type: ignore[method-assign]
-    collect(model)
-    reward, last = seen[199]
-    assert last is not None and all(other is None for index, (_, other) in enumerate(seen) if index != 199)
-    with th.no_grad():
-        value = model.policy.predict_values(th.as_tensor(last[None])).item()
-    expected = reward[0] + (0.0 if treated_as_end else model.gamma * value)
-    assert model.rollout_buffer.rewards[199, 0] == pytest.approx(expected, rel=1e-5)
-    assert model.rollout_buffer.episode_starts.ravel().nonzero()[0].tolist() == [0, 200]
 
 
 def first_episodes(env_id: str, n_steps: int, **options) -> tuple[np.ndarray, np.ndarray]:
@@ -159,21 +135,23 @@ def test_actions_that_would_end_the_process_are_refused():
     assert venv.step(np.zeros(2, dtype=int))[0].shape == (2, 4)
 
 
-@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "FrozenLake-v1"])
-def test_ppg_trains_on_it(env_id):
-    venv = EnvPoolVecEnv(env_id, 2)
-    assert all(space.dtype != np.float64 for space in (venv.observation_space, venv.action_space))
-    assert PPG("MlpPolicy", venv, **SMALL).learn(64).n_aux_phases == 1
+def test_ppg_trains_on_it():
+    for venv in (EnvPoolVecEnv("HalfCheetah-v5", 2), EnvPoolVecEnv("FrozenLake-v1", 2)):
+        assert all(space.dtype != np.float64 for space in (venv.observation_space, venv.action_space))
+        assert PPG("MlpPolicy", venv, **SMALL).learn(64).n_aux_phases == 1
+    images = EnvPoolVecEnv("CoinrunEasy-v0", 2, channel_first=False, num_levels=3, start_level=7)
+    assert images.reset().shape == (2, 64, 64, 3) and {info["level_seed"] for info in images.reset_infos} <= {7, 8, 9}
+    assert PPG("CnnPolicy", images, **SMALL).observation_space.shape == (3, 64, 64)
 
 
 def test_dictionaries_of_observations():
-    venv = EnvPoolVecEnv("MiniGrid-Empty-5x5-v0", 2)
+    venv = EnvPoolVecEnv("MiniGrid-Empty-5x5-v0", 2, treat_truncation_as_termination=True)
     assert list(venv.observation_space.spaces) == ["direction", "image", "mission"]
     first = venv.reset()
     for _ in range(100):  # its time limit
         last, (observations, _, dones, infos) = first, venv.step(np.zeros(2, dtype=int))
         first = {name: part.copy() for name, part in observations.items()}
-    assert dones.all() and infos[0]["TimeLimit.truncated"]
+    assert dones.all() and not infos[0]["TimeLimit.truncated"]  # although it was cut off
     turned = infos[0]["terminal_observation"]  # left, each time
     assert turned["direction"] == (last["direction"][0] - 1) % 4 and turned["image"].shape == (7, 7, 3)
 
@@ -201,18 +179,6 @@ def test_a_window_shows_the_first_environment(monkeypatch):
     assert len(shown) == 2 and all(len(shape) == 3 for shape in shown)
 
 
-def test_images_with_channels_last_and_the_information_of_resets():
-    venv = EnvPoolVecEnv("CoinrunEasy-v0", 2, channel_first=False, num_levels=3, start_level=7)
-    assert venv.reset().shape == (2, 64, 64, 3)
-    assert {info["level_seed"] for info in venv.reset_infos} <= {7, 8, 9}
-    assert PPG("CnnPolicy", venv, **SMALL).observation_space.shape == (3, 64, 64)
-
-
-def test_the_advice_for_environments_that_envpool_made_is_to_use_ours():
-    with pytest.warns(UserWarning, match=r"resets in the step after.*EnvPoolVecEnv"):
-        GymnasiumVecEnv(import_envpool().make_gymnasium("CartPole-v1", num_envs=2))
-
-
 def test_bad_input():
     for env_id, options, complaint in (
         ("CoinrunEasi-v0", {}, "no environment 'CoinrunEasi-v0'; nearest: CoinrunEasy-v0"),
@@ -238,9 +204,7 @@ def test_without_the_extra(monkeypatch, tmp_path):
 @pytest.mark.skipif(sys.version_info >= (3, 12) or sys.platform != "linux", reason="EnvPool's wheels have Qt there")
 def test_without_procgens_libraries():
     """Procgen needs a new process, as this one has loaded its libraries."""
-    code = (
-        "from sb3_ppg.environments import envpool_vec_env as e; e.QT_LIBRARIES.clear(); e.EnvPoolVecEnv('CoinrunEasy-v0', 2)"
-    )
+    code = "from sb3_ppg.environments import vec_envs as e; e.QT_LIBRARIES.clear(); e.EnvPoolVecEnv('CoinrunEasy-v0', 2)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode != 0 and pip_install("procgen") in done.stderr
 

@@ -7,7 +7,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch as th
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
@@ -57,14 +56,6 @@ def test_the_same_steps_as_in_sb3s_own(make, vectorized, mode):
                 assert infos[index]["episode"][name] == pytest.approx(expected[3][index]["episode"][name], abs=1e-3)
     assert n_ends >= 6
     ours.close()
-
-
-def test_training_is_the_same_as_with_sb3s_own():
-    weights = []
-    for env in (SyncVectorEnv([CART_POLE] * 2), make_vec_env(CART_POLE, 2)):
-        model = PPG("MlpPolicy", env, **SMALL).learn(256)
-        weights.append(th.cat([parameter.flatten() for parameter in model.policy.parameters()]))
-    assert th.equal(*weights)
 
 
 def test_a_class_that_resets_in_the_next_step_trains_with_a_warning():
@@ -148,31 +139,6 @@ class Silent(VectorEnv):
     num_envs, single_observation_space, single_action_space = 1, spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
 
 
-class WithoutLastObservations(Silent):
-    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
-
-    def step(self, actions):
-        return np.zeros((1, 2), np.float32), np.ones(1), np.ones(1, bool), np.zeros(1, bool), {}
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros((1, 2), np.float32), {}
-
-
-class Atari(Silent):
-    """Like ALE's, whose single environments have other observations and rewards."""
-
-    def __init__(self, autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP):
-        self.metadata = {"autoreset_mode": autoreset_mode}
-
-
-def test_the_advice_keeps_the_environment():
-    with pytest.warns(UserWarning, match=r"Atari resets in the step after.*autoreset_mode=gymnasium.*SAME_STEP\) loses none"):
-        GymnasiumVecEnv(Atari())
-    GymnasiumVecEnv(Atari(AutoresetMode.SAME_STEP))
-
-
 def test_ends_of_episodes_that_cannot_be_found_are_an_error():
     with pytest.raises(ArgumentError, match=r"has metadata\['autoreset_mode'\]=None"):
         PPG("MlpPolicy", Silent(), **SMALL)
-    with pytest.raises(ArgumentError, match="no 'final_obs'"):
-        PPG("MlpPolicy", WithoutLastObservations(), **SMALL).learn(32)

@@ -1,10 +1,10 @@
 """Bad numbers and dead workers are named, and spoil nothing."""
 
 import copy
+import itertools
 import os
 import pickle
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     SubprocVecEnv,
     VecEnv,
-    VecEnvWrapper,
     VecFrameStack,
     VecMonitor,
     VecNormalize,
@@ -29,7 +28,7 @@ from sb3_ppg import PPG, NonFiniteLossError, PhasicCheckpointCallback, RewardNor
 from sb3_ppg.errors import NonFiniteEnvironmentError, NonFiniteError, WorkerError
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.update import optimize_epoch
-from tests.helpers import RandomEnv, changed, run_in_a_new_process, weights
+from tests.helpers import RandomEnv, StepsChanged, changed, run_in_a_new_process, weights
 from tests.saving.small_models import numbers_of, resumed, small
 
 pytestmark = pytest.mark.slow
@@ -114,22 +113,15 @@ def test_vectorised_environments_of_others(wrap):
     assert model.num_timesteps == 64 and model.n_aux_phases == 1
 
 
-class SpoiledAbove(VecEnvWrapper):
-    """Environments whose normalised observations get a bad number at one step."""
+def spoiled_above(venv: VecEnv, at: int) -> VecEnv:
+    """Put a bad number into the normalized observations of one step."""
+    steps = itertools.count(1)
 
-    def __init__(self, venv, at: int):
-        super().__init__(venv)
-        self.at, self.steps = at, 0
-
-    def reset(self):
-        return self.venv.reset()
-
-    def step_wait(self):
-        obs, *rest = self.venv.step_wait()
-        self.steps += 1
-        if self.steps == self.at:
-            obs[2, 1] = np.nan
+    def change(obs, *rest):
+        obs[2, 1] = np.nan if next(steps) == at else obs[2, 1]
         return obs, *rest
+
+    return StepsChanged(venv, change)
 
 
 def spoiled(at: int, what: str, value: float | None, vec_env_class=DummyVecEnv):
@@ -165,7 +157,10 @@ BAD_ENVIRONMENTS = {
         lambda at: VecNormalize(spoiled(at, "observation", 1e30)),
         "VecNormalize's statistics `obs_rms` are not finite",
     ),
-    "from a wrapper further out": (lambda at: SpoiledAbove(VecNormalize(spoiled(0, "reward", 0)), at), "environment 2 is nan"),
+    "from a wrapper further out": (
+        lambda at: spoiled_above(VecNormalize(spoiled(0, "reward", 0)), at),
+        "environment 2 is nan",
+    ),
 }
 
 
@@ -287,23 +282,6 @@ class Dying(gym.Wrapper):
         if self.steps == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
-
-
-class Slow(gym.Wrapper):
-    """Takes more than a second for its first step."""
-
-    is_first = True
-
-    def step(self, action):
-        time.sleep(1.2 * self.is_first)
-        self.is_first = False
-        return super().step(action)
-
-
-def test_a_slow_worker_is_waited_for():
-    env = SubprocVecEnv([lambda: Slow(gym.make("CartPole-v1"))], start_method="fork")
-    assert small(env=env).learn(8).num_timesteps == 8
-    env.close()
 
 
 def lose_a_worker(start_method: str, at: int, folder: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch as th
 from torch import nn
 
-from sb3_ppg.distributed.collectives import moments
+from sb3_ppg.distributed import moments
 from sb3_ppg.errors import NonFiniteLossError
 from sb3_ppg.losses import Losses
 from sb3_ppg.optim.update import Epoch, compute_gradient, mean_losses, optimize_epoch

@@ -81,17 +81,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
         damaged.write_bytes(whole)
 
 
-def test_a_buffer_that_a_kill_has_left_without_its_model_is_removed(tmp_path):
-    small().learn(8 * 4, callback=PhasicCheckpointCallback(2, tmp_path))
-    (tmp_path / "ppg_model_32_steps.zip").unlink()
-    (tmp_path / "ppg_model_16_steps.aux_buffer.0_of_2.npz").write_bytes(b"")
-    (tmp_path / "other_32_steps.aux_buffer.npz").write_bytes(b"")
-    small().learn(8, callback=PhasicCheckpointCallback(2, tmp_path))
-    there = {path.name for path in tmp_path.glob("*.npz")}
-    names = [f"ppg_model_{n}_steps.aux_buffer" for n in (8, 16)]
-    assert there == {"other_32_steps.aux_buffer.npz", *(f"{name}.npz" for name in names), f"{names[1]}.0_of_2.npz"}
-
-
 def test_a_second_shorter_run_keeps_its_own_checkpoints(tmp_path):
     """Checkpoints with more steps are the first run's, and stay."""
     small().learn(8 * 6, callback=PhasicCheckpointCallback(1, tmp_path, keep=2))
@@ -116,9 +105,6 @@ def test_checkpoints_that_are_removed_meanwhile_are_passed_over(tmp_path, monkey
     small().learn(8 * 2, callback=PhasicCheckpointCallback(1, tmp_path, keep=1))
     gone, glob = tmp_path / "ppg_model_8_steps.zip", Path.glob
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: [gone, *glob(folder, pattern)])
-    assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
-    listings = iter([[gone]])  # the next one is not there yet
-    monkeypatch.setattr(Path, "glob", lambda folder, pattern: next(listings, None) or glob(folder, pattern))
     assert latest_checkpoint(tmp_path).name == "ppg_model_16_steps.zip"
 
 
@@ -314,12 +300,3 @@ def test_checkpoints_within_a_callback_that_does_not_pass_events_on_are_refused(
 def test_numbers_of_checkpoints_that_cannot_work(numbers, tmp_path):
     with pytest.raises(ArgumentError, match=f"`{next(iter(numbers))}`={next(iter(numbers.values()))!r} cannot work: use an"):
         PhasicCheckpointCallback(**{"save_freq": 1, "save_path": tmp_path, **numbers})
-
-
-def test_names_nearly_as_long_as_the_file_system_takes(tmp_path):
-    """A temporary file may not need a longer one."""
-    path = tmp_path / ("a" * 242 + ".zip")
-    model = small()
-    for _ in range(2):
-        model.save(path)
-    assert same(PPG.load(path), model) and [one.name for one in tmp_path.iterdir()] == [path.name]

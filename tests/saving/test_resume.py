@@ -22,14 +22,12 @@ from sb3_ppg import (
     DrawnWeights,
     MaskablePPG,
     NormalizedRewardDictRolloutBuffer,
-    NormalizedRewardRolloutBuffer,
     PhasicCheckpointCallback,
     RecurrentPPG,
-    RewardNormalizer,
     latest_checkpoint,
 )
 from sb3_ppg.family import FAMILY, with_preset
-from tests.helpers import NESTED, VectorRewardEnv, image_space, masked_envs, random_envs, run_in_a_new_process
+from tests.helpers import VectorRewardEnv, image_space, masked_envs, normalized_rewards, random_envs, run_in_a_new_process
 from tests.saving.small_models import everything, resumed, small
 
 pytestmark = pytest.mark.slow
@@ -65,31 +63,24 @@ SETTINGS = {
             policy_kwargs=dict(lstm_hidden_size=4, **SMALL_CNN),
         ),
     ),
-    "nested actions, two schedules": lambda: (
-        discrete(action_space=NESTED),
-        dict(ent_coef=dict(kind=0.1, how=0.2, move=0.0), clip_range=LinearSchedule(0.3, 0.1, 1)),
+    "masks, NumPy's numbers, two schedules": lambda: (
+        masked_envs(),
+        dict(algorithm=MaskablePPG, gamma=np.float64(0.99), clip_range=LinearSchedule(0.3, 0.1, 1)),
     ),
-    "masks, NumPy's numbers": lambda: (masked_envs(), dict(algorithm=MaskablePPG, gamma=np.float64(0.99))),
     "vector rewards, normalised, other weights in each episode": lambda: (
         make_vec_env(lambda: DrawnWeights(VectorRewardEnv()), N_ENVS, seed=0),
         dict(
             policy="MultiInputPolicy",
             reward_weights="observation",
             gamma=[0.9, 0.99],
-            rollout_buffer_class=NormalizedRewardDictRolloutBuffer,
-            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
             objective="decoupled",
             replay_kwargs=dict(policy_rollouts=2),
+            **normalized_rewards(NormalizedRewardDictRolloutBuffer),
         ),
     ),
     "a queue of rollouts, the authors' reward normaliser": lambda: (
         discrete(),
-        dict(
-            aux_buffer_kwargs=dict(capacity=4),
-            recompute_advantages=True,
-            rollout_buffer_class=NormalizedRewardRolloutBuffer,
-            rollout_buffer_kwargs=dict(reward_normalizer=RewardNormalizer()),
-        ),
+        dict(aux_buffer_kwargs=dict(capacity=4), recompute_advantages=True, **normalized_rewards()),
     ),
     "late rollouts, LSTMs, two kinds of epochs": lambda: (
         VecNormalize(discrete()),

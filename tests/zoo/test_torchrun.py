@@ -14,7 +14,7 @@ import yaml
 from stable_baselines3.common.monitor import load_results
 
 from sb3_ppg import PPG, latest_checkpoint
-from sb3_ppg.distributed.collectives import gather, rank
+from sb3_ppg.distributed import gather, rank
 from sb3_ppg.zoo import launcher, sharing
 from tests import helpers
 from tests.distributed.several import free_port, in_processes

@@ -1,20 +1,354 @@
-"""Dict and Tuple action spaces: one distribution composed of those of the leaves, and one row of numbers for all leaves."""
+"""
+Kinds of action distributions, one class each: those of SB3 and sb3-contrib, and the composed ones of Dict and Tuple spaces.
+
+``register`` adds another kind.
+"""
 
 import copy
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.distributions import DiagGaussianDistribution, Distribution
+from sb3_contrib.common.maskable.distributions import (
+    MaskableBernoulliDistribution,
+    MaskableCategoricalDistribution,
+    MaskableMultiCategoricalDistribution,
+)
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    Distribution,
+    MultiCategoricalDistribution,
+    SquashedDiagGaussianDistribution,
+    StateDependentNoiseDistribution,
+)
 from torch import nn
+from torch.nn import functional as F
 
-from sb3_ppg.actions.base import ActionDistribution, Actions, actions_class_of, with_python_integers
 from sb3_ppg.errors import ArgumentError
+from sb3_ppg.losses import check_same_shape
 
 NESTED = (spaces.Dict, spaces.Tuple)
+
+
+class Actions:
+    """
+    Everything that depends on how actions are distributed; a policy has an object of it as ``actions``. Derive from it for a
+    distribution of your own, and ``register`` it.
+
+    The methods below are right for Box and MultiBinary actions, which buffers and networks take as they are.
+
+    :param space: action space
+    """
+
+    bounded: bool = False  # whether the distribution's actions lie in [-1, 1], from which environments' bounds are reached
+    shape: tuple[int, ...]  # shape of one of the distribution's actions
+    n_features: int  # size of ``features``
+
+    def __init__(self, space: Any):
+        self.space = space
+        self.shape = space.shape
+        self.n_features = math.prod(self.shape)
+
+    # ---- distributions ----
+
+    @abstractmethod
+    def parameters(self, distribution: Any) -> th.Tensor:
+        """
+        Return what defines π(.|s) for each sample, as a new tensor: the distribution object is overwritten.
+
+        :param distribution: π(.|s)
+        :return: (B, P)
+        """
+
+    @abstractmethod
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        """
+        Return the exact KL divergence of two distributions, the first one's expectation, summed over action dimensions.
+
+        :param distribution: one of this kind, for its structure
+        :param first: parameters, (B, P)
+        :param second: parameters, (B, P)
+        :return: (B,), in nats
+        """
+
+    def kl_divergence(self, distribution: Any, old_parameters: th.Tensor, reverse: bool = False) -> th.Tensor:
+        """
+        KL(π_old(.|s), π(.|s)), exact, old policy first, summed over action dimensions: the cloning term.
+
+        Squashing actions through tanh leaves it unchanged: a KL divergence is invariant under a bijection.
+
+        :param distribution: π, differentiable
+        :param old_parameters: ``parameters`` of π_old, (B, P)
+        :param reverse: KL(π(.|s), π_old(.|s)) instead
+        :return: (B,), in nats
+        :raises ValueError: for parameters of another shape
+        """
+        parameters = self.parameters(distribution)
+        check_same_shape(old_parameters=old_parameters, parameters=parameters)
+        return self.kl(distribution, *((parameters, old_parameters) if reverse else (old_parameters, parameters)))
+
+    def entropy(self, distribution: Any, actions: th.Tensor) -> th.Tensor | None:
+        """
+        Return the entropy that the entropy bonus rewards.
+
+        :param distribution: π(.|s)
+        :param actions: as ``from_buffer`` gives them
+        :return: (B,), in nats, or None where it has no closed form
+        """
+        return distribution.entropy()
+
+    def weigh_entropy(self, ent_coef: Any, device: th.device) -> float:
+        """
+        Make ``entropy`` weigh the parts of the actions by ``ent_coef``, if it has a coefficient for each.
+
+        :param ent_coef: argument of the algorithm
+        :param device: device of the losses
+        :return: factor of ``entropy`` in the losses
+        """
+        return ent_coef
+
+    def tempered(self, distribution: Any, temperature: float) -> Any:
+        """
+        Return the distribution with the probabilities π(a|s)^(1/T), normalized. Override it for play at a temperature.
+
+        :param distribution: π(.|s), which stays as it is
+        :param temperature: T > 0
+        :return: a new distribution of the same kind
+        """
+        raise ArgumentError(f"`temperature`={temperature} cannot work: {type(distribution).__name__} has none; leave it 1")
+
+    # ---- forms of an action ----
+
+    def for_environments(self, actions: np.ndarray) -> np.ndarray:
+        """
+        :param actions: samples of the distribution, (n_envs, ...)
+        :return: the same within the bounds of the action space; for a Box of integers the nearest integers
+        """
+        if not isinstance(self.space, spaces.Box):
+            return actions
+        low, high, is_integer = self.space.low, self.space.high, np.issubdtype(self.space.dtype, np.integer)
+        if is_integer:  # the difference of the bounds may not fit into their type
+            low, high = low.astype(np.float64), high.astype(np.float64)
+        taken = low + 0.5 * (actions + 1.0) * (high - low) if self.bounded else np.clip(actions, low, high)
+        return np.rint(taken).astype(self.space.dtype) if is_integer else taken
+
+    def from_environments(self, actions: np.ndarray) -> np.ndarray:
+        """
+        :param actions: as environments take them, within the bounds of the action space, (B, ...)
+        :return: as the distribution's samples
+        """
+        if not self.bounded:
+            return actions
+        low, high = self.space.low.astype(np.float64), self.space.high.astype(np.float64)
+        return 2 * (actions - low) / (high - low) - 1
+
+    def for_buffer(self, actions: np.ndarray) -> np.ndarray:
+        """
+        :param actions: samples of the distribution, (n_envs, ...)
+        :return: as rollout buffers store them, (n_envs, action dimensions)
+        """
+        return actions
+
+    def from_buffer(self, actions: th.Tensor) -> th.Tensor:
+        """
+        :param actions: as rollout buffers give them, floats, (B, action dimensions)
+        :return: as the distribution's ``log_prob`` takes them
+        """
+        return actions
+
+    def features(self, actions: th.Tensor) -> th.Tensor:
+        """
+        :param actions: as ``from_buffer`` gives them
+        :return: as networks take them, (B, n_features)
+        """
+        return actions
+
+
+class ActionDistribution(Distribution):
+    """SB3's ``Distribution`` with two methods that follow from the others, to derive from."""
+
+    def actions_from_params(self, *args: Any, deterministic: bool = False) -> th.Tensor:
+        """Return samples, or the most likely actions, with SB3's arguments."""
+        return self.proba_distribution(*args).get_actions(deterministic=deterministic)
+
+    def log_prob_from_params(self, *args: Any) -> tuple[th.Tensor, th.Tensor]:
+        """Return samples and their log-probabilities, with SB3's arguments."""
+        actions = self.actions_from_params(*args)
+        return actions, self.log_prob(actions)
+
+
+def with_python_integers(distribution: Distribution) -> Distribution:
+    """
+    Replace NumPy's integers in the sizes of a distribution, as torch's compiler takes them for tensors.
+
+    :param distribution: SB3's, sb3-contrib's, or a user's; changed in place
+    :return: the same object
+    """
+    if isinstance(sizes := getattr(distribution, "action_dims", None), list):
+        distribution.action_dims = [*map(int, sizes)]  # type: ignore[attr-defined]
+    return distribution
+
+
+# ---- kinds ----
+
+
+class LogitActions(Actions):
+    """Choices in one or several dimensions. Parameters are the log-probabilities of all dimensions, (B, sum of n)."""
+
+    def parameters(self, distribution: Any) -> th.Tensor:
+        parts = getattr(distribution, "distributions", None) or distribution.distribution
+        return th.cat([part.logits for part in parts], dim=1) if isinstance(parts, list) else parts.logits
+
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        # Σ p (log p - log q), where p = 0 for what a mask excludes. The KL divergences of the dimensions add up
+        return F.kl_div(second, first, reduction="none", log_target=True).sum(dim=1)
+
+    def tempered(self, distribution: Any, temperature: float) -> Any:
+        return copy.copy(distribution).proba_distribution(self.parameters(distribution) / temperature)
+
+    def for_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions + getattr(self.space, "start", 0)
+
+    def from_environments(self, actions: np.ndarray) -> np.ndarray:
+        return actions - getattr(self.space, "start", 0)
+
+
+class CategoricalActions(LogitActions):
+    """Discrete actions."""
+
+    def __init__(self, space: spaces.Discrete):
+        super().__init__(space)
+        self.n_features = int(space.n)
+
+    def for_buffer(self, actions: np.ndarray) -> np.ndarray:
+        return actions.reshape(-1, 1)
+
+    def from_buffer(self, actions: th.Tensor) -> th.Tensor:
+        return actions.long().flatten()
+
+    def features(self, actions: th.Tensor) -> th.Tensor:
+        return F.one_hot(actions, self.n_features)
+
+
+class MultiCategoricalActions(LogitActions):
+    """MultiDiscrete actions."""
+
+    def __init__(self, space: spaces.MultiDiscrete):
+        super().__init__(space)
+        self.sizes: list[int] = space.nvec.tolist()
+        self.n_features = sum(self.sizes)
+
+    def features(self, actions: th.Tensor) -> th.Tensor:
+        columns = actions.long().unbind(dim=1)
+        return th.cat([F.one_hot(column, n) for column, n in zip(columns, self.sizes, strict=True)], dim=1)
+
+
+class BernoulliActions(LogitActions):
+    """MultiBinary actions. Parameters are the logits, (B, n). (Under masks they are ``LogitActions``, as two choices each.)"""
+
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        # log p = logit - softplus(logit), log(1 - p) = -softplus(logit)
+        kl = th.sigmoid(first) * (first - second) + F.softplus(second) - F.softplus(first)
+        return kl.sum(dim=1)
+
+
+class GaussianActions(Actions):
+    """
+    Box actions. Parameters are mean and standard deviation, (B, 2 x dimensions), before squashing, under which a KL divergence
+    is invariant.
+    """
+
+    def parameters(self, distribution: DiagGaussianDistribution | StateDependentNoiseDistribution) -> th.Tensor:
+        return th.cat([distribution.distribution.mean, distribution.distribution.stddev], dim=1)
+
+    def kl(self, distribution: Any, first: th.Tensor, second: th.Tensor) -> th.Tensor:
+        first_mean, first_std = first.chunk(2, dim=1)
+        mean, std = second.chunk(2, dim=1)
+        # log σ/σ_1 + (σ_1² + (μ_1 - μ)²) / 2σ² - 1/2
+        kl = th.log(std / first_std) + ((first_std / std).square() + ((first_mean - mean) / std).square() - 1) / 2
+        return kl.sum(dim=1)
+
+    def tempered(self, distribution: Any, temperature: float) -> Any:
+        tempered, gaussian, scale = copy.copy(distribution), distribution.distribution, math.sqrt(temperature)
+        tempered.distribution = th.distributions.Normal(gaussian.mean, scale * gaussian.stddev)
+        if isinstance(distribution, StateDependentNoiseDistribution):  # samples are the mean and noise that was drawn before
+            tempered.exploration_mat = scale * distribution.exploration_mat
+            tempered.exploration_matrices = scale * distribution.exploration_matrices
+        return tempered
+
+
+class SquashedGaussianActions(GaussianActions):
+    """Box actions that tanh has squashed."""
+
+    bounded = True
+
+
+# Gauss-Hermite quadrature for expectations under a standard normal distribution
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+
+
+class SquashedGaussianDistribution(SquashedDiagGaussianDistribution):
+    """SB3's squashed Gaussian, with its entropy."""
+
+    def entropy(self) -> th.Tensor:
+        """
+        Return H(tanh(u)) = H(u) + E[log(1 - tanh²(u))] by quadrature. Unlike an estimate from actions that were taken, it has
+        a gradient.
+
+        :return: (B,), in nats
+        """
+        normal = self.distribution
+        nodes, weights = (th.as_tensor(one).to(normal.mean) for one in (NODES, WEIGHTS / WEIGHTS.sum()))
+        u = normal.mean[..., None] + normal.stddev[..., None] * nodes
+        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u)) @ weights
+        return (normal.entropy() + log_slope).sum(dim=1)
+
+
+_KINDS: dict[type[Distribution], type[Actions]] = {
+    CategoricalDistribution: CategoricalActions,
+    MaskableCategoricalDistribution: CategoricalActions,
+    MultiCategoricalDistribution: MultiCategoricalActions,
+    MaskableMultiCategoricalDistribution: MultiCategoricalActions,
+    BernoulliDistribution: BernoulliActions,
+    MaskableBernoulliDistribution: LogitActions,
+    DiagGaussianDistribution: GaussianActions,
+    SquashedDiagGaussianDistribution: SquashedGaussianActions,
+    StateDependentNoiseDistribution: GaussianActions,
+}
+
+
+def register(distribution_class: type[Distribution], actions_class: type[Actions]) -> None:
+    """
+    Make an action distribution known to policies that are made later, for ``policy_kwargs=dict(distribution_class=...)``.
+
+    :param distribution_class: made with the action space; its subclasses are known, too
+    :param actions_class: its kind of actions
+    """
+    _KINDS[distribution_class] = actions_class
+
+
+def actions_class_of(distribution_class: type[Distribution]) -> type[Actions]:
+    """
+    :param distribution_class: SB3's, sb3-contrib's, or one that was registered
+    :return: its kind of actions
+    :raises ArgumentError: if there is none
+    """
+    for known in distribution_class.__mro__:
+        if known in _KINDS:
+            return _KINDS[known]
+    raise ArgumentError(
+        f"No exact KL divergence is known for {distribution_class.__name__}: derive a class from sb3_ppg.actions.Actions, "
+        f"and call sb3_ppg.actions.register({distribution_class.__name__}, ...)"
+    )
+
+
+# ---- nested spaces ----
 
 
 class Leaf(NamedTuple):
@@ -26,14 +360,12 @@ class Leaf(NamedTuple):
     @property
     def n_choices(self) -> list[int]:
         """Number of choices in each dimension, in C order; one in each dimension of a Box."""
-        match self.space:
-            case spaces.Discrete():
-                return [int(self.space.n)]
-            case spaces.MultiDiscrete():
-                return self.space.nvec.ravel().tolist()
-            case spaces.MultiBinary():
-                return [2] * math.prod(self.space.shape)
-        return [1] * math.prod(self.space.shape)  # type: ignore[arg-type] # of a Box
+        space: Any = self.space
+        if isinstance(space, spaces.Discrete):
+            return [int(space.n)]
+        if isinstance(space, spaces.MultiDiscrete):
+            return space.nvec.ravel().tolist()
+        return [2 if isinstance(space, spaces.MultiBinary) else 1] * math.prod(space.shape)
 
 
 def parts_of(space: spaces.Space) -> dict[Any, spaces.Space]:
@@ -57,15 +389,9 @@ def leaves(space: spaces.Space, path: str = "") -> list[Leaf]:
         remedy = "give it finite bounds"
     elif math.prod(space.shape or ()) == 0:
         remedy = "leave it out, it has no numbers"
-    elif path and isinstance(space, spaces.Box) and _is_too_wide(space):
-        remedy = "give it bounds within 2**53, up to which a float is an exact integer"
     else:
         return [Leaf(path, space)]
     raise ArgumentError(f"The action space has {space} at {path!r}, which cannot work: {remedy}")
-
-
-def _is_too_wide(space: spaces.Box) -> bool:
-    return np.issubdtype(space.dtype, np.integer) and max(abs(int(space.low.min())), abs(int(space.high.max()))) > 2**53
 
 
 def n_choices(space: spaces.Space) -> list[int]:
@@ -294,9 +620,9 @@ class NestedDistribution(ActionDistribution):
     def log_prob(self, actions: th.Tensor) -> th.Tensor:
         return self.leaf_log_probs(actions).sum(dim=0)
 
-    def entropy(self) -> th.Tensor | None:
+    def entropy(self) -> th.Tensor:
         entropies: Any = [one.entropy() for one in self.distributions]
-        return None if any(one is None for one in entropies) else th.stack(entropies).sum(dim=0)
+        return th.stack(entropies).sum(dim=0)
 
     def sample(self) -> th.Tensor:
         return _row(one.sample() for one in self.distributions)

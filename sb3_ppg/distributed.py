@@ -1,0 +1,372 @@
+"""
+One model trained in several processes: their group, averages and exchanged objects, and what all must agree on.
+
+All processes call the collective operations in the same order. Each has the same number of environments and steps, so an
+average over processes is an average over samples. Without a process group there is one process, and nothing is transferred.
+"""
+
+import ctypes
+import gc
+import os
+import platform
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from hashlib import sha256
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch as th
+import torch.distributed as dist
+from stable_baselines3.common.utils import set_random_seed
+from torch import nn
+
+from sb3_ppg.errors import ArgumentError, NonFiniteLossError, ProcessGroupError, warn
+from sb3_ppg.protocols import PhasicModel
+
+FIRST_ERROR = "sb3_ppg/first_error"
+PACKAGES = ("sb3-ppg", "stable-baselines3", "torch", "numpy", "gymnasium")  # whose versions must be equal
+PR_SET_PDEATHSIG = 1  # an option of Linux's prctl
+_store: "dist.Store | None" = None  # it outlives the group: processes that were cut off look for the first error there
+_left_as: tuple[int, int] | None = None  # rank and number of processes, in a group that an error has ended
+
+
+def has_group() -> bool:
+    """Return whether there is a process group. Some builds of torch have no ``torch.distributed``."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def n_processes() -> int:
+    """Return the number of processes that train together."""
+    return dist.get_world_size() if has_group() else 1
+
+
+def rank() -> int:
+    """Return this process's number, from 0. Process 0 prints, logs, evaluates and saves."""
+    return rank_and_size()[0]
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return the rank and the number of processes; the last known values after an error has ended the group."""
+    if has_group():
+        return dist.get_rank(), dist.get_world_size()
+    return _left_as or (0, 1)
+
+
+def gpu_name(device: th.device) -> str:
+    """Return a name for a GPU that no other one has, on any machine."""
+    return f"{socket.gethostname()} {th.cuda.get_device_properties(device).uuid}"
+
+
+def n_local_processes() -> int:
+    """Return the number of processes that share this machine's memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", n_processes())) if n_processes() > 1 else 1
+
+
+# ---- the group's start ----
+
+
+def n_started() -> int:
+    """Return the number of processes that ``torchrun`` has started; 0 without its environment variables."""
+    return int(os.environ.get("WORLD_SIZE", 0)) if "RANK" in os.environ else 0
+
+
+@contextmanager
+def process_group(timeout: float | None = None, start_timeout: float | None = None) -> Iterator[None]:
+    """
+    Train one model in all processes that ``torchrun`` has started::
+
+        from stable_baselines3.common.env_util import make_vec_env
+        from sb3_ppg import PPG, process_group
+
+        with process_group():
+            env = make_vec_env("CartPole-v1", 8)
+            model = PPG("MlpPolicy", env, n_steps=128, seed=0).learn(100_000)
+            model.save("ppg_cartpole")
+
+    CPUs communicate by gloo. NVIDIA GPUs communicate by NCCL if each process has one of its own (experimental: nobody has run
+    it), else by gloo; ``device="auto"`` is the GPU with the process's number on its node. From then on, this process ends
+    when the torchrun agent that started it ends. Without ``torchrun``, or within an existing group, nothing happens. See
+    docs/distributed.md.
+
+    :param timeout: seconds that a process waits for another one that is alive. None: the environment variable
+        ``SB3_PPG_TIMEOUT``, or half an hour
+    :param start_timeout: seconds that processes wait for all to start. None: the environment variable
+        ``SB3_PPG_START_TIMEOUT``, or a minute
+    :raises ProcessGroupError: if some do not start, or MASTER_ADDR or MASTER_PORT is not set
+    :raises ArgumentError: if they have different versions of Python or of the packages that matter
+    """
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # else it would train on when torchrun's agent is killed
+    if n_started() < 2 or has_group():
+        yield
+        return
+    timeout = float(os.environ.get("SB3_PPG_TIMEOUT", 1800)) if timeout is None else timeout
+    start_timeout = float(os.environ.get("SB3_PPG_START_TIMEOUT", 60)) if start_timeout is None else start_timeout
+    _start_group(timedelta(seconds=timeout), timedelta(seconds=start_timeout))
+    try:
+        require_equal({"Python": platform.python_version(), **{package: version(package) for package in PACKAGES}})
+        yield
+    except BaseException as error:
+        leave_group(error)
+        raise
+    finally:
+        if has_group():
+            dist.destroy_process_group()
+        use_store(None)
+        gc.collect()  # the group's threads end with its last reference; at the interpreter's exit they would abort it
+
+
+def _start_group(timeout: timedelta, start_timeout: timedelta) -> None:
+    """Call ``init_process_group("env://")`` with a fitting backend, and so that torchrun can restart the processes."""
+    from torch.distributed.rendezvous import rendezvous  # some builds of torch do not have it
+
+    n_gpus = th.cuda.device_count() if th.cuda.is_available() else 0
+    if n_gpus > 0:
+        th.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % n_gpus)
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=start_timeout))
+        # The store of torchrun's agent still has the keys of earlier attempts
+        store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        store.set(f"process_{rank}", gpu_name(th.device("cuda")) if n_gpus > 0 else "")
+        backend = choose_backend([store.get(f"process_{other}").decode() for other in range(size)])
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        number = f"process {os.environ['RANK']} of {n_started()}"
+        raise ProcessGroupError(f"{number} has not met the others within {start_timeout}: {error}") from error
+    use_store(store)
+    if rank == 0:
+        print(f"{size} processes train one model, which they share by {backend}")
+
+
+def choose_backend(gpus: list[str]) -> str:
+    """Return the backend for processes with these GPUs (see ``gpu_name``): NCCL refuses two processes on one GPU."""
+    return "cpu:gloo,cuda:nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
+
+
+def check_group() -> None:
+    """
+    Warn under ``torchrun`` if each process trains a model of its own, which is surely not meant.
+
+    :raises ProcessGroupError: if there was a group, but an error has ended it
+    """
+    if has_abandoned_group():
+        raise ProcessGroupError("an error has ended the group of processes: leave `process_group()`, and start all again")
+    if n_processes() == 1 and n_started() > 1:
+        warn(
+            f"This is one of {n_started()} processes, but it trains alone: put `with sb3_ppg.process_group():` around the "
+            "training, for all to train one model"
+        )
+
+
+# ---- the group's end ----
+
+
+def use_store(store: "dist.Store | None") -> None:
+    """Remember a new group's store (None after the group's end), and forget the group before."""
+    global _store, _left_as
+    _store, _left_as = store, None
+
+
+def mark_shared(error: BaseException) -> BaseException:
+    """Mark, and return, an error that is raised in all processes, as itself or as a ``ProcessGroupError`` that quotes it."""
+    vars(error)["is_shared"] = True
+    return error
+
+
+def is_shared(error: BaseException) -> bool:
+    """Return whether an error is raised in all processes. Losses are averaged, so a bad one is bad in all."""
+    return getattr(error, "is_shared", False) or isinstance(error, NonFiniteLossError)
+
+
+def leave_group(error: BaseException) -> None:
+    """
+    Leave the group after an error that the other processes do not have, so that they end, too, instead of waiting. They
+    report the error that came first.
+    """
+    global _left_as
+    if not has_group() or is_shared(error):
+        return
+    _left_as = rank_and_size()
+    if _store is not None and not isinstance(error, ProcessGroupError):
+        with suppress(RuntimeError):  # the process that keeps the store may have ended, too
+            _store.compare_set(FIRST_ERROR, "", f"process {rank()} of {n_processes()}: {type(error).__name__}: {error}")
+    dist.destroy_process_group()
+
+
+def has_abandoned_group() -> bool:
+    """Return whether an error has ended the group, so that the other processes' states are unknown."""
+    return _left_as is not None
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Raise a ``ProcessGroupError`` that names the first error where torch only reports a lost connection."""
+    try:
+        yield
+    except RuntimeError as error:
+        message = f"another process does not answer any more: {error}"
+        with suppress(RuntimeError):
+            if _store is not None and _store.check([FIRST_ERROR]):
+                message = _store.get(FIRST_ERROR).decode()
+        raise ProcessGroupError(message) from error
+
+
+# ---- numbers ----
+
+
+@th.no_grad()
+def average_over_processes(tensors: Sequence[th.Tensor]) -> None:
+    """Replace tensors, of the same shapes in every process, by their averages over all processes, in one transfer."""
+    if len(tensors) > 0 and has_group():
+        flat = th.cat([tensor.flatten() for tensor in tensors])
+        with _connected():
+            dist.all_reduce(flat)
+        flat /= n_processes()
+        for tensor, average in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(average.view_as(tensor))
+
+
+@th.no_grad()
+def average_gradients(parameters: Sequence[nn.Parameter], values: th.Tensor) -> None:
+    """
+    Average gradients over all processes, and further values of any shape in the same transfer. Where a parameter has no
+    gradient in some processes, as with layers that are left out at random, it counts as zero there.
+    """
+    exists = th.tensor([float(parameter.grad is not None) for parameter in parameters]).to(values)
+    gradients = [th.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+    average_over_processes([values, exists, *gradients])
+    for parameter, gradient, share in zip(parameters, gradients, exists.tolist(), strict=True):
+        parameter.grad = gradient if share > 0 else None
+
+
+def moments(values: np.ndarray, device: th.device | str = "cpu") -> tuple[float, float]:
+    """
+    Return the mean and the standard deviation (of the population) of the values of all processes, of any shape, but of one
+    size in every process. The group's backend must know the device.
+    """
+
+    def mean(array: np.ndarray) -> float:
+        own = float(array.mean(dtype=np.float64))
+        if not has_group():
+            return own
+        average = th.tensor([own], dtype=th.float64, device=device)
+        average_over_processes([average])
+        return average.item()
+
+    center = mean(values)
+    return center, mean(np.square(values - center)) ** 0.5
+
+
+def explained_variance(values: np.ndarray, value_targets: np.ndarray, device: th.device) -> float:
+    """Return 1 - Var(V_targ - V) / Var(V_targ) over all processes, for any shape; NaN if all targets are equal, as in SB3."""
+    (_, of_targets), (_, of_errors) = (moments(array, device) for array in (value_targets, value_targets - values))
+    return 1 - (of_errors / of_targets) ** 2 if of_targets > 0 else float("nan")
+
+
+def average_batch_statistics(networks: Sequence[nn.Module]) -> None:
+    """Average the running means and variances of batch normalization, which each process updates with its own batches."""
+    named = [one for network in networks for one in network.named_buffers()]
+    average_over_processes([buffer for name, buffer in named if name.endswith(("running_mean", "running_var"))])
+
+
+# ---- objects ----
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the values of all processes, which are pickled, in the order of their ranks."""
+    if not has_group():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    with _connected():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast(value: Any) -> Any:
+    """Return process 0's value, which is pickled, in every process."""
+    if not has_group():
+        return value
+    values = [value if rank() == 0 else None]
+    with _connected():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+# ---- agreement ----
+
+
+@contextmanager
+def agreed() -> Iterator[None]:
+    """
+    Run a block in all processes, which must not wait for each other within it. An error in one ends the block in all.
+
+    :raises ProcessGroupError: in the processes that had no error, with the message of the first one that had
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_shared(error):  # else a block within this one has told the others
+            gather(f"{type(error).__name__}: {error}")
+            mark_shared(error)
+        raise
+    for number, message in enumerate(gather(None)):
+        if message is not None:
+            raise mark_shared(ProcessGroupError(f"process {number} of {n_processes()}: {message}"))
+
+
+# ---- weights and settings ----
+
+
+def check_weights(model: PhasicModel) -> None:
+    """
+    Compare the weights of all processes, which are equal but for rounding on different processors.
+
+    :raises ProcessGroupError: in all processes, if the weights differ
+    """
+    if not has_group():
+        return
+    named = [*model.policy.named_parameters("policy"), *model.objective.named_parameters("objective")]
+    norms = np.array(gather(th.stack([parameter.detach().norm() for _, parameter in named]).tolist()))
+    differs = ~np.isclose(norms, norms[0], rtol=1e-3).all(axis=0)
+    if differing := [name for (name, _), is_other in zip(named, differs, strict=True) if is_other]:
+        raise mark_shared(
+            ProcessGroupError(
+                f"the weights of the processes have become different: {', '.join(differing)}. Does something else than the "
+                "gradient change them, in one process only?"
+            )
+        )
+
+
+def require_equal(settings: Mapping[str, Any]) -> None:
+    """
+    Compare settings between the processes, by the same names in each of them.
+
+    :raises ArgumentError: in every process, if something differs
+    """
+    gathered = gather({name: _describe(value) for name, value in settings.items()})
+    for name in gathered[0]:
+        values = [one.get(name, "nothing") for one in gathered]
+        if len(set(values)) > 1:
+            raise mark_shared(ArgumentError(f"`{name}` differs between the processes, {', '.join(values)}: use one value"))
+
+
+def _describe(value: Any) -> str:
+    """Return a text that is the same for equal values in different processes: schedules by their values, no addresses."""
+    if callable(value) and not isinstance(value, type):
+        with suppress(Exception):  # it is no schedule
+            return f"a schedule from {value(1.0)} by {value(0.5)} to {value(0.0)}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def seed_apart(device: th.device) -> None:
+    """Seed each process differently where two would otherwise draw the same actions, which are drawn on this device."""
+    state = th.cuda.get_rng_state(device) if device.type == "cuda" else th.get_rng_state()
+    states = gather(sha256(state.numpy().tobytes()).digest())
+    if len(set(states)) < len(states):
+        set_random_seed((int.from_bytes(states[0][:4], "little") + rank()) % 2**32)

@@ -1,0 +1,217 @@
+"""Rollout buffers: what a class declares, advantages, and those that are recomputed before further epochs."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_ppg import PPG, ArgumentError, NormalizedRewardRolloutBuffer, RecurrentPPG, RewardNormalizer, VectorRewards
+from sb3_ppg.buffers.rollout_buffers import SequenceRolloutBuffer
+from sb3_ppg.buffers.rollouts import by_environment, gae, has_new_arrays, is_recomputable, order_by_environment
+from sb3_ppg.objectives import Objective, SampleData
+from sb3_ppg.training.preparing import recompute_advantages
+from tests.helpers import (
+    KINDS,
+    SMALL,
+    VectorRewardEnv,
+    changed,
+    code_blocks,
+    collect,
+    make_kind,
+    normalized_rewards,
+    random_envs,
+    weights,
+)
+
+
+def test_worked_numbers():
+    """γ = 1/2, λ = 1/2; the second environment begins an episode at step 1, the first one after the rollout."""
+    rewards, values = np.array([[1.0, 1.0], [2.0, 2.0]]), np.array([[4.0, 4.0], [6.0, 6.0]])
+    starts = np.array([[0.0, 0.0], [0.0, 1.0]])
+    advantages = gae(rewards, values, starts, np.array([100.0, 8.0]), np.array([1.0, 0.0]), 0.5, 0.5)
+    # last step: 2 - 6 = -4, and 2 + 8/2 - 6 = 0; first step: 1 + 6/2 - 4 + (-4)/4 = -1, and 1 - 4 = -3
+    np.testing.assert_allclose(advantages, [[-1.0, -3.0], [-4.0, 0.0]])
+
+
+MODELS = {kind: partial(make_kind, kind) for kind in KINDS} | {
+    "normalised rewards": lambda: make_kind("vectors", **normalized_rewards()),
+    "VecNormalize": lambda: PPG("MlpPolicy", VecNormalize(random_envs()), **SMALL),
+    "vector rewards": lambda: PPG(
+        "MlpPolicy",
+        make_vec_env(lambda: VectorRewards(VectorRewardEnv()), 2, seed=0),
+        reward_weights=[1.0, 3.0],
+        **SMALL | dict(gamma=[0.5, 0.99]),
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_with_the_network_that_collected_them_they_are_the_same(make):
+    model = make()
+    collect(model)
+    buffer = model.rollout_buffer
+    advantages, returns = buffer.advantages.copy(), buffer.returns.copy()
+    model.normalize_advantage = False
+    order_by_environment(buffer)
+    recompute_advantages(model, buffer, model.rollout_end)
+    np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T, advantages, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(buffer.returns.reshape(2, 8).T, returns, rtol=1e-4, atol=1e-5)
+
+
+def test_what_changes_with_the_value_function():
+    """With λ = 0 the advantage is r + γ V' - V: where V rises by one everywhere it changes by γ - 1, or -1 at an end."""
+    model = make_kind("vectors", gae_lambda=0.0, gamma=0.9, normalize_advantage=False)
+    model.env.envs[0].unwrapped.episode_length = 4
+    collect(model)
+    buffer = model.rollout_buffer
+    before, starts = buffer.advantages.copy(), np.vstack([buffer.episode_starts[1:], model.rollout_end.dones])
+    with th.no_grad():
+        model.policy.value_net.bias.add_(1.0)
+    order_by_environment(buffer)
+    recompute_advantages(model, buffer, model.rollout_end)
+    np.testing.assert_allclose(buffer.advantages.reshape(2, 8).T - before, np.where(starts, -1.0, -0.1), atol=1e-5)
+    assert starts.any() and not starts.all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "n_epochs"),
+    [("vectors", {}, 1), ("LSTM", dict(n_epochs=3), 3), ("masks", dict(n_value_epochs=1), 2)],
+    ids=["once", "joint", "apart"],
+)
+def test_they_are_recomputed_from_the_second_epoch_on(kind, settings, n_epochs):
+    models = [make_kind(kind, recompute_advantages=recompute, **settings).learn(4 * 16) for recompute in (False, True)]
+    assert bool(changed(*map(weights, models))) == (n_epochs > 1)
+
+
+def test_what_follows_a_time_limit_is_in_normalised_units():
+    """γ V is added to the normalised reward, in whose units V is learned."""
+    kwargs = normalized_rewards(gamma=0.9)
+    normalizer = kwargs["rollout_buffer_kwargs"]["reward_normalizer"]
+    model = PPG("MlpPolicy", random_envs(spaces.Box(1, 1, (1,))), n_steps=64, batch_size=64, gamma=0.9, device="cpu", **kwargs)
+    for _ in range(2):
+        collect(model)
+        buffer = model.rollout_buffer
+        ends = np.roll(buffer.episode_starts, -1, axis=0)[:-1].astype(bool)
+        value = model.policy.predict_values(th.ones(1, 1)).item()
+        expected = 1 / np.sqrt(normalizer.return_rms.var + normalizer.epsilon) + 0.9 * value * ends
+        assert 0 < ends.sum() < ends.size and value != 0
+        np.testing.assert_allclose(buffer.rewards[:-1], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_it_is_computed_in_the_type_of_the_values(dtype):
+    """Whatever the type of the dones is: SB3's are float32, those of a stored end are Booleans."""
+    generator = np.random.default_rng(0)
+    values, starts = generator.normal(size=(50, 3)).astype(dtype), generator.random((50, 3)) < 0.1
+    of_kinds = map(starts.astype, (bool, np.float32, float))
+    first, *others = (gae(values, values, one, values[0], one[0], 0.99, 0.95) for one in of_kinds)
+    assert first.dtype == dtype and all(np.array_equal(first, one) for one in others)
+
+
+# ---- custom classes ----
+
+OF_BUFFERS = dict(
+    n_steps=16, batch_size=16, n_epochs=2, n_policy_iterations=2, n_aux_epochs=1, gamma=0.9, seed=0, device="cpu"
+)
+REPLAY = dict(recompute_advantages=True, replay_kwargs=dict(policy_rollouts=2), objective="decoupled")
+
+
+def buffer_of_the_page() -> type[RolloutBuffer]:
+    (code,) = (block for block in code_blocks("docs/extending.md") if "(RolloutBuffer)" in block)
+    names: dict = {}
+    exec(code.split("model = PPG(")[0], names)
+    return names["CompressedRewards"]
+
+
+def ones():
+    """Environments with the same observation and a reward of one, until a time limit of five steps."""
+    return random_envs(spaces.Box(1, 1, (1,)), episode_length=5)
+
+
+@pytest.mark.parametrize("algorithm, policy", [(PPG, "MlpPolicy"), (RecurrentPPG, "MlpLstmPolicy")])
+def test_the_buffer_that_a_page_shows_is_recomputed_and_replayed(algorithm, policy, tmp_path):
+    cls = buffer_of_the_page()
+    if algorithm is RecurrentPPG:
+        cls = type("OfSequences", (cls, SequenceRolloutBuffer), {})
+    model = algorithm(policy, ones(), rollout_buffer_class=cls, **OF_BUFFERS, **REPLAY).learn(4 * 32)
+    assert len(model.replay.rollouts) == 2
+    for rollout in model.replay.rollouts:
+        buffer, end = rollout.buffer, rollout.end
+        model.normalize_advantage = False
+        recompute_advantages(model, buffer, end)
+        arrays = (buffer.rewards, buffer.returns - buffer.advantages, buffer.episode_starts)
+        rewards, values, starts = (by_environment(buffer, array)[:, :, 0].T for array in arrays)
+        cut_off = np.vstack([starts[1:], end.dones]).astype(bool)
+        np.testing.assert_allclose(rewards[~cut_off], np.log(2), rtol=1e-6)
+        assert (rewards[cut_off] != np.float32(np.log(2))).all() and 0 < cut_off.sum() < cut_off.size
+        last_values = model.next_values(th.as_tensor(end.observations), end.dones, memory=end.memory).detach().numpy().ravel()
+        expected = gae(rewards, values, starts, last_values, end.dones, model.gamma, model.gae_lambda)
+        np.testing.assert_allclose(by_environment(buffer, buffer.advantages)[:, :, 0].T, expected, rtol=1e-4, atol=1e-5)
+
+
+class Silent(RolloutBuffer):
+    def compute_returns_and_advantage(self, last_values, dones):
+        super().compute_returns_and_advantage(last_values, dones)
+        self.advantages *= 2
+
+
+class Open(Silent):
+    recomputable = True
+
+
+class Reusing(RolloutBuffer):
+    def reset(self):
+        super().reset()
+
+
+CLASSES = {  # whether it is recomputable, and has new arrays
+    RolloutBuffer: (True, True),
+    MaskableRolloutBuffer: (True, True),
+    SequenceRolloutBuffer: (True, True),
+    NormalizedRewardRolloutBuffer: (True, True),
+    type("AddsOnly", (RolloutBuffer,), {"add": RolloutBuffer.add}): (True, True),
+    type("Mixed", (NormalizedRewardRolloutBuffer, SequenceRolloutBuffer), {}): (True, True),
+    Silent: (False, True),
+    Open: (True, True),
+    type("Denied", (Open,), {"recomputable": False}): (False, True),
+    Reusing: (True, False),
+}
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_class_is_trusted_with_what_it_says_of_the_methods_that_it_overrides(cls):
+    kwargs = dict(reward_normalizer=RewardNormalizer()) if issubclass(cls, NormalizedRewardRolloutBuffer) else {}
+    buffer = cls(2, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), "cpu", **kwargs)
+    assert (is_recomputable(buffer), has_new_arrays(buffer)) == CLASSES[cls]
+
+
+class EveryOther(RolloutBuffer):
+    """Yields every other minibatch."""
+
+    def get(self, batch_size=None):
+        yield from list(super().get(batch_size))[::2]
+
+
+class Marking(Objective):
+    def extras(self, policy, rollout_buffer, end):
+        return SampleData(weights=np.zeros(rollout_buffer.buffer_size * rollout_buffer.n_envs))
+
+
+def test_minibatches_of_its_own_are_refused_where_an_objective_would_add_to_them():
+    """It would draw from the buffer's samples, without ``get``."""
+    with pytest.raises(ArgumentError, match=r"`rollout_buffer_class`=.* cannot work: Marking adds data to minibatches"):
+        PPG("MlpPolicy", ones(), rollout_buffer_class=EveryOther, objective=Marking, **OF_BUFFERS)
+    PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective=Marking, **OF_BUFFERS).learn(32)
+
+
+@pytest.mark.parametrize("name", ["recompute_advantages", "replay_kwargs"])
+def test_a_buffer_with_a_way_of_its_own_is_refused_where_advantages_would_be_recomputed(name):
+    with pytest.raises(ArgumentError, match=f"`{name}`=.* cannot work: Silent has its own way to compute advantages"):
+        PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, objective="decoupled", **OF_BUFFERS, **{name: REPLAY[name]})
+    PPG("MlpPolicy", ones(), rollout_buffer_class=Silent, **OF_BUFFERS).learn(16)
