@@ -6,23 +6,22 @@ Learning curves and final returns of PPG and PPO with the same number of steps; 
   ``ppg.yml`` claims to be tuned.
 """
 
-import contextlib
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS
-from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import sync_envs_normalization
 
-from benchmarks.harness import Experiment, Report, defaults_of, short_hash
-from benchmarks.suites.contestants import Settings, entry, zoo_entry
-from benchmarks.suites.training import curve, learn, make
-from benchmarks.tables import COLORS, draw_seeds, finish, listed, machines, page, table
+from benchmarks.harness import Experiment, Report, defaults_of
+from benchmarks.suites.contestants import Settings, entry, made, zoo_entry
+from benchmarks.tables import COLORS, listed, machines
+from sb3_ppg.comparison import training as comparison
+from sb3_ppg.comparison.report import draw_seeds, finish, page, table
+from sb3_ppg.comparison.runs import Outcome
+from sb3_ppg.comparison.study import short_hash
 
 N_EPISODES = 100
 ZOO_ENVS = [
@@ -58,25 +57,12 @@ def wanted() -> list[dict[str, Any]]:
     ]
 
 
-def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """
-    Train an agent as RL Zoo does, and evaluate it.
-
-    :return: the mean return of 100 deterministic episodes; the mean return of the latest 20 episodes at evenly spaced steps
-    """
-    algo, start = run["contestant"].lower(), time.time()
+def train(run: dict[str, Any], folder: Path) -> Outcome:
+    """Train an agent as RL Zoo does, and evaluate it."""
+    algo = run["contestant"].lower()
     env_id, _, entries = TASKS[run["task"]]
-    n_timesteps = int(entries[algo]["n_timesteps"])
-    with contextlib.redirect_stdout(None):
-        model: Any
-        manager, model = make(algo, env_id, entries[algo], folder, run["seed"])
-        model, episodes = learn(model, n_timesteps, folder)
-        manager.seed += 1000
-        evaluation = manager.create_envs(1, eval_env=True)
-    sync_envs_normalization(model.get_env(), evaluation)
-    returns, _ = evaluate_policy(model, evaluation, N_EPISODES, return_episode_rewards=True)
-    row = dict(steps=model.num_timesteps, mean=round(np.mean(returns), 2), std=round(np.std(returns), 2))
-    return {**row, "seconds": round(time.time() - start)}, curve(episodes, n_timesteps, n_latest=20)
+    make = partial(made, algo, env_id, entries[algo])
+    return comparison.train(make, run["seed"], int(entries[algo]["n_timesteps"]), folder, N_EPISODES)
 
 
 def draw_contestant(axes: Axes, rows: pd.DataFrame, curves: pd.DataFrame, title: str, name: str) -> tuple[int, pd.Series]:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from benchmarks.suites.training import Episodes, curve, train
 from matplotlib.figure import Figure
 
 from benchmarks import scores
@@ -20,7 +21,6 @@ from benchmarks.starts import STARTS
 from benchmarks.suites import contestants
 from benchmarks.suites.contestants import CONTESTANTS, TASKS, Contestant, Training
 from benchmarks.suites.experiment import SPEED, SUITES, comparisons
-from benchmarks.suites.training import Episodes, curve, train
 from sb3_ppg import PPG
 from tests.helpers import ROOT, wait_for
 

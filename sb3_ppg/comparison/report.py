@@ -8,7 +8,7 @@ import pandas as pd
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, ScalarFormatter
 
 from sb3_ppg.comparison.scores import (
     MAX_SEEDS,
@@ -56,7 +56,7 @@ def draw_seeds(axes: Axes, values: pd.DataFrame, label: str, color: str, band: S
     """
     low, high = band or (values.min(axis=1), values.max(axis=1))
     axes.plot(values.index, values.mean(axis=1), label=label, color=color)
-    axes.fill_between(values.index, low, high, alpha=0.2, color=color, linewidth=0)
+    axes.fill_between(values.index, low, high, alpha=0.2, color=color)
 
 
 class Comparison(NamedTuple):
@@ -101,7 +101,9 @@ class Comparison(NamedTuple):
     def at_target(self, name: str, view: str, target: float) -> str:
         """Return the median of the steps or seconds until a curve reaches a return, and how many seeds reach it."""
         own = self.curves_of(name, view)
-        reached = [points.index[np.argmax(points >= target)] if (points >= target).any() else np.inf for _, points in own.items()]
+        reached = [
+            points.index[np.argmax(points >= target)] if (points >= target).any() else np.inf for _, points in own.items()
+        ]
         median, n = np.median(reached), np.isfinite(reached).sum()
         return f"{f'{median:,.0f}' if np.isfinite(median) else 'not reached'} ({n} of {len(reached)} seeds)"
 
@@ -181,8 +183,8 @@ class Comparison(NamedTuple):
                 draw_seeds(axes, own, f"{name}, {own.shape[1]} seeds", color, _band(own))
                 marks = self.rows[self.rows["contestant"] == name]["mean"]
                 axes.plot([own.index[-1]] * len(marks), marks, "D", color=color, alpha=0.6, markersize=5, clip_on=False)
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             finish(axes, "", label, "return" if view == "steps" else "")
+            axes.xaxis.set_major_formatter(EngFormatter(sep="") if view == "steps" else ScalarFormatter())
             axes.set_xlim(left=0)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         figure.suptitle(self.title)

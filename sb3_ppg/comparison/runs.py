@@ -1,4 +1,4 @@
-"""Runs that leave a row each in a CSV file, and points of their learning curves in another; those without a row are missing."""
+"""Runs, each of which leaves a row in a CSV file and its learning curve in another; those without a row are carried out."""
 
 import os
 import platform
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from sb3_ppg.comparison.workers import Worker
 
-Run = Mapping[str, Any]  # its columns that are known before it is carried out
+Run = Any  # by default a dictionary: the columns that are known before it is carried out
 Outcome = tuple[dict[str, Any], pd.DataFrame | None]  # the other columns; a learning curve with column "steps"
 BAR = "{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
 
@@ -34,12 +35,15 @@ class Runs:
 
     :param example: one of the runs, whose columns and types all have
     :param identity: the columns that identify a run; empty: all
+    :param columns: from a run: its columns that are known before it is carried out
     """
 
-    def __init__(self, folder: Path, name: str, example: Run, identity: Sequence[str] = ()) -> None:
-        self.folder, self.name = folder, name
-        self.types = {column: type(value) for column, value in example.items()}
-        self.identity = list(identity or example)
+    def __init__(
+        self, folder: Path, name: str, example: Run, identity: Sequence[str] = (), columns: Callable[[Run], dict] = dict
+    ) -> None:
+        self.folder, self.name, self.columns = folder, name, columns
+        self.types = {column: type(value) for column, value in columns(example).items()}
+        self.identity = list(identity or self.types)
 
     def rows(self, runs: Iterable[Run] | None = None) -> pd.DataFrame:
         """Return the rows of these runs, or of all that have been carried out."""
@@ -66,13 +70,14 @@ class Runs:
             again = np.array([key == self._key(run) for key in self._keys(known)], bool)
             if again.any():
                 known[~again].to_csv(file, index=False)  # a kill came between the curve and its row
-            _append(file, curve.assign(**{name: run[name] for name in self.identity}))
-        _append(self.folder / f"{self.name}.csv", pd.DataFrame([{**run, "machine": machine(), **row}]))
+            _append(file, curve.assign(**dict(zip(self.identity, self._key(run), strict=True))))
+        _append(self.folder / f"{self.name}.csv", pd.DataFrame([{**self.columns(run), "machine": machine(), **row}]))
 
     def carry_out(
         self,
         runs: Iterable[Run],
         train: Callable[[Run, Path], Outcome],
+        log: Path,
         n_jobs: int = 1,
         n_threads: int = 1,
         seconds: Callable[[Run], float] = lambda run: 1.0,
@@ -80,13 +85,14 @@ class Runs:
         """
         Carry out the runs that are missing, each in a process of its own; show when all will have ended.
 
-        :param train: from a run and the folder for its files, which may call ``tell``
+        :param train: from a run and a temporary folder; may call ``tell``
+        :param log: file for what runs print
         :param n_jobs: runs at a time
         :param n_threads: number of torch's threads in each
         :param seconds: estimate of a run's length, relative to those of the others
         """
-        missing, folder, lock = self.missing(runs), self.folder / "logs", threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
+        missing, lock = self.missing(runs), threading.Lock()
+        log.parent.mkdir(parents=True, exist_ok=True)
         costs = {self._key(run): seconds(run) for run in missing}
         done, workers, start = dict.fromkeys(costs, 0.0), set[Worker](), time.time()
 
@@ -99,13 +105,13 @@ class Runs:
                 bar.update(part - bar.n)
 
         def carry_out(run: Run) -> None:
-            with Worker(n_threads, folder / "log.txt") as worker:
+            with Worker(n_threads, log) as worker, TemporaryDirectory() as folder:
                 workers.add(worker)
-                row, curve = worker(train, run, folder, on_progress=lambda fraction: advance(run, fraction))
+                row, curve = worker(train, run, Path(folder), on_progress=lambda fraction: advance(run, fraction))
             with lock:
                 self.add(run, row, curve)
             advance(run, 1.0)
-            bar.write(", ".join(f"{name} {value}" for name, value in {**run, **row}.items()))
+            bar.write(", ".join(f"{name} {value}" for name, value in {**self.columns(run), **row}.items()))
 
         # Without a terminal there is no bar, and only a line for each run
         with tqdm(total=1.0, bar_format=BAR, disable=None) as bar, ThreadPoolExecutor(n_jobs) as threads:
@@ -120,7 +126,8 @@ class Runs:
                 raise
 
     def _key(self, run: Run) -> tuple[Any, ...]:
-        return tuple(run[name] for name in self.identity)
+        columns = self.columns(run)
+        return tuple(columns[name] for name in self.identity)
 
     def _keys(self, table: pd.DataFrame) -> list[tuple]:
         return list(table[self.identity].itertuples(index=False, name=None))

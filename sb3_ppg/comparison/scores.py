@@ -1,4 +1,4 @@
-"""What runs with different seeds say, and what they do not say: interquartile means, probabilities of improvement, intervals."""
+"""Scores of runs: interquartile means, probabilities of improvement, and what these can tell apart."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -46,9 +46,7 @@ def estimates(
     with generators_kept():  # rliable draws with the global one
         np.random.seed(0)
         values, intervals = get_interval_estimates(scores, lambda *x: np.array([statistic(*x)]), reps=BOOTSTRAPS)
-    return {
-        name: Estimate(values[name][0], *(intervals[name][:, 0] if n_seeds[name] >= min_seeds else ())) for name in scores
-    }
+    return {name: Estimate(values[name][0], *(intervals[name][:, 0] if n_seeds[name] >= min_seeds else ())) for name in scores}
 
 
 def interquartile_means(scores: Scores, min_seeds: int = MIN_SEEDS) -> dict[str, Estimate]:

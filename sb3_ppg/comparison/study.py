@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pandas as pd
@@ -69,13 +70,16 @@ class Study:
         lengths = {name: self.length(measured.loc[name]) for name in self.contestants}
 
         def seconds(run: Run) -> float:
-            return measured.loc[run["contestant"], "first"] + lengths[run["contestant"]] * measured.loc[run["contestant"], "seconds"] / 1e6
+            return (
+                measured.loc[run["contestant"], "first"]
+                + lengths[run["contestant"]] * measured.loc[run["contestant"], "seconds"] / 1e6
+            )
 
         n_missing = len(self.runs.missing(self.wanted))
         print(f"{len(self.wanted)} trainings, {n_missing} to carry out", flush=True)
         makers = {name: one.make for name, one in self.contestants.items()}
         work = partial(_train, makers, lengths, self.budget.n_eval_episodes)
-        self.runs.carry_out(self.wanted, work, self.budget.n_jobs, self.budget.n_threads, seconds)
+        self.runs.carry_out(self.wanted, work, self.folder / "log.txt", self.budget.n_jobs, self.budget.n_threads, seconds)
         curves = self.runs.curves().merge(pd.DataFrame(self.wanted))
         settings = {name: one.settings for name, one in self.contestants.items()}
         found = Comparison(self.title, self.runs.rows(self.wanted), curves, measured, settings, target)
@@ -101,9 +105,8 @@ class Study:
             print("Measuring the speed: nothing else should run", flush=True)
             makers = {name: one.make for name, one in self.contestants.items()}
             length = self.budget.n_timesteps or 1e9
-            contestants = {name: (_measurement, (make, length, self.folder / "logs")) for name, make in makers.items()}
-            (self.folder / "logs").mkdir(exist_ok=True)
-            turns = take_turns(contestants, self.budget.n_threads, N_TURNS, log=self.folder / "logs" / "log.txt")
+            contestants = {name: (_measurement, (make, length)) for name, make in makers.items()}
+            turns = take_turns(contestants, self.budget.n_threads, N_TURNS, log=self.folder / "log.txt")
             for key in keys:
                 own = turns[turns["contestant"] == key["contestant"]]
                 per_million = own[own["turn"] > 0]["seconds"].median()
@@ -113,8 +116,9 @@ class Study:
         return rows.set_index("contestant")[["first", "seconds"]]
 
 
-def _measurement(make: Make, length: float, folder: Path) -> Measure:
-    return speed(lambda: make(0, folder).model, length, time.perf_counter, SHORTEST_TURN)
+def _measurement(make: Make, length: float) -> Measure:
+    with TemporaryDirectory() as folder:
+        return speed(make(0, Path(folder)).model, length, time.perf_counter, SHORTEST_TURN)
 
 
 def _train(makers: Mapping[str, Make], lengths: Mapping[str, int], n_episodes: int, run: Run, folder: Path) -> Outcome:

@@ -27,12 +27,12 @@ class Made(NamedTuple):
     """
     A model that is to be trained.
 
-    :param make_evaluation_env: makes another environment of the same kind
+    :param make_evaluation_env: makes other environments of the same kind, by default one
     :param deterministic: whether it is evaluated with the most likely actions
     """
 
     model: BaseAlgorithm
-    make_evaluation_env: Callable[[], VecEnv]
+    make_evaluation_env: Callable[..., VecEnv]
     deterministic: bool = True
 
 
@@ -86,7 +86,7 @@ def described(value: Any) -> Any:
 
 class Episodes(BaseCallback):
     """
-    Records steps, seconds and return of each episode, and in ``times`` steps and seconds at each rollout's start and at the end.
+    Records steps, seconds and return of each episode; in ``times``, steps and seconds at each rollout's start and at the end.
 
     :param clock: seconds
     """
@@ -160,21 +160,20 @@ def train(
 
 
 def speed(
-    make: Callable[[], BaseAlgorithm],
+    model: Any,
     n_timesteps: float = 1e9,
     clock: Callable[[], float] = time.process_time,
     minimum: float = 0.0,
     n_rollouts: int = 1,
 ) -> Measure:
     """
-    Return a measurement of the seconds that a million steps take, in whole phases of PPG, or rollouts of another algorithm. The
-    first measurement also has the seconds that it took to begin, for instance to compile.
+    Return a measurement of the seconds that a million steps take, in whole phases of PPG or rollouts of another algorithm. The
+    first measurement includes what is done once, for instance compiling.
 
     :param n_timesteps: length of the training of which this is a part, by which PPG decides whether to compile
     :param minimum: seconds that a measurement takes at least
     :param n_rollouts: number of PPO's rollouts; PPG's are those of a phase
     """
-    model: Any = make()
     n_steps = getattr(model, "n_steps", 0) * getattr(model, "n_policy_iterations", n_rollouts) * model.n_envs
     unit = int(min(n_steps or getattr(model, "learning_starts", 0) + 1000, n_timesteps))
 

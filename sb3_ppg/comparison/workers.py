@@ -41,7 +41,9 @@ class Worker:
             self.process = subprocess.Popen([sys.executable, "-c", program], stderr=file, env=environment, **pipes)
         self.log = log
 
-    def __call__(self, function: Callable[..., Any], *arguments: Any, on_progress: Callable[[float], Any] | None = None) -> Any:
+    def __call__(
+        self, function: Callable[..., Any], *arguments: Any, on_progress: Callable[[float], Any] | None = None
+    ) -> Any:
         """
         Return the result of a function.
 
@@ -128,7 +130,7 @@ def take_turns(
     log: str | Path = os.devnull,
 ) -> pd.DataFrame:
     """
-    Measure contestants alternately, each in a process of its own, so that what the machine does meanwhile falls on all of them.
+    Measure contestants alternately, each in its own process, so that what the machine does meanwhile falls on all of them.
 
     :param contestants: by name, what makes a measurement, and its arguments
     :param n_threads: number of torch's threads

@@ -4,7 +4,7 @@ import argparse
 import ast
 import contextlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ class FromZoo(NamedTuple):
         setup = manager.setup_experiment()
         assert setup is not None
         manager.seed += 1000
-        return Made(setup[0], lambda: manager.create_envs(1, eval_env=True), manager.deterministic_eval)
+        return Made(setup[0], lambda n_envs=1: manager.create_envs(n_envs, eval_env=True), manager.deterministic_eval)
 
     def manager(self, seed: int = 0, folder: Path = Path()) -> Manager:
         """Return the manager of a run whose files are in a folder."""
@@ -74,7 +74,9 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--env", required=True, help="environment ID")
-    parser.add_argument("--algos", nargs="+", default=["ppg", "ppo"], help="RL algorithms; the first is compared with the others")
+    parser.add_argument(
+        "--algos", nargs="+", default=["ppg", "ppo"], help="RL algorithms; the first is compared with the others"
+    )
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("-n", "--n-timesteps", type=int, help="steps of each training")
     length.add_argument("--seconds", type=float, help="seconds of each training, instead: each takes the steps that fit")
@@ -133,8 +135,7 @@ def _defaults(args: argparse.Namespace, algorithm: str, folder: Path) -> Path:
     space = env.observation_space
     env.close()
     kind = "MultiInput" if isinstance(space, spaces.Dict) else "Cnn" if is_image_space(space) else "Mlp"
-    file = folder / "logs" / f"{algorithm}_defaults.yml"
-    file.parent.mkdir(exist_ok=True)
+    file = folder / f"{algorithm}_defaults.yml"
     lstm = "Lstm" if "lstm" in algorithm else ""
     file.write_text(yaml.safe_dump({args.env: dict(policy=f"{kind}{lstm}Policy", n_timesteps=1)}))
     return file
