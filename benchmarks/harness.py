@@ -76,14 +76,13 @@ class Experiment:
 
     def write(self) -> str:
         """Write the report's files and return its texts."""
-        texts = []
-        for name, content in self.report(self).items():
+        report = self.report(self)
+        for name, content in report.items():
             if isinstance(content, Figure):
                 content.savefig(self.results / name)
             else:
                 (self.results / name).write_text(content)
-                texts.append(content)
-        return "\n".join(texts)
+        return "\n".join(str(content) for name, content in report.items() if name.endswith(".md"))
 
     def main(self) -> None:
         """Run the command line of the module that is executed."""

@@ -24,16 +24,9 @@ from sb3_ppg.comparison.runs import Outcome
 from sb3_ppg.comparison.study import short_hash
 
 N_EPISODES = 100
-ZOO_ENVS = [
-    "CartPole-v1",
-    "Acrobot-v1",
-    "MountainCarContinuous-v0",
-    "Pendulum-v1",
-    "LunarLander-v3",
-    "LunarLanderContinuous-v3",
-]
+ZOO_ENVS = ["CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1"]
+ZOO_ENVS += ["LunarLander-v3", "LunarLanderContinuous-v3"]
 DEFAULTS: Settings = dict(policy="MlpPolicy", n_timesteps=100_000)
-ALGORITHMS = ("PPG", "PPO")
 
 
 # By title: an environment, the number of seeds, and the entry of each algorithm, by its name in RL Zoo
@@ -72,7 +65,6 @@ def draw_contestant(axes: Axes, rows: pd.DataFrame, curves: pd.DataFrame, title:
     :param rows: rows of all runs
     :param curves: curves of these runs, and of earlier ones with other hyperparameters
     :param title: a task of ``TASKS``
-    :param name: one of ``ALGORITHMS``
     :return: the length of the runs; the final returns
     """
     rows = rows[(rows["task"] == title) & (rows["contestant"] == name)]
@@ -93,7 +85,7 @@ def report(experiment: Experiment) -> Report:
     figure = Figure(figsize=(12, 3.6 * n_lines), dpi=130, layout="constrained")  # small, so that letters are large on a page
     panels = list(figure.subplots(n_lines, 4).flat)
     for axes, title in zip(panels, TASKS, strict=False):
-        for name in ALGORITHMS:
+        for name in ("PPG", "PPO"):
             length, returns = draw_contestant(axes, rows, curves, title, name)
             mean = f"{returns.mean():.1f} ± {returns.sem():.1f}"
             lines.append([title, name, f"{length / 1000:.0f}k", listed(returns), mean])

@@ -18,11 +18,12 @@ from benchmarks.harness import Experiment, Report
 from benchmarks.scores import Task
 from benchmarks.suites.contestants import TASKS, Settings, entry, made
 from benchmarks.suites.experiment import Comparison
+from benchmarks.turns import measured
 from sb3_ppg.comparison.report import page
 from sb3_ppg.comparison.runs import Outcome, machine
 from sb3_ppg.comparison.study import short_hash
 from sb3_ppg.comparison.training import Episodes, curve, speed
-from sb3_ppg.comparison.workers import Measure, take_turns
+from sb3_ppg.comparison.workers import Measure
 
 OTHERS = [Task("MinAtar/Freeway-v1", 2_000_000, 0.0, 50.0), Task("MinAtar/Seaquest-v1", 2_000_000, 0.1, 20.0)]
 ALL_GAMES = {task.env_id: task for task in [*(task for task in TASKS if task.suite == "minatar"), *OTHERS]}
@@ -30,9 +31,9 @@ N_SEEDS, N_TURNS = 5, 3
 FULL = 2_000_000  # steps
 COMPILED, IN_TURNS = "PPG, compiled", "seconds_speed.csv"  # who is measured, too; where the speed is
 PPO_ROLLOUTS = 8  # for PPO's speed; for PPG's, those of a phase
-QUICK: Settings = dict(n_epochs=2, learning_rate=2e-3)
 # By algorithm, the number of its best trial, and its changes to the entries in suites/
-BEST: dict[str, tuple[int, Settings]] = {"ppo": (1, QUICK), "ppg": (7, QUICK | dict(n_aux_epochs=1))}
+QUICK: Settings = dict(n_epochs=2, learning_rate=2e-3)
+BEST: dict[str, tuple[int, Settings]] = {"ppo": (1, QUICK), "ppg": (7, dict(QUICK, n_aux_epochs=1))}
 
 
 def settings(algorithm: str, game: str) -> Settings:
@@ -82,8 +83,7 @@ def measure_in_turns(experiment: Experiment, _: Sequence[Any]) -> None:
         compiled = {"PPG": dict(compile_updates=False), COMPILED: dict(compile_updates=True)}
         contestants: dict[str, tuple] = {"PPO": (speed_of, ("ppo", game, {}))}
         contestants |= {name: (speed_of, ("ppg", game, changes)) for name, changes in compiled.items()}
-        turns = take_turns(contestants, n_turns=N_TURNS)
-        tables.append(turns[turns["turn"] > 0].drop(columns="first").assign(task=game, machine=machine()))
+        tables.append(measured(contestants, n_turns=N_TURNS).assign(task=game, machine=machine()))
     pd.concat(tables).to_csv(experiment.results / IN_TURNS, index=False)
 
 

@@ -12,13 +12,16 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb3_ppg.comparison.workers import Measure, take_turns
 
-Contestants = dict[str, tuple[Callable[..., Measure], tuple]]  # by name, what makes a measurement, and its arguments
 
-
-def medians(contestants: Contestants, **options: Any) -> pd.DataFrame:
-    """Return the medians over all turns, a row per contestant; the options are those of ``take_turns``."""
+def measured(contestants: dict[str, tuple[Callable[..., Measure], tuple]], **options: Any) -> pd.DataFrame:
+    """Return what all turns but the first measured; the options are those of ``take_turns``."""
     turns = take_turns(contestants, **options)
-    return turns[turns["turn"] > 0].drop(columns="turn").groupby("contestant", sort=False).median()
+    return turns[turns["turn"] > 0].dropna(axis="columns", how="all")
+
+
+def medians(contestants: dict[str, tuple[Callable[..., Measure], tuple]], **options: Any) -> pd.DataFrame:
+    """Return the medians over all turns, a row per contestant."""
+    return measured(contestants, **options).drop(columns="turn").groupby("contestant", sort=False).median()
 
 
 def seconds(function: Callable[[], Any], times: int = 1) -> float:

@@ -85,7 +85,6 @@ class Contestant(NamedTuple):
 
 LEADING = {"PPO": Contestant("ppo"), "PPG": Contestant("ppg")}  # compared on all suites, with their entries
 RATE_BEFORE = 5e-4  # MinAtar's learning rate when the ablations were trained
-BEFORE = {name: f"{name}, learning rate {RATE_BEFORE:g}" for name in LEADING}  # in which one thing is changed on MinAtar
 # The family: presets on top of PPG's entry for the task; DNA's auxiliary phase uses a single rollout
 SINGLE_ROLLOUT = {"dna": dict(aux_batch_size=512)}
 RELATIVES = {

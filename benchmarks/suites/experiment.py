@@ -18,12 +18,12 @@ from benchmarks.harness import RESULTS, Experiment, Report
 from benchmarks.scores import MIN_SEEDS, Task, improvements, interquartile_means
 from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
 from benchmarks.tables import COLORS, listed, machines
+from benchmarks.turns import measured
 from sb3_ppg.comparison.report import draw_seeds, finish, page, table
 from sb3_ppg.comparison.runs import Outcome, machine
 from sb3_ppg.comparison.scores import Scores
-from sb3_ppg.comparison.training import Episodes, curve
-from sb3_ppg.comparison.training import speed as whole_phases
-from sb3_ppg.comparison.workers import Measure, take_turns
+from sb3_ppg.comparison.training import Episodes, curve, speed
+from sb3_ppg.comparison.workers import Measure
 
 BASELINE = "PPO"
 LAST_EPISODES = 100
@@ -61,12 +61,6 @@ def train(run: Training, folder: Path) -> Outcome:
         test_episodes=TEST_EPISODES if run.task.is_tested else None,
     )
     return row, curve(table, run.n_timesteps)
-
-
-def speed(results: Path) -> pd.DataFrame:
-    """Return seconds per million steps, measured in turns on one machine, of the tasks where this was done."""
-    columns = ["task", "contestant", "seconds", "machine"]
-    return pd.read_csv(results / SPEED) if (results / SPEED).exists() else pd.DataFrame(columns=columns)
 
 
 def scores_of(returns: Mapping[str, Mapping[str, np.ndarray]], tasks: Sequence[Task]) -> Scores:
@@ -213,7 +207,7 @@ def comparisons(experiment: Experiment) -> list[Comparison]:
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
             tasks = [task for task in TASKS if task.suite == suite and (rows["task"] == task.env_id).any()]
-            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, speed(experiment.results)))
+            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, pd.read_csv(experiment.results / SPEED)))
     return found
 
 
@@ -242,21 +236,18 @@ def report(experiment: Experiment) -> Report:
     return files
 
 
-# ---- speed ----
-
-
 def speed_of(task: Task, name: str) -> Measure:
     """Measure one phase of PPG or one rollout of PPO."""
     with TemporaryDirectory() as folder:
-        return whole_phases(Training(task, name, 0, task.n_timesteps).made(Path(folder)).model)
+        return speed(Training(task, name, 0, task.n_timesteps).made(Path(folder)).model)
 
 
 def measure_speed(experiment: Experiment, runs: Sequence[Training]) -> None:
     """Measure the leading contestants on the tasks of these runs, in place of what is known of the tasks."""
     for task in {run.task.env_id: run.task for run in runs}.values():
-        turns = take_turns({name: (speed_of, (task, name)) for name in LEADING})
-        known, table = speed(experiment.results), turns[turns["turn"] > 0].drop(columns="first")
-        table = pd.concat([known[known["task"] != task.env_id], table.assign(task=task.env_id, machine=machine())])
+        table = measured({name: (speed_of, (task, name)) for name in LEADING}).assign(task=task.env_id, machine=machine())
+        known = pd.read_csv(experiment.results / SPEED)
+        table = pd.concat([known[known["task"] != task.env_id], table])
         table.to_csv(experiment.results / SPEED, index=False)
 
 

@@ -71,5 +71,5 @@ def compare(
         settings = described({"algorithm": algorithm, **arguments, "env": env, "n_envs": n_envs})
         makers[name] = Contestant(FromClass(algorithm, env, arguments, n_envs), settings)
     budget = Budget(n_timesteps, seconds, n_seeds, n_eval_episodes, n_jobs, n_threads)
-    title = env if isinstance(env, str) else getattr(env, "__name__", "the environment")
+    title = env if isinstance(env, str) else getattr(env, "__name__", "").replace("<lambda>", "") or "the environment"
     return Study(title, makers, budget, Path(folder)).compare(target)

@@ -66,8 +66,7 @@ class Comparison(NamedTuple):
     :param title: name of the environment
     :param rows: a row for each training: contestant, seed, and "mean", the return of its episodes of evaluation
     :param curves: points of learning curves: contestant, seed, steps, return
-    :param speed: by contestant, "first", the seconds of the first phase that the others do not take, and "seconds" per million
-        steps
+    :param speed: by contestant, the seconds that "compiling" takes, and the "seconds" of a million steps
     :param settings: hyperparameters, by contestant
     :param target: a return; None: the lowest of the mean returns at the end
     """
@@ -83,7 +82,7 @@ class Comparison(NamedTuple):
         """Return the curves of all seeds where all have one, (n_points, n_seeds), by steps or by seconds."""
         own = self.curves[self.curves["contestant"] == name].pivot(index="steps", columns="seed", values="return").dropna()
         if view == "seconds":
-            own.index = self.speed.loc[name, "first"] + own.index * self.speed.loc[name, "seconds"] / 1e6
+            own.index = self.speed.loc[name, "compiling"] + own.index * self.speed.loc[name, "seconds"] / 1e6
         return own
 
     def end(self, view: str) -> float:
@@ -105,29 +104,26 @@ class Comparison(NamedTuple):
             points.index[np.argmax(points >= target)] if (points >= target).any() else np.inf for _, points in own.items()
         ]
         median, n = np.median(reached), np.isfinite(reached).sum()
-        return f"{f'{median:,.0f}' if np.isfinite(median) else 'not reached'} ({n} of {len(reached)} seeds)"
+        return f"{_number(median) if np.isfinite(median) else 'not reached'} ({n} of {len(reached)} seeds)"
 
     # ---- the sentence ----
 
     def verdict(self) -> str:
         """Return what the trainings say of the first contestant and each of the others."""
         first, *others = self.settings
-        sentences = []
-        for other in others:
-            n_seeds = min(len(self.returns("steps")[name]) for name in (first, other))
-            seeds = f"With {n_seeds} seed{'s' * (n_seeds != 1)}"
-            if n_seeds < MIN_SEEDS:
-                means = [f"{self._means(view, first, other)} after the same {view}" for view in VIEWS]
-                sentences.append(
-                    f"{seeds} there is no interval, and nothing is claimed. Mean returns of {first} and {other}: "
-                    f"{' and '.join(means)}. {MIN_SEEDS} seeds are the fewest that can tell two apart."
-                )
-            else:
-                sentences.append(f"{seeds}, {'; '.join(self._compare(view, first, other, n_seeds) for view in VIEWS)}.")
-        return " ".join(sentences)
+        n_seeds = self.n_seeds()
+        if n_seeds >= MIN_SEEDS:
+            compared = [self._compare(view, first, other, n_seeds) for other in others for view in VIEWS]
+            return f"With {n_seeds} seeds, {'; '.join(compared)}."
+        means = [", ".join(f"{name} {own.mean():.1f}" for name, own in self.returns(view).items()) for view in VIEWS]
+        return (
+            f"With {n_seeds} seed{'s' * (n_seeds != 1)} there are no intervals, and nothing is claimed: the mean returns are "
+            f"{means[0]} after the same steps, and {means[1]} after the same seconds. Use {MIN_SEEDS} seeds or more."
+        )
 
-    def _means(self, view: str, *names: str) -> str:
-        return " and ".join(f"{self.returns(view)[name].mean():.1f}" for name in names)
+    def n_seeds(self) -> int:
+        """Return the number of seeds that all contestants have."""
+        return min(len(own) for own in self.returns("steps").values())
 
     def _compare(self, view: str, first: str, other: str, n_seeds: int) -> str:
         returns = self.returns(view)
@@ -135,29 +131,29 @@ class Comparison(NamedTuple):
         better = improvements({first: own}, others)[first]
         says = f"P {better.value:.2f}, {better.low:.2f} to {better.high:.2f}"
         if is_told_apart(better, own[:, 0], others[:, 0]):
-            return f"in {view}, {first} is {'ahead of' if better.value > 0.5 else 'behind'} {other} ({says})"
+            return f"{first} is {'ahead of' if better.value > 0.5 else 'behind'} {other} in {view} ({says})"
         needed = seeds_needed(better.value)
         more = f"more than {MAX_SEEDS}" if needed > MAX_SEEDS else f"about {needed:.0f}"
         remedy = f"{more} seeds of each would be needed, if this is the true P" if needed > n_seeds else "use more seeds"
-        return f"in {view}, {first} and {other} cannot be told apart ({says}: {remedy})"
+        return f"{first} and {other} cannot be told apart in {view} ({says}: {remedy})"
 
     # ---- the page and the picture ----
 
     def page(self) -> str:
         """Return the page."""
-        first, n_seeds = next(iter(self.settings)), {name: len(own) for name, own in self.returns("steps").items()}
-        kind = "interquartile mean" if min(n_seeds.values()) >= MIN_SEEDS else "mean"
+        first, n_seeds = next(iter(self.settings)), self.n_seeds()
+        kind = "interquartile mean" if n_seeds >= MIN_SEEDS else "mean"
         means = {view: interquartile_means(self.returns(view)) for view in VIEWS}
         better = {view: improvements(self.returns(view), self.returns(view)[first]) for view in VIEWS}
         evaluated = {name: self.rows[self.rows["contestant"] == name]["mean"] for name in self.settings}
         target = min(float(own.mean()) for own in self.returns("steps").values()) if self.target is None else self.target
-        ends = {view: f"{self.end(view):,.0f} {view}" for view in VIEWS}
+        ends = {view: f"{_number(self.end(view))} {view}" for view in VIEWS}
         lines = []
         for name in self.settings:
             columns: list[Any] = [f"{means[view][name]:.1f}" for view in VIEWS]
-            columns += ["" if name == first else _opposite(better[view][name]) for view in VIEWS]
+            columns += ["" if name == first or n_seeds < MIN_SEEDS else _opposite(better[view][name]) for view in VIEWS]
             columns += [f"{evaluated[name].mean():.1f}", *(self.at_target(name, view, target) for view in VIEWS)]
-            lines.append([name, n_seeds[name], *columns, f"{1e6 / self.speed.loc[name, 'seconds']:,.0f}"])
+            lines.append([name, len(evaluated[name]), *columns, f"{1e6 / self.speed.loc[name, 'seconds']:,.0f}"])
         head = ["", "seeds", *(f"return after {end}, {kind}" for end in ends.values())]
         head += [f"P({first} is better), same {view}" for view in VIEWS]
         head += ["evaluation, mean", *(f"{view} to {target:.1f}" for view in VIEWS), "steps/s"]
@@ -170,7 +166,7 @@ class Comparison(NamedTuple):
             f"(rliable), from {MIN_SEEDS} seeds on; two contestants are told apart if the interval of P, the probability that "
             "a training is better, is without 0.5 and the exact Mann-Whitney test agrees at 5 %. The evaluation is the mean "
             "return of episodes after training. Seconds are steps divided by a speed that was measured alternately, before "
-            f"the trainings. {' and '.join(self.rows['machine'].unique())}.",
+            f"the trainings, and those of compiling. {' and '.join(self.rows['machine'].unique())}.",
             f"```yaml\n{yaml.safe_dump({name: dict(one) for name, one in self.settings.items()}, sort_keys=False)}```",
         )
 
@@ -178,17 +174,23 @@ class Comparison(NamedTuple):
         """Draw returns against steps and against seconds: means and intervals; diamonds for the evaluations."""
         figure = Figure(figsize=(10, 4.5), dpi=110, layout="constrained")
         for axes, (view, label) in zip(figure.subplots(1, 2, sharey=True), VIEWS.items(), strict=True):
-            for name, color in zip(self.settings, COLORS * len(self.settings), strict=False):
+            for number, (name, color) in enumerate(zip(self.settings, COLORS * len(self.settings), strict=False), 1):
                 own = self.curves_of(name, view)
                 draw_seeds(axes, own, f"{name}, {own.shape[1]} seeds", color, _band(own))
                 marks = self.rows[self.rows["contestant"] == name]["mean"]
-                axes.plot([own.index[-1]] * len(marks), marks, "D", color=color, alpha=0.6, markersize=5, clip_on=False)
+                place = own.index[-1] * (1 + 0.02 * number)  # side by side
+                axes.plot([place] * len(marks), marks, "D", color=color, alpha=0.6, markersize=5, clip_on=False)
             finish(axes, "", label, "return" if view == "steps" else "")
             axes.xaxis.set_major_formatter(EngFormatter(sep="") if view == "steps" else ScalarFormatter())
             axes.set_xlim(left=0)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        figure.suptitle(self.title)
+        band = "95 % intervals" if self.n_seeds() >= MIN_SEEDS else "ranges of the seeds"
+        figure.suptitle(f"{self.title}: means and {band}; diamonds: evaluation after training", fontsize="medium")
         return figure
+
+
+def _number(value: float) -> str:
+    return f"{value:,.{0 if value >= 100 else 1}f}"
 
 
 def _opposite(better: Estimate) -> Estimate:

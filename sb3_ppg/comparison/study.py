@@ -71,7 +71,7 @@ class Study:
 
         def seconds(run: Run) -> float:
             return (
-                measured.loc[run["contestant"], "first"]
+                measured.loc[run["contestant"], "compiling"]
                 + lengths[run["contestant"]] * measured.loc[run["contestant"], "seconds"] / 1e6
             )
 
@@ -93,9 +93,11 @@ class Study:
         if self.budget.n_timesteps is not None:
             return self.budget.n_timesteps
         assert self.budget.seconds is not None
-        n_timesteps = int((self.budget.seconds - measured["first"]) / measured["seconds"] * 1e6)
+        n_timesteps = int((self.budget.seconds - measured["compiling"]) / measured["seconds"] * 1e6)
         if n_timesteps < 1:
-            raise ArgumentError(f"{self.budget.seconds:g} seconds are too few: {measured['first']:.0f} pass at the beginning")
+            raise ArgumentError(
+                f"{self.budget.seconds:g} seconds are too few: {measured['compiling']:.0f} pass with compiling"
+            )
         return n_timesteps
 
     def speed(self) -> pd.DataFrame:
@@ -109,11 +111,11 @@ class Study:
             turns = take_turns(contestants, self.budget.n_threads, N_TURNS, log=self.folder / "log.txt")
             for key in keys:
                 own = turns[turns["contestant"] == key["contestant"]]
-                per_million = own[own["turn"] > 0]["seconds"].median()
-                first = own.iloc[0]["first"] - own.iloc[0]["first"] / own.iloc[0]["seconds"] * per_million
-                self.speeds.add(key, {"first": round(max(0.0, first), 2), "seconds": round(per_million, 3)})
+                per_million, warm_up = own["seconds"].median(), own.iloc[0]
+                compiling = warm_up["compiled"] * max(0.0, warm_up["first"] - warm_up["steps"] * per_million / 1e6)
+                self.speeds.add(key, {"compiling": round(compiling, 2), "seconds": round(per_million, 3)})
         rows = self.speeds.rows(keys).drop_duplicates("contestant", keep="last")
-        return rows.set_index("contestant")[["first", "seconds"]]
+        return rows.set_index("contestant")[["compiling", "seconds"]]
 
 
 def _measurement(make: Make, length: float) -> Measure:

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ Make = Callable[[int, Path], Made]  # from a seed and a folder for files
 
 class Contestant(NamedTuple):
     """
-    What is compared.
+    One of the algorithms that are compared.
 
     :param make: makes it
     :param settings: everything that decides what it learns, except the seed
@@ -51,7 +52,8 @@ class Contestant(NamedTuple):
     settings: Mapping[str, Any]
 
 
-class FromClass(NamedTuple):
+@dataclass(frozen=True)
+class FromClass:
     """Makes a model of a class: see ``compare``."""
 
     algorithm: type[BaseAlgorithm]
@@ -131,7 +133,8 @@ def curve(episodes: pd.DataFrame, n_timesteps: int, n_points: int = N_POINTS, n_
 def evaluate(made: Made, n_episodes: int) -> tuple[float, float]:
     """Return mean and standard deviation of the return of some episodes."""
     env, model = made.make_evaluation_env(), made.model
-    sync_envs_normalization(model.get_env(), env)
+    assert model.env is not None
+    sync_envs_normalization(model.env, env)
     is_masked = isinstance(model, MaskablePPG | MaskablePPO)
     play: Callable[..., Any] = evaluate_masked_policy if is_masked else evaluate_policy
     returns, _ = play(model, env, n_episodes, deterministic=made.deterministic, return_episode_rewards=True)
@@ -168,7 +171,7 @@ def speed(
 ) -> Measure:
     """
     Return a measurement of the seconds that a million steps take, in whole phases of PPG or rollouts of another algorithm. The
-    first measurement includes what is done once, for instance compiling.
+    first measurement, which includes compiling, returns its own seconds ("first"), and whether updates are compiled.
 
     :param n_timesteps: length of the training of which this is a part, by which PPG decides whether to compile
     :param minimum: seconds that a measurement takes at least
@@ -181,7 +184,11 @@ def speed(
         before, start = model.num_timesteps, clock()
         if before == 0:  # in the first step after these, when they have been learned
             model.learn(int(n_timesteps), callback=ConvertCallback(lambda *_: model.num_timesteps <= unit))
-            return {"first": clock() - start, "seconds": (clock() - start) / model.num_timesteps * 1e6}
+            return {
+                "first": clock() - start,
+                "steps": model.num_timesteps,
+                "compiled": bool(getattr(model, "_compiles_updates", False)),
+            }
         while model.num_timesteps == before or clock() - start < minimum:
             model.learn(unit, reset_num_timesteps=False)
         return {"seconds": (clock() - start) / (model.num_timesteps - before) * 1e6}

@@ -146,5 +146,6 @@ def take_turns(
         for turn in range(1, n_turns + 1):
             for name, worker in workers.items():
                 rows.append({"contestant": name, "turn": turn, **worker(_measure)})
-                print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+                values = (f"{key} {one if isinstance(one, str) else f'{one:.4g}'}" for key, one in rows[-1].items())
+                print(*values, sep=", ", flush=True)
     return pd.DataFrame(rows)

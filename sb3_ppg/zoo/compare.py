@@ -5,8 +5,9 @@ import ast
 import contextlib
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import yaml
@@ -24,7 +25,8 @@ from sb3_ppg.zoo.manager import Manager
 from sb3_ppg.zoo.registration import register
 
 
-class FromZoo(NamedTuple):
+@dataclass(frozen=True)
+class FromZoo:
     """
     Makes a model as ``sb3-ppg train`` does.
 
@@ -37,8 +39,8 @@ class FromZoo(NamedTuple):
     algorithm: str
     env_id: str
     config: str | None = None
-    changes: Mapping[str, Any] = {}
-    env_kwargs: Mapping[str, Any] = {}
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vec_env: str = "dummy"
     packages: Sequence[str] = ()
     device: str = "auto"
