@@ -18,7 +18,6 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,10 +32,13 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from benchmarks.harness import Experiment, Report, locked, short_hash
-from benchmarks.suites.training import Episodes, curve
-from benchmarks.tables import draw_seeds, finish, machines, page, table
+from benchmarks.harness import Experiment, Report
+from benchmarks.tables import machines
 from sb3_ppg import PPG
+from sb3_ppg.comparison.report import draw_seeds, finish, page, table
+from sb3_ppg.comparison.runs import Outcome
+from sb3_ppg.comparison.study import short_hash
+from sb3_ppg.comparison.training import Episodes, curve
 from sb3_ppg.environments import EnvPoolVecEnv
 from sb3_ppg.policies.extractors import MinAtarCNN
 from sb3_ppg.zoo import register
@@ -44,6 +46,7 @@ from sb3_ppg.zoo import register
 register()  # MinAtar's environments
 
 N_TURNS, N_SEEDS = 3, 5
+CACHES = Path("logs/benchmarks/compiled")
 REQUIREMENTS = Path(__file__).with_name("sbx.txt")
 
 
@@ -122,7 +125,7 @@ def wanted() -> list[dict[str, Any]]:
     return speed + curves
 
 
-def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame | None]:
+def train(run: dict[str, Any], folder: Path) -> Outcome:
     """
     Train an agent on as many cores as threads.
 
@@ -134,17 +137,17 @@ def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFra
     th.set_num_threads(n_threads)
     # Empty for the first seed, as JAX's is for all
     of_all_seeds = short_hash(repr({**run, "seed": None}))
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str((folder.parent / f"torchinductor_{of_all_seeds}").absolute())
-    model = make_model(run["contestant"], task, task.make_env(seed, n_threads), folder.parent / "sbx", seed)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str((CACHES / f"torchinductor_{of_all_seeds}").absolute())
+    model = make_model(run["contestant"], task, task.make_env(seed, n_threads), CACHES / "sbx", seed)
     n_rollouts = task.ppg.get("n_policy_iterations", 4)
     phase = n_rollouts * model.n_envs * task.arguments["n_steps"]
     n_timesteps = task.curve_steps if run["part"] == "curves" else task.n_phases * phase
-    episodes = Episodes(folder / "episodes.csv", time.perf_counter)
+    episodes = Episodes()
     model.learn(n_timesteps, callback=episodes)
     (_, start), (first_steps, first), (steps, end) = (episodes.times[i] for i in (0, n_rollouts, -1))
     speed = (steps - first_steps) / (end - first)
     row = dict(steps=steps, speed=round(speed), compiling=round(first - start - first_steps / speed, 2))
-    points = curve(episodes.read(n_timesteps), n_timesteps) if run["part"] == "curves" else None
+    points = curve(episodes.table(), n_timesteps) if run["part"] == "curves" else None
     return {**row, "seconds": round(end - start, 1)}, points
 
 
@@ -159,10 +162,9 @@ def make_model(name: str, task: Task, env: VecEnv, folder: Path, seed: int) -> B
         return PPO(**arguments)
     if name != SBX:
         return PPG(**(arguments | dict(task.ppg, compile_updates=False) | CONTESTANTS[name][1]))
-    with locked(folder.with_suffix(".lock")):
-        if not (folder / "sbx").exists():
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-            subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
+    if not (folder / "sbx").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
     sys.path.append(str(folder))
     os.environ["JAX_PLATFORMS"] = "cpu"
     if task.arguments["policy"] == "CnnPolicy":

@@ -1,11 +1,11 @@
 """
-The defaults of ``PPG("MlpPolicy", env)``: searched on seven small environments, then compared with those of
-``PPO("MlpPolicy", env)`` on these, and on seven that the search has not seen, of which four were added later.
+The defaults of ``PPG("MlpPolicy", env)`` and of ``PPO("MlpPolicy", env)``: on the seven small environments of the search for
+PPG's (`search` at commit 1410dec), and on seven that it has not seen, of which four were added later.
 
 One setting is for all environments. Each run has one environment, as a user's first does, and one thread. A score is 0 at the
 return of random actions and 1 at a high return of the task, see the tables below.
 
-    python -m benchmarks.defaults run [--jobs 2]    # defaults and PPO's; the search's best, a further seed; the controls
+    python -m benchmarks.defaults run [--jobs 2]    # the defaults of both, and what the difference consists of
     python -m benchmarks.defaults report
 
 Rows of all runs: results/defaults.csv. Writes results/defaults.md and defaults.png.
@@ -27,9 +27,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.harness import Experiment, Report, defaults_of
 from benchmarks.scores import Task, improvements, interquartile_means
-from benchmarks.tables import COLORS, finish, machines, page, table
+from benchmarks.tables import COLORS, machines
 from sb3_ppg import PPG
-from sb3_ppg.family import PAPERS_VALUES
+from sb3_ppg.comparison.report import finish, page, table
+from sb3_ppg.comparison.training import Episodes
 
 SEARCHED = [
     Task("CartPole-v1", 50_000, 22.0, 500.0),
@@ -53,11 +54,9 @@ ADDED = [
     Task("LunarLanderContinuous-v3", 100_000, -180.0, 200.0),
 ]
 TASKS = {task.env_id: task for task in (*TEN, *ADDED)}
-# The arguments that were searched, by `python -m benchmarks.defaults search` at commit 1410dec
+# The arguments that were searched
 SPACE = ["n_steps", "n_policy_iterations", "n_epochs", "batch_size", "gamma", "learning_rate", "clip_range"]
 SPACE += ["max_grad_norm", "ent_coef"]
-N_BEST = 2  # settings of the search that are trained with a further seed, in addition to LIKE_PPO and the defaults
-SEARCH_SEEDS = (0, 1)  # of which the second is for the candidates
 FINAL_SEEDS = range(10, 15)  # played no part in the search
 
 
@@ -67,8 +66,6 @@ def as_text(arguments: dict[str, Any]) -> str:
 
 
 DEFAULTS = as_text(defaults_of(PPG))
-FIRST = as_text({**PAPERS_VALUES, "batch_size": 64})  # the paper's for Procgen, with smaller rollouts and minibatches
-LIKE_PPO = as_text({**defaults_of(PPO), "n_policy_iterations": 8})  # with an auxiliary phase after each eight rollouts
 NORMALIZED = " + VecNormalize(norm_obs=False)"  # after an algorithm's name
 # What each part of the difference between the defaults is worth: algorithm and arguments, as JSON; the others are the defaults
 CONTROLS = {
@@ -88,14 +85,11 @@ def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, float], None]:
     if name != run["algorithm"]:
         env = VecNormalize(env, norm_obs=False)
     algorithm, arguments = {"PPG": PPG, "PPO": PPO}[name], json.loads(run["arguments"])
-    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", stats_window_size=10**6, **arguments)
-    start = time.process_time()
-    model.learn(int(0.9 * n_timesteps))
-    assert model.ep_info_buffer is not None
-    n_before = len(model.ep_info_buffer)
-    model.learn(n_timesteps - model.num_timesteps, reset_num_timesteps=False)
-    returns = [episode["r"] for episode in list(model.ep_info_buffer)[n_before:]]
-    return {"return": round(float(np.mean(returns)), 2), "seconds": round(time.process_time() - start)}, None
+    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", **arguments)
+    episodes = Episodes(time.process_time)
+    model.learn(n_timesteps, callback=episodes)
+    late = episodes.table().query("steps > 0.9 * @n_timesteps")
+    return {"return": round(float(late["return"].mean()), 2), "seconds": round(late["seconds"].iloc[-1])}, None
 
 
 def scores(rows: pd.DataFrame, algorithm: str, arguments: str, tasks: Sequence[Task], seeds: Sequence[int]) -> np.ndarray:
@@ -111,24 +105,6 @@ def returns_of(task: Task, scores: np.ndarray) -> np.ndarray:
     return task.low + scores * (task.high - task.low)
 
 
-def tried(experiment: Experiment) -> dict[str, np.ndarray]:
-    """Return, by arguments, the scores of the searched environments up to the first that was not run."""
-    rows = experiment.rows(present=False)
-    names = rows[(rows["algorithm"] == "PPG") & (rows["seed"] == 0)]["arguments"].unique()
-    found = {name: scores(rows, "PPG", name, SEARCHED, [0])[0] for name in names}
-    return {name: own[np.isnan(own).cumsum() == 0] for name, own in found.items()}
-
-
-def candidates(experiment: Experiment) -> list[str]:
-    """
-    Return the arguments of the trials with the highest mean scores on all searched environments; the defaults, chosen between
-    these and PPO's; and PPO's.
-    """
-    complete = {name: own.mean() for name, own in tried(experiment).items() if len(own) == len(SEARCHED)}
-    best = sorted(complete, key=lambda name: -complete[name])[:N_BEST]
-    return list(dict.fromkeys([*best, DEFAULTS, LIKE_PPO]))
-
-
 def runs(contestants: Iterable[tuple[str, str]], seeds: Iterable[int], tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
     """Yield the runs of algorithms with arguments, the first seeds first."""
     for seed, (algorithm, arguments), task in itertools.product(seeds, contestants, tasks):
@@ -136,9 +112,8 @@ def runs(contestants: Iterable[tuple[str, str]], seeds: Iterable[int], tasks: It
 
 
 def wanted() -> Iterator[dict[str, Any]]:
-    """Yield the runs with the defaults of both algorithms, then those of the search's best, then the controls."""
+    """Yield the runs with the defaults of both algorithms, then the controls."""
     yield from runs(BOTH.values(), FINAL_SEEDS, TASKS.values())
-    yield from runs([("PPG", arguments) for arguments in candidates(EXPERIMENT)], SEARCH_SEEDS, SEARCHED)
     yield from runs(CONTROLS.values(), FINAL_SEEDS, TEN)  # the simplest explanations first
 
 
@@ -202,26 +177,16 @@ def picture(rows: pd.DataFrame) -> Figure:
 
 
 def report(experiment: Experiment) -> Report:
-    rows, trials, lines = experiment.rows(present=False), tried(experiment), []
-    for arguments in dict.fromkeys([DEFAULTS, *candidates(experiment), FIRST]):
-        means = scores(rows, "PPG", arguments, SEARCHED, SEARCH_SEEDS).mean(axis=1)
-        lines.append([*json.loads(arguments).values(), *("" if np.isnan(mean) else f"{mean:.2f}" for mean in means)])
+    rows = experiment.rows()
     text = page(
         "Defaults",
-        "`python -m benchmarks.defaults search` at commit 1410dec, `run`, `report`. One setting for all environments; one "
+        "`python -m benchmarks.defaults`. One setting for all environments, from [a search](defaults_search.md); one "
         "environment and one thread per training. A return is the mean of the episodes that end in the last tenth of the "
         "training; a score is 0 at the return of random actions and 1 at a high return of the task. The table has "
         "interquartile means, and the probability that a training of PPG is better, with 95 % stratified bootstrap intervals "
         f"(rliable). {machines(rows)}",
         *comparison(rows),
         *controls(rows),
-        "## The search",
-        f"Optuna's TPE, seed 0 of {', '.join(task.env_id for task in SEARCHED)}, in this order; {len(trials)} trials, of "
-        f"which {sum(len(own) == len(SEARCHED) for own in trials.values())} went through all: the others ended where they "
-        "were below the median of all trials. Scores are means. The first row is the defaults, which have PPO's "
-        "`batch_size`, `max_grad_norm` and `ent_coef`; the last two are PPO's defaults with an auxiliary phase after every "
-        "eight rollouts, and the paper's values.",
-        table([*SPACE, *(f"seed {seed}" for seed in SEARCH_SEEDS)], lines),
     )
     return {"defaults.md": text, "defaults.png": picture(rows)}
 

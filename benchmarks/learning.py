@@ -6,35 +6,27 @@ Learning curves and final returns of PPG and PPO with the same number of steps; 
   ``ppg.yml`` claims to be tuned.
 """
 
-import contextlib
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rl_zoo3 import ALGOS
-from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import sync_envs_normalization
 
-from benchmarks.harness import Experiment, Report, defaults_of, short_hash
-from benchmarks.suites.contestants import Settings, entry, zoo_entry
-from benchmarks.suites.training import curve, learn, make
-from benchmarks.tables import COLORS, draw_seeds, finish, listed, machines, page, table
+from benchmarks.harness import Experiment, Report, defaults_of
+from benchmarks.suites.contestants import Settings, entry, made, zoo_entry
+from benchmarks.tables import COLORS, listed, machines
+from sb3_ppg.comparison import training as comparison
+from sb3_ppg.comparison.report import draw_seeds, finish, page, table
+from sb3_ppg.comparison.runs import Outcome
+from sb3_ppg.comparison.study import short_hash
 
 N_EPISODES = 100
-ZOO_ENVS = [
-    "CartPole-v1",
-    "Acrobot-v1",
-    "MountainCarContinuous-v0",
-    "Pendulum-v1",
-    "LunarLander-v3",
-    "LunarLanderContinuous-v3",
-]
+ZOO_ENVS = ["CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Pendulum-v1"]
+ZOO_ENVS += ["LunarLander-v3", "LunarLanderContinuous-v3"]
 DEFAULTS: Settings = dict(policy="MlpPolicy", n_timesteps=100_000)
-ALGORITHMS = ("PPG", "PPO")
 
 
 # By title: an environment, the number of seeds, and the entry of each algorithm, by its name in RL Zoo
@@ -58,25 +50,12 @@ def wanted() -> list[dict[str, Any]]:
     ]
 
 
-def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """
-    Train an agent as RL Zoo does, and evaluate it.
-
-    :return: the mean return of 100 deterministic episodes; the mean return of the latest 20 episodes at evenly spaced steps
-    """
-    algo, start = run["contestant"].lower(), time.time()
+def train(run: dict[str, Any], folder: Path) -> Outcome:
+    """Train an agent as RL Zoo does, and evaluate it."""
+    algo = run["contestant"].lower()
     env_id, _, entries = TASKS[run["task"]]
-    n_timesteps = int(entries[algo]["n_timesteps"])
-    with contextlib.redirect_stdout(None):
-        model: Any
-        manager, model = make(algo, env_id, entries[algo], folder, run["seed"])
-        model, episodes = learn(model, n_timesteps, folder)
-        manager.seed += 1000
-        evaluation = manager.create_envs(1, eval_env=True)
-    sync_envs_normalization(model.get_env(), evaluation)
-    returns, _ = evaluate_policy(model, evaluation, N_EPISODES, return_episode_rewards=True)
-    row = dict(steps=model.num_timesteps, mean=round(np.mean(returns), 2), std=round(np.std(returns), 2))
-    return {**row, "seconds": round(time.time() - start)}, curve(episodes, n_timesteps, n_latest=20)
+    make = partial(made, algo, env_id, entries[algo])
+    return comparison.train(make, run["seed"], int(entries[algo]["n_timesteps"]), folder, N_EPISODES)
 
 
 def draw_contestant(axes: Axes, rows: pd.DataFrame, curves: pd.DataFrame, title: str, name: str) -> tuple[int, pd.Series]:
@@ -86,7 +65,6 @@ def draw_contestant(axes: Axes, rows: pd.DataFrame, curves: pd.DataFrame, title:
     :param rows: rows of all runs
     :param curves: curves of these runs, and of earlier ones with other hyperparameters
     :param title: a task of ``TASKS``
-    :param name: one of ``ALGORITHMS``
     :return: the length of the runs; the final returns
     """
     rows = rows[(rows["task"] == title) & (rows["contestant"] == name)]
@@ -107,7 +85,7 @@ def report(experiment: Experiment) -> Report:
     figure = Figure(figsize=(12, 3.6 * n_lines), dpi=130, layout="constrained")  # small, so that letters are large on a page
     panels = list(figure.subplots(n_lines, 4).flat)
     for axes, title in zip(panels, TASKS, strict=False):
-        for name in ALGORITHMS:
+        for name in ("PPG", "PPO"):
             length, returns = draw_contestant(axes, rows, curves, title, name)
             mean = f"{returns.mean():.1f} ± {returns.sem():.1f}"
             lines.append([title, name, f"{length / 1000:.0f}k", listed(returns), mean])

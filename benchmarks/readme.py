@@ -14,7 +14,8 @@ from benchmarks.learning import LEARNING, draw_contestant
 from benchmarks.seconds import comparison
 from benchmarks.suites.contestants import TASKS
 from benchmarks.suites.experiment import SUITES, Comparison, comparisons
-from benchmarks.tables import COLORS, draw_seeds, finish
+from benchmarks.tables import COLORS
+from sb3_ppg.comparison.report import draw_seeds, finish
 
 
 def draw_suite(axes: Axes, found: list[Comparison], env_id: str, title: str) -> None:

@@ -1,15 +1,16 @@
-"""Scores of runs: interquartile means with intervals, probabilities of improvement."""
+"""Tasks, and the scores of runs in them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from rliable.library import get_interval_estimates
-from rliable.metrics import aggregate_iqm, probability_of_improvement
 
-BOOTSTRAPS = 1000
-MIN_SEEDS = 3  # for an interval
-Scores = dict[str, np.ndarray]  # by contestant, (n_seeds, n_tasks)
+from sb3_ppg.comparison import scores
+
+MIN_SEEDS = 3  # for an interval: with several tasks, scores are more than seeds
+interquartile_means = partial(scores.interquartile_means, min_seeds=MIN_SEEDS)
+improvements = partial(scores.improvements, min_seeds=MIN_SEEDS)
 
 
 class Task(NamedTuple):
@@ -44,40 +45,3 @@ class Task(NamedTuple):
     def scores(self, returns: np.ndarray) -> np.ndarray:
         """Return 0 where a return is ``low``, 1 where it is ``high``."""
         return (returns - self.low) / (self.high - self.low)
-
-
-class Estimate(NamedTuple):
-    """A number and its 95 % interval, which is NaN where there are too few seeds for one."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f}" + ("" if np.isnan(self.low) else f" ({self.low:.2f} to {self.high:.2f})")
-
-
-def estimates(scores: Mapping, statistic: Callable[..., float], n_seeds: dict[str, int]) -> dict[str, Estimate]:
-    """
-    Estimate a statistic with stratified bootstrap intervals: seeds are drawn within each task.
-
-    :param scores: each contestant's scores, or pairs of scores
-    :param n_seeds: each contestant's number of seeds
-    """
-    np.random.seed(0)  # rliable draws with the global generator
-    values, intervals = get_interval_estimates(scores, lambda *x: np.array([statistic(*x)]), reps=BOOTSTRAPS)
-    unknown = (np.nan, np.nan)
-    return {
-        name: Estimate(values[name][0], *(intervals[name][:, 0] if n_seeds[name] >= MIN_SEEDS else unknown)) for name in scores
-    }
-
-
-def interquartile_means(scores: Scores) -> dict[str, Estimate]:
-    """Return the mean of the middle half of each contestant's scores."""
-    return estimates(scores, aggregate_iqm, {name: len(own) for name, own in scores.items()})
-
-
-def improvements(scores: Scores, baseline: np.ndarray) -> dict[str, Estimate]:
-    """Return the probability that a run has a higher score than one of the baseline's, mean over tasks."""
-    pairs = {name: (own, baseline) for name, own in scores.items()}
-    return estimates(pairs, probability_of_improvement, {name: min(map(len, pair)) for name, pair in pairs.items()})

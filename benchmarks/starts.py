@@ -6,7 +6,6 @@ A row has the mean returns of the first and the last fifth of the episodes that 
 and of the last auxiliary phase how far the policy moved and how well its auxiliary head explains the targets.
 """
 
-import contextlib
 import itertools
 import json
 import time
@@ -18,11 +17,13 @@ import pandas as pd
 from stable_baselines3.common.callbacks import ConvertCallback
 from stable_baselines3.common.logger import configure
 
-from benchmarks.harness import Experiment, Report, short_hash
-from benchmarks.suites.contestants import entries_of
-from benchmarks.suites.training import Episodes, make
-from benchmarks.tables import machines, page, table
+from benchmarks.harness import Experiment, Report
+from benchmarks.suites.contestants import entries_of, made
+from benchmarks.tables import machines
 from sb3_ppg import PPG
+from sb3_ppg.comparison.report import page, table
+from sb3_ppg.comparison.study import short_hash
+from sb3_ppg.comparison.training import Episodes
 from sb3_ppg.zoo import ALGOS
 from sb3_ppg.zoo.hyperparameters import hyperparameter_file
 
@@ -70,25 +71,24 @@ def train(run: dict[str, Any], folder: Path) -> tuple[dict[str, Any], None]:
     :raises FloatingPointError: if a logged value is not finite
     """
     settings = entries_of(hyperparameter_file(run["algorithm"]))[run["entry"]] | json.loads(run["changes"])
-    with contextlib.redirect_stdout(None):
-        model = make(run["algorithm"], run["env_id"], settings, folder)[1]
-        assert isinstance(model, PPG)
-        phase = model.n_steps * model.n_envs * model.n_policy_iterations
-        n_phases = N_PHASES if N_PHASES * phase <= MAX_TIMESTEPS else 1
-        n_timesteps = n_phases * phase
-        model.set_logger(configure(str(folder), ["csv"]))
-        episodes = Episodes(folder / "episodes.csv")
-        stop = ConvertCallback(lambda *_: model.num_timesteps <= n_timesteps)  # in the first step of the next phase
-        begin = time.process_time()
-        # A longer run that is stopped: schedules would have come to 0 at its end
-        model.learn(2 * n_timesteps, callback=[episodes, stop])
-        seconds = time.process_time() - begin
+    model = made(run["algorithm"], run["env_id"], settings, 0, folder).model
+    assert isinstance(model, PPG)
+    phase = model.n_steps * model.n_envs * model.n_policy_iterations
+    n_phases = N_PHASES if N_PHASES * phase <= MAX_TIMESTEPS else 1
+    n_timesteps = n_phases * phase
+    model.set_logger(configure(str(folder), ["csv"]))
+    episodes = Episodes()
+    stop = ConvertCallback(lambda *_: model.num_timesteps <= n_timesteps)  # in the first step of the next phase
+    begin = time.process_time()
+    # A longer run that is stopped: schedules would have come to 0 at its end
+    model.learn(2 * n_timesteps, callback=[episodes, stop])
+    seconds = time.process_time() - begin
     logged = pd.read_csv(folder / "progress.csv").filter(regex="^(train|aux)/").ffill().iloc[-1]
     if not np.isfinite(logged.drop([name for name in logged.index if "explained" in name])).all():
         raise FloatingPointError(f"{run}: {logged.to_dict()}")
     has_phases = model.n_aux_epochs > 0  # DAAC and IDAAC have none
     assert (model.n_aux_phases > 0) == has_phases  # DNA's begin with the second rollout
-    returns = episodes.read(n_timesteps)["return"]
+    returns = episodes.table()["return"]
     fifth = -(-len(returns) // 5)
     row = dict(
         steps=n_timesteps,

@@ -8,6 +8,7 @@ from sb3_ppg.buffers.rollout_buffers import (
     RewardNormalizer,
 )
 from sb3_ppg.callbacks import PhasicCallback
+from sb3_ppg.comparison import compare
 from sb3_ppg.distributed import process_group
 from sb3_ppg.environments.vector_rewards import DrawnWeights, VectorRewards
 from sb3_ppg.errors import ArgumentError, ModelFormatError, NonFiniteLossError
@@ -44,6 +45,7 @@ __all__ = [
     "VectorRewards",
     "__version__",
     "aux_buffer_path",
+    "compare",
     "latest_checkpoint",
     "process_group",
 ]

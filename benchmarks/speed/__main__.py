@@ -10,64 +10,33 @@ an hour on two cores; let nothing else run at the same time.
 """
 
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pandas as pd
 import torch as th
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.harness import RESULTS, processor
-from benchmarks.speed import answered, beside_ppo, impala
-from benchmarks.tables import formatted, page
+from benchmarks.harness import RESULTS
+from benchmarks.speed import beside_ppo, impala
+from benchmarks.tables import formatted
+from sb3_ppg.comparison.report import page
+from sb3_ppg.comparison.runs import machine
 
 MACHINE = RESULTS / "speed_machine.txt"
-
-
-class Section(NamedTuple):
-    """
-    A section of the results.
-
-    :param title: title of its table
-    :param table: from the rows in Markdown, or a format for each column, by title
-    :param run: measures; None: was measured at commit 1410dec
-    :param draw: draws its panel of the picture, if it has one
-    """
-
-    title: str
-    table: Callable[[pd.DataFrame], str] | dict[str, str]
-    run: Callable[[], pd.DataFrame] | None = None
-    draw: Callable[[Axes, pd.DataFrame], None] | None = None
-
-
+# Titles, and modules that measure, write and draw
 SECTIONS = {
-    "impala": Section("IMPALA on Procgen (CoinrunEasy, 64 environments x 256 steps)", impala.COLUMNS, impala.run, impala.draw),
-    "micro_batches": Section("Micro-batches, minibatches of 1,024", answered.MICRO_BATCHES, draw=answered.draw_micro_batches),
-    "mlp": Section(
-        "MlpPolicy, LSTMs and masks, 8 environments, minibatches of 64",
-        beside_ppo.COLUMNS,
-        beside_ppo.run,
-        beside_ppo.draw,
-    ),
-    "memory": Section("Memory, 64 environments x 256 steps of 64x64x3 images", answered.memory_table),
-    "scaling": Section("Scaling, CartPole", answered.scaling_table, draw=answered.draw_scaling),
-    "options": Section("Cost of options (mmap: 805 MB of 64x64x3 images)", answered.OPTIONS),
+    "impala": ("IMPALA on Procgen (CoinrunEasy, 64 environments x 256 steps)", impala),
+    "mlp": ("MlpPolicy, LSTMs and masks, 8 environments, minibatches of 64", beside_ppo),
 }
 
 
 def report() -> str:
     """Write the page and the picture."""
-    figure = Figure(figsize=(13, 8), dpi=110, layout="constrained")
-    panels, paragraphs = iter(figure.subplots(2, 2).flat), []
-    for name, section in SECTIONS.items():
-        rows = pd.read_csv(RESULTS / f"speed_{name}.csv", dtype={"channels": str})
-        paragraphs.append(f"## {section.title}")
-        if section.run is None:
-            paragraphs.append(f"`python -m benchmarks.speed {name}` at commit 1410dec.")
-        paragraphs.append(formatted(rows, section.table) if isinstance(section.table, dict) else section.table(rows))
-        if section.draw is not None:
-            section.draw(next(panels), rows)
+    figure = Figure(figsize=(13, 4), dpi=110, layout="constrained")
+    paragraphs = []
+    for axes, (name, (title, module)) in zip(figure.subplots(1, 2), SECTIONS.items(), strict=True):
+        rows = pd.read_csv(RESULTS / f"speed_{name}.csv")
+        paragraphs += [f"## {title}", formatted(rows, module.COLUMNS)]
+        module.draw(axes, rows)
     figure.savefig(RESULTS / "speed.png")
     text = page(
         "Speed",
@@ -80,10 +49,9 @@ def report() -> str:
 
 
 if __name__ == "__main__":
-    measured = {name: section.run for name, section in SECTIONS.items() if section.run is not None}
-    names = sys.argv[1:] or list(measured)
+    names = sys.argv[1:] or list(SECTIONS)
     for name in names if names != ["report"] else []:
         print(f"--- {name}", flush=True)
-        measured[name]().to_csv(RESULTS / f"speed_{name}.csv", index=False)
-        MACHINE.write_text(f"{processor()}, torch {th.__version__}\n")
+        SECTIONS[name][1].run().to_csv(RESULTS / f"speed_{name}.csv", index=False)
+        MACHINE.write_text(f"{machine()}, torch {th.__version__}\n")
     print(report())

@@ -6,9 +6,7 @@ PPG, its relatives and PPO on suites of tasks: MinAtar, Procgen, MuJoCo, MiniGri
     python -m benchmarks.suites report
 
 ``run`` trains what results/suites.csv does not have, the most informative first. ``speed`` compares the times of the leading
-contestants in turns on one machine, because runs come from many. ``report`` writes results/suites.md and the pictures.
-
-``contestants.py`` has the tables of tasks and contestants, ``training.py`` carries out one run, ``experiment.py`` the report.
+contestants in turns on one machine, because runs come from many. ``contestants.py`` has the tables to extend.
 """
 
 from benchmarks.suites.experiment import SUITES

@@ -11,13 +11,16 @@ import yaml
 from rl_zoo3 import ALGOS, exp_manager
 from stable_baselines3.common.torch_layers import NatureCNN
 
-from benchmarks.harness import defaults_of, short_hash
+from benchmarks.harness import defaults_of
 from benchmarks.scores import Task
 from sb3_ppg import PPG
+from sb3_ppg.comparison.study import short_hash
+from sb3_ppg.comparison.training import Made
 from sb3_ppg.family import FAMILY
 from sb3_ppg.losses import Losses
 from sb3_ppg.objectives import Objective
 from sb3_ppg.zoo import register
+from sb3_ppg.zoo.compare import FromZoo
 from sb3_ppg.zoo.hyperparameters import FAMILIES, evaluated, hyperparameter_file
 
 Settings = dict[str, Any]  # an entry of RL Zoo's hyperparameter files
@@ -82,7 +85,6 @@ class Contestant(NamedTuple):
 
 LEADING = {"PPO": Contestant("ppo"), "PPG": Contestant("ppg")}  # compared on all suites, with their entries
 RATE_BEFORE = 5e-4  # MinAtar's learning rate when the ablations were trained
-BEFORE = {name: f"{name}, learning rate {RATE_BEFORE:g}" for name in LEADING}  # in which one thing is changed on MinAtar
 # The family: presets on top of PPG's entry for the task; DNA's auxiliary phase uses a single rollout
 SINGLE_ROLLOUT = {"dna": dict(aux_batch_size=512)}
 RELATIVES = {
@@ -148,6 +150,19 @@ def entry(algorithm: str, env_id: str) -> Settings:
     return entries[env_id if env_id in entries else family]
 
 
+def made(algorithm: str, env_id: str, settings: Settings, seed: int, folder: Path, env_kwargs: Settings | None = None) -> Made:
+    """
+    Make an agent as ``sb3-ppg train`` does.
+
+    :param algorithm: its name in RL Zoo
+    :param settings: hyperparameters, which are written to a file in the folder
+    :param seed: seed of the agent and its environments
+    """
+    config = folder / "settings.yml"
+    config.write_text(yaml.safe_dump({env_id: settings}))
+    return FromZoo(algorithm, env_id, str(config), env_kwargs=env_kwargs or {}, device="cpu")(seed, folder)
+
+
 class Training(NamedTuple):
     """
     A run of one agent.
@@ -184,6 +199,10 @@ class Training(NamedTuple):
             values = (f"{key!r}: {one.__name__ if isinstance(one, type) else repr(one)}" for key, one in networks.items())
             changes["policy_kwargs"] = f"{{**{text}, **{{{', '.join(values)}}}}}"
         return settings | _differing(changes, defaults_of(ALGOS[self.algorithm]) | settings)
+
+    def made(self, folder: Path) -> Made:
+        """Make the agent."""
+        return made(self.algorithm, self.task.env_id, self.settings(), self.seed, folder, self.task.env_kwargs)
 
     def hash(self) -> str:
         """Return a hash of everything that decides what is learned except the seed, however it is written."""

@@ -1,37 +1,41 @@
 """The runs that are wanted, what a step costs, and the tables and pictures of their rows."""
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.evaluation import evaluate_policy
 
-from benchmarks.harness import Experiment, Report, processor
-from benchmarks.scores import MIN_SEEDS, Scores, Task, improvements, interquartile_means
-from benchmarks.suites.contestants import ABLATIONS, BEFORE, CONTESTANTS, LEADING, TASKS, Training, contestants_on
-from benchmarks.suites.training import make_model, train
-from benchmarks.tables import COLORS, draw_seeds, finish, listed, machines, page, table
-from benchmarks.turns import Measure, take_turns, whole_phases
+from benchmarks.harness import RESULTS, Experiment, Report
+from benchmarks.scores import MIN_SEEDS, Task, improvements, interquartile_means
+from benchmarks.suites.contestants import CONTESTANTS, LEADING, TASKS, Training, contestants_on
+from benchmarks.tables import COLORS, listed, machines
+from benchmarks.turns import measured
+from sb3_ppg.comparison.report import draw_seeds, finish, page, table
+from sb3_ppg.comparison.runs import Outcome, machine
+from sb3_ppg.comparison.scores import Scores
+from sb3_ppg.comparison.training import Episodes, curve, speed
+from sb3_ppg.comparison.workers import Measure
 
 BASELINE = "PPO"
+LAST_EPISODES = 100
+TEST_EPISODES = 2000  # StarPilot's returns scatter as much as their mean, 5: known to 0.1 (by 200 episodes to 0.35)
 SPEED = "suites_speed.csv"
-# Ablations of two presets. Returns are averaged from LATE on: less noise than the last hundred episodes have
-ABLATED_IDS = ("MinAtar/Breakout-v1", "MinAtar/Asterix-v1", "StarpilotEasy-v0")
-# Contestants whose longer runs are at END what shorter ones are, as their learning rates are constant
-PASSING = [*LEADING, *BEFORE.values(), "PPG, paper's"]
-LATE, END = 800_000, 1_000_000
+LONGEST = 1_000_000  # steps of all but the leading contestants
 
 
 def wanted() -> list[Training]:
     """Return all runs: the leading contestants first, then the others for at most a million steps; the first seeds first."""
     runs = [
-        Training(task, name, seed, task.n_timesteps if name in LEADING else min(task.n_timesteps, END))
+        Training(task, name, seed, task.n_timesteps if name in LEADING else min(task.n_timesteps, LONGEST))
         for name in CONTESTANTS
         for task in TASKS
         for seed in range(task.n_seeds)
@@ -40,10 +44,23 @@ def wanted() -> list[Training]:
     return sorted(runs, key=lambda run: (run.contestant not in LEADING, run.seed))
 
 
-def speed(results: Path) -> pd.DataFrame:
-    """Return seconds per million steps, measured in turns on one machine, of the tasks where this was done."""
-    columns = ["task", "contestant", "seconds", "machine"]
-    return pd.read_csv(results / SPEED) if (results / SPEED).exists() else pd.DataFrame(columns=columns)
+def train(run: Training, folder: Path) -> Outcome:
+    """Train and evaluate one agent."""
+    made, episodes = run.made(folder), Episodes(time.process_time)
+    made.model.learn(run.n_timesteps, callback=episodes)
+    tested: Any = None
+    if run.task.is_tested:  # on all levels, with actions drawn as in training
+        tested, _ = evaluate_policy(made.model, made.make_evaluation_env(50), TEST_EPISODES, deterministic=False)
+    table = episodes.table()
+    seconds = table["seconds"].iloc[-1]
+    row = dict(
+        train_return=round(float(table["return"].tail(LAST_EPISODES).mean()), 3),
+        test_return=None if tested is None else round(float(tested), 3),
+        seconds=round(seconds),
+        steps_per_second=round(made.model.num_timesteps / seconds),
+        test_episodes=TEST_EPISODES if run.task.is_tested else None,
+    )
+    return row, curve(table, run.n_timesteps)
 
 
 def scores_of(returns: Mapping[str, Mapping[str, np.ndarray]], tasks: Sequence[Task]) -> Scores:
@@ -190,50 +207,8 @@ def comparisons(experiment: Experiment) -> list[Comparison]:
         curves = all_curves.merge(rows[["settings", "seed", "task", "contestant"]], on=["settings", "seed"])
         if len(rows) > 0:
             tasks = [task for task in TASKS if task.suite == suite and (rows["task"] == task.env_id).any()]
-            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, speed(experiment.results)))
+            found.append(Comparison(suite, n_timesteps, tasks, rows, curves, pd.read_csv(experiment.results / SPEED)))
     return found
-
-
-def late_returns(found: list[Comparison]) -> pd.DataFrame:
-    """
-    Return the mean return of the last fifth of the first million steps, by contestant, task and seed. Of several runs of one
-    seed, which are the same until the shortest ends, it is the shortest's.
-
-    :param found: the comparisons of all suites
-    """
-    curves = pd.concat([one.curves.assign(length=one.n_timesteps) for one in found])
-    is_shown = curves["contestant"].isin(PASSING) | (curves["length"] == END) & curves["contestant"].isin(ABLATIONS)
-    is_late = curves["steps"].between(LATE, END, inclusive="right") & (curves["length"] >= END)
-    late = curves[is_shown & is_late & curves["task"].isin(ABLATED_IDS)]
-    columns = ["contestant", "task", "seed"]
-    means = late.groupby([*columns, "length"], as_index=False)["return"].mean()  # by length, too: the shortest comes first
-    return means.drop_duplicates(columns).drop(columns="length")
-
-
-def ablation_picture(returns: pd.DataFrame) -> Figure:
-    """
-    Draw a point per seed, and shade the ranges of the unchanged contestants' seeds.
-
-    :param returns: returns of all who were trained
-    """
-    known = set(returns["contestant"])
-    names = [name for name in LEADING | ABLATIONS if name in known][::-1]
-    figure = Figure(figsize=(12, 1.2 + 0.22 * len(names)), dpi=100, layout="constrained")
-    for axes, env_id in zip(figure.subplots(1, len(ABLATED_IDS), sharey=True), ABLATED_IDS, strict=True):
-        table = returns[returns["task"] == env_id]
-        for name, color in COLORS.items():
-            changed = BEFORE[name] if (table["contestant"] == BEFORE[name]).any() else name
-            seeds = table.loc[table["contestant"] == changed, "return"]
-            axes.axvspan(seeds.min(), seeds.max(), color=color, alpha=0.1)
-            axes.axvline(seeds.mean(), color=color, alpha=0.5)
-        for position, name in enumerate(names):
-            seeds = table.loc[table["contestant"] == name, "return"]
-            axes.plot(seeds, [position] * len(seeds), "o", markersize=4, color=COLORS[name[:3]])
-        axes.set(yticks=range(len(names)), yticklabels=names, ylim=(-1, len(names)))
-        finish(axes, env_id, "return, 0.8M to 1M steps", "")
-    title = f"A point per seed. Shaded: the seeds of what is changed, on MinAtar {', '.join(BEFORE.values())}; their means"
-    figure.suptitle(title, fontsize="medium")
-    return figure
 
 
 def report(experiment: Experiment) -> Report:
@@ -249,35 +224,30 @@ def report(experiment: Experiment) -> Report:
         "All settings: suites_settings.yml.",
         *(paragraph for comparison in found for paragraph in comparison.section()),
     )
-    files: dict[str, str | Figure] = {"suites.md": text}
+    known = yaml.safe_load((RESULTS / "suites_settings.yml").read_text())
+    settings = {run.hash(): run.settings() for run in wanted()}
+    settings = {key: settings[key] for key in experiment.rows()["settings"]} | known
+    files: dict[str, str | Figure] = {"suites_settings.yml": yaml.safe_dump(settings), "suites.md": text}
     for one in found:
         if LEADING.keys() <= set(one.curves["contestant"]):
             name = f"suites_{one.suite}_{one.n_timesteps // 1000}k"
             files |= {f"{name}_tasks.png": one.picture_of_tasks()}
             files |= {f"{name}.png": one.picture()} if len(one.tasks) > 1 else {}
-    returns = late_returns(found)
-    if len(returns) > 0:
-        files["suites_ablation.png"] = ablation_picture(returns)
     return files
-
-
-# ---- speed ----
 
 
 def speed_of(task: Task, name: str) -> Measure:
     """Measure one phase of PPG or one rollout of PPO."""
     with TemporaryDirectory() as folder:
-        _, model = make_model(Training(task, name, 0, task.n_timesteps), Path(folder))
-    assert isinstance(model, OnPolicyAlgorithm)
-    return whole_phases(model)
+        return speed(Training(task, name, 0, task.n_timesteps).made(Path(folder)).model)
 
 
 def measure_speed(experiment: Experiment, runs: Sequence[Training]) -> None:
     """Measure the leading contestants on the tasks of these runs, in place of what is known of the tasks."""
     for task in {run.task.env_id: run.task for run in runs}.values():
-        table = take_turns({name: (speed_of, (task, name)) for name in LEADING})
-        known = speed(experiment.results)
-        table = pd.concat([known[known["task"] != task.env_id], table.assign(task=task.env_id, machine=processor())])
+        table = measured({name: (speed_of, (task, name)) for name in LEADING}).assign(task=task.env_id, machine=machine())
+        known = pd.read_csv(experiment.results / SPEED)
+        table = pd.concat([known[known["task"] != task.env_id], table])
         table.to_csv(experiment.results / SPEED, index=False)
 
 
@@ -288,6 +258,5 @@ SUITES = Experiment(
     report,
     columns=Training.columns,
     identity=("settings", "seed"),
-    settings=Training.settings,
     commands={"speed": measure_speed},
 )

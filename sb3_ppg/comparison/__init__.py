@@ -1,0 +1,75 @@
+"""Comparisons of algorithms in an environment of the user's. Needs the extra ``plots``."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_ppg.arguments import check_value, count
+from sb3_ppg.errors import ArgumentError, missing_extras_named
+
+if TYPE_CHECKING:
+    from sb3_ppg.comparison.report import Comparison
+
+
+def compare(
+    env: str | Callable[[], Any],
+    contestants: Mapping[str, type[BaseAlgorithm] | tuple[type[BaseAlgorithm], Mapping[str, Any]]],
+    n_timesteps: int | None = None,
+    *,
+    seconds: float | None = None,
+    n_seeds: int = 5,
+    n_envs: int = 1,
+    n_jobs: int = 1,
+    n_threads: int = 1,
+    n_eval_episodes: int = 20,
+    target: float | None = None,
+    folder: str | Path = "comparison",
+) -> "Comparison":
+    """
+    Train algorithms in an environment, each with several seeds, and say which one is better in steps and in seconds.
+
+    First the speed of all is measured alternately. Then each training has a process of its own, so the script needs no
+    ``if __name__ == "__main__"``. Written are ``compare.png``, ``compare.md`` and, as trainings end, ``compare.csv`` and
+    ``compare_curves.csv``: the same call again carries out what is missing.
+
+    Example::
+
+        from stable_baselines3 import PPO
+
+        from sb3_ppg import PPG, compare
+
+        small = dict(n_steps=32, batch_size=32)
+        contestants = {"PPG": (PPG, dict(small, n_policy_iterations=4)), "PPO": (PPO, small)}
+        print(compare("CartPole-v1", contestants, 600, n_seeds=1).verdict())
+
+    :param env: ID, class or function that makes an environment, or a ``VecEnv`` with its wrappers
+    :param contestants: by name, an algorithm and its arguments; ``policy`` is "MlpPolicy" unless they have another. The first
+        one is compared with each of the others
+    :param n_timesteps: steps of a training
+    :param seconds: seconds of a training, in place of steps, of which each algorithm takes as many as its speed allows
+    :param n_seeds: trainings of each algorithm; with fewer than four there are no intervals
+    :param n_envs: number of environments, unless ``env`` makes a ``VecEnv``
+    :param n_jobs: number of trainings at the same time
+    :param n_threads: number of torch's threads in each
+    :param n_eval_episodes: deterministic episodes after each training
+    :param target: return to which steps and seconds are counted; None: the lowest mean return at the end
+    :param folder: where to write
+    :return: rows, curves, speed, and ``verdict()``
+    :raises ArgumentError: if the arguments cannot work
+    """
+    if not callable(env) and not isinstance(env, str):
+        raise ArgumentError(f"`env`={env!r} cannot work: each training has its own, so use an ID or a function that makes one")
+    with missing_extras_named():
+        from sb3_ppg.comparison.study import Budget, Study
+        from sb3_ppg.comparison.training import Contestant, FromClass, described
+    check_value("n_envs", n_envs, count(1))
+    makers = {}
+    for name, one in contestants.items():
+        algorithm, arguments = one if isinstance(one, tuple) else (one, {})
+        settings = described({"algorithm": algorithm, **arguments, "env": env, "n_envs": n_envs})
+        makers[name] = Contestant(FromClass(algorithm, env, arguments, n_envs), settings)
+    budget = Budget(n_timesteps, seconds, n_seeds, n_eval_episodes, n_jobs, n_threads)
+    title = env if isinstance(env, str) else getattr(env, "__name__", "").replace("<lambda>", "") or "the environment"
+    return Study(title, makers, budget, Path(folder)).compare(target)
