@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from hashlib import sha256
 from importlib.metadata import version
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -353,7 +354,10 @@ def require_equal(settings: Mapping[str, Any]) -> None:
     for name in gathered[0]:
         values = [one.get(name, "nothing") for one in gathered]
         if len(set(values)) > 1:
-            raise mark_shared(ArgumentError(f"`{name}` differs between the processes, {', '.join(values)}: use one value"))
+            # Long ones are shown from shortly before their first difference
+            start = max(0, len(commonprefix(values)) - 40)  # noqa: RUF071 (they are compared by characters)
+            shown = ", ".join(f"{'...' * (start > 0)}{value[start : start + 200]}" for value in values)
+            raise mark_shared(ArgumentError(f"`{name}` differs between the processes, {shown}: use one value"))
 
 
 def _describe(value: Any) -> str:

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Self
 
@@ -92,8 +91,7 @@ class AuxBuffer:
     arrays of a buffer that may reuse its memory are copied, see ``buffers.rollouts``.
 
     With a GPU, the observations are copied to it for the auxiliary phase, in their own type, if they take no more than half of
-    its free memory. Otherwise, each minibatch is copied through pinned memory while the previous one trains. This is
-    experimental, as nobody has run it.
+    its free memory. Otherwise, each minibatch is copied when it is needed. This is experimental, as nobody has run it.
 
     :param device: device of the minibatches
     :param storage: where observations are kept: "memory", or "mmap" for files on a disk that are mapped into memory. The files
@@ -327,22 +325,6 @@ class AuxBuffer:
             for number in np.unique(numbers):
                 of_rollout = np.flatnonzero(numbers == number)
                 gathered[of_rollout] = arrays[number].reshape(n_pieces, length, *shape)[pieces[of_rollout]]
-            return self._on_device(gathered.reshape(len(ids) * length, *shape))
+            return th.as_tensor(gathered.reshape(len(ids) * length, *shape), device=self.device)
 
         return map_arrays(gather, *rollouts)
-
-    def _on_device(self, array: Any) -> th.Tensor:
-        """Copy an array to the device, where a tensor is already."""
-        if self.device.type != "cuda" or isinstance(array, th.Tensor):
-            return th.as_tensor(array, device=self.device)
-        copying, training = _copy_stream(self.device), th.cuda.current_stream(self.device)
-        with th.cuda.stream(copying):  # so that the copy does not wait for queued training
-            on_device = th.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
-        training.wait_stream(copying)
-        on_device.record_stream(training)
-        return on_device
-
-
-@cache
-def _copy_stream(device: th.device) -> th.cuda.Stream:
-    return th.cuda.Stream(device)

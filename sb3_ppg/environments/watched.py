@@ -178,10 +178,13 @@ def results_explained() -> Iterator[None]:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if frame.f_globals["__name__"] not in READERS:
             raise
+        if np.ndim(frame.f_locals.get("reward", 0)) > 0 or "with a sequence" in str(error):  # the latter is NumPy's
+            remedy = f"use PPG(..., reward_weights=[...]) and, if there are several, {HOW_TO_WRAP}"
+            raise ArgumentError(f"an environment gives vectors as rewards: {remedy}") from error
         raise ArgumentError(
             f"an environment has returned what cannot be used ({error}): `reset` returns (observation, info), `step` "
-            "(observation, reward, terminated, truncated, info), which stable_baselines3.common.env_checker.check_env checks. "
-            f"If it gives vectors as rewards: use PPG(..., reward_weights=[...]) and, if there are several, {HOW_TO_WRAP}"
+            "(observation, reward, terminated, truncated, info), where the reward is a number; "
+            "stable_baselines3.common.env_checker.check_env(env) says what is wrong"
         ) from error
 
 

@@ -196,7 +196,7 @@ def test_observations_that_are_on_the_device_give_the_same_minibatches(space):
 
 
 @pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("free", [2, 1.99], ids=["on the GPU", "through pinned memory"])
+@pytest.mark.parametrize("free", [2, 1.99], ids=["on the GPU", "in memory"])
 @pytest.mark.parametrize("space", [IMAGES, DICT], ids=["images", "dict"])
 def test_minibatches_on_a_gpu_are_those_on_the_cpu(space, free, monkeypatch):
     """Observations go there for the phase if they take no more than half of its free memory."""
