@@ -5,6 +5,7 @@ import difflib
 import inspect
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -50,6 +51,19 @@ def warn(message: str) -> None:
     while frame is not None and frame.f_code.co_filename.startswith((PACKAGE, contextlib.__file__)):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+ADVISED: set[str] = set()  # topics of the advice that this process has given
+
+
+def advise(topic: str, message: str) -> None:
+    """Warn once per process. Where a filter makes errors of warnings, print instead: advice ends no run."""
+    if topic not in ADVISED:
+        ADVISED.add(topic)
+        try:
+            warn(message)
+        except UserWarning:
+            print(message, file=sys.stderr)
 
 
 MAX_MESSAGE = 2000  # characters

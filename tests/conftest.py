@@ -48,10 +48,13 @@ def hub_server(monkeypatch) -> Iterator[HubServer]:
 
 @pytest.fixture(autouse=True)
 def state_of_the_process_restored() -> Iterator[None]:
-    """Switch validation on again after each test: torch's compiler switches it off for the whole process."""
+    """Switch validation on again after each test: torch's compiler switches it off for the whole process. Advise again."""
     from torch.distributions import Distribution
 
+    from sb3_ppg.errors import ADVISED
+
     yield
+    ADVISED.clear()
     Distribution.set_default_validate_args(True)
 
 

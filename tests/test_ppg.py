@@ -19,7 +19,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ppg import PPG, ArgumentError, MaskablePPG, NonFiniteLossError, PhasicCallback, RecurrentPPG
-from sb3_ppg.errors import NonFiniteActionError
+from sb3_ppg.errors import ADVISED, NonFiniteActionError
 from tests.helpers import (
     ROOT,
     VECTOR,
@@ -531,13 +531,22 @@ def test_a_budget_below_three_phases_warns_with_the_numbers_also_on_a_further_le
     model = make(n_steps=16, n_policy_iterations=4)
     with pytest.warns(UserWarning) as caught:
         model.learn(33)  # three rollouts
-        model.learn(16, reset_num_timesteps=False)  # the fourth, and the auxiliary phase
-        model.learn(128, reset_num_timesteps=False)
+        model.learn(16, reset_num_timesteps=False)  # the fourth, and the auxiliary phase: nothing is said again
+        ADVISED.clear()
+        model.learn(64)
+        model.learn(64, reset_num_timesteps=False)
     assert model.n_aux_phases == 3
     messages = [str(warning.message) for warning in caught]
     assert {warning.filename for warning in caught} == {__file__}
-    assert [re.search(r"after (\d) auxiliary phase", message)[1] for message in messages] == ["0", "1"]
+    assert [re.search(r"after (\d) auxiliary phase", message)[1] for message in messages] == ["0", "2"]
     assert "budget of 33 steps" in messages[0] and "16 * 1 * 4 = 64 steps" in messages[0] and "n_aux_epochs=0" in messages[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_advice_ends_no_run_where_warnings_are_errors(capsys):
+    for _ in range(2):
+        make(n_steps=16, n_policy_iterations=4).learn(16)
+    assert capsys.readouterr().err.count("A budget of 16 steps ends after 0 auxiliary phases") == 1
 
 
 @pytest.mark.parametrize("device", ["cuda:0", th.device("cuda")], ids=str)

@@ -21,6 +21,7 @@ from sb3_ppg.errors import (
     NonFiniteError,
     ProcessGroupError,
     WorkerError,
+    advise,
     warn,
 )
 from sb3_ppg.optim.compiled import CompiledPolicy
@@ -166,7 +167,8 @@ def _report_phases(model: PhasicModel, total_timesteps: float) -> None:
         print(f"One phase = {phase:,} steps, {n_phases} phase{'s' * (n_phases != 1)} in this budget of {total_timesteps:,.0f}")
     n_phases += model._n_aux_phases
     if n_phases < 3:
-        warn(
+        advise(
+            "phases",
             f"A budget of {total_timesteps:,.0f} steps ends after {n_phases} auxiliary phase{'s' * (n_phases != 1)}, and at "
             "least three are recommended: one phase is n_steps * n_envs * n_policy_iterations = "
             f"{model.n_steps} * {n_envs} * {model.n_policy_iterations} = {phase:,} steps. Use smaller values, or "
