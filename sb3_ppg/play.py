@@ -89,9 +89,9 @@ class Player:
         samples, _ = sample()
         if not is_batch:
             return samples, next_state
-        if isinstance(actions, list):  # nested actions
-            return [one if takes else mode for takes, one, mode in zip(explores, samples, actions, strict=True)], next_state
-        return np.where(explores.reshape(-1, *[1] * (actions.ndim - 1)), samples, actions), next_state
+        for index in np.flatnonzero(explores):
+            actions[index] = samples[index]
+        return actions, next_state
 
 
 def _check_deterministic(epsilon: float, deterministic: bool) -> None:

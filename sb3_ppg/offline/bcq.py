@@ -18,7 +18,7 @@ from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import in_floats
 from sb3_ppg.errors import ArgumentError, NonFiniteLossError
 from sb3_ppg.offline import losses
-from sb3_ppg.offline.data import Dataset, fit_normalizers, load_dataset
+from sb3_ppg.offline.data import fit_normalizers, load_dataset
 from sb3_ppg.offline.policies import BCQPolicy, CnnPolicy, MlpPolicy, MultiInputPolicy
 
 
@@ -165,20 +165,16 @@ class BCQ(OffPolicyAlgorithm):
         :raises ArgumentError: if it is damaged, or not from such an environment
         """
         data = load_dataset(dataset).fitted_to(self.observation_space, self.action_space)
-        self.replay_buffer = self._filled_buffer(data)
-        self.dataset = None  # the buffer has it
-        fit_normalizers(self.env, data, is_trained=self._n_updates > 0)
-
-    def _filled_buffer(self, data: Dataset) -> ReplayBuffer:
-        """Return a replay buffer as SB3's algorithms fill it: actions scaled to [-1, 1]; full, so that its end is known."""
         is_dict = isinstance(self.observation_space, spaces.Dict)
         cls: Any = self.replay_buffer_class or (DictReplayBuffer if is_dict else ReplayBuffer)
         kwargs = dict(self.replay_buffer_kwargs)
         if self.n_steps > 1:
             cls = self.replay_buffer_class or NStepReplayBuffer
             kwargs = {"n_steps": self.n_steps, "gamma": self.gamma, **kwargs}
-        # Scaled integers are floats
-        buffer = cls(len(data), self.observation_space, in_floats(self.action_space), device=self.device, **kwargs)
+        # As SB3's algorithms fill it: actions scaled to [-1, 1], so integers are floats; full, so that its end is known
+        buffer = self.replay_buffer = cls(
+            len(data), self.observation_space, in_floats(self.action_space), device=self.device, **kwargs
+        )
 
         def fill(stored: np.ndarray, array: np.ndarray) -> None:
             stored[:] = array.reshape(stored.shape)  # from (N, ...) to (N, 1, ...)
@@ -191,7 +187,8 @@ class BCQ(OffPolicyAlgorithm):
         if buffer.handle_timeout_termination:
             fill(buffer.timeouts, data.truncations & ~data.terminations)
         buffer.full = True
-        return buffer
+        self.dataset = None  # the buffer has it
+        fit_normalizers(self.env, data, is_trained=self._n_updates > 0)
 
     # ---- learning ----
 
@@ -276,9 +273,7 @@ class BCQ(OffPolicyAlgorithm):
         terms = update(obs, batch.actions, next_obs, outcome)
         for network, target in policy.targets:
             polyak_update(network.parameters(), target.parameters(), self.tau)
-            # Statistics of batch normalization
-            for buffer, of_target in zip(network.buffers(), target.buffers(), strict=True):
-                of_target.copy_(buffer)
+            polyak_update(network.buffers(), target.buffers(), tau=1)  # statistics of batch normalization
         return terms
 
     def _update_box(self, obs: Any, actions: th.Tensor, next_obs: Any, outcome: tuple[Any, Any, Any]) -> dict[str, th.Tensor]:

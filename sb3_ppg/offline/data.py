@@ -1,11 +1,14 @@
-"""Recorded data: one class for all sources, and checks that name the array, the transition and the source."""
+"""Recorded data: one class for all sources, whose errors name the array, the transition and the source; recording."""
 
+import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -15,9 +18,11 @@ from stable_baselines3.common.save_util import load_from_pkl
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ppg.actions import NESTED, SquashedGaussianActions
+from sb3_ppg.arguments import check_values
 from sb3_ppg.arrays import map_arrays
 from sb3_ppg.buffers.rollouts import Observations
-from sb3_ppg.environments.watched import normalizers
+from sb3_ppg.environments.vec_envs import replace as replace_observations
+from sb3_ppg.environments.watched import normalizers, only_normalizer
 from sb3_ppg.errors import ArgumentError, missing_extras_named
 
 ARRAYS = ("observations", "actions", "rewards", "next_observations", "terminations", "truncations")
@@ -59,10 +64,8 @@ class Dataset:
         sizes: set[int] = set()
         lengths = {name: map_arrays(len, getattr(self, name)) for name in ARRAYS}
         map_arrays(sizes.add, lengths)
-        if 0 in sizes:
-            raise ArgumentError(f"{self.source} is empty: there are no transitions to learn from")
-        if len(sizes) > 1:
-            raise ArgumentError(f"{self.source} has arrays of different lengths: {lengths}")
+        if len(sizes) > 1 or 0 in sizes:
+            raise ArgumentError(f"{self.source} is empty or has arrays of different lengths: {lengths}")
         for name in ("rewards", "terminations", "truncations"):
             self._require(getattr(self, name).ndim == 1, name, f"have shape {getattr(self, name).shape}; use (N,)")
         for name in ("terminations", "truncations"):
@@ -146,17 +149,15 @@ class Dataset:
         """Return an array in the type of its space, after checks of its shape, its numbers and, if asked, its bounds."""
         array = array[:, 0] if space.shape == () and array.shape[1:] == (1,) else array  # of Discrete spaces in SB3's buffers
         self._require(array.shape[1:] == space.shape, name, f"have shape {array.shape[1:]}, the environment's {space.shape}")
-        self._require(array.dtype.kind in "biuf", name, f"are {array.dtype}, no numbers")
         is_good = np.isfinite(array)
         is_rounded = np.issubdtype(space.dtype, np.integer) and array.dtype.kind == "f"
         if is_bounded:
             low, high = bounds(space)
             width = high - low
             margin = TOLERANCE * np.where(np.isfinite(width), width, 0)
-            if is_rounded:
-                margin = np.minimum(margin, 0.1)
-                is_good &= abs(array - np.rint(array)) <= margin
             is_good &= (array >= low - margin) & (array <= high + margin)
+            if is_rounded:
+                is_good &= abs(array - np.rint(array)) <= np.minimum(margin, 0.1)
         self._require_each(is_good, name, array, f"lie outside {space}")
         return (np.rint(array) if is_rounded else array).astype(space.dtype, copy=False)
 
@@ -218,17 +219,19 @@ def load_dataset(source: Any) -> Dataset:
         case Dataset():
             return source
         case Mapping():
-            if source.keys() != {*ARRAYS}:
-                raise ArgumentError(f"The dictionary of recorded data has the keys {[*source]}; use {[*ARRAYS]}")
             return Dataset(**source)
         case ReplayBuffer():
             return _from_replay_buffer(source)
         case str() | Path():
-            return _from_pickle(Path(source)) if Path(source).suffix == ".pkl" else _from_minari(str(source))
-    raise ArgumentError(
-        f"`dataset`={type(source).__name__} cannot work: use a Dataset, a dictionary of arrays, a ReplayBuffer, or the "
-        "name or path of a data set"
-    )
+            try:
+                return load_dataset(load_from_pkl(source)) if Path(source).suffix == ".pkl" else _from_minari(str(source))
+            except (ArgumentError, ImportError):
+                raise
+            except Exception as error:  # pickle, h5py and Minari raise errors of many kinds
+                reason = f"{type(error).__name__}: {error}"
+                raise ArgumentError(f"`dataset`={str(source)!r} cannot be read ({reason})") from error
+    remedy = "use a Dataset, a dictionary of arrays, a ReplayBuffer, or the name or path of a data set"
+    raise ArgumentError(f"`dataset`={type(source).__name__} cannot work: {remedy}")
 
 
 def joined(parts: Sequence[Dataset]) -> Dataset:
@@ -238,7 +241,7 @@ def joined(parts: Sequence[Dataset]) -> Dataset:
     return Dataset(**arrays, source=parts[0].source)
 
 
-def _from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer") -> Dataset:
+def _from_replay_buffer(buffer: ReplayBuffer) -> Dataset:
     """Return the transitions of a buffer that SB3's algorithms have filled, environment by environment."""
     rows = np.roll(np.arange(buffer.buffer_size), -buffer.pos) if buffer.full else np.arange(buffer.pos)  # the oldest first
     if buffer.optimize_memory_usage:  # the next row has the next observation; the newest one overwrites the oldest row
@@ -250,27 +253,14 @@ def _from_replay_buffer(buffer: ReplayBuffer, source: str = "the replay buffer")
     actions = buffer.actions.reshape(*buffer.actions.shape[:2], *space.shape)
     if isinstance(space, spaces.Box):  # scaled to [-1, 1]
         if abs(actions[rows]).max(initial=0) > 1 + TOLERANCE:
-            raise ArgumentError(
-                f"{source}: `actions` reach {abs(actions[rows]).max():.4g}, but SB3's algorithms store Box actions scaled to "
-                "[-1, 1]; if these are in the environment's units, give arrays instead of the buffer: a dictionary with "
-                f"{', '.join(ARRAYS)}"
-            )
+            remedy = f"for those in the environment's units, use a dictionary with {', '.join(ARRAYS)}"
+            raise ArgumentError(f"the replay buffer has `actions` that are not scaled to [-1, 1], as SB3 does: {remedy}")
         actions = SquashedGaussianActions(space).for_environments(actions)
     dones, timeouts = buffer.dones.astype(bool), buffer.timeouts.astype(bool)
     columns = (buffer.observations, actions, buffer.rewards, next_observations, dones & ~timeouts, timeouts)
     named = dict(zip(ARRAYS, columns, strict=True))
     parts = (map_arrays(itemgetter((rows, index)), named) for index in range(buffer.n_envs))
-    return joined([Dataset(**part, source=source) for part in parts])
-
-
-def _from_pickle(path: Path) -> Dataset:
-    try:
-        buffer = load_from_pkl(path)
-    except Exception as error:  # unpickling raises errors of many kinds for a wrong byte
-        raise ArgumentError(f"`dataset`={str(path)!r} cannot be read ({type(error).__name__}: {error})") from error
-    if not isinstance(buffer, ReplayBuffer):
-        raise ArgumentError(f"{path} holds a {type(buffer).__name__}, no ReplayBuffer of SB3")
-    return _from_replay_buffer(buffer, str(path))
+    return joined([Dataset(**part, source="the replay buffer") for part in parts])
 
 
 def _from_minari(name: str) -> Dataset:
@@ -279,15 +269,132 @@ def _from_minari(name: str) -> Dataset:
         import minari
     path = Path(name).parent if name.endswith(".hdf5") else Path(name)
     path = path / "data" if (path / "data").is_dir() else path
-    try:
-        episodes = list((minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(name)).iterate_episodes())
-    except Exception as error:  # h5py and Minari raise errors of many kinds
-        reason = f"Minari cannot read it ({type(error).__name__}: {error})"
-        raise ArgumentError(f"`dataset`={name!r} cannot work: {reason}") from error
-    if not episodes:
-        raise ArgumentError(f"{name} is empty: there are no episodes to learn from")
     parts = []
-    for one in episodes:
+    for one in (minari.MinariDataset(path) if path.is_dir() else minari.load_dataset(name)).iterate_episodes():
         now, following = (map_arrays(itemgetter(part), one.observations) for part in (slice(-1), slice(1, None)))
         parts.append(Dataset(now, one.actions, one.rewards, following, one.terminations, one.truncations, name))
     return joined(parts)
+
+
+# ---- recording ----
+
+
+def record(
+    agent: Any,
+    env: VecEnv,
+    n_steps: int,
+    deterministic: bool = False,
+    noise: float = 0.0,
+    random_episodes: float = 0.0,
+    seed: int | None = None,
+) -> Dataset:
+    """
+    Let an agent act, and record what happens.
+
+    :param agent: a model of SB3
+    :param env: environments, which are reset. The data is from before a ``VecNormalize``, whose statistics do not change. It
+        must be the outermost wrapper, or change nothing
+    :param n_steps: number of steps of all environments together
+    :param deterministic: whether the agent takes its most likely actions
+    :param noise: exploration noise. Box: the standard deviation of Gaussian noise, with the action space scaled to [-1, 1];
+        other actions: the probability of a random one
+    :param random_episodes: fraction of the episodes in which all actions are random
+    :param seed: seed of the noise and the environments
+    :return: the data
+    :raises ArgumentError: for numbers that cannot work, Dict and Tuple actions, and agents that need action masks
+    """
+    check_values(n_steps=n_steps, noise=noise, random_episodes=random_episodes)
+    if "action_masks" in inspect.signature(agent.predict).parameters:
+        raise ArgumentError(f"`agent` cannot be recorded: {type(agent).__name__} needs action masks, which data does not hold")
+    normalizer = only_normalizer(env)
+    if normalizer is env:
+        env = normalizer.venv
+    elif normalizer is not None and (normalizer.norm_obs or normalizer.norm_reward or normalizer.training):
+        remedy = "make it the outermost wrapper, or set its `norm_obs`, `norm_reward` and `training` to False"
+        raise ArgumentError(f"`env` cannot be recorded, because its VecNormalize is inside another wrapper: {remedy}")
+    space, rng, n_envs = env.action_space, np.random.default_rng(seed), env.num_envs
+    if isinstance(space, NESTED):
+        raise ArgumentError(f"`env` cannot be recorded: recorded actions are arrays of numbers, these are {space}")
+    space.seed(seed)
+    if seed is not None:
+        env.seed(seed)
+    steps: list[tuple] = []
+    observations, state, starts = map_arrays(np.array, env.reset()), None, np.ones(n_envs, dtype=bool)
+    is_random = rng.random(n_envs) < random_episodes
+    for _ in range(-(-n_steps // n_envs)):
+        seen: Any = observations if normalizer is None else normalizer.normalize_obs(observations)
+        actions, state = agent.predict(seen, state, starts, deterministic=deterministic)
+        drawn, takes_drawn = np.array([space.sample() for _ in range(n_envs)]), is_random
+        if isinstance(space, spaces.Box):
+            low, high = bounds(space)
+            actions = np.clip(actions + noise * (high - low) / 2 * rng.normal(size=actions.shape), low, high)
+            actions = np.rint(actions) if np.issubdtype(space.dtype, np.integer) else actions
+        else:
+            takes_drawn = is_random | (rng.random(n_envs) < noise)
+        actions = np.where(takes_drawn.reshape(-1, *[1] * (drawn.ndim - 1)), drawn, actions).astype(space.dtype)
+        following, rewards, starts, infos = env.step(actions)
+        limits = np.array([info.get("TimeLimit.truncated", False) for info in infos])
+        following, last = map_arrays(np.array, following), map_arrays(np.array, following)  # environments may reuse it
+        for i in np.flatnonzero(starts):
+            replace_observations(last, infos[i]["terminal_observation"], i)
+        steps.append((observations, actions, rewards.copy(), last, starts & ~limits, limits))
+        observations = following
+        is_random = np.where(starts, rng.random(n_envs) < random_episodes, is_random)
+    columns = map_arrays(lambda *arrays: np.stack(arrays, axis=1), *steps)
+    return joined([Dataset(*map_arrays(itemgetter(index), columns)) for index in range(n_envs)])
+
+
+def check_new(name: str) -> None:
+    """Raise ``ArgumentError`` if Minari does not accept a name for a data set, or has such a data set."""
+    with missing_extras_named():
+        import h5py  # noqa: F401  Minari names its own extra
+        from minari.dataset.minari_dataset import DATASET_ID_RE
+        from minari.storage import get_dataset_path
+    found = DATASET_ID_RE.fullmatch(name)  # Minari would leave a folder that its `list local` cannot read
+    if found is None or found["version"] is None or get_dataset_path(name).exists():
+        raise ArgumentError(f"the data cannot be saved as {name!r}: use a new name such as pendulum/ppg-v0")
+
+
+def save_as_minari(
+    data: Dataset,
+    name: str,
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    env_id: str | None = None,
+    algorithm: str | None = None,
+) -> None:
+    """
+    Write data into Minari's local store.
+
+    :param data: transitions in the order of their episodes
+    :param name: new name, such as "pendulum/half-trained-v0"
+    :param observation_space: observation space of the environment
+    :param action_space: action space of the environment
+    :param env_id: ID of the environment, whose description is stored unless a function makes it
+    :param algorithm: name of the algorithm that acted
+    :raises ArgumentError: if Minari does not accept the name, or has such a data set
+    """
+    check_new(name)
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    spec = None if env_id is None else gym.spec(env_id)
+    if spec is not None and callable(spec.entry_point):  # which files cannot describe
+        spec = None
+    episodes = []
+    for rows in np.split(np.arange(len(data)), data.ends[:-1] + 1):
+        columns = {name: map_arrays(itemgetter(rows), getattr(data, name)) for name in ARRAYS}
+        last = map_arrays(itemgetter(slice(-1, None)), columns.pop("next_observations"))
+        columns["observations"] = map_arrays(lambda *parts: np.concatenate(parts), columns["observations"], last)
+        episodes.append(EpisodeBuffer(**columns))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Minari's, of authors and descriptions
+        minari.create_dataset_from_buffers(
+            name,
+            episodes,
+            env=spec,
+            algorithm_name=algorithm,
+            observation_space=observation_space,
+            action_space=action_space,
+            jpeg_encoding=False,  # which would change images
+        )

@@ -8,7 +8,6 @@ The networks of BCQ: for Box actions a conditional VAE, a perturbation network a
 import copy
 from typing import Any
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
@@ -180,7 +179,9 @@ class BCQPolicy(BasePolicy):
         networks: dict[str, nn.Module]
         if isinstance(action_space, spaces.Box):
             n_dims = get_action_dim(action_space)
-            self.scaling = SquashedGaussianActions(action_space)
+            scaling: Any = SquashedGaussianActions(action_space)  # which also rounds integers
+            self.scale_action = scaling.from_environments  # type: ignore[method-assign]
+            self.unscale_action = scaling.for_environments  # type: ignore[method-assign]
             self.vae = ActionVAE(n_dims, extractor(), vae_net_arch, activation_fn)
             self.actor = Perturbation(phi, n_dims, extractor(), net_arch, activation_fn)
             self.critics = Critics(n_critics, n_dims, extractor(), net_arch, activation_fn)
@@ -208,17 +209,6 @@ class BCQPolicy(BasePolicy):
     def preprocess(self, obs: PyTorchObs) -> Any:
         """Return observations as features extractors take them."""
         return preprocess_obs(obs, self.observation_space, self.normalize_images)
-
-    def scale_action(self, action: np.ndarray) -> np.ndarray:
-        """Scale actions of a Box to [-1, 1], with SB3's arguments."""
-        return self.scaling.from_environments(action)
-
-    def unscale_action(self, scaled_action: np.ndarray) -> np.ndarray:
-        """Scale actions from [-1, 1] to the bounds of the Box, with SB3's arguments; round them if it has integers."""
-        return self.scaling.for_environments(scaled_action)
-
-    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        return self._predict(obs, deterministic)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         """

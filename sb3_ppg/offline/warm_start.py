@@ -52,18 +52,16 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
     fit_normalizers(model.env, data, is_trained=model.num_timesteps > 0 or len(model.aux_optimizer.state) > 0)
     data = _normalized(model, data)
     if model.ignore_terminations:
-        is_limit, lengths = data.terminations.copy(), np.diff(data.ends, prepend=-1)
-        if model.ignore_terminations is not True:
-            is_limit[data.ends[lengths != model.ignore_terminations]] = False
+        lengths, is_limit = np.diff(data.ends, prepend=-1), np.zeros(len(data), dtype=bool)
+        is_limit[data.ends] = (model.ignore_terminations is True) | (lengths == model.ignore_terminations)
         data = replace(data, terminations=data.terminations & ~is_limit, truncations=data.truncations | is_limit)
     if not model._custom_logger:
         name = f"{type(model).__name__}_warm_start"
         model._logger = configure_logger(model.verbose, model.tensorboard_log, name, True)
     update_learning_rate(model.aux_optimizer, model.aux_lr_schedule(1.0))
-    log_std: Any = getattr(model.policy, "log_std", None)
-    is_frozen = not fit_std and log_std is not None and log_std.requires_grad
-    if is_frozen:
-        log_std.requires_grad_(False)
+    log_std: Any = getattr(model.policy, "log_std", th.empty(0))
+    was_fitted = log_std.requires_grad
+    log_std.requires_grad_(was_fitted and fit_std)
     try:
         for epoch in range(1, n_epochs + 1):
             samples = Samples(data.observations, actions, _value_targets(model, data), recorded)
@@ -82,23 +80,15 @@ def fit_to_data(model: PhasicModel, dataset: Any, agent: Any, n_epochs: int, bat
             model.logger.dump(epoch)
         model.objective.after_auxiliary_phase(model.policy)
     finally:
-        if is_frozen:
-            log_std.requires_grad_(True)
+        log_std.requires_grad_(was_fitted)
 
 
 def _check_model(model: PhasicModel) -> None:
     """Raise ``ArgumentError`` for a model that recorded data is not for."""
-    refused = {
-        f"is not for {type(model).__name__}: recorded data has no memory and no masks; use PPG": bool(model.context()),
-        "is not for vector rewards: recorded data has one reward for each step": model.n_reward_components is not None,
-        "does not normalize rewards as NormalizedRewardRolloutBuffer does: use VecNormalize": isinstance(
-            model.rollout_buffer, NormalizedRewardRolloutBuffer
-        ),
-        "is for one process: save the model there, and let all load it": n_processes() > 1,
-    }
-    for reason, applies in refused.items():
-        if applies:
-            raise ArgumentError(f"`warm_start` {reason}")
+    if model.context() or model.n_reward_components is not None or n_processes() > 1:
+        raise ArgumentError("`warm_start` is for one process, scalar rewards, and algorithms without memory and masks")
+    if isinstance(model.rollout_buffer, NormalizedRewardRolloutBuffer):
+        raise ArgumentError("`warm_start` does not normalize rewards as NormalizedRewardRolloutBuffer does: use VecNormalize")
 
 
 def _normalized(model: Any, data: Dataset) -> Dataset:

@@ -36,7 +36,7 @@ from tqdm import tqdm
 from sb3_ppg.distributed import agreed
 from sb3_ppg.errors import ArgumentError
 from sb3_ppg.hub import Evaluation
-from sb3_ppg.offline.recording import check_new, record, save_as_minari
+from sb3_ppg.offline.data import check_new, record, save_as_minari
 from sb3_ppg.play import Player
 from sb3_ppg.zoo.environments import check_is_registered
 from sb3_ppg.zoo.registration import ffmpeg_on_path

@@ -13,15 +13,14 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ppg import ArgumentError, NonFiniteLossError
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.offline import BCQ, Dataset, load_dataset, record
+from sb3_ppg.offline import BCQ, Dataset, load_dataset
 from tests.helpers import BOX, DICT, VECTOR, BatchNormExtractor, RandomEnv, image_space, random_envs
 
 TINY = dict(policy_kwargs=dict(net_arch=[16], vae_net_arch=[16]), n_play_samples=10, seed=0, device="cpu")
@@ -146,6 +145,7 @@ def test_an_update_with_discrete_actions_is_the_papers():
     allowed = probabilities / probabilities.amax(dim=1, keepdim=True) > 0.3
     assert 0 < allowed.double().mean() < 1
     chosen = q_net.q_head(latent).masked_fill(~allowed, -th.inf).argmax(dim=1)
+    np.testing.assert_array_equal(expected.predict(batch.s_next.float().numpy())[0], chosen + THREE.start)
     y = (batch.r + (1 - batch.done) * 0.9 * target.q_head(target.body(batch.s_next))[rows, chosen]).detach()
 
     latent, taken = q_net.body(batch.s), batch.a[:, 0] - THREE.start
@@ -170,21 +170,17 @@ def test_targets_go_on_at_time_limits_and_stop_at_terminations():
     np.testing.assert_allclose(batch.actions, (data.actions - BOX.low) / (BOX.high - BOX.low) * 2 - 1, atol=1e-6)
 
 
-def test_n_step_targets_end_where_episodes_do():
+def test_n_step_targets_end_where_episodes_do_and_have_discounts_of_their_own():
     """Rewards are 0, 1, 2, 0, 1, ...; episodes have ten steps, and the second is cut off after the data's last step."""
-    model = make(dataset=random_data(VECTOR, BOX, 14), n_steps=3, gamma=0.5, replay_buffer_class=NStepReplayBuffer)
+    data = random_data(VECTOR, THREE, 14)
+    model = make(VECTOR, THREE, dataset=data, n_steps=3, gamma=0.5, replay_buffer_class=NStepReplayBuffer)
     batch = model.replay_buffer._get_samples(np.arange(14))
     assert batch.rewards.flatten()[:2].tolist() == [0 + 0.5 * 1 + 0.25 * 2, 1 + 0.5 * 2 + 0.25 * 0]
     assert batch.discounts.flatten()[[0, 7, 8, 9, 12, 13]].tolist() == [0.125, 0.125, 0.25, 0.5, 0.25, 0.5]
     assert not batch.dones.any()
     following = model.replay_buffer.next_observations[:, 0]
     np.testing.assert_array_equal(batch.next_observations[[0, 8, 13]], following[[2, 9, 13]])
-
-
-def test_n_step_targets_have_discounts_of_their_own():
-    """The value of all observations is 8, and that of the data's actions 0, where the loss is linear."""
-    model = make(VECTOR, THREE, dataset=random_data(VECTOR, THREE, 14), n_steps=3, gamma=0.5)
-    batch = model.replay_buffer._get_samples(np.arange(14))
+    # The value of all observations is 8, and that of the data's actions 0, where the loss is linear
     with th.no_grad():
         for network, value in ((model.policy.q_net, 0.0), (model.policy.q_net_target, 8.0)):
             network.q_head.weight.zero_()
@@ -194,19 +190,12 @@ def test_n_step_targets_have_discounts_of_their_own():
     assert model.update(batch)["critic_loss"].item() == pytest.approx((expected - 0.5).mean().item())
 
 
-def shifted(data: Dataset) -> Dataset:
-    move = dict(observations=data.observations + 10, next_observations=data.next_observations + 10)
-    return replace(data, **move, rewards=data.rewards * 3)
-
-
-def normalized_env() -> VecNormalize:
-    return VecNormalize(DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]), gamma=0.5)
-
-
 def test_observations_and_rewards_are_normalized_by_the_datas_statistics_until_networks_are_trained(tmp_path):
     """A trained model, loaded with its statistics, plays as before; without them, it takes those of the data."""
-    data, env = random_data(VECTOR, BOX), normalized_env()
-    model = BCQ("MlpPolicy", env, dataset=shifted(data), **TINY)
+    data, env = random_data(VECTOR, BOX), VecNormalize(random_envs(VECTOR, BOX), gamma=0.5)
+    move = dict(observations=data.observations + 10, next_observations=data.next_observations + 10)
+    shifted = replace(data, **move, rewards=data.rewards * 3)
+    model = BCQ("MlpPolicy", env, dataset=shifted, **TINY)
     spread = env.ret_rms.var
     np.testing.assert_allclose(env.obs_rms.mean, data.observations.mean(axis=0) + 10, rtol=1e-5)
     model.set_dataset(data)
@@ -221,13 +210,12 @@ def test_observations_and_rewards_are_normalized_by_the_datas_statistics_until_n
 
     model.learn(2).save(tmp_path / "model")
     env.save(tmp_path / "statistics.pkl")
-    loaded_env = VecNormalize.load(tmp_path / "statistics.pkl", DummyVecEnv([lambda: RandomEnv(VECTOR, BOX)]))
-    loaded = BCQ.load(tmp_path / "model", env=loaded_env, dataset=shifted(data))
-    loaded.learn(2, reset_num_timesteps=True).set_dataset(shifted(data))
+    loaded_env = VecNormalize.load(tmp_path / "statistics.pkl", random_envs(VECTOR, BOX))
+    BCQ.load(tmp_path / "model", env=loaded_env, dataset=shifted).learn(2).set_dataset(shifted)
     for name in ("mean", "var", "count"):
         np.testing.assert_array_equal(getattr(loaded_env.obs_rms, name), getattr(env.obs_rms, name))
         np.testing.assert_array_equal(getattr(loaded_env.ret_rms, name), getattr(env.ret_rms, name))
-    new_env = normalized_env()
+    new_env = VecNormalize(random_envs(VECTOR, BOX), gamma=0.5)
     BCQ.load(tmp_path / "model", env=new_env, dataset=data)
     np.testing.assert_array_equal(new_env.obs_rms.mean, env.obs_rms.mean)
 
@@ -306,7 +294,6 @@ def test_a_loss_that_is_not_finite_is_named():
 def test_arguments_that_cannot_work_are_refused():
     for kwargs, message in (
         (dict(phi=-1), r"`phi`=-1 cannot work"),
-        (dict(n_steps=0), r"`n_steps`=0 cannot work"),
         (dict(gamma=[0.9, 0.99]), r"`gamma`=\[0.9, 0.99\] cannot work: use one number"),
         (dict(action_space=THREE, threshold=1.0), r"`threshold`=1.0 cannot work: use a number from 0 to below 1"),
         (dict(dataset=random_data(VECTOR, THREE)), "`actions` have shape"),
@@ -342,22 +329,6 @@ def test_box_actions_improve_within_the_data():
     assert 0.2 < played.mean() < 0.5 and played.max() < 0.75
 
 
-class Balancer:
-    """Pushes the cart towards the side to which the pole falls."""
-
-    def predict(self, observations, state, starts, deterministic):
-        return (observations[:, 2] + observations[:, 3] > 0).astype(int), state
-
-
-def test_discrete_actions_learn_cartpole_from_a_mixture():
-    """A fifth of the episodes are an agent's, the others are random."""
-    env = make_vec_env("CartPole-v1", 4, seed=0)
-    data = record(Balancer(), env, 4000, noise=0.3, random_episodes=0.8, seed=0)
-    options = dict(learning_rate=3e-3, tau=0.02, gamma=0.97, policy_kwargs=dict(net_arch=[64, 64]), seed=0, device="cpu")
-    model = BCQ("MlpPolicy", env, dataset=data, **options).learn(700)
-    assert evaluate_policy(model, env, 4)[0] > 1.5 * data.episode_returns().mean()
-
-
 def test_integer_actions_are_scaled_as_numbers_and_played_as_integers():
     """The difference of the bounds does not fit into their type."""
     space = spaces.Box(-128, 127, (1,), np.int8)
@@ -375,9 +346,7 @@ def test_a_buffer_of_discrete_actions_that_do_not_begin_at_zero_is_data_for_anot
     np.testing.assert_array_equal(model.replay_buffer.actions.flatten(), data.actions)
 
 
-def test_target_networks_take_over_the_statistics_of_batch_normalisation():
+def test_target_networks_take_over_the_statistics_of_batch_normalization():
     networks: dict = dict(TINY["policy_kwargs"], features_extractor_class=BatchNormExtractor)
-    model = make(policy_kwargs=networks).learn(2)
-    for network, target in model.policy.targets:
-        for buffer, of_target in zip(network.buffers(), target.buffers(), strict=True):
-            assert th.equal(buffer, of_target)
+    for network, target in make(policy_kwargs=networks).learn(2).policy.targets:
+        assert all(map(th.equal, network.buffers(), target.buffers()))

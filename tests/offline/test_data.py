@@ -1,21 +1,26 @@
-"""All sources give the same transitions, and wrong data is refused with the array, the place and the source."""
+"""
+All sources give the same transitions, wrong data is refused with the array, the place and the source, and an agent's data is
+as the environment gave it, with the exploration that was asked for.
+"""
 
-import json
-import pickle
 import shutil
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ppg import ArgumentError
+from sb3_ppg import PPG, ArgumentError, MaskablePPG
 from sb3_ppg.arrays import map_arrays
-from sb3_ppg.offline import Dataset, load_dataset, save_as_minari
+from sb3_ppg.offline import Dataset, load_dataset, record, save_as_minari
 from sb3_ppg.offline.data import ARRAYS
-from tests.helpers import BOX, VECTOR, image_space, random_envs
+from tests.helpers import BOX, DICT, SMALL, VECTOR, RandomEnv, Reusing, image_space, masked_envs, random_envs
+from tests.offline.test_bcq import THREE
 
 TWO = spaces.Discrete(2)
 
@@ -90,21 +95,6 @@ def test_a_replay_buffer_that_sac_has_filled(tmp_path):
     (tmp_path / "buffer.pkl").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ArgumentError, match=r"buffer.pkl' cannot be read"):
         load_dataset(tmp_path / "buffer.pkl")
-    (tmp_path / "other.pkl").write_bytes(pickle.dumps([1]))
-    with pytest.raises(ArgumentError, match=r"other.pkl holds a list, no ReplayBuffer"):
-        load_dataset(str(tmp_path / "other.pkl"))
-    with pytest.raises(ArgumentError, match=r"missing.pkl' cannot be read"):
-        load_dataset(tmp_path / "missing.pkl")
-
-
-def test_a_replay_buffer_with_actions_in_the_units_of_the_environment_names_the_remedy():
-    """SB3's algorithms store them scaled to [-1, 1]; the same data is taken as arrays."""
-    data, buffer = arrays(), ReplayBuffer(6, VECTOR, BOX)
-    for now, action, reward, following, *ends in zip(*data.values(), strict=True):
-        buffer.add(now, following, action, reward, np.array(any(ends)), [{}])
-    with pytest.raises(ArgumentError, match=r"`actions` reach 1\.\d+, but .* scaled to \[-1, 1\].*a dictionary with obs"):
-        load_dataset(buffer)
-    load_dataset(data).fitted_to(VECTOR, BOX)
 
 
 def filled(n_envs: int, size: int, n_adds: int, **kwargs) -> ReplayBuffer:
@@ -163,17 +153,11 @@ def test_a_minari_data_set_by_name_folder_and_file_unless_damaged(store):
         assert_same(load_dataset(source), load_dataset(arrays()))
     copy = shutil.copytree(folder, store / "copy")
     (copy / "metadata.json").unlink()
-    for source in ("test/missing-v0", copy / "main_data.hdf5"):
-        with pytest.raises(ArgumentError, match=f"`dataset`='{source}' cannot work: Minari cannot read it"):
-            load_dataset(source)
-    metadata = json.loads((folder / "metadata.json").read_text())
-    (folder / "metadata.json").write_text(json.dumps(metadata | {"total_episodes": 0}))
-    with pytest.raises(ArgumentError, match="test/small-v0 is empty"):
-        load_dataset("test/small-v0")
     file = folder / "main_data.hdf5"
     file.write_bytes(file.read_bytes()[:3000])
-    with pytest.raises(ArgumentError, match="`dataset`='test/small-v0' cannot work: Minari cannot read it"):
-        load_dataset("test/small-v0")
+    for source in ("test/missing-v0", copy / "main_data.hdf5", "test/small-v0"):
+        with pytest.raises(ArgumentError, match=f"`dataset`='{source}' cannot be read"):
+            load_dataset(source)
 
 
 # ---- wrong data ----
@@ -190,6 +174,13 @@ def of_vectors(vectors: np.ndarray) -> dict:
     return arrays(observations=vectors, next_observations=vectors)
 
 
+def in_the_environments_units() -> ReplayBuffer:
+    """A buffer with actions that SB3's algorithms would have scaled."""
+    buffer = ReplayBuffer(6, VECTOR, BOX)
+    buffer.actions[0], buffer.pos = 1.5, 1
+    return buffer
+
+
 def images(scale: float) -> dict:
     pixels = np.random.default_rng(0).integers(0, 255, (6, 40, 36, 3), dtype=np.uint8)
     return arrays(observations=pixels * scale, next_observations=pixels, actions=np.zeros(6))
@@ -201,20 +192,16 @@ HALF_OPEN, WIDE = spaces.Box(0, np.inf, (1,)), spaces.Box(0, 10**6, (1,), np.int
 A_DICT = spaces.Dict(a=spaces.Box(-1, 1, (5,)))
 WRONG = {
     "shape": (of_vectors(np.zeros((6, 4))), FITS, r"`observations` have shape \(4,\).*\(3,\)"),
-    "actions' shape": (arrays(actions=np.zeros((6, 3))), FITS, r"`actions` have shape \(3,\), the environment's \(2,\)"),
     "outside": (arrays(actions=np.tile([0, 2.1], (6, 1))), FITS, r"`actions` lie outside Box.* at 0 \(6 of 6 tr.*2.1"),
     "NaN observation": (nan_at("observations", 3), FITS, r"`observations` lie outside Box.* at 3 \(1 of 6 transitions\)"),
     "NaN reward": (nan_at("rewards", 5), FITS, r"`rewards` are NaN or infinite at 5"),
-    "NaN action": (nan_at("actions", 0), FITS, r"`actions` lie outside Box.* at 0"),
     "NaN end": (nan_at("terminations", 4), FITS, r"`terminations` are neither 0 nor 1 at 4 \(1 of 6 transitions\): nan"),
-    "an end of 2": (arrays(truncations=np.full(6, 2)), FITS, r"`truncations` are neither 0 nor 1 at 0"),
-    "texts": (of_vectors(np.full((6, 3), "x")), FITS, r"`observations` are <U1, no numbers"),
     "dictionary": (arrays(observations={"a": np.zeros(6)}, next_observations={"a": np.zeros(6)}), FITS, "are a dictionary"),
     "empty": ({name: array[:0] for name, array in arrays().items()}, FITS, "is empty"),
     "empty buffer": (ReplayBuffer(5, VECTOR, BOX), FITS, "the replay buffer is empty"),
     "lengths": (arrays(rewards=np.zeros(5)), FITS, r"different lengths: .*'rewards': 5"),
     "reward's shape": (arrays(rewards=np.zeros((6, 1))), FITS, r"`rewards` have shape \(6, 1\)"),
-    "a name": ({**arrays(), "dones": np.zeros(6)}, FITS, r"has the keys \[.*'dones'\]; use \['observations', "),
+    "units": (in_the_environments_units(), FITS, r"`actions` that are not scaled to \[-1, 1\].*a dictionary with obs"),
     "a number": (3, FITS, r"`dataset`=int cannot work"),
     "Discrete": (arrays(actions=np.array([0, 1, 0, 1, 2, 0])), (VECTOR, TWO), r"lie outside Discrete\(2\) at 4"),
     "fraction": (arrays(actions=0.5 * np.arange(6)), (VECTOR, TWO), r"lie outside Discrete\(2\) at 1"),
@@ -250,3 +237,106 @@ def test_rounding_of_actions_at_their_bounds_is_no_error():
     actions = np.tile(np.float64([2 + 1e-6, -1 - 1e-6]), (6, 1))
     fitted = load_dataset(arrays(actions=actions)).fitted_to(VECTOR, BOX)
     assert fitted.actions.dtype == np.float32 and (fitted.actions == [2, -1]).all()
+
+
+# ---- recording ----
+
+
+def test_a_recording_is_the_environments_before_normalization():
+    env = VecNormalize(make_vec_env("CartPole-v1", 3, seed=0))
+    agent = PPG("MlpPolicy", env, **SMALL).learn(200)
+    before, count = env.obs_rms.mean.copy(), env.obs_rms.count
+    data = record(agent, env, 301, seed=3)
+    assert len(data) == 303 and (data.rewards == 1).all()  # equally many of each environment
+    assert env.obs_rms.count == count and (env.obs_rms.mean == before).all()
+    inside = np.setdiff1d(np.arange(302), data.ends)
+    np.testing.assert_array_equal(data.next_observations[inside], data.observations[inside + 1])
+    terminal = data.next_observations[data.terminations]
+    assert (data.terminations.sum() > 3) and ((abs(terminal[:, 0]) > 2.4) | (abs(terminal[:, 2]) > 0.2)).all()
+    assert set(data.ends[data.truncations[data.ends]]) <= {100, 201, 302}  # where the recording ends
+
+
+def test_time_limits_are_truncations_and_environments_do_not_run_into_each_other():
+    agent = PPG("MlpPolicy", random_envs(VECTOR, BOX), **SMALL)
+    data = record(agent, random_envs(VECTOR, BOX, n_envs=1, episode_length=10), 35)
+    assert data.ends.tolist() == [9, 19, 29, 34] and not data.terminations.any()
+    assert record(agent, random_envs(VECTOR, BOX), n_steps=6).truncations.tolist() == [False, False, True] * 2
+
+
+def test_environments_that_reuse_their_arrays_are_recorded_as_others():
+    agent = PPG("MultiInputPolicy", random_envs(DICT, BOX), **SMALL)
+    envs = (random_envs(DICT, BOX), Reusing(random_envs(DICT, BOX)))
+    assert_same(*(record(agent, env, 50, deterministic=True, seed=1) for env in envs))
+
+
+def test_noise_and_random_episodes_are_as_asked():
+    """The agent always takes action 2 of 2, 3 and 4, or the middle of the box."""
+
+    class Still:
+        def predict(self, observations, state, starts, deterministic):
+            action = np.full(2, 2) if is_discrete else np.tile((BOX.low + BOX.high) / 2, (2, 1))
+            return action, state
+
+    is_discrete = True
+    env = random_envs(VECTOR, THREE, episode_length=10)
+    assert (record(Still(), env, 200).actions == 2).all()
+    assert np.mean(record(Still(), env, 2000, noise=0.3, seed=0).actions == 2) == pytest.approx(0.7 + 0.1, abs=0.03)
+    episodes = record(Still(), env, 2000, random_episodes=0.25, seed=0).actions.reshape(-1, 10)
+    assert np.mean((episodes == 2).all(axis=1)) == pytest.approx(0.75, abs=0.05)
+
+    is_discrete, env = False, random_envs(VECTOR, BOX, episode_length=10)
+    actions = record(Still(), env, 2000, noise=0.2, seed=0).actions
+    np.testing.assert_allclose(actions.std(axis=0), 0.2 * 1.5, rtol=0.05)
+    assert record(Still(), env, 20, noise=5, seed=0).actions.max() == 2
+    with pytest.raises(ArgumentError, match="`random_episodes`=2 cannot work"):
+        record(Still(), env, 10, random_episodes=2)
+
+
+def test_a_normalizer_is_the_outermost_wrapper_unless_it_changes_nothing():
+    """RL Zoo evaluates so agents that were trained on images with normalized rewards."""
+    env = VecNormalize(random_envs(image_space(36, 36, 1), THREE), norm_obs=False)
+    agent = PPG("CnnPolicy", env, **SMALL)
+    assert agent.get_env() is not env  # which SB3 has transposed
+    with pytest.raises(ArgumentError, match="outermost"):
+        record(agent, agent.get_env(), 10)
+    env.training = env.norm_reward = False
+    data = record(agent, agent.get_env(), 10)
+    np.testing.assert_array_equal(data.rewards, data.next_observations[:, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("policy", "space", "actions"),
+    [("MultiInputPolicy", DICT, BOX), ("CnnPolicy", image_space(40, 36, 3), THREE)],
+    ids=["Dict", "images"],
+)
+def test_a_recording_survives_minari(policy, space, actions, store):
+    env = random_envs(space, actions)
+    agent = PPG(policy, env, **SMALL)
+    data = record(agent, agent.get_env(), 50, seed=0)
+    places = agent.observation_space, agent.action_space
+    save_as_minari(data, "test/recorded-v0", *places)
+    loaded = load_dataset("test/recorded-v0").fitted_to(*places)
+    assert_same(loaded, data.fitted_to(*places))
+
+
+def test_a_name_that_cannot_be_saved_under_is_refused_and_leaves_nothing(store):
+    """An environment that a function makes is saved without its description, in which Minari stores names of classes."""
+    data = load_dataset(arrays())
+    gym.register("MadeByAFunction-v0", entry_point=lambda: RandomEnv(VECTOR, BOX))
+    try:
+        save_as_minari(data, "test/there-v0", VECTOR, BOX, env_id="MadeByAFunction-v0")
+    finally:
+        del gym.registry["MadeByAFunction-v0"]
+    for name in ("test/no_version", "not a name-v0", "test/there-v0"):
+        with pytest.raises(ArgumentError, match=f"cannot be saved as '{name}'"):
+            save_as_minari(data, name, VECTOR, BOX)
+    assert {*pytest.importorskip("minari").list_local_datasets()} == {"test/small-v0", "test/there-v0"}
+    assert len(load_dataset("test/there-v0")) == 6
+
+
+def test_agents_that_need_masks_and_nested_actions_are_refused():
+    with pytest.raises(ArgumentError, match="`agent` cannot be recorded: MaskablePPG needs action masks"):
+        record(MaskablePPG("MlpPolicy", masked_envs(), **SMALL), masked_envs(), 10)
+    env = random_envs(VECTOR, spaces.Dict(a=THREE))
+    with pytest.raises(ArgumentError, match="recorded actions are arrays of numbers, these are Dict"):
+        record(PPG("MlpPolicy", env, **SMALL), env, 10)
