@@ -87,7 +87,7 @@ def test_bcq_is_searched(recorded):
 
 def test_a_missing_data_set_is_one_line(recorded):
     said = run("train", *SMALL, "--dataset", "pendulum/old-v0", cwd=recorded, fails=True)
-    assert "`dataset`='pendulum/old-v0' cannot work" in said
+    assert "`dataset`='pendulum/old-v0' cannot be read" in said
 
 
 def test_a_recording_has_the_agents_environment(recorded, monkeypatch):
